@@ -1,0 +1,173 @@
+"""Everything that can go wrong and is told to somebody, with its policy as class attributes.
+
+    StreamGwError
+    ├── BadRequest 400
+    │   ├── CursorInvalid            not a cursor, or ahead of the stream
+    │   ├── TooDeep                  JSON nested beyond the limit
+    │   └── Unsupported              the request asks for what cannot be done
+    ├── Unauthenticated 401 / 4401
+    ├── Forbidden 403 / 4403
+    ├── NotFound 404                 stream or model; also another tenant's
+    ├── CursorGone 410               the log no longer covers the cursor
+    ├── BodyTooLarge 413 / 1009
+    ├── HeadersTooLarge 431
+    ├── IdempotencyMismatch 422      same key, another body
+    ├── TooMany 429 / 4429           a bounded thing is full; retriable
+    ├── Draining 503 / 1012          this process is going away; retriable
+    ├── NoReplica 503 / 1013         nobody can serve the model now; retriable
+    ├── FabricUnavailable 503 / 1013 Redis cannot be reached in time; retriable
+    ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
+    ├── EngineFailed 502 / 1011      the engine ended the stream with an error
+    ├── StreamLost 502 / 1011        the log and its producer are both gone; retriable
+    └── DeadlineExceeded 504 / 1011
+
+A shell catches StreamGwError and spells it in the request's dialect; it never looks at the class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StreamGwError(Exception):
+    """Base of the tree. ``message`` names the thing and the remedy and is safe to show to a client."""
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+    close_code: ClassVar[int] = 1011
+    retriable: ClassVar[bool] = False
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(StreamGwError):
+    code = "invalid_request"
+    http_status = 400
+    close_code = 1008
+    type = "invalid_request_error"
+
+
+class CursorInvalid(BadRequest):
+    code = "cursor_invalid"
+
+
+class TooDeep(BadRequest):
+    code = "json_too_deep"
+
+
+class Unsupported(BadRequest):
+    code = "unsupported"
+
+
+class Unauthenticated(StreamGwError):
+    code = "invalid_api_key"
+    http_status = 401
+    close_code = 4401
+    type = "authentication_error"
+
+
+class Forbidden(StreamGwError):
+    code = "forbidden"
+    http_status = 403
+    close_code = 4403
+    type = "permission_error"
+
+
+class NotFound(StreamGwError):
+    code = "not_found"
+    http_status = 404
+    close_code = 1008
+    type = "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(StreamGwError):
+    code = "method_not_allowed"
+    http_status = 405
+    type = "invalid_request_error"
+
+
+class CursorGone(StreamGwError):
+    code = "cursor_gone"
+    http_status = 410
+    close_code = 1008
+    type = "invalid_request_error"
+
+
+class BodyTooLarge(StreamGwError):
+    code = "body_too_large"
+    http_status = 413
+    close_code = 1009
+    type = "invalid_request_error"
+
+
+class HeadersTooLarge(StreamGwError):
+    code = "headers_too_large"
+    http_status = 431
+    type = "invalid_request_error"
+
+
+class IdempotencyMismatch(StreamGwError):
+    code = "idempotency_mismatch"
+    http_status = 422
+    close_code = 1008
+    type = "invalid_request_error"
+
+
+class TooMany(StreamGwError):
+    code = "too_many"
+    http_status = 429
+    close_code = 4429
+    retriable = True
+    type = "rate_limit_error"
+
+
+class Draining(StreamGwError):
+    code = "draining"
+    http_status = 503
+    close_code = 1012
+    retriable = True
+
+
+class NoReplica(StreamGwError):
+    code = "no_replica"
+    http_status = 503
+    close_code = 1013
+    retriable = True
+
+
+class FabricUnavailable(StreamGwError):
+    code = "fabric_unavailable"
+    http_status = 503
+    close_code = 1013
+    retriable = True
+
+
+class ReplicaLost(StreamGwError):
+    code = "replica_lost"
+    http_status = 502
+    retriable = True
+
+
+class EngineFailed(StreamGwError):
+    code = "engine_error"
+    http_status = 502
+
+
+class StreamLost(StreamGwError):
+    code = "stream_lost"
+    http_status = 502
+    retriable = True
+
+
+class DeadlineExceeded(StreamGwError):
+    code = "deadline_exceeded"
+    http_status = 504

@@ -1,0 +1,189 @@
+"""Frames: the neutral engine output that a stream's log holds and every dialect is spelled from.
+
+On the wire a frame is one line of bytes without a newline; frames are joined by newlines. Two forms:
+
+- the text delta, the hot one: ``<block>"<JSON string>"`` or, when it holds several tokens,
+  ``<block>:<tokens>"<JSON string>"``. A dialect pastes the quoted part between two constants: no JSON is
+  parsed or built per token.
+- everything else: a JSON object tagged ``k``.
+
+Both keep the control characters out (JSON escapes them), so the fabric may frame its messages with them.
+A stream is: blocks opened, filled and closed in any interleaving; one ``ChoiceEnd`` a choice; one ``End``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
+TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
+BlockKind = Literal["text", "reasoning", "refusal", "tool", "item"]
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Tokens. ``prompt`` includes ``cached`` and ``written``; ``output`` includes ``reasoning``."""
+
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Why a stream failed, in the words of ``stream_fabric.errors``."""
+
+    code: str
+    message: str
+    type: str = "server_error"
+    http_status: int = 500
+    retriable: bool = False
+
+
+class Open(msgspec.Struct, frozen=True, tag_field="k", tag="open", gc=False, omit_defaults=True):
+    """A block begins. Blocks are numbered from 0 within the stream, in the order they open."""
+
+    block: int
+    choice: int
+    kind: BlockKind
+    form: Literal["raw", "summary", "redacted", "function", "custom", "server"] | None = None
+    """Of reasoning: raw, summary or redacted. Of a tool call: function, custom or server."""
+    id: str | None = None
+    """A tool call's id, as the model's caller must repeat it. Other blocks' ids derive from the stream's."""
+    name: str | None = None
+    item: msgspec.Raw | None = None
+    """kind ``item``: an opaque item whole, as JSON."""
+
+
+class Delta(msgspec.Struct, frozen=True, tag_field="k", tag="delta", gc=False, omit_defaults=True):
+    """Text with token logprobs aligned to it. A delta without logprobs travels in the short form."""
+
+    block: int
+    text: str
+    tokens: int = 1
+    logprobs: msgspec.Raw | None = None
+    """The engine's own JSON list, one item a token (OpenAI's shape)."""
+
+
+class Close(msgspec.Struct, frozen=True, tag_field="k", tag="close", gc=False, omit_defaults=True):
+    """A block ends. ``opaque``: a reasoning signature or encrypted content, whole and byte-identical."""
+
+    block: int
+    opaque: str | None = None
+
+
+class Annotation(msgspec.Struct, frozen=True, tag_field="k", tag="annotation", gc=False):
+    block: int
+    body: msgspec.Raw
+
+
+class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc=False, omit_defaults=True):
+    """A choice is complete."""
+
+    choice: int
+    finish_reason: str
+    """``stop``, ``length``, ``tool_calls``, ``content_filter`` or another of the engine's words."""
+    detail: msgspec.Raw | None = None
+    """The raw stop detail: the stop string or token id that matched, what was too long, a refusal's category."""
+
+
+class Note(msgspec.Struct, frozen=True, tag_field="k", tag="note", gc=False, omit_defaults=True):
+    """Something a client may be told that is no output."""
+
+    kind: Literal["queued", "started", "prompt", "input"]
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    body: msgspec.Raw | None = None
+
+
+class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_defaults=True):
+    """The stream's one terminal; nothing follows it."""
+
+    status: TerminalStatus
+    usage: Usage | None = None
+    error: ErrorInfo | None = None
+
+
+Frame = Open | Delta | Close | Annotation | ChoiceEnd | Note | End
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
+
+END_PREFIX = b'{"k":"end"'
+
+
+def json_string(text: str) -> bytes:
+    """``text`` as a JSON string in UTF-8. Lone surrogates, which have no UTF-8, become U+FFFD."""
+    try:
+        return _encoder.encode(text)
+    except UnicodeEncodeError:
+        return _encoder.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def encode_text(block: int, text: str, tokens: int = 1) -> bytes:
+    """The short form of a text delta."""
+    if tokens == 1:
+        return b"%d%b" % (block, json_string(text))
+    return b"%d:%d%b" % (block, tokens, json_string(text))
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame as a line of bytes without a newline."""
+    if isinstance(frame, Delta) and frame.logprobs is None:
+        return encode_text(frame.block, frame.text, frame.tokens)
+    line = _encoder.encode(frame)
+    # Only a Raw value from outside can bring whitespace in; make it one line again
+    return line if b"\n" not in line else msgspec.json.format(line, indent=-1)
+
+
+def is_text(line: bytes) -> bool:
+    return line[0] != 0x7B
+
+
+def text_parts(line: bytes) -> tuple[int, int, bytes]:
+    """A short-form delta as (block, tokens, quoted JSON string)."""
+    quote = line.index(b'"')
+    block, _, tokens = line[:quote].partition(b":")
+    return int(block), int(tokens or 1), line[quote:]
+
+
+def decode(line: bytes) -> Frame:
+    """The inverse of ``encode``. Raises msgspec.MsgspecError on what is no frame."""
+    if is_text(line):
+        block, tokens, quoted = text_parts(line)
+        return Delta(block, msgspec.json.decode(quoted, type=str), tokens)
+    return _decoder.decode(line)
+
+
+def is_end(line: bytes) -> bool:
+    return line.startswith(END_PREFIX)
+
+
+def coalesce(lines: list[bytes]) -> list[bytes]:
+    """Join adjacent text deltas of the same block: the same text in fewer frames."""
+    out: list[bytes] = []
+    block = -1
+    tokens = 0
+    parts: list[bytes] = []
+
+    def flush() -> None:
+        if parts:
+            text = b'"' + b"".join(part[1:-1] for part in parts) + b'"'
+            out.append(b"%d:%d%b" % (block, tokens, text) if tokens != 1 else b"%d%b" % (block, text))
+            parts.clear()
+
+    for line in lines:
+        if not is_text(line):
+            flush()
+            out.append(line)
+            continue
+        line_block, line_tokens, quoted = text_parts(line)
+        if line_block != block or not parts:
+            flush()
+            block, tokens = line_block, 0
+        tokens += line_tokens
+        parts.append(quoted)
+    flush()
+    return out

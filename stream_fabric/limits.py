@@ -1,0 +1,61 @@
+"""Every bound of the platform, with what happens at it and how bounds relate. Units are in the names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Requests. Over: 413, 431, 400, 429 with the limit's name.
+BODY_BYTES_MAX: Final = 8 << 20
+HEADER_BYTES_MAX: Final = 32 << 10
+URL_BYTES_MAX: Final = 8 << 10
+JSON_DEPTH_MAX: Final = 64
+CHOICES_MAX: Final = 16
+USER_CHARS_MAX: Final = 128
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
+
+# Connections.
+WS_MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX  # over: close 1009
+STREAMS_PER_SOCKET_MAX: Final = 128  # over: error too_many on that channel
+SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # on one gateway; over: 429
+STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 503, retriable
+OUTBOX_BYTES_MAX: Final = 64 << 10  # over: keep only the cursor, refill from the log when drained
+OUTBOX_BYTES_LOW: Final = 16 << 10
+STALL_S_MAX: Final = 30.0  # nothing accepted for so long: close 4408, resume with the cursor
+WS_AUTH_S_MAX: Final = 10.0  # no auth message: close 4401
+
+# Liveness.
+SSE_HEARTBEAT_S: Final = 10.0  # load balancers cut silence at 50 to 60 s
+WS_APP_PING_S: Final = 15.0
+WS_PROTOCOL_PING_S: Final = 20.0
+WATCHDOG_S: Final = 2.0
+ORPHAN_GRACE_S: Final = 5.0  # a stream that the fabric lost is waited for so long before its reader is told
+
+# Streams.
+FLUSH_WINDOW_S: Final = 0.015
+FLUSH_FRAMES_MAX: Final = 8
+FLUSH_BYTES_MAX: Final = 8 << 10
+FRAME_BYTES_MAX: Final = 256 << 10
+STREAM_BYTES_MAX: Final = 8 << 20  # over: the stream ends failed, stream_too_large
+PAGE_ENTRIES_MAX: Final = 64  # entries a read returns; a page is at most this times FLUSH_BYTES_MAX and a frame
+LIVE_TTL_S: Final = 3600
+RETENTION_S: Final = 900  # after the terminal; OpenAI refuses to re-stream after 300 s
+PENDING_CANCEL_TTL_S: Final = 60
+INPUTS_MAX: Final = 1000  # a stream's durable inputs; over: 429
+ENDED_KEPT_S: Final = 10.0  # a producer re-checks an acknowledged end for so long, against a failover's lost tail
+
+# Leases.
+LEASE_TTL_S: Final = 3.0
+LEASE_RENEW_S: Final = 1.0
+REAP_EVERY_S: Final = 0.5
+
+# The fabric.
+COMMAND_TIMEOUT_S: Final = 5.0
+RECONNECT_S_MAX: Final = 1.0
+
+assert FRAME_BYTES_MAX < STREAM_BYTES_MAX
+assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
+assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX
+assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
+assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
+assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
+assert RETENTION_S > 300

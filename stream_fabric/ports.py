@@ -1,0 +1,74 @@
+"""The doors between planes. Each has one contract suite in ``tests/`` that every implementation passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.frames import ErrorInfo, Frame, Status, TerminalStatus, Usage
+from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
+
+# --- the engine beside an agent ----------------------------------------------------------------------------
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """What an engine is asked to do."""
+
+    stream: StreamId
+    kind: Literal["chat", "completions"]
+    model: str
+    body: msgspec.Raw
+    """The request in OpenAI's words, as the client sent it (``stream`` and our own fields taken out)."""
+    deadline_unix_ms: int = 0
+    """0: none."""
+
+
+class FrameSink(Protocol):
+    """Where an engine puts one request's output. Calls never block and never raise.
+
+    Frames arrive in the order of the calls. After ``end``, or after ``abort`` was called, calls are ignored.
+    """
+
+    def text(self, block: int, text: str, tokens: int = 1) -> None:
+        """A text delta; the hot call."""
+
+    def frame(self, frame: Frame) -> None:
+        """Any frame but ``End``."""
+
+    def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
+        """Correct the running usage. Output tokens are counted from the deltas."""
+
+    def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
+        """The one terminal. ``usage``: the engine's own figures, when it reports them."""
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """One reading of an engine's load, for the lease."""
+
+    running: int
+    waiting: int
+    slots: int
+    """How many sequences it runs at once (``max_num_seqs``)."""
+    kv_used_ratio: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+class Engine(Protocol):
+    """One model server. Failures of a request end that request through its sink, never raise."""
+
+    async def start(self) -> Sequence[str]:
+        """Connect or boot; return the names of the models served. Raises EngineFailed with what to do."""
+
+    def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        """Begin. Output follows through the sink, which gets exactly one ``end`` unless aborted."""
+
+    def abort(self, stream: StreamId) -> None:
+        """Stop and free the engine's resources for the stream. Unknown or ended streams are ignored."""
+
+    def load(self) -> EngineLoad: ...
+
+    async def close(self) -> None:
+        """Abort everything and release."""
