@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
-from stream_fabric.cursor import Cursor, Epoch
-from stream_fabric.frames import ErrorInfo, Frame, Status, TerminalStatus, Usage
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
+from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
+from stream_fabric.ids import StreamId
 
 # --- the engine beside an agent ----------------------------------------------------------------------------
 

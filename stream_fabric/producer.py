@@ -1,0 +1,182 @@
+"""One stream's producer, sans I/O: it takes frames from an engine and replies from the log, and says what to append.
+
+It keeps every frame until the terminal is acknowledged, so that (epoch, seq) names one byte string for ever:
+a log that lost its tail, or everything, gets the same bytes again.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stream_fabric.cursor import Epoch
+from stream_fabric.frames import End, Usage, encode
+from stream_fabric.ids import StreamId
+from stream_fabric.log import Append, AppendCode, AppendReply, Head, cancelled_end
+
+Outcome = Literal["", "stop", "create", "ended"]
+"""What the reply asks of the caller: nothing; stop the engine; create the stream again; the terminal is in the log."""
+
+
+class Producer:
+    """Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
+
+    __slots__ = (
+        "_base",
+        "_frames",
+        "_output",
+        "acked",
+        "bytes_held",
+        "created",
+        "ended",
+        "epoch",
+        "in_flight",
+        "sent",
+        "status",
+        "stopped",
+        "stream",
+        "structure",
+        "usage",
+    )
+
+    def __init__(self, stream: StreamId, epoch: Epoch) -> None:
+        self.stream = stream
+        self.epoch = str(epoch)
+        self._frames: list[bytes] = []
+        self.structure: list[tuple[int, bytes]] = []
+        self.acked = 0
+        self.sent = 0
+        self.in_flight = False
+        self.created = False
+        self.status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
+        self.ended = False
+        self.stopped = False
+        self.usage = Usage()
+        self._output: list[int] = []
+        self.bytes_held = 0
+
+    @property
+    def last(self) -> int:
+        return len(self._frames)
+
+    @property
+    def pending(self) -> int:
+        """Frames the log has not acknowledged and that are not on their way."""
+        return 0 if self.stopped else len(self._frames) - (self.sent if self.in_flight else self.acked)
+
+    def usage_at(self, seq: int) -> Usage:
+        """What has been used when frame ``seq`` is the last one shown."""
+        u = self.usage
+        output = self._output[seq - 1] if 0 < seq <= len(self._output) else 0
+        return Usage(u.prompt, u.cached, u.written, output, min(u.reasoning, output))
+
+    def push(self, line: bytes, tokens: int = 0, *, structural: bool = False) -> None:
+        """Take one frame with so many output tokens."""
+        assert not self.status, "nothing follows a terminal"
+        self._output.append(tokens + (self._output[-1] if self._output else 0))
+        self._frames.append(line)
+        self.bytes_held += len(line)
+        if structural:
+            self.structure.append((len(self._frames), line))
+
+    def finish(self, end: End) -> None:
+        """Take the terminal."""
+        assert not self.status, "a stream has one terminal"
+        self._frames.append(encode(end))
+        if end.usage is not None:
+            self.usage = end.usage
+        self.status = end.status
+
+    def append_to_send(self, frames_max: int, bytes_max: int) -> Append | None:
+        """The next frames to append, or None while there are none or a batch is on its way.
+
+        At least one frame, then as many as fit. Behind by more than a batch (after a loss) it sends bigger ones.
+        """
+        if self.in_flight or self.stopped or self.acked == len(self._frames):
+            return None
+        first = self.acked + 1
+        behind = len(self._frames) - self.acked
+        if behind > frames_max:
+            frames_max, bytes_max = frames_max * 8, bytes_max * 8
+        stop, size = self.acked, 0
+        while stop < len(self._frames) and stop - self.acked < frames_max:
+            size += len(self._frames[stop])
+            if size > bytes_max and stop > self.acked:
+                break
+            stop += 1
+        whole = stop == len(self._frames)
+        structure = b"".join(b"%d %b\n" % (seq, line) for seq, line in self.structure if first <= seq <= stop)
+        self.in_flight = True
+        self.sent = stop
+        return Append(
+            self.stream,
+            self.epoch,
+            first,
+            stop,
+            b"\n".join(self._frames[self.acked : stop]),
+            self.usage if whole and self.status else self.usage_at(stop),
+            structure,
+            self.status if whole else "",
+        )
+
+    def receive_reply(self, reply: AppendReply) -> Outcome:
+        """Learn what became of the append."""
+        self.in_flight = False
+        match reply.code:
+            case AppendCode.OK | AppendCode.DUPLICATE:
+                self.created = True
+                # The log may hold more than was sent last: an earlier append whose reply was lost
+                self.acked = min(reply.seq, len(self._frames))
+                if self.status and self.acked == len(self._frames):
+                    self.ended = True
+                    return "ended"
+                return ""
+            case AppendCode.GAP:
+                self.acked = min(reply.seq, len(self._frames))
+                return ""
+            case AppendCode.CANCELLED:
+                self.receive_cancel(reply.seq)
+                return "stop"
+            case AppendCode.NOSTREAM:
+                if self.created:
+                    self.acked = 0
+                    return "create"
+        self.stopped = True
+        return "stop"
+
+    def receive_lost(self) -> None:
+        """The append's fate is unknown: it is sent again."""
+        self.in_flight = False
+
+    def receive_cancel(self, at: int) -> None:
+        """The stream was cancelled at ``at``: keep what was accepted and the log's own terminal, to repair a
+        failover that loses them."""
+        if self.ended or self.stopped:
+            return
+        usage = self.usage_at(at)
+        del self._frames[at:]
+        self._frames.append(cancelled_end(usage))
+        self.status = "cancelled"
+        self.acked = self.sent = len(self._frames)
+        self.in_flight = False
+        self.ended = True
+
+    def receive_head(self, head: Head | None) -> Outcome:
+        """Compare with the log's head, as the watchdog read it."""
+        if self.in_flight or self.stopped:
+            return ""
+        if head is None:
+            if not self.created:
+                return ""
+            self.acked = 0
+            self.ended = False
+            return "create"
+        if str(head.epoch) != self.epoch:
+            self.stopped = True
+            return "stop"
+        if head.status == "cancelled" and not self.ended:
+            self.receive_cancel(head.cancelled_at)
+            return "stop"
+        if head.status == "live" and head.last < self.acked:  # a failover lost the tail
+            self.acked = head.last
+            self.ended = False
+        return ""

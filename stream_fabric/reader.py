@@ -1,0 +1,162 @@
+"""One reader of one stream, sans I/O: the delivery filter.
+
+Whatever the source (a publish, a page of the log, a repeat after a failover), it lets through frame ``seq + 1``
+and nothing else, so a client sees neither a duplicate nor a reordering. What is published while it reads the
+log is dropped, because the log has it: a reader needs constant memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.errors import CursorGone, CursorInvalid
+from stream_fabric.frames import is_end
+from stream_fabric.log import Page
+
+
+class Need(Enum):
+    """What the reader waits for."""
+
+    LIVE = "the next publish"
+    PAGE = "a page of the log after its cursor"
+    DRAIN = "its connection to drain"
+    NOTHING = "it is done"
+
+
+class Run(NamedTuple):
+    """Frames to write: the lines of ``first`` to ``first + len(lines) - 1``, in epoch ``epoch``."""
+
+    epoch: int
+    first: int
+    lines: list[bytes]
+
+
+class Gap(NamedTuple):
+    """Frames ``start`` to ``stop`` are gone from the log for good."""
+
+    start: int
+    stop: int
+
+
+class Reset(NamedTuple):
+    """Frames above ``to`` that the client has seen are void: they were lost with their producer."""
+
+    epoch: int
+    to: int
+
+
+Step = Run | Gap | Reset
+
+
+class Reader:
+    """Follows one stream from a cursor."""
+
+    __slots__ = ("_seen", "epoch", "need", "seq")
+
+    def __init__(self, after: Cursor) -> None:
+        self.epoch = after.epoch
+        self.seq = after.seq
+        self.need = Need.PAGE
+        self._seen = 0
+        """The highest seq that a publish has shown."""
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.epoch, self.seq)
+
+    def receive_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[Step]:
+        """Take one published part; the hot call is ``first == seq + 1`` in the current epoch."""
+        if self.need is not Need.LIVE:
+            if last > self._seen:
+                self._seen = last
+            return []
+        if epoch == self.epoch and first <= self.seq + 1:
+            if last <= self.seq:
+                return []
+            lines = frames.split(b"\n") if last != first else [frames]
+            return [self._take(epoch, first, lines)]
+        if epoch < self.epoch:
+            return []
+        if epoch > self.epoch and first <= self.seq + 1:
+            # The first part of a new epoch starts after its base
+            steps: list[Step] = []
+            if first <= self.seq:
+                steps.append(self._reset(epoch, first - 1))
+            steps.append(self._take(epoch, first, frames.split(b"\n")))
+            return steps
+        self._seen = max(self._seen, last)
+        self.need = Need.PAGE
+        return []
+
+    def receive_page(self, page: Page) -> list[Step]:
+        """Take a page of the log that was asked for after ``cursor``."""
+        steps: list[Step] = []
+        if page.epoch.n > self.epoch:
+            base = min((base for n, base in page.bases if n > self.epoch), default=self.seq)
+            if base < self.seq:
+                steps.append(self._reset(page.epoch.n, base))
+                if not page.entries or page.entries[0].first > base + 1:
+                    return steps  # the page was read after a void cursor: ask again
+        for entry in page.entries:
+            if entry.last <= self.seq or entry.epoch < self.epoch:
+                continue
+            if entry.first > self.seq + 1:
+                steps.append(Gap(self.seq + 1, entry.first - 1))
+                self.seq = entry.first - 1
+            steps.append(self._take(entry.epoch, entry.first, entry.frames.split(b"\n")))
+            if self.need is Need.NOTHING:
+                return steps
+        if self.need is Need.PAGE and self.seq >= page.head and (self.seq >= self._seen or page.epoch.n > self.epoch):
+            # Ahead of the head: a failover lost the tail, and the producer will send the same bytes again
+            self.need = Need.LIVE
+            self.epoch = max(self.epoch, page.epoch.n)
+            self._seen = 0
+        return steps
+
+    def pause(self) -> None:
+        """The connection's outbox is full: keep only the cursor."""
+        if self.need is not Need.NOTHING:
+            self.need = Need.DRAIN
+
+    def resume(self) -> None:
+        """The outbox has drained: refill from the log."""
+        if self.need is Need.DRAIN:
+            self.need = Need.PAGE
+
+    def recheck(self) -> None:
+        """The watchdog found the log ahead, or publishes may have been missed."""
+        if self.need is Need.LIVE:
+            self.need = Need.PAGE
+
+    def close(self) -> None:
+        self.need = Need.NOTHING
+
+    def _take(self, epoch: int, first: int, lines: list[bytes]) -> Run:
+        skip = self.seq + 1 - first
+        if skip:
+            lines = lines[skip:]
+        first += skip
+        self.seq += len(lines)
+        self.epoch = epoch
+        if is_end(lines[-1]):
+            self.need = Need.NOTHING
+        return Run(epoch, first, lines)
+
+    def _reset(self, epoch: int, to: int) -> Reset:
+        self.epoch, self.seq = epoch, to
+        return Reset(epoch, to)
+
+
+def check_cursor(after: Cursor, epoch: Epoch, head: int, bases: Sequence[tuple[int, int]]) -> None:
+    """Whether a client's cursor is a position of this stream.
+
+    Raises CursorInvalid when it lies in the future, CursorGone when its frame was lost with a producer.
+    """
+    if after.epoch < 1 or after.epoch > epoch.n or (after.epoch == epoch.n and after.seq > head):
+        raise CursorInvalid(f"cursor {after} lies ahead of the stream, which is at {epoch.n}-{head}; is it another's?")
+    base = min((base for n, base in bases if n > after.epoch), default=after.seq)
+    if after.seq > base:
+        raise CursorGone(f"cursor {after} was lost with its producer; read again after {after.epoch}-{base}")

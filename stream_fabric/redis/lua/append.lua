@@ -1,0 +1,71 @@
+-- Many streams of one slot in one call. KEYS: meta and log of each.
+-- ARGV: channel prefix, publish command, 1 when a publish's receivers are counted exactly, replica, live ttl ms,
+--   retention ms; then of each stream: id, epoch, first, last, frames, usage, structure, status ('' while it lives).
+-- Returns {code, seq, code, seq, …}: 0 ok, 1 duplicate, 2 gap after seq, 3 fenced, 4 cancelled at seq, 5 closed,
+--   6 no stream.
+local channel, publish, counted, replica = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local now = now_ms()
+local replies, parts, metas = {}, {}, {}
+for i = 1, #KEYS / 2 do
+  local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 8
+  local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx')
+  local code, seq = 0, tonumber(v[2] or 0)
+  if not v[1] then
+    code = 6
+  elseif v[1] ~= epoch then
+    code = 3
+  elseif v[3] == 'cancelled' then
+    code, seq = 4, tonumber(v[6])
+  elseif tonumber(last) <= seq then
+    code = 1
+  elseif v[3] ~= 'live' then
+    code = 5
+  elseif tonumber(first) ~= seq + 1 then
+    code = 2
+  else
+    local frames, structure, status = ARGV[a + 5], ARGV[a + 7], ARGV[a + 8]
+    redis.call('XADD', l, epoch_number(epoch) .. '-' .. last, 'f', first, 'd', frames)
+    if status ~= '' then
+      redis.call('HSET', m, 's', last, 'us', ARGV[a + 6], 'st', status)
+      redis.call('PEXPIRE', m, ARGV[6])
+      redis.call('PEXPIRE', l, ARGV[6])
+    else
+      redis.call('HSET', m, 's', last, 'us', ARGV[a + 6])
+      if seq == 0 or now - v[5] > 30000 then
+        redis.call('HSET', m, 'x', now, 'r', replica)
+        redis.call('PEXPIRE', m, ARGV[5])
+        redis.call('PEXPIRE', l, ARGV[5])
+      end
+    end
+    if structure ~= '' then
+      redis.call('HSET', m, 'o', redis.call('HGET', m, 'o') .. structure)
+    end
+    seq = tonumber(last)
+    local message
+    for gw in string.gmatch(v[4], '%S+') do
+      message = message or part(ARGV[a + 1], epoch, first, last, frames)
+      local list = parts[gw]
+      if list then
+        list[#list + 1] = message
+        metas[gw][#list] = m
+      else
+        parts[gw] = {message}
+        metas[gw] = {m}
+      end
+    end
+  end
+  replies[2 * i - 1], replies[2 * i] = code, seq
+end
+for gw, list in pairs(parts) do
+  local heard = redis.call(publish, channel .. gw, table.concat(list, RECORD))
+  if counted and heard == 0 then
+    -- The gateway is gone, or between two connections and will watch again
+    for _, m in ipairs(metas[gw]) do
+      local left = without(redis.call('HGET', m, 'w'), gw)
+      redis.call('HSET', m, 'w', left)
+      if left == '' then redis.call('HSET', m, 'uw', 'V' .. now) end
+    end
+  end
+end
+return replies

@@ -1,0 +1,46 @@
+-- Put before every script. A stream's meta is a hash:
+--   e epoch "n.nonce"   s last seq   st status   cx seq it was cancelled at   r replica that produces it
+--   w ids of the gateways that watch, each followed by a space   uw since when nobody watches: "L<ms>" the last
+--   reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
+--   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
+local UNIT, RECORD = '\31', '\30'
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function epoch_number(epoch)
+  return string.match(epoch, '^%d+')
+end
+
+local function part(id, epoch, first, last, frames)
+  return id .. UNIT .. epoch .. UNIT .. first .. UNIT .. last .. UNIT .. frames
+end
+
+local function without(watchers, gateway)
+  local kept = {}
+  for gw in string.gmatch(watchers, '%S+') do
+    if gw ~= gateway then kept[#kept + 1] = gw .. ' ' end
+  end
+  return table.concat(kept)
+end
+
+local function usage_json(us)
+  local p, c, w, o, r = string.match(us or '', '(%d+) (%d+) (%d+) (%d+) (%d+)')
+  if not p then return '{"prompt":0,"cached":0,"written":0,"output":0,"reasoning":0}' end
+  return '{"prompt":' .. p .. ',"cached":' .. c .. ',"written":' .. w .. ',"output":' .. o .. ',"reasoning":' .. r .. '}'
+end
+
+-- Append a terminal in the producer's stead: the caller has checked that the stream lives.
+local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms)
+  local seq = string.format('%d', last + 1)
+  redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)
+  redis.call('HSET', m, 's', seq, 'st', status)
+  redis.call('PEXPIRE', m, retention_ms)
+  redis.call('PEXPIRE', l, retention_ms)
+  local message = part(id, epoch, seq, seq, frame)
+  for gw in string.gmatch(watchers or '', '%S+') do
+    redis.call(publish, channel .. gw, message)
+  end
+end

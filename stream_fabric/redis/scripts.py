@@ -1,0 +1,33 @@
+"""Our Lua scripts: read from files once, called by their SHA, loaded again where a server does not know them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.wire import Arg, ReplyError
+
+
+class Script:
+    def __init__(self, name: str) -> None:
+        folder = files("stream_fabric.redis") / "lua"
+        self.source = (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, client: RedisClient, slot: int, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """Run where ``slot`` lives; every key must be of that slot."""
+        try:
+            return await client.execute(slot, "EVALSHA", self.sha, len(keys), *keys, *args)
+        except ReplyError as error:
+            if error.code != "NOSCRIPT":
+                raise
+            return await client.execute(slot, "EVAL", self.source, len(keys), *keys, *args)
+
+
+@cache
+def script(name: str) -> Script:
+    return Script(name)

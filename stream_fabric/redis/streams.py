@@ -1,0 +1,211 @@
+"""The stream log in Redis. Keys of a stream share its partition's slot; see ``lua/prelude.lua`` for the meta."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.errors import FabricUnavailable, TooMany
+from stream_fabric.frames import ErrorInfo, Status
+from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.limits import INPUTS_MAX, LIVE_TTL_S, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S, RETENTION_S
+from stream_fabric.log import (
+    Append,
+    AppendCode,
+    AppendReply,
+    CancelReply,
+    CreateCode,
+    Entry,
+    Head,
+    Page,
+    error_json,
+)
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.scripts import script
+from stream_fabric.redis.wire import Arg
+
+_LIVE_MS, _RETENTION_MS = LIVE_TTL_S * 1000, RETENTION_S * 1000
+
+
+class RedisStreamLog:
+    """``StreamLog`` on Redis. ``replica`` names the producer when this is an agent's."""
+
+    def __init__(self, client: RedisClient, partitions: Partitions, replica: ReplicaId | None = None) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._replica = replica or ""
+
+    def partition(self, stream: StreamId) -> int:
+        return partition_of(stream, self._partitions.count)
+
+    def _where(self, stream: StreamId) -> tuple[int, str, str]:
+        """The slot, the key prefix of the stream and the channel prefix of its partition."""
+        k = self.partition(stream)
+        return self._partitions.slots[k], f"sg:{{p{k}}}:{stream}:", f"sg:{{p{k}}}:>"
+
+    async def create(
+        self, stream: StreamId, epoch: Epoch, tenant: TenantId, facts: bytes, gateway: GatewayId | None
+    ) -> CreateCode:
+        slot, key, _ = self._where(stream)
+        reply = await script("create")(
+            self._client, slot, [key + "m"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS]
+        )
+        return CreateCode(reply[0])
+
+    async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
+        client = self._client
+        prefix = f"sg:{{p{partition}}}:"
+        keys: list[str] = []
+        args: list[Arg] = [
+            prefix + ">",
+            client.publish,
+            int(client.publish_is_counted),
+            self._replica,
+            _LIVE_MS,
+            _RETENTION_MS,
+        ]
+        for item in batch:
+            keys += (f"{prefix}{item.stream}:m", f"{prefix}{item.stream}:l")
+            u = item.usage
+            args += (
+                item.stream,
+                item.epoch,
+                item.first,
+                item.last,
+                item.frames,
+                f"{u.prompt} {u.cached} {u.written} {u.output} {u.reasoning}",
+                item.structure,
+                item.status,
+            )
+        reply = await script("append")(client, self._partitions.slots[partition], keys, args)
+        return [AppendReply(AppendCode(reply[i]), reply[i + 1]) for i in range(0, len(reply), 2)]
+
+    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
+        slot, key, channel = self._where(stream)
+        result, epoch, at, status = await script("cancel")(
+            self._client,
+            slot,
+            [key + "m", key + "l"],
+            [
+                stream,
+                tenant,
+                channel,
+                self._client.publish,
+                _RETENTION_MS,
+                PENDING_CANCEL_TTL_S * 1000,
+                "" if unwatched_ms is None else unwatched_ms,
+            ],
+        )
+        cursor = Cursor(Epoch.parse(epoch.decode()).n, at) if epoch else None
+        return CancelReply(result.decode(), cursor, status.decode())
+
+    async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
+        slot, key, channel = self._where(stream)
+        reply = await script("fence")(
+            self._client,
+            slot,
+            [key + "m", key + "l"],
+            [stream, replica or "", nonce, error_json(error), channel, self._client.publish, _RETENTION_MS],
+        )
+        return bool(reply[0] == 0)
+
+    async def watch(
+        self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
+    ) -> Page | None:
+        slot, key, _ = self._where(stream)
+        reply = await script("watch")(
+            self._client,
+            slot,
+            [key + "m", key + "l"],
+            [tenant or "", gateway or "", str(after), PAGE_ENTRIES_MAX],
+        )
+        if not reply:
+            return None
+        epoch, last, status, facts, bases, structure, owner, raw = reply
+        entries = []
+        for entry_id, fields in raw:
+            n, _, stop = entry_id.decode().partition("-")
+            entries.append(Entry(int(n), int(fields[1]), int(stop), fields[3]))
+        return Page(
+            Epoch.parse(epoch.decode()),
+            last,
+            cast(Status, status.decode()),
+            facts,
+            tuple((int(n), int(s)) for n, _, s in (item.partition(":") for item in bases.decode().split())),
+            structure,
+            TenantId(owner.decode()),
+            tuple(entries),
+        )
+
+    async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
+        slot, key, channel = self._where(stream)
+        await script("unwatch")(self._client, slot, [key + "m"], [gateway, channel, self._client.publish, stream])
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
+        reply = await script("heads")(
+            self._client,
+            self._partitions.slots[partition],
+            [f"sg:{{p{partition}}}:{stream}:m" for stream in streams],
+            [gateway or ""],
+        )
+        return [_head(item) if item else None for item in reply]
+
+    async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
+        """Put an item into the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``; None: no such
+        stream of the tenant. Raises TooMany."""
+        slot, key, channel = self._where(stream)
+        code = await script("input")(
+            self._client,
+            slot,
+            [key + "m", key + "i"],
+            [stream, tenant, input_id, bytes(item), INPUTS_MAX, _LIVE_MS, channel, self._client.publish],
+        )
+        if code == 2:
+            raise TooMany(f"the stream has taken {INPUTS_MAX} inputs, the most one may have")
+        return {0: "accepted", 1: "duplicate", 3: "terminal"}.get(code)
+
+    async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
+        """A stream's inputs, (id, item JSON), in the order they were accepted."""
+        slot, key, _ = self._where(stream)
+        reply = await self._client.execute(slot, "HGETALL", key + "i")
+        numbered = []
+        for name, value in reply.items():
+            number, _, item = value.partition(b" ")
+            numbered.append((int(number), name.decode(), item))
+        return [(name, item) for _, name, item in sorted(numbered)]
+
+
+def _head(item: list[bytes | int]) -> Head:
+    epoch, last, status, cancelled_at, unwatched, ms, watched, replica = item
+    assert isinstance(epoch, bytes) and isinstance(status, bytes)
+    assert isinstance(unwatched, bytes) and isinstance(replica, bytes)
+    return Head(
+        Epoch.parse(epoch.decode()),
+        int(last),
+        cast(Status, status.decode()),
+        int(cancelled_at),
+        unwatched.decode(),  # type: ignore[arg-type]
+        int(ms),
+        bool(watched),
+        ReplicaId(replica.decode()) if replica else None,
+    )
+
+
+async def check_partitions(client: RedisClient, count: int) -> Partitions:
+    """Agree on the number of partitions with everybody else on this Redis: the first to come decides.
+
+    Raises FabricUnavailable when this process is configured otherwise.
+    """
+    partitions = Partitions(count)
+    key = "sg:{p0}:partitions"
+    await client.execute(partitions.slots[0], "SET", key, count, "NX")
+    held = int(await client.execute(partitions.slots[0], "GET", key))
+    if held != count:
+        raise FabricUnavailable(
+            f"this Redis holds streams in {held} partitions, but this process is set to {count}; "
+            f"set STREAM_GW_PARTITIONS={held}, or use another Redis"
+        )
+    return partitions

@@ -1,0 +1,165 @@
+"""Subscriptions that survive: lost connections, failovers and moved slots lead to a new subscription and a notice.
+
+Pub/sub delivers at most once, so whoever listens is told after every new subscription that messages
+may have been missed, and reads the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.limits import COMMAND_TIMEOUT_S, RECONNECT_S_MAX
+from stream_fabric.redis.client import Address, RedisClient
+from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
+
+log = logging.getLogger(__name__)
+
+_PING_S = 2.0
+
+
+class Subscriber:
+    """One process's channels.
+
+    ``channels``: name → slot. ``on_message(payload)``, the hot callback, runs in the loop turn of the read;
+    ``on_subscribed(names)`` when channels have been subscribed, at first or again.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        channels: Mapping[str, int],
+        on_message: Callable[[bytes], None],
+        on_subscribed: Callable[[list[str]], None],
+    ) -> None:
+        self._client = client
+        self._slots = {name.encode(): slot for name, slot in channels.items()}
+        self._on_message = on_message
+        self._on_subscribed = on_subscribed
+        self._sharded = client.publish == "SPUBLISH"
+        self._missing = set(self._slots)
+        self._pending: set[bytes] = set()
+        self._fresh: list[bytes] = []
+        self._connections: dict[Address, Connection] = {}
+        self._owned: dict[Address, set[bytes]] = {}
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    async def wait_ready(self) -> None:
+        """Wait for the first subscription of every channel. Raises FabricUnavailable when it takes too long."""
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise FabricUnavailable("could not subscribe to the fabric's channels; is Redis healthy?") from None
+
+    @property
+    def healthy(self) -> bool:
+        return not self._missing
+
+    async def run(self) -> None:
+        """Subscribe to everything and keep it so, until cancelled."""
+        try:
+            await self._keep()
+        finally:
+            for connection in list(self._connections.values()):
+                connection.close()
+
+    async def _keep(self) -> None:
+        delay_s = 0.01
+        while True:
+            if self._missing:
+                await self._client.refresh()
+                await self._subscribe()
+            if self._missing:
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, RECONNECT_S_MAX)
+                continue
+            delay_s = 0.01
+            self._ready.set()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(_PING_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._ping()
+
+    async def _subscribe(self) -> None:
+        by_address: dict[Address, list[bytes]] = {}
+        for name in self._missing:
+            try:
+                by_address.setdefault(self._client.topology.address(self._slots[name]), []).append(name)
+            except ConnectionLost as error:
+                log.warning("cannot subscribe yet: %s", error)
+                return
+        verb = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
+        for address, names in by_address.items():
+            try:
+                connection = await self._connection(address)
+            except (ConnectionLost, ReplyError) as error:
+                log.warning("cannot subscribe at %s: %s", address, error)
+                continue
+            self._pending = set(names)
+            for name in names:  # one command a channel: in a cluster each may be of another slot
+                connection.send(verb, name)
+            try:
+                async with asyncio.timeout(COMMAND_TIMEOUT_S / 2):
+                    while self._pending and not connection.lost:
+                        self._changed.clear()
+                        await self._changed.wait()
+            except TimeoutError:
+                connection.close()
+            self._pending = set()
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            self._on_subscribed([name.decode() for name in fresh])
+
+    async def _connection(self, address: Address) -> Connection:
+        connection = self._connections.get(address)
+        if connection is None or connection.lost:
+            connection = await self._client.dedicated(
+                address, on_push=lambda push: self._push(address, push), on_lost=lambda: self._lost(address)
+            )
+            self._connections[address] = connection
+            self._owned[address] = set()
+        return connection
+
+    async def _ping(self) -> None:
+        for connection in list(self._connections.values()):
+            try:
+                await connection.call("PING")
+            except (ConnectionLost, ReplyError) as error:
+                log.warning("the subscription's connection failed: %s", error)
+                connection.close()
+
+    def _push(self, address: Address, push: list[Any]) -> None:
+        match push:
+            case [b"message" | b"smessage", _, payload]:
+                self._on_message(payload)
+            case [b"subscribe" | b"ssubscribe", name, _]:
+                self._missing.discard(name)
+                self._pending.discard(name)
+                self._owned[address].add(name)
+                self._fresh.append(name)
+                self._changed.set()
+            case [b"unsubscribe" | b"sunsubscribe", name, _]:  # its slot moved away
+                self._owned[address].discard(name)
+                self._missing.add(name)
+                self._changed.set()
+            case [b"error", error]:  # which channel is unknown: all that wait are tried again
+                log.warning("a subscription was refused: %s", error)
+                self._pending.clear()
+                self._changed.set()
+
+    def _lost(self, address: Address) -> None:
+        self._connections.pop(address, None)
+        self._missing |= self._owned.pop(address, set())
+        self._changed.set()
+
+
+def partition_channels(peer: str, slots: Iterable[int]) -> dict[str, int]:
+    """The channels of a gateway or an agent, one a partition, so that a publish stays in its script's slot."""
+    return {f"sg:{{p{k}}}:>{peer}": slot for k, slot in enumerate(slots)}
