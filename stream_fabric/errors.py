@@ -19,14 +19,15 @@
     ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
     ├── StreamLost 502 / 1011        the log and its producer are both gone; retriable
-    └── DeadlineExceeded 504 / 1011
+    ├── DeadlineExceeded 504 / 1011
+    └── StreamFailed                a stream's own recorded failure, with its recorded policy
 
 A shell catches StreamGwError and spells it in the request's dialect; it never looks at the class.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 
 class StreamGwError(Exception):
@@ -171,3 +172,28 @@ class StreamLost(StreamGwError):
 class DeadlineExceeded(StreamGwError):
     code = "deadline_exceeded"
     http_status = 504
+
+
+class _Info(Protocol):
+    @property
+    def code(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def http_status(self) -> int: ...
+    @property
+    def retriable(self) -> bool: ...
+
+
+class StreamFailed(StreamGwError):
+    """A stream's own recorded failure, raised again for a caller who did not stream it."""
+
+
+def from_info(info: _Info) -> StreamFailed:
+    """The error that a stream's end carries; its policy is the recorded one, not the class's."""
+    error = StreamFailed(info.message, retry_after_s=1 if info.retriable else None)
+    error.code, error.type = info.code, info.type  # type: ignore[misc]
+    error.http_status, error.retriable = info.http_status, info.retriable  # type: ignore[misc]
+    return error

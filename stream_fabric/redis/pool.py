@@ -127,6 +127,10 @@ class RedisPools:
         reply = await self._client.execute(_slot(pool), "HKEYS", _keys(pool, replica)[1])
         return [StreamId(item.decode()) for item in reply]
 
+    async def holds(self, pool: str, replica: ReplicaId, stream: StreamId) -> bool:
+        """Whether the stream is on the replica's list, or was handed to it since it last said so."""
+        return bool(await self._client.execute(_slot(pool), "HEXISTS", _keys(pool, replica)[1], stream))
+
     async def retire(self, pool: str, replica: ReplicaId, *, leaving: bool = False) -> None:
         """Forget a replica; unless ``leaving``, only if its lease is still dead."""
         await script("retire")(

@@ -141,8 +141,8 @@ class RedisStreamLog:
         )
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
-        slot, key, channel = self._where(stream)
-        await script("unwatch")(self._client, slot, [key + "m"], [gateway, channel, self._client.publish, stream])
+        slot, key, _ = self._where(stream)
+        await script("unwatch")(self._client, slot, [key + "m"], [gateway])
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         reply = await script("heads")(

@@ -1,0 +1,68 @@
+"""The agent process: wires an engine to the fabric, serves, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+import uvloop
+
+from inference.agent.agent import Agent, AgentPolicy, new_replica_id
+from inference.agent.engines import make_engine
+from inference.agent.settings import AgentSettings
+from stream_fabric.ids import ReplicaId
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.streams import check_partitions
+
+
+async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
+    """Run one agent until SIGTERM. ``on_ready`` gets its replica's id.
+
+    Raises ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
+    """
+    engine = make_engine(
+        settings.engine,
+        sim=settings.sim,
+        upstream=settings.upstream,
+        api_key=settings.upstream_api_key.get_secret_value(),
+    )
+    client = RedisClient(settings.redis_url)
+    try:
+        models = tuple(await engine.start())
+        await client.start()
+        partitions = await check_partitions(client, settings.partitions)
+        policy = AgentPolicy(
+            pool=settings.pool or models[0],
+            engine=settings.engine,
+            models=models,
+            simulated=settings.engine == "sim",
+            lease_ttl_s=settings.lease_ttl_s,
+            lease_renew_s=settings.lease_renew_s,
+            room_ratio=settings.room_ratio,
+            drain_s=settings.drain_s,
+        )
+        replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
+        agent = Agent(policy, replica, engine, client, partitions)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.drain)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(agent.run())
+            ready = tasks.create_task(agent.ready.wait())
+            await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+            if agent.ready.is_set():
+                on_ready(replica)
+    finally:
+        await engine.close()
+        await client.close()
+
+
+def run(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
+    """The process's main."""
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, on_ready))

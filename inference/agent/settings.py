@@ -1,0 +1,31 @@
+"""The agent's settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S
+from stream_fabric.settings import FabricSettings
+
+
+class AgentSettings(FabricSettings):
+    engine: Literal["sim", "openai"] = Field(
+        "sim", description="What serves the model: the simulator, or a server by URL"
+    )
+    sim: str = Field("", description="The simulator's settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
+    upstream: str = Field("", description="engine openai: the server's base URL, for example http://127.0.0.1:8000")
+    upstream_api_key: SecretStr = Field(SecretStr(""), description="engine openai: a bearer key for the server")
+    pool: str = Field("", max_length=128, description="The pool to join; empty: the first model served")
+    replica: str = Field("", max_length=64, description="A name for the replica; empty: the host's and process's")
+    room_ratio: float = Field(
+        4.0,
+        ge=1,
+        le=64,
+        description="Streams in flight at most, as a multiple of the sequences the engine runs at once",
+    )
+    lease_ttl_s: float = Field(LEASE_TTL_S, ge=1, le=60, description="A lease not renewed for so long is dead")
+    lease_renew_s: float = Field(LEASE_RENEW_S, gt=0, le=20, description="How often the lease is renewed")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics on loopback; 0: none")

@@ -1,0 +1,41 @@
+"""The controller process: ends the streams of dead replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+
+import uvloop
+
+from inference.control.settings import ControllerSettings
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+
+
+async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
+    """Run until SIGTERM. Raises FabricUnavailable when Redis is out of reach at the start."""
+    client = RedisClient(settings.redis_url)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await client.start()
+        partitions = await check_partitions(client, settings.partitions)
+        async with asyncio.TaskGroup() as tasks:
+            reaper = tasks.create_task(Reaper(RedisPools(client), RedisStreamLog(client, partitions)).run())
+            on_ready()
+            await stop.wait()
+            reaper.cancel()
+    finally:
+        await client.close()
+
+
+def run(settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
+    """The process's main."""
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, on_ready))

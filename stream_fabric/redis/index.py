@@ -1,0 +1,48 @@
+"""Where streams are found by something else than their id: idempotency keys, and a user's running streams."""
+
+from __future__ import annotations
+
+import hashlib
+
+from stream_fabric.ids import StreamId, TenantId, UserId
+from stream_fabric.limits import LIVE_TTL_S
+from stream_fabric.redis.client import RedisClient, slot_of
+from stream_fabric.redis.scripts import script
+
+_LISTED_MAX = 1000
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+class RedisIndex:
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    async def claim(self, tenant: TenantId, key: str, stream: StreamId, fingerprint: str) -> tuple[StreamId, str]:
+        """Bind an idempotency key to a stream; answer the stream and the body's fingerprint that it is bound to."""
+        tag = "idem:" + _digest(tenant, key)
+        held = await script("claim")(
+            self._client, slot_of(tag), [f"sg:{{{tag}}}"], [f"{stream} {fingerprint}", LIVE_TTL_S * 1000]
+        )
+        owner, _, print_ = held.decode().partition(" ")
+        return StreamId(owner), print_
+
+    async def add_live(self, tenant: TenantId, user: UserId, stream: StreamId, created_ms: int) -> None:
+        tag = "live:" + _digest(tenant, user)
+        key, slot = f"sg:{{{tag}}}", slot_of(tag)
+        await self._client.execute(slot, "ZADD", key, created_ms, stream)
+        await self._client.execute(slot, "ZREMRANGEBYRANK", key, 0, -_LISTED_MAX - 1)
+        await self._client.execute(slot, "EXPIRE", key, LIVE_TTL_S)
+
+    async def live(self, tenant: TenantId, user: UserId) -> list[StreamId]:
+        """Streams that were running when last looked at, newest first."""
+        tag = "live:" + _digest(tenant, user)
+        reply = await self._client.execute(slot_of(tag), "ZREVRANGE", f"sg:{{{tag}}}", 0, _LISTED_MAX - 1)
+        return [StreamId(item.decode()) for item in reply]
+
+    async def remove_live(self, tenant: TenantId, user: UserId, streams: list[StreamId]) -> None:
+        if streams:
+            tag = "live:" + _digest(tenant, user)
+            await self._client.execute(slot_of(tag), "ZREM", f"sg:{{{tag}}}", *streams)

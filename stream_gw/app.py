@@ -1,0 +1,454 @@
+"""The gateway's HTTP surface: routes, bodies in, answers out. What they mean is ``gateway.Gateway``'s."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stream_fabric.cursor import BEGINNING, Cursor
+from stream_fabric.errors import (
+    BadRequest,
+    BodyTooLarge,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    StreamGwError,
+)
+from stream_fabric.ids import StreamId
+from stream_fabric.limits import BODY_BYTES_MAX
+from stream_gw import sse, ws
+from stream_gw.auth import Principal, TokenRequest, bearer
+from stream_gw.collect import CollectOutlet
+from stream_gw.dialects.errors import error_body
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import check_depth, parse_create
+from stream_gw.gateway import Gateway, NewStream, cancel_json, describe, prepared
+from stream_gw.metrics import Metrics
+from stream_gw.server import CONNECTION
+from stream_gw.sse import SseOutlet
+
+_SWEEP_S = 5.0
+_JSON = (b"content-type", b"application/json")
+_CONTENT_SECURITY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self' ws: wss:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_T = TypeVar("_T")
+
+
+class Request:
+    """What a handler needs of one HTTP request."""
+
+    __slots__ = ("_receive", "_send", "headers", "id", "path_params", "query", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.query = _query(scope["query_string"])
+        self.id = "req_" + secrets.token_hex(12)
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLarge before reading more than the limit."""
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {BODY_BYTES_MAX} are taken")
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message["body"])
+            size += len(message["body"])
+            if size > BODY_BYTES_MAX:
+                raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the most that are taken")
+            if not message["more_body"]:
+                return b"".join(parts)
+
+    async def answer(
+        self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False
+    ) -> None:
+        all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
+        if status != 204:
+            all_headers.append((b"content-length", str(len(body)).encode()))
+        if close:
+            all_headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def json(self, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        await self.answer(status, msgspec.json.encode(value), [_JSON, *(headers or [])])
+
+    async def refuse(self, error: StreamGwError) -> None:
+        headers = [_JSON]
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", str(error.retry_after_s).encode()))
+        if error.http_status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        # The rest of a refused body is not read
+        await self.answer(
+            error.http_status, error_body(error, self.id), headers, close=isinstance(error, BodyTooLarge)
+        )
+
+
+class ClientGone(Exception):
+    """The client left before its request was whole."""
+
+
+Handler = Callable[[Request, Send], Awaitable[None]]
+
+
+class Edge:
+    """The routes of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.metrics = Metrics()
+        self.outlets: set[SseOutlet] = set()
+        self.sockets: set[ws.Socket] = set()
+        self.collecting: set[CollectOutlet] = set()
+        self.app = self._routes()
+
+    def _routes(self) -> ASGIApp:
+        def route(path: str, **handlers: Handler) -> Route:
+            return Route(path, _Endpoint(self, path, {k.upper(): v for k, v in handlers.items()}))
+
+        static = files("stream_gw") / "static"
+        return Starlette(
+            routes=[
+                route("/v1/chat/completions", post=self._creator("chat")),
+                route("/v1/completions", post=self._creator("completions")),
+                route("/v1/models", get=self._models),
+                route("/v1/tokens", post=self._tokens),
+                route("/v1/streams", get=self._running),
+                route("/v1/streams/{id}", get=self._follow),
+                route("/v1/streams/{id}/info", get=self._info),
+                route("/v1/streams/{id}/cancel", post=self._cancel),
+                route("/v1/streams/{id}/input", post=self._input),
+                route("/healthz", get=self._healthz),
+                route("/readyz", get=self._readyz),
+                route("/metrics", get=self._metrics),
+                WebSocketRoute("/v1/stream", _Socket(self)),
+                Mount("/static", _Secured(StaticFiles(directory=str(static)))),
+                Route("/", _Secured(_Page(str(static / "index.html")))),
+                route("/{rest:path}", get=_unknown, post=_unknown, put=_unknown, delete=_unknown),
+            ]
+        )
+
+    def _who(self, request: Request) -> Principal:
+        return self.gateway.authenticate(bearer(request.scope["headers"]))
+
+    # --- create --------------------------------------------------------------------------------------------
+
+    def _creator(self, kind: Literal["chat", "completions"]) -> Handler:
+        async def create(request: Request, send: Send) -> None:
+            outlet = await self._create(request, kind)
+            if isinstance(outlet, CollectOutlet):
+                await self._answer_collected(request, outlet)
+            else:
+                await self._stream(request, outlet[0], outlet[1], send)
+
+        return create
+
+    async def _create(
+        self, request: Request, kind: Literal["chat", "completions"]
+    ) -> CollectOutlet | tuple[SseOutlet, NewStream]:
+        who = self._who(request)
+        parsed = parse_create(await request.body(), kind)
+        key = request.header(b"idempotency-key")
+        connection = request.scope["state"][CONNECTION]
+        if not parsed.stream:
+            collected: list[CollectOutlet] = []
+
+            def collect(stream: StreamId, facts: StreamFacts, structure: tuple[bytes, ...]) -> CollectOutlet:
+                collected.append(CollectOutlet(connection, stream, facts))
+                return collected[-1]
+
+            new = await self.gateway.create(who, parsed, key=key, kept=False, after=None, make_outlet=collect)
+            outlet = collected[-1]
+            outlet.close = new.subscription.close
+            return outlet
+        last_event_id = request.header(b"last-event-id")
+        after = Cursor.parse(last_event_id) if last_event_id else None
+        made: list[SseOutlet] = []
+        dialect = f"openai.{kind}"
+        new = await self.gateway.create(
+            who, parsed, key=key, kept=False, after=after, make_outlet=self._sse_maker(request, dialect, made)
+        )
+        return made[-1], new
+
+    def _sse_maker(self, request: Request, dialect: str | None, made: list[SseOutlet]) -> Any:
+        def make(stream: StreamId, facts: StreamFacts, structure: tuple[bytes, ...]) -> SseOutlet:
+            encoder = prepared(dialect or f"openai.{facts.kind}", facts, structure)
+            request_id = request.id
+            made.append(
+                SseOutlet(
+                    request.scope["state"][CONNECTION],
+                    encoder,
+                    lambda error, cursor: error_body(error, request_id, stream_id=stream, cursor=cursor),
+                )
+            )
+            return made[-1]
+
+        return make
+
+    async def _stream(self, request: Request, outlet: SseOutlet, new: NewStream, send: Send) -> None:
+        subscription = new.subscription
+        outlet.resume = subscription.resume
+        self.outlets.add(outlet)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [
+                        *sse.HEADERS,
+                        (b"x-request-id", request.id.encode()),
+                        (b"x-stream-id", new.id.encode()),
+                        (b"x-stream-epoch", new.epoch.encode()),
+                        (b"link", b'</v1/streams/%b>; rel="resume"' % new.id.encode()),
+                    ],
+                }
+            )
+            del request, new  # an open stream keeps no more than it needs
+            outlet.open()
+            await sse.finish(outlet, send)
+        finally:
+            self.outlets.discard(outlet)
+            subscription.close()
+            if outlet.stalled:
+                self.metrics.stalled.inc()
+
+    async def _answer_collected(self, request: Request, outlet: CollectOutlet) -> None:
+        self.collecting.add(outlet)
+        try:
+            body, error = await outlet.done
+        finally:
+            self.collecting.discard(outlet)
+            outlet.close()
+        headers = [_JSON, (b"x-stream-id", outlet.stream.encode())]
+        if body is not None:
+            await request.answer(200, body, headers)
+        elif error is not None:
+            raise error
+
+    # --- streams -------------------------------------------------------------------------------------------
+
+    async def _follow(self, request: Request, send: Send) -> None:
+        made: list[SseOutlet] = []
+        new = await self._followed(request, made)
+        if new is None:
+            await request.answer(204)
+            return
+        await self._stream(request, made[-1], new, send)
+
+    async def _followed(self, request: Request, made: list[SseOutlet]) -> NewStream | None:
+        who = self._who(request)
+        asked = request.header(b"last-event-id") or request.query.get("after") or str(BEGINNING)
+        after = Cursor.parse(asked)
+        mode = request.query.get("mode", "tokens")
+        if mode not in ("tokens", "coalesce"):
+            raise BadRequest(f"mode is tokens or coalesce over SSE, got {mode[:64]!r}", param="mode")
+        stream = request.path_params["id"]
+        page, _ = await self.gateway.look(who, stream, after)
+        if page.status != "live" and after >= (page.epoch.n, page.head):
+            return None
+        if after.seq:
+            self.metrics.resumes.inc()
+        make = self._sse_maker(request, request.query.get("dialect"), made)
+        return await self.gateway.follow(who, stream, after, make, exact=mode == "tokens")
+
+    async def _info(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        page, meta = await self.gateway.look(who, request.path_params["id"], Cursor(1 << 40, 0))
+        await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
+
+    async def _cancel(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        reply = await self.gateway.cancel(who, request.path_params["id"])
+        self.metrics.cancels.labels(reply.result).inc()
+        await request.json(200, cancel_json(reply))
+
+    async def _input(self, request: Request, send: Send) -> None:
+        class Body(msgspec.Struct):
+            id: str
+            item: dict[str, Any]
+
+        who = self._who(request)
+        body = _parse(await request.body(), Body)
+        item = msgspec.Raw(msgspec.json.encode(body.item))
+        result = await self.gateway.input(who, request.path_params["id"], body.id, item)
+        await request.json(202 if result != "terminal" else 409, {"result": result})
+
+    async def _running(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        user = request.query.get("user") or who.user
+        if not user:
+            raise BadRequest("name the user whose streams to list: /v1/streams?user=…", param="user")
+        await request.json(200, {"object": "list", "data": await self.gateway.running(who, user)})
+
+    # --- the rest ------------------------------------------------------------------------------------------
+
+    async def _models(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        data = [
+            {"id": model, "object": "model", "created": 0, "owned_by": replica.pool, "simulated": replica.simulated}
+            for model, replica in sorted(self.gateway.directory.models().items())
+            if who.models is None or model in who.models
+        ]
+        await request.json(200, {"object": "list", "data": data})
+
+    async def _tokens(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        if not self.gateway.settings.token_secret.get_secret_value():
+            raise Forbidden("this fleet mints no tokens; its operator must set STREAM_GW_TOKEN_SECRET")
+        asked = _parse(await request.body() or b"{}", TokenRequest)
+        token, expires_at = self.gateway.authenticator.mint(who, asked, time.time())
+        await request.json(200, {"token": token, "expires_at": expires_at, "scopes": asked.scopes})
+
+    async def _healthz(self, request: Request, send: Send) -> None:
+        await request.answer(200, b"ok\n", [(b"content-type", b"text/plain")])
+
+    async def _readyz(self, request: Request, send: Send) -> None:
+        why = await self.gateway.ready()
+        text = (why or "ready").encode() + b"\n"
+        await request.answer(200 if why is None else 503, text, [(b"content-type", b"text/plain")])
+
+    async def _metrics(self, request: Request, send: Send) -> None:
+        self.metrics.open_streams.set(len(self.gateway.hub.local))
+        self.metrics.open_sockets.set(len(self.sockets))
+        self.metrics.lagging.set(sum(o.full for o in self.outlets) + sum(s.full for s in self.sockets))
+        # Rendering takes a few milliseconds with many labels: not in the loop
+        body = await asyncio.to_thread(self.metrics.render)
+        await request.answer(200, body, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")])
+
+    # --- upkeep --------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Heartbeats, pings, and ends to readers that take nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for number, outlet in enumerate(tuple(self.outlets)):
+                outlet.sweep(loop.time())
+                if number % 500 == 499:
+                    await asyncio.sleep(0)  # tokens go first
+            for number, socket in enumerate(tuple(self.sockets)):
+                socket.sweep(loop.time(), time.time())
+                if number % 500 == 499:
+                    await asyncio.sleep(0)
+
+
+class _Endpoint:
+    """An ASGI endpoint that answers errors in one place."""
+
+    def __init__(self, edge: Edge, path: str, handlers: dict[str, Handler]) -> None:
+        self._edge = edge
+        self._path = path
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        status = 200
+        try:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            handler = self._handlers.get(method)
+            if handler is None:
+                raise MethodNotAllowed(f"{scope['method']} is not for {self._path}; {', '.join(self._handlers)} is")
+            await handler(request, send)
+        except StreamGwError as error:
+            status = error.http_status
+            await request.refuse(error)
+        except ClientGone:
+            status = 499
+        finally:
+            self._edge.metrics.requests.labels(self._path, str(status)).inc()
+
+
+class _Socket:
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        edge = self._edge
+
+        def register(socket: ws.Socket) -> Callable[[], None]:
+            edge.sockets.add(socket)
+            return lambda: edge.sockets.discard(socket)
+
+        loop = asyncio.get_running_loop()
+        name = "conn_" + secrets.token_hex(8)
+        credential = bearer(scope["headers"])
+        await ws.serve(scope, receive, send, edge.gateway, name, credential, register, loop.time)
+
+
+class _Secured:
+    """Static answers with the headers a browser should have."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def secured(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"content-security-policy", _CONTENT_SECURITY),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                    (b"cache-control", b"no-cache"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, secured)
+
+
+class _Page:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await asyncio.to_thread(_read, self._path)
+        await Request(scope, receive, send).answer(200, body, [(b"content-type", b"text/html; charset=utf-8")])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+async def _unknown(request: Request, send: Send) -> None:
+    raise NotFound(f"no such path {request.scope['path'][:200]!r}; docs/protocol.md lists them")
+
+
+def _parse(body: bytes, type_: type[_T]) -> _T:
+    check_depth(body)
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(str(error)[:300]) from error
+
+
+def _query(raw: bytes) -> dict[str, str]:
+    with contextlib.suppress(ValueError, UnicodeDecodeError):
+        return dict(parse_qsl(raw.decode("ascii"), max_num_fields=50))
+    raise BadRequest("the query string is malformed")

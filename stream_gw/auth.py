@@ -1,0 +1,215 @@
+"""Who asks, and what they may do: API keys by their hash, and short-lived capability tokens minted from them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
+from stream_fabric.ids import TenantId, UserId
+
+Scope = Literal["create", "read", "cancel", "input"]
+ALL_SCOPES: frozenset[Scope] = frozenset({"create", "read", "cancel", "input"})
+TOKEN_S_MAX = 24 * 3600
+_CAPABILITY = "cap_"
+_SECRET_CHARS_MAX = 4096
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """An authenticated caller. ``user``, ``models``: None where the credential does not restrict them."""
+
+    tenant: TenantId
+    scopes: frozenset[Scope]
+    user: UserId | None = None
+    models: frozenset[str] | None = None
+    expires_at: float | None = None
+    """Unix seconds; None: an API key, which does not expire."""
+
+    def require(self, scope: Scope) -> None:
+        """Raises Forbidden."""
+        if scope not in self.scopes:
+            raise Forbidden(f"this token may not {scope}; its scopes are {', '.join(sorted(self.scopes))}")
+
+    def require_model(self, model: str) -> None:
+        """Raises Forbidden."""
+        if self.models is not None and model not in self.models:
+            raise Forbidden(f"this token may not use model {model[:128]!r}", param="model")
+
+    def may_see(self, user: str | None) -> bool:
+        """Whether a stream of that user of the same tenant is this caller's to read."""
+        return self.user is None or self.user == user
+
+
+class KeyStore(Protocol):
+    """Where keys come from: a file now, a database later."""
+
+    def find(self, key: str) -> Principal | None:
+        """The principal of an API key, or None."""
+
+
+class _Key(msgspec.Struct, forbid_unknown_fields=True):
+    sha256: str
+    scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
+    models: list[str] | None = None
+
+
+class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    key: list[_Key] = []
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tenant: list[_Tenant]
+
+
+class TomlKeyStore:
+    """Keys from a TOML file::
+
+    [[tenant]]
+    id = "acme"
+    [[tenant.key]]
+    sha256 = "…"              # stream-gw key prints it
+    scopes = ["create", "read", "cancel", "input"]
+    models = ["llama-8b"]     # optional
+    """
+
+    def __init__(self, principals: dict[str, Principal]) -> None:
+        self._by_digest = principals
+
+    @classmethod
+    def load(cls, path: Path) -> TomlKeyStore:
+        """Raises ValueError or OSError that names the file and what is wrong."""
+        try:
+            parsed = msgspec.convert(tomllib.loads(path.read_text()), _File)
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        principals: dict[str, Principal] = {}
+        for tenant in parsed.tenant:
+            for key in tenant.key:
+                if len(key.sha256) != 64:
+                    raise ValueError(f"{path}: tenant {tenant.id!r}: sha256 must be 64 hex digits, as stream-gw key prints")
+                principals[key.sha256.lower()] = Principal(
+                    TenantId(tenant.id),
+                    frozenset(key.scopes),
+                    models=None if key.models is None else frozenset(key.models),
+                )
+        return cls(principals)
+
+    @classmethod
+    def single(cls, tenant: str, key: str) -> TomlKeyStore:
+        """One tenant with one key: the embedded default."""
+        return cls({key_digest(key): Principal(TenantId(tenant), ALL_SCOPES)})
+
+    def find(self, key: str) -> Principal | None:
+        # The lookup is by digest, so its timing tells nothing of a key
+        return self._by_digest.get(key_digest(key))
+
+
+def key_digest(key: str) -> str:
+    """Keys are long and random, so one round of SHA-256 is what a thief of the file must invert."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key() -> str:
+    return "sk-" + secrets.token_urlsafe(32)
+
+
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
+    user: str | None = None
+    models: list[str] | None = None
+    expires_in_s: int = 3600
+
+
+class _Claims(msgspec.Struct, array_like=True):
+    tenant: str
+    scopes: list[Scope]
+    user: str | None
+    models: list[str] | None
+    expires_at: float
+
+
+class Authenticator:
+    """Checks and mints credentials. ``secret``: shared by the fleet's gateways, at least 16 bytes."""
+
+    def __init__(self, keys: KeyStore, secret: bytes) -> None:
+        if len(secret) < 16:
+            raise ValueError("the token secret must have at least 16 bytes")
+        self._keys = keys
+        self._secret = secret
+
+    def authenticate(self, credential: str | None, now: float) -> Principal:
+        """Raises Unauthenticated. ``now``: unix seconds."""
+        if not credential:
+            raise Unauthenticated("no credential; send Authorization: Bearer <key or capability token>")
+        if len(credential) > _SECRET_CHARS_MAX:
+            raise Unauthenticated("the credential is too long to be one of ours")
+        principal = self._capability(credential, now) if credential.startswith(_CAPABILITY) else self._keys.find(credential)
+        if principal is None:
+            raise Unauthenticated("the credential is unknown or has been revoked")
+        return principal
+
+    def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
+        """A capability token within the owner's rights, and when it expires. Raises Forbidden or BadRequest."""
+        if owner.expires_at is not None:
+            raise Forbidden("only an API key may mint tokens")
+        if not 1 <= request.expires_in_s <= TOKEN_S_MAX:
+            raise BadRequest(f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s")
+        for scope in request.scopes:
+            owner.require(scope)
+        models = request.models
+        if owner.models is not None:
+            models = sorted(owner.models if models is None else owner.models.intersection(models))
+        expires_at = int(now) + request.expires_in_s
+        claims = _Claims(owner.tenant, request.scopes, request.user, models, expires_at)
+        body = _b64(msgspec.json.encode(claims))
+        return f"{_CAPABILITY}{body}.{_b64(self._sign(body))}", expires_at
+
+    def _sign(self, body: str) -> bytes:
+        return hmac.digest(self._secret, body.encode(), "sha256")
+
+    def _capability(self, token: str, now: float) -> Principal | None:
+        body, dot, signature = token.removeprefix(_CAPABILITY).partition(".")
+        try:
+            given = _unb64(signature)
+        except (binascii.Error, ValueError):
+            return None
+        if not dot or not hmac.compare_digest(given, self._sign(body)):
+            return None
+        claims = msgspec.json.decode(_unb64(body), type=_Claims)
+        if claims.expires_at <= now:
+            raise Unauthenticated("the capability token has expired; mint another")
+        return Principal(
+            TenantId(claims.tenant),
+            frozenset(claims.scopes),
+            None if claims.user is None else UserId(claims.user),
+            None if claims.models is None else frozenset(claims.models),
+            claims.expires_at,
+        )
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The credential of an ``Authorization`` header; ``x-api-key`` is what Anthropic's SDKs send."""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip().decode("latin-1")
+        if name == b"x-api-key":
+            return value.decode("latin-1")
+    return None
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unb64(text: str) -> bytes:
+    return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)

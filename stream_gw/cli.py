@@ -1,0 +1,159 @@
+"""The command line: every role, the whole platform on one machine, and what an operator needs beside them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import SecretStr, ValidationError
+from pydantic_core import PydanticUndefined
+
+from inference.agent import main as agent_main
+from inference.agent.settings import AgentSettings
+from inference.control import main as controller_main
+from inference.control.settings import ControllerSettings
+from stream_fabric.errors import StreamGwError
+from stream_fabric.settings import FabricSettings
+from stream_gw import main as gateway_main
+from stream_gw.auth import key_digest, new_key
+from stream_gw.settings import GatewaySettings
+
+S = TypeVar("S", bound=FabricSettings)
+
+_ENV = "STREAM_GW_"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="stream-gw", description="Streams LLM tokens from GPU replicas to readers, through any gateway."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="the whole platform on this machine")
+    _add_up_flags(up)
+    for name, model, text in (
+        ("gateway", GatewaySettings, "one gateway: HTTP, SSE and WebSocket"),
+        ("agent", AgentSettings, "one agent beside an engine"),
+        ("controller", ControllerSettings, "one controller"),
+    ):
+        role = commands.add_parser(name, help=text)
+        _add_setting_flags(role, model)
+    doctor = commands.add_parser("doctor", help="check what the platform needs and say what is missing")
+    doctor.add_argument("--redis-url", help=f"the Redis to check ({_ENV}REDIS_URL)")
+    demo = commands.add_parser("demo", help="start the platform, show the main job, stop; the exit code tells")
+    demo.add_argument("--port", type=_port, default=0, help="port of the first gateway; 0: any free one")
+    key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
+    key.add_argument("--tenant", required=True, help="the tenant it is for")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        return _run(args)
+    except ExceptionGroup as group:
+        expected, rest = group.split((StreamGwError, OSError, ValueError))
+        if rest is not None or expected is None:
+            raise
+        for error in _flat(expected):
+            _refuse(args.command, error)
+    except (StreamGwError, OSError, ValueError) as error:
+        _refuse(args.command, error)
+    return 1
+
+
+def _flat(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    return [leaf for error in group.exceptions for leaf in (_flat(error) if isinstance(error, BaseExceptionGroup) else [error])]
+
+
+def _refuse(command: str, error: BaseException) -> None:
+    print(f"stream-gw {command}: {error}", file=sys.stderr)
+
+
+def _run(args: argparse.Namespace) -> int:
+    match args.command:
+        case "gateway":
+            gateway_main.run(_settings(GatewaySettings, args), lambda url: _say(args, {"url": url}, f"gateway at {url}"))
+        case "agent":
+            agent_main.run(
+                _settings(AgentSettings, args), lambda replica: _say(args, {"replica": replica}, f"replica {replica} is ready")
+            )
+        case "controller":
+            controller_main.run(_settings(ControllerSettings, args), lambda: _say(args, {}, "controller is ready"))
+        case "up":
+            from stream_gw import up
+
+            return up.run(up.UpOptions(**{name: getattr(args, name) for name in up.UpOptions.__dataclass_fields__}))
+        case "demo":
+            from stream_gw import demo
+
+            return asyncio.run(demo.run(args.port))
+        case "doctor":
+            from stream_gw import doctor
+
+            return asyncio.run(doctor.run(args.redis_url))
+        case "key":
+            key = new_key()
+            print(f"key, shown once: {key}\n")
+            print(f'[[tenant]]\nid = {json.dumps(args.tenant)}\n[[tenant.key]]\nsha256 = "{key_digest(key)}"')
+    return 0
+
+
+def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+    print(json.dumps({"ready": args.command, **facts}) if args.json else text, flush=True)
+
+
+def _add_up_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gateways", type=_count, default=2, help="how many; gateway k listens on port + k (default 2)")
+    parser.add_argument("--replicas", type=_count, default=2, help="how many agents, each with an engine (default 2)")
+    parser.add_argument("--engine", choices=("sim", "openai"), default="sim", help="sim: a simulated GPU (default)")
+    parser.add_argument("--upstream", default="", help="engine openai: base URL of an OpenAI-compatible server")
+    parser.add_argument("--sim", default="", help="engine sim: its settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
+    parser.add_argument("--port", type=_port, default=8080, help="port of the first gateway; 0: free ones (default 8080)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--redis-url", default="", help="a Redis to use; else one is started")
+    parser.add_argument("--dev-key", default="sk-dev", help="the API key of tenant dev (default sk-dev)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
+
+
+def _add_setting_flags(parser: argparse.ArgumentParser, model: type[FabricSettings]) -> None:
+    for name, field in model.model_fields.items():
+        default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+        shown = "" if default in ("", None, PydanticUndefined) else f"; default {default}"
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            help=f"{field.description} ({_ENV}{name.upper()}{shown})".replace("%", "%%"),
+        )
+    parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
+
+
+def _settings(model: type[S], args: argparse.Namespace) -> S:
+    """Flags over variables over defaults. Raises ValueError naming each wrong setting and what is allowed."""
+    given = {name: getattr(args, name) for name in model.model_fields if getattr(args, name) is not None}
+    try:
+        return model(**given)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            name = str(item["loc"][0]) if item["loc"] else "settings"
+            value = "" if "key" in name or "secret" in name else f", got {item['input']!r}"
+            lines.append(f"--{name.replace('_', '-')} ({_ENV}{name.upper()}): {item['msg']}{value}")
+        raise ValueError("; ".join(lines)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"must be 1 to 64, got {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

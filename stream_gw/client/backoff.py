@@ -1,0 +1,67 @@
+"""When to try again, and what a close code asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from stream_gw.client.errors import GatewayError
+
+BACKOFF_S_MIN: Final = 0.25
+BACKOFF_S_MAX: Final = 8.0
+STEADY_S: Final = 5.0  # a socket that lived so long proves that the backoff may start again
+REFRESHES_MAX: Final = 2
+POLICY_CLOSES_MAX: Final = 3
+
+
+def backoff_s(attempt: int, random: Callable[[], float]) -> float:
+    """Full jitter: a crowd that was cut at one instant comes back spread over the whole interval."""
+    return float(random() * min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(attempt, 16)))
+
+
+@dataclass(slots=True)
+class Judge:
+    """Counts what went wrong in a row, and decides."""
+
+    random: Callable[[], float]
+    can_refresh: bool
+    attempt: int = 0
+    refreshes: int = 0
+    policy_closes: int = 0
+    refresh: bool = False  # the next connection needs a new token
+    rotate: bool = False  # the next connection should go elsewhere
+
+    def receive_ready(self) -> None:
+        self.refreshes = 0
+
+    def next_delay_s(self) -> float:
+        delay = backoff_s(self.attempt, self.random)
+        self.attempt += 1
+        return delay
+
+    def receive_close(self, code: int, reason: str, lived_s: float) -> GatewayError | None:
+        """Returns the error when coming back is pointless."""
+        if lived_s > STEADY_S:
+            self.attempt = 0
+        if code == 4403:
+            return GatewayError("forbidden", "the gateway refuses this token", close_code=code)
+        if code == 4401:
+            self.refresh = True
+            self.refreshes += 1
+            if not self.can_refresh or self.refreshes > REFRESHES_MAX:
+                return GatewayError("invalid_api_key", "the token is missing, unknown or expired", close_code=code)
+        elif code in (1008, 1009):
+            self.policy_closes += 1
+            if self.policy_closes >= POLICY_CLOSES_MAX:
+                return GatewayError(
+                    "refused", f"closed {self.policy_closes} times with {code} {reason}", close_code=code
+                )
+        else:
+            self.policy_closes = 0
+            if code in (1013, 4429):
+                self.attempt = max(self.attempt, 3)
+            elif code == 1012:
+                self.attempt = max(self.attempt, 2)  # everybody else was cut in this instant too
+            self.rotate = code != 4408
+        return None

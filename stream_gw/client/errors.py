@@ -1,0 +1,39 @@
+"""What a client can be told.
+
+GatewayError        has code, retriable and, where known, request_id and close_code
+├── ConnectionLost  no gateway could be reached for too long, or the client was closed
+└── StreamBroken    text already read is no longer the stream's: a gap or a reset
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retriable: bool = False,
+        retry_after_s: float | None = None,
+        request_id: str | None = None,
+        close_code: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retriable = retriable
+        self.retry_after_s = retry_after_s
+        self.request_id = request_id
+        self.close_code = close_code
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ConnectionLost(GatewayError):
+    pass
+
+
+class StreamBroken(GatewayError):
+    pass

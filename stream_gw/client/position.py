@@ -1,0 +1,94 @@
+"""Which frames to apply: what continues our cursor, and nothing else. Pure."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import NamedTuple
+
+from stream_gw.client.errors import GatewayError
+
+_CURSOR = re.compile(r"(0|[1-9][0-9]{0,14})-(0|[1-9][0-9]{0,14})")
+
+
+class Position(NamedTuple):
+    """The last frame applied. Its text form is the wire's cursor."""
+
+    epoch: int
+    seq: int
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        match = _CURSOR.fullmatch(text)
+        if match is None:
+            raise GatewayError("cursor_invalid", f"{text[:64]!r} is not a cursor such as {BEGINNING}")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.seq}"
+
+
+BEGINNING = "1-0"
+
+
+class Verdict(Enum):
+    APPLY = auto()
+    DROP = auto()
+    HOLE = auto()
+    """Frames before it are missing: subscribe again."""
+
+
+class Filter:
+    """Our place in one stream, and the boundaries a reset may go back to."""
+
+    __slots__ = ("_boundaries", "epoch", "tail")
+
+    BOUNDARIES_MAX = 1024
+
+    def __init__(self, after: Position) -> None:
+        self.tail = after
+        self.epoch = after.epoch  # of the channel: the tail keeps the epoch under which it was applied
+        self._boundaries = [after.seq]
+
+    def receive_epoch(self, epoch: str) -> None:
+        self.epoch = int(epoch.partition(".")[0])
+
+    def receive(self, first_after: int, seq: int) -> Verdict:
+        """Judge frames that continue from ``first_after`` and go up to ``seq``."""
+        if seq <= self.tail.seq:
+            return Verdict.DROP
+        if first_after != self.tail.seq:
+            return Verdict.HOLE
+        self.tail = Position(self.epoch, seq)
+        return Verdict.APPLY
+
+    def receive_gap(self, first: int, last: int) -> Verdict:
+        """A gap may overlap what we have: then only the rest of it is missing."""
+        if last <= self.tail.seq:
+            return Verdict.DROP
+        if first > self.tail.seq + 1:
+            return Verdict.HOLE
+        self.tail = Position(self.epoch, last)
+        return Verdict.APPLY
+
+    def delivered(self, seq: int) -> None:
+        self._boundaries.append(seq)
+        if len(self._boundaries) > self.BOUNDARIES_MAX:
+            del self._boundaries[1]  # the start stays
+
+    def rewind(self, epoch: str, to: int, queued: int | None) -> bool:
+        """Go back to ``to``, or to the last boundary before it: frames that came joined go as a whole.
+
+        ``queued`` is the seq of the last item that stays in the reader's queue. Returns whether the reader has
+        already been handed something that is void now.
+        """
+        self.receive_epoch(epoch)
+        if to >= self.tail.seq:
+            return False
+        told = self._boundaries[-1] > to
+        if told:
+            kept = [self._boundaries[0], *(seq for seq in self._boundaries[1:] if seq <= to)]
+            self._boundaries = kept
+            queued = None
+        self.tail = Position(self.epoch, self._boundaries[-1] if queued is None else queued)
+        return told

@@ -1,0 +1,411 @@
+"""What a gateway does for a caller, whatever the shell: create, follow, cancel, input, list."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from stream_fabric.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.errors import (
+    BadRequest,
+    Draining,
+    FabricUnavailable,
+    IdempotencyMismatch,
+    NoReplica,
+    NotFound,
+    StreamGwError,
+)
+from stream_fabric.frames import is_end
+from stream_fabric.ids import GatewayId, StreamId, UserId, is_stream_id, new_stream_id
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
+from stream_fabric.log import CancelReply, Page
+from stream_fabric.ports import EngineRequest
+from stream_fabric.redis.index import RedisIndex
+from stream_fabric.redis.pool import RedisPools, Work
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_gw.auth import Authenticator, Principal
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.accumulate import snapshot
+from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import CreateRequest, fingerprint, parse_create
+from stream_gw.directory import Directory
+from stream_gw.hub import Hub, Subscription, error_info
+from stream_gw.outlet import Outlet
+from stream_gw.settings import GatewaySettings
+from stream_gw.ws import Channel, Create, Mode, Sub
+
+
+OutletMaker = Callable[[StreamId, StreamFacts, tuple[bytes, ...]], Outlet]
+"""Makes a stream's outlet once its id and facts are known; last, the frames that its encoder must have observed."""
+
+
+class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a stream's meta holds for gateways."""
+
+    facts: StreamFacts
+    user: str | None = None
+
+
+_meta_encoder = msgspec.json.Encoder()
+_meta_decoder = msgspec.json.Decoder(StreamMeta)
+
+
+@dataclass(frozen=True)
+class NewStream:
+    """A stream that this caller's request created, or attached to."""
+
+    id: StreamId
+    epoch: str
+    facts: StreamFacts
+    subscription: Subscription
+    attached: bool
+
+
+class Gateway:
+    """One gateway process's services. Shells call it; it knows neither SSE nor HTTP."""
+
+    def __init__(
+        self,
+        name: GatewayId,
+        settings: GatewaySettings,
+        authenticator: Authenticator,
+        hub: Hub,
+        streams: RedisStreamLog,
+        pools: RedisPools,
+        index: RedisIndex,
+        directory: Directory,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self._authenticator = authenticator
+        self.hub = hub
+        self._streams = streams
+        self._pools = pools
+        self._index = index
+        self.directory = directory
+        self.draining = False
+
+    def authenticate(self, credential: str | None) -> Principal:
+        return self._authenticator.authenticate(credential, time.time())
+
+    @property
+    def authenticator(self) -> Authenticator:
+        return self._authenticator
+
+    # --- create --------------------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        who: Principal,
+        request: CreateRequest,
+        *,
+        key: str | None,
+        kept: bool,
+        after: Cursor | None,
+        make_outlet: OutletMaker,
+    ) -> NewStream:
+        """Make a stream, place it on a replica and follow it; or attach to the one that the key is bound to.
+
+        ``kept``: the longer grace after the last reader left. ``after``: where an attaching caller continues.
+        """
+        if self.draining:
+            raise Draining("this gateway is going away; ask again", retry_after_s=1)
+        who.require("create")
+        who.require_model(request.model)
+        user = self._user(who, request.user)
+        pool, candidates = await self.directory.candidates(request.model)
+        now_ms = time.time_ns() // 1_000_000
+        stream = new_stream_id(now_ms, os.urandom(10))
+        if key is not None:
+            if not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
+                raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
+            print_ = f"{fingerprint(request.body)}:{int(request.stream)}"
+            bound, held = await self._index.claim(who.tenant, key, stream, print_)
+            if held != print_:
+                raise IdempotencyMismatch("this Idempotency-Key was used with another body; take a new key")
+            if bound != stream:
+                attached = await self._attach(who, bound, after or BEGINNING, make_outlet)
+                if attached is not None:
+                    return attached
+                stream = bound  # whoever claimed the key died before it created the stream: take its place
+        facts = StreamFacts.of(stream, now_ms // 1000, request)
+        meta = _meta_encoder.encode(StreamMeta(facts, user))
+        epoch = Epoch(1, secrets.token_hex(4))
+        work = Work(
+            EngineRequest(stream, request.kind, request.model, request.body),
+            str(epoch),
+            who.tenant,
+            meta,
+            self._grace_s(request, kept=kept or key is not None),
+        )
+        local = self.hub.expect(stream, who.tenant, epoch, meta)
+        subscription = self.hub.follow_new(local, make_outlet(stream, facts, ()))
+        try:
+            await self._create_and_place(who, work, pool, candidates, user, now_ms)
+        except BaseException:
+            subscription.close()
+            raise
+        return NewStream(stream, str(epoch), facts, subscription, attached=False)
+
+    async def _create_and_place(
+        self, who: Principal, work: Work, pool: str, candidates: list[Any], user: str | None, now_ms: int
+    ) -> None:
+        stream = work.request.stream
+        # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
+        # stream does not exist, and a stream that no replica claims is ended by the watchdog.
+        calls = [
+            self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name),
+            self._pools.place(pool, work, candidates),
+        ]
+        if user is not None:
+            calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))
+        created, placed, *_ = await asyncio.gather(*calls)
+        if isinstance(placed, str):
+            error = NoReplica(
+                f"every replica of {work.request.model!r} is full" if placed == "full" else
+                f"no replica serves {work.request.model!r} at the moment",
+                retry_after_s=1,
+            )  # fmt: skip
+            self.hub.spawn(self._withdraw(stream, error))
+            raise error
+
+    async def _withdraw(self, stream: StreamId, error: StreamGwError) -> None:
+        await self._streams.fence(stream, None, secrets.token_hex(4), error_info(error))
+
+    async def _attach(
+        self, who: Principal, stream: StreamId, after: Cursor, make_outlet: OutletMaker
+    ) -> NewStream | None:
+        """Follow the stream that a key is bound to; None when nobody has created it within a moment."""
+        deadline = asyncio.get_running_loop().time() + RECONNECT_S_MAX
+        while True:
+            try:
+                return await self.follow(who, stream, after, make_outlet, exact=True)
+            except NotFound:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await asyncio.sleep(0.05)
+
+    def _user(self, who: Principal, asked: str | None) -> str | None:
+        if who.user is None:
+            return asked
+        if asked is not None and asked != who.user:
+            raise BadRequest(f"this token is of user {who.user!r}", param="user")
+        return who.user
+
+    def _grace_s(self, request: CreateRequest, *, kept: bool) -> float | None:
+        """How long the stream runs on after its last reader left; None: to its end."""
+        if request.on_disconnect_s is not msgspec.UNSET:
+            return request.on_disconnect_s
+        if request.background:
+            return None
+        kept = kept or request.session_id is not None
+        return self.settings.kept_grace_s if kept else self.settings.plain_grace_s
+
+    # --- follow --------------------------------------------------------------------------------------------
+
+    async def look(self, who: Principal, stream: str, after: Cursor = BEGINNING) -> tuple[Page, StreamMeta]:
+        """One page of a stream that the caller may read. Raises NotFound, also for another's."""
+        who.require("read")
+        if not is_stream_id(stream):
+            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
+        page = await self.hub.look(StreamId(stream), who.tenant, after)
+        meta = _meta_decoder.decode(page.facts)
+        if not who.may_see(meta.user):
+            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+        return page, meta
+
+    async def follow(
+        self, who: Principal, stream: str, after: Cursor, make_outlet: OutletMaker, *, exact: bool
+    ) -> NewStream:
+        """Replay a stream after the cursor and follow it. Raises NotFound, CursorInvalid, CursorGone."""
+        page, meta = await self.look(who, stream, after)
+        page = await self._await_head(page, StreamId(stream), who, after)
+        outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
+        subscription = self.hub.follow(StreamId(stream), page, after, outlet, exact=exact)
+        return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
+
+    async def _await_head(self, page: Page, stream: StreamId, who: Principal, after: Cursor) -> Page:
+        """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
+        deadline = asyncio.get_running_loop().time() + RECONNECT_S_MAX
+        while (
+            page.status == "live"
+            and after.epoch == page.epoch.n
+            and after.seq > page.head
+            and asyncio.get_running_loop().time() < deadline
+        ):
+            await asyncio.sleep(0.05)
+            page = await self.hub.look(stream, who.tenant, after)
+        return page
+
+    async def read_all(self, who: Principal, stream: StreamId) -> tuple[Page, Cursor, list[bytes]]:
+        """Everything but the terminal: the first page, the last frame's position and the frames."""
+        lines: list[bytes] = []
+        at = BEGINNING
+        first: Page | None = None
+        async for page in self._pages(who, stream):
+            first = first or page
+            for entry in page.entries:
+                some = entry.frames.split(b"\n")
+                if is_end(some[-1]):
+                    some.pop()
+                lines += some
+                if some:
+                    at = Cursor(entry.epoch, len(lines))
+        assert first is not None
+        return first, at, lines
+
+    async def _pages(self, who: Principal, stream: StreamId) -> AsyncIterator[Page]:
+        after = Cursor(0, 0)
+        while True:
+            page = await self.hub.look(stream, who.tenant, after)
+            yield page
+            if not page.entries:
+                return
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+
+    # --- cancel, input, list -------------------------------------------------------------------------------
+
+    async def cancel(self, who: Principal, stream: str) -> CancelReply:
+        """Cancel from any gateway. Raises NotFound for another tenant's."""
+        who.require("cancel")
+        if not is_stream_id(stream):
+            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
+        if who.user is not None:
+            await self._check_user(who, StreamId(stream))
+        reply = await self._streams.cancel(StreamId(stream), who.tenant)
+        if reply.result == "none":
+            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+        return reply
+
+    async def _check_user(self, who: Principal, stream: StreamId) -> None:
+        page = await self.hub.look(stream, who.tenant, BEGINNING)
+        if not who.may_see(_meta_decoder.decode(page.facts).user):
+            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+
+    async def input(self, who: Principal, stream: str, input_id: str, item: msgspec.Raw) -> str:
+        """Hand the stream's producer an item, durably and once."""
+        who.require("input")
+        if not is_stream_id(stream):
+            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
+        if not 0 < len(input_id) <= IDEMPOTENCY_KEY_CHARS_MAX:
+            raise BadRequest(f"an input's id has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="id")
+        if who.user is not None:
+            await self._check_user(who, StreamId(stream))
+        result = await self._streams.input(StreamId(stream), who.tenant, input_id, item)
+        if result is None:
+            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+        return result
+
+    async def running(self, who: Principal, user: str) -> list[dict[str, Any]]:
+        """The tenant's running streams of a user, newest first."""
+        who.require("read")
+        if not who.may_see(user):
+            raise NotFound("this token is of another user")
+        ended, found = [], []
+        for stream in await self._index.live(who.tenant, UserId(user)):
+            try:
+                page, meta = await self.look(who, stream, Cursor(1 << 40, 0))
+            except NotFound:
+                ended.append(stream)
+                continue
+            if page.status == "live":
+                found.append(describe(stream, page, meta))
+            else:
+                ended.append(stream)
+        await self._index.remove_live(who.tenant, UserId(user), ended)
+        return found
+
+    async def ready(self) -> str | None:
+        """Why this gateway should get no traffic; None: it should."""
+        if self.draining:
+            return "draining"
+        try:
+            await self._pools.pools()
+        except FabricUnavailable as error:
+            return error.message
+        return None
+
+    # --- the socket's commands -----------------------------------------------------------------------------
+
+    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Subscription:
+        kind: Literal["chat", "completions"] = "completions" if message.dialect == "openai.completions" else "chat"
+        request = parse_create(bytes(message.body), kind)
+        # A socket's readers leave with it, so its streams get the longer grace
+        new = await self.create(
+            who, request, key=message.key, kept=True, after=None, make_outlet=_channel_maker(channel, message.dialect, 0)
+        )
+        head = new.subscription.local.head
+        channel.open(new.epoch, head, new.subscription.local.status)
+        return new.subscription
+
+    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Subscription:
+        after = Cursor.parse(message.after)
+        mode: Mode = message.mode
+        if mode != "snapshot":
+            make = _channel_maker(channel, message.dialect, after.seq)
+            new = await self.follow(who, message.stream, after, make, exact=mode == "tokens")
+            channel.open(new.epoch, new.subscription.local.head, new.subscription.local.status)
+            return new.subscription
+        _, meta = await self.look(who, message.stream)
+        stream = StreamId(message.stream)
+        # The terminal is left to the ordinary path, so that it arrives as an end
+        page, at, lines = await self.read_all(who, stream)
+        channel.carry(message.stream, prepared(message.dialect, meta.facts, tuple(lines)), after.seq)
+        channel.snapshot(at.seq, snapshot(message.dialect, meta.facts, lines))
+        page = await self.hub.look(stream, who.tenant, at)
+        subscription = self.hub.follow(stream, page, at, channel, exact=False)
+        channel.open(str(page.epoch), page.head, page.status)
+        return subscription
+
+    async def ws_cancel(self, who: Principal, stream: str) -> dict[str, Any]:
+        return cancel_json(await self.cancel(who, stream))
+
+    async def ws_input(self, who: Principal, stream: str, input_id: str, item: msgspec.Raw) -> str:
+        return await self.input(who, stream, input_id, item)
+
+
+def prepared(dialect: str, facts: StreamFacts, structure: tuple[bytes, ...]) -> Encoder:
+    """An encoder that continues after the frames of ``structure``."""
+    encoder = encoder_for(dialect, facts)
+    for line in structure:
+        encoder.observe(line)
+    return encoder
+
+
+def _channel_maker(channel: Channel, dialect: str, seq: int) -> OutletMaker:
+    def make(stream: StreamId, facts: StreamFacts, structure: tuple[bytes, ...]) -> Outlet:
+        channel.carry(stream, prepared(dialect, facts, structure), seq)
+        return channel
+
+    return make
+
+
+def _structure(structure: bytes, seq: int) -> tuple[bytes, ...]:
+    """Of a page's structure, the frames up to ``seq``."""
+    numbered = (line.partition(b" ") for line in structure.splitlines())
+    return tuple(frame for number, _, frame in numbered if int(number) <= seq)
+
+
+def cancel_json(reply: CancelReply) -> dict[str, Any]:
+    return {"result": reply.result, "at": None if reply.at is None else str(reply.at), "status": reply.status or None}
+
+
+def describe(stream: StreamId, page: Page, meta: StreamMeta) -> dict[str, Any]:
+    return {
+        "id": stream,
+        "object": "stream",
+        "epoch": str(page.epoch),
+        "head": page.head,
+        "status": page.status,
+        "model": meta.facts.model,
+        "created": meta.facts.created,
+        "user": meta.user,
+    }

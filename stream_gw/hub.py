@@ -1,0 +1,370 @@
+"""The gateway's streams: what is published to it goes to the local readers, and whoever lacks frames reads the log.
+
+The data path is ``Hub.receive`` → ``LocalStream.receive`` → ``Outlet.write``: one pass in the loop turn of the
+subscriber's read, no task switch and no JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.errors import (
+    FabricUnavailable,
+    NotFound,
+    StreamGwError,
+    StreamLost,
+    TooMany,
+)
+from stream_fabric.frames import End, ErrorInfo, Status, coalesce, decode
+from stream_fabric.ids import GatewayId, StreamId, TenantId
+from stream_fabric.limits import (
+    ORPHAN_GRACE_S,
+    STREAMS_PER_GATEWAY_MAX,
+    SUBSCRIBERS_PER_STREAM_MAX,
+    WATCHDOG_S,
+)
+from stream_fabric.log import RECORD, UNIT, Head, Page
+from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step, check_cursor
+from stream_fabric.redis.reaper import LOST
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_gw.directory import Directory
+from stream_gw.outlet import Outlet
+
+log = logging.getLogger(__name__)
+
+_EMPTY_PAGE_S = 0.05
+_HEADS_MAX = 500
+
+
+class Subscription:
+    """One outlet following one stream. ``exact``: a chunk a frame even when it has fallen behind."""
+
+    __slots__ = ("catching_up", "exact", "local", "outlet", "reader", "watched_seq")
+
+    def __init__(self, local: LocalStream, outlet: Outlet, reader: Reader, *, exact: bool) -> None:
+        self.local = local
+        self.outlet = outlet
+        self.reader = reader
+        self.exact = exact
+        self.catching_up = False
+        self.watched_seq = -1
+
+    def resume(self) -> None:
+        """The outlet has drained."""
+        self.exact = False
+        self.reader.resume()
+        self.local.hub.catch_up(self)
+
+    def close(self) -> None:
+        """The outlet has gone, or is done."""
+        self.reader.close()
+        self.local.remove(self)
+
+
+class LocalStream:
+    """A stream that somebody reads here."""
+
+    __slots__ = (
+        "epoch",
+        "epoch_n",
+        "facts",
+        "head",
+        "hub",
+        "id",
+        "missing_since",
+        "partition",
+        "status",
+        "subs",
+        "tenant",
+    )
+
+    def __init__(self, hub: Hub, stream: StreamId, tenant: TenantId, epoch: Epoch, facts: bytes) -> None:
+        self.hub = hub
+        self.id = stream
+        self.tenant = tenant
+        self.epoch = str(epoch).encode()
+        self.epoch_n = epoch.n
+        self.facts = facts
+        self.partition = hub.log.partition(stream)
+        self.head = 0
+        self.status: Status = "live"
+        self.subs: list[Subscription] = []
+        self.missing_since: float | None = None
+
+    def receive(self, epoch: bytes, first: int, last: int, frames: bytes) -> None:
+        """One published part."""
+        if epoch != self.epoch:
+            parsed = Epoch.parse(epoch.decode())
+            if parsed.n < self.epoch_n:
+                return
+            self._rise(parsed, first - 1)
+        self.head = last
+        for sub in self.subs if len(self.subs) == 1 else tuple(self.subs):
+            reader = sub.reader
+            if reader.need is Need.LIVE and first == reader.seq + 1 and reader.epoch == self.epoch_n:
+                # The common case, without the machine's general steps: the next frames, no terminal among them
+                lines = frames.split(b"\n") if first != last else [frames]
+                if lines[-1][:2] != b'{"':
+                    reader.seq = last
+                    sub.outlet.write(self.epoch_n, first, lines)
+                    if sub.outlet.full:
+                        reader.pause()
+                    continue
+            self.deliver(sub, reader.receive_live(self.epoch_n, first, last, frames))
+            if reader.need is Need.PAGE:
+                self.hub.catch_up(sub)
+
+    def _rise(self, epoch: Epoch, base: int) -> None:
+        self.epoch, self.epoch_n = str(epoch).encode(), epoch.n
+        for sub in tuple(self.subs):
+            sub.outlet.rise(str(epoch), base)
+
+    def deliver(self, sub: Subscription, steps: list[Step]) -> None:
+        """Write what the reader let through, and end what ended."""
+        outlet = sub.outlet
+        runs = [step for step in steps if isinstance(step, Run)]
+        if not sub.exact and len(runs) > 1 and len(runs) == len(steps) and runs[0].epoch == runs[-1].epoch:
+            # Behind: adjacent deltas joined, so a page is a few native chunks; the cursor is the last frame's
+            lines = coalesce([line for run in runs for line in run.lines])
+            last = runs[-1].first + len(runs[-1].lines) - 1
+            steps = [Run(runs[-1].epoch, last - len(lines) + 1, lines)]
+        for step in steps:
+            match step:
+                case Run(epoch, first, lines):
+                    outlet.write(epoch, first, lines)
+                case Gap():
+                    if not outlet.gap(step):
+                        self.fail(sub, StreamLost(f"frames {step.start} to {step.stop} of the stream are lost"))
+                        return
+                case Reset():
+                    if not outlet.reset(step):
+                        self.fail(sub, StreamLost(f"the stream was lost after {step.epoch}-{step.to}"))
+                        return
+        if sub.reader.need is Need.NOTHING and runs:
+            end = decode(runs[-1].lines[-1])
+            assert isinstance(end, End)
+            self.status = end.status
+            outlet.end(end.status)
+            self.remove(sub)
+        elif outlet.full:
+            sub.reader.pause()
+
+    def fail(self, sub: Subscription, error: StreamGwError) -> None:
+        sub.reader.close()
+        self.remove(sub)
+        sub.outlet.fail(error, sub.reader.cursor)
+
+    def remove(self, sub: Subscription) -> None:
+        if sub in self.subs:
+            self.subs.remove(sub)
+            if not self.subs:
+                self.hub.drop(self)
+
+
+class Hub:
+    """All local streams. Its tasks live in ``tasks``."""
+
+    def __init__(
+        self, gateway: GatewayId, streams: RedisStreamLog, directory: Directory, tasks: asyncio.TaskGroup
+    ) -> None:
+        self.gateway = gateway
+        self.log = streams
+        self._directory = directory
+        self._tasks = tasks
+        self.local: dict[bytes, LocalStream] = {}
+        self.frames_received = 0
+
+    # --- the data path -------------------------------------------------------------------------------------
+
+    def receive(self, payload: bytes) -> None:
+        """A published message: the parts of many streams."""
+        local = self.local
+        for part in payload.split(RECORD):
+            stream, epoch, first, last, frames = part.split(UNIT, 4)
+            found = local.get(stream)
+            if found is not None:
+                found.receive(epoch, int(first), int(last), frames)
+
+    # --- readers come and go -------------------------------------------------------------------------------
+
+    def expect(self, stream: StreamId, tenant: TenantId, epoch: Epoch, facts: bytes) -> LocalStream:
+        """A stream that is about to be created with this gateway as its first watcher."""
+        self._check_room()
+        local = LocalStream(self, stream, tenant, epoch, facts)
+        self.local[stream.encode()] = local
+        return local
+
+    def _check_room(self) -> None:
+        if len(self.local) >= STREAMS_PER_GATEWAY_MAX:
+            raise TooMany(
+                f"this gateway follows {STREAMS_PER_GATEWAY_MAX} streams, its most; ask another", retry_after_s=1
+            )
+
+    def follow_new(self, local: LocalStream, outlet: Outlet) -> Subscription:
+        """Read a stream that has no frames yet: nothing to replay."""
+        reader = Reader(Cursor(local.epoch_n, 0))
+        reader.need = Need.LIVE
+        sub = Subscription(local, outlet, reader, exact=True)
+        local.subs.append(sub)
+        return sub
+
+    async def look(self, stream: StreamId, tenant: TenantId, after: Cursor) -> Page:
+        """One page of a stream, without following it. Raises NotFound."""
+        page = await self.log.watch(stream, tenant, None, after)
+        if page is None:
+            raise NotFound(f"no stream {stream}; it never was, is another tenant's, or its retention has passed")
+        return page
+
+    def follow(self, stream: StreamId, page: Page, after: Cursor, outlet: Outlet, *, exact: bool) -> Subscription:
+        """Read a stream that ``look`` found, from the cursor on.
+
+        Raises CursorInvalid, CursorGone or TooMany.
+        """
+        check_cursor(after, page.epoch, page.head, page.bases)
+        local = self.local.get(stream.encode())
+        if local is None:
+            self._check_room()
+            local = LocalStream(self, stream, page.tenant, page.epoch, page.facts)
+            local.head, local.status = page.head, page.status
+            self.local[stream.encode()] = local
+        elif len(local.subs) >= SUBSCRIBERS_PER_STREAM_MAX:
+            raise TooMany(
+                f"{SUBSCRIBERS_PER_STREAM_MAX} readers follow this stream here, the most one may have", retry_after_s=1
+            )
+        sub = Subscription(local, outlet, Reader(after), exact=exact)
+        local.subs.append(sub)
+        self.catch_up(sub)
+        return sub
+
+    def drop(self, local: LocalStream) -> None:
+        """The last local reader has gone."""
+        if self.local.get(local.id.encode()) is local:
+            del self.local[local.id.encode()]
+            if local.status == "live":
+                self.spawn(self._unwatch(local))
+
+    async def _unwatch(self, local: LocalStream) -> None:
+        if local.id.encode() not in self.local:  # nobody came back meanwhile
+            await self.log.unwatch(local.id, self.gateway)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside the caller; an outage of the fabric is logged, anything else ends the process."""
+        self._tasks.create_task(_logged(work))
+
+    # --- replay --------------------------------------------------------------------------------------------
+
+    def catch_up(self, sub: Subscription) -> None:
+        """Read the log for a reader that lacks frames, unless it is being done."""
+        if sub.reader.need is Need.PAGE and not sub.catching_up:
+            sub.catching_up = True
+            self._tasks.create_task(self._catch_up(sub))
+
+    async def _catch_up(self, sub: Subscription) -> None:
+        local = sub.local
+        loop = asyncio.get_running_loop()
+        missing_since: float | None = None
+        try:
+            while sub.reader.need is Need.PAGE:
+                before = sub.reader.cursor
+                try:
+                    page = await self.log.watch(local.id, None, self.gateway, before)
+                except FabricUnavailable as error:
+                    # The watchdog's clock, not this one, decides how long the fabric may be away
+                    log.warning("stream %s cannot be read: %s", local.id, error)
+                    continue
+                if sub.reader.need is not Need.PAGE:
+                    return
+                if page is None:
+                    missing_since = missing_since or loop.time()
+                    if loop.time() - missing_since > ORPHAN_GRACE_S:
+                        local.fail(sub, StreamLost("the fabric lost the stream and its producer is gone; ask again"))
+                        return
+                else:
+                    missing_since = None
+                    if page.epoch.n > local.epoch_n:
+                        local._rise(page.epoch, page.bases[-1][1] if page.bases else 0)
+                    local.deliver(sub, sub.reader.receive_page(page))
+                if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
+                    await asyncio.sleep(_EMPTY_PAGE_S)
+        finally:
+            sub.catching_up = False
+
+    # --- what pub/sub may have lost ------------------------------------------------------------------------
+
+    def resubscribed(self, channels: list[str]) -> None:
+        """Publishes to these channels may have been missed: watch every stream of their partitions again."""
+        partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
+        for local in self.local.values():
+            if local.partition in partitions:
+                for sub in local.subs:
+                    sub.reader.recheck()
+                    self.catch_up(sub)
+
+    async def watchdog(self) -> None:
+        """Compare every local stream with its log, so that no lost message, tail or terminal stays lost."""
+        while True:
+            await asyncio.sleep(WATCHDOG_S)
+            by_partition: dict[int, list[LocalStream]] = {}
+            for local in self.local.values():
+                by_partition.setdefault(local.partition, []).append(local)
+            for partition, streams in by_partition.items():
+                for start in range(0, len(streams), _HEADS_MAX):
+                    some = streams[start : start + _HEADS_MAX]
+                    try:
+                        heads = await self.log.heads(partition, [local.id for local in some], self.gateway)
+                    except FabricUnavailable as error:
+                        log.warning("the streams' heads cannot be read: %s", error)
+                        continue
+                    for local, head in zip(some, heads, strict=True):
+                        await self._compare(local, head)
+
+    async def _compare(self, local: LocalStream, head: Head | None) -> None:
+        now = asyncio.get_running_loop().time()
+        stuck = [sub for sub in local.subs if sub.reader.need is Need.LIVE and sub.watched_seq == sub.reader.seq]
+        for sub in local.subs:
+            sub.watched_seq = sub.reader.seq
+        if head is None:
+            local.missing_since = local.missing_since or now
+            if now - local.missing_since > ORPHAN_GRACE_S:
+                for sub in tuple(local.subs):
+                    local.fail(sub, StreamLost("the fabric lost the stream and its producer is gone; ask again"))
+            return
+        unwatched = head.status == "live" and not head.watched_by_me
+        for sub in stuck:
+            if unwatched or head.last != sub.reader.seq or head.epoch.n > sub.reader.epoch:
+                sub.reader.recheck()
+                self.catch_up(sub)
+        if unwatched and not stuck:
+            for sub in local.subs:
+                sub.reader.recheck()
+                self.catch_up(sub)
+        # A stream that its producer does not know: the request or the producer was lost without a trace
+        orphan = bool(stuck) and head.status == "live" and not await self._directory.produces(head.replica, local.id)
+        if not orphan:
+            local.missing_since = None
+            return
+        local.missing_since = local.missing_since or now
+        if now - local.missing_since > ORPHAN_GRACE_S:
+            await self._fence(local, head)
+
+    async def _fence(self, local: LocalStream, head: Head) -> None:
+        try:
+            await self.log.fence(local.id, head.replica, secrets.token_hex(4), LOST)
+        except FabricUnavailable as error:
+            log.warning("stream %s cannot be ended: %s", local.id, error)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except FabricUnavailable as error:
+        log.warning("left undone: %s", error)
+
+
+def error_info(error: StreamGwError) -> ErrorInfo:
+    return ErrorInfo(error.code, error.message, error.type, error.http_status, error.retriable)

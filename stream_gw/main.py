@@ -1,0 +1,146 @@
+"""The gateway process: wires its parts, serves, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from stream_fabric.errors import Draining
+from stream_fabric.ids import GatewayId
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.index import RedisIndex
+from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_gw.app import Edge
+from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
+from stream_gw.directory import Directory
+from stream_gw.gateway import Gateway
+from stream_gw.hub import Hub
+from stream_gw.server import EdgeServer, make_server
+from stream_gw.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+DEV_TENANT = "dev"
+
+
+def key_store(settings: GatewaySettings) -> KeyStore:
+    """Raises ValueError when no key is configured: nobody could use the gateway."""
+    dev_key = settings.dev_key.get_secret_value()
+    if settings.keys_file is not None:
+        if dev_key:
+            raise ValueError("set keys_file or dev_key, not both")
+        return TomlKeyStore.load(settings.keys_file)
+    if not dev_key:
+        raise ValueError("no keys: set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry)")
+    return TomlKeyStore.single(DEV_TENANT, dev_key)
+
+
+async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
+    """Run one gateway until SIGTERM. ``on_ready`` gets its URL.
+
+    Raises ValueError for unusable settings, FabricUnavailable when Redis is out of reach at the start.
+    """
+    keys = key_store(settings)
+    secret = settings.token_secret.get_secret_value().encode() or secrets.token_bytes(32)
+    name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+    client = RedisClient(settings.redis_url)
+    try:
+        await client.start()
+        partitions = await check_partitions(client, settings.partitions)
+        async with asyncio.TaskGroup() as tasks:
+            streams = RedisStreamLog(client, partitions)
+            pools = RedisPools(client)
+            directory = Directory(pools)
+            hub = Hub(name, streams, directory, tasks)
+            subscriber = Subscriber(
+                client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed
+            )
+            gateway = Gateway(
+                name, settings, Authenticator(keys, secret), hub, streams, pools, RedisIndex(client), directory
+            )
+            edge = Edge(gateway)
+            server = make_server(edge.app, settings.host, settings.port)
+            background = [
+                tasks.create_task(subscriber.run()),
+                tasks.create_task(directory.run()),
+                tasks.create_task(hub.watchdog()),
+                tasks.create_task(edge.sweep()),
+                tasks.create_task(Reaper(pools, streams).run()),
+            ]
+            await subscriber.wait_ready()
+            serving = tasks.create_task(server.serve())
+            stop = _on_signal()
+            await _started(server, serving)
+            on_ready(_url(server, settings))
+            await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+            await _drain(edge, settings)
+            server.should_exit = True
+            await serving
+            for task in background:
+                task.cancel()
+    finally:
+        await client.close()
+
+
+def _on_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _started(server: EdgeServer, serving: asyncio.Task[None]) -> None:
+    while not server.started:
+        if serving.done():
+            await serving
+            raise OSError("the gateway cannot listen on its port; is another process there?")
+        await asyncio.sleep(0.005)
+
+
+def _url(server: EdgeServer, settings: GatewaySettings) -> str:
+    port = server.servers[0].sockets[0].getsockname()[1]
+    return f"http://{settings.host}:{port}"
+
+
+async def _drain(edge: Edge, settings: GatewaySettings) -> None:
+    """Invisible to readers: hints spread over a window, plain streams go on to their end within the grace."""
+    gateway = edge.gateway
+    gateway.draining = True
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.drain_s
+    spread_s = min(settings.drain_spread_s, settings.drain_s / 2)
+    for socket_ in tuple(edge.sockets):
+        # Each comes back at its own moment, so that the others' accept queues see no burst
+        after_s = random.uniform(0, spread_s)
+        socket_.hinted = True
+        socket_.put({"t": "reconnect", "after_ms": int(after_s * 1000)})
+        loop.call_later(after_s + 1.0, socket_.close, 1012, "this gateway drains; reconnect elsewhere")
+    while loop.time() < deadline and (edge.outlets or edge.sockets or edge.collecting):
+        await asyncio.sleep(0.05)
+    for local in tuple(gateway.hub.local.values()):
+        for sub in tuple(local.subs):
+            local.fail(sub, Draining(f"this gateway is going away; continue with GET /v1/streams/{local.id}?after=<cursor>"))
+    for socket_ in tuple(edge.sockets):
+        socket_.close(1012, "this gateway drains; reconnect elsewhere")
+    await asyncio.sleep(0.05)
+
+
+def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
+    """The process's main."""
+    import uvloop
+
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, on_ready))
+    sys.stdout.flush()

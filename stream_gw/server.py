@@ -1,0 +1,169 @@
+"""uvicorn's protocols with what the token path needs: header limits, and a direct line between an open response's
+transport and its outlet (bytes out without a task switch, drained and lost connections heard at once).
+
+``docs/adr/0002-direct-transport.md`` has the measurement behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from stream_fabric.limits import (
+    HEADER_BYTES_MAX,
+    OUTBOX_BYTES_LOW,
+    OUTBOX_BYTES_MAX,
+    URL_BYTES_MAX,
+    WS_MESSAGE_BYTES_MAX,
+    WS_PROTOCOL_PING_S,
+)
+
+CONNECTION = "stream_gw.connection"
+"""Where a scope's ``state`` holds its connection."""
+
+
+class ConnectionListener(Protocol):
+    """Hears what becomes of a connection while a response or a socket is open."""
+
+    def connection_paused(self) -> None: ...
+
+    def connection_resumed(self) -> None: ...
+
+    def connection_lost(self) -> None: ...
+
+
+class EdgeHttp(HttpToolsProtocol):
+    """One HTTP connection."""
+
+    listener: ConnectionListener | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._too_large = False
+        self.scope["state"][CONNECTION] = self
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > URL_BYTES_MAX:
+            self._refuse_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADER_BYTES_MAX:
+            self._refuse_headers()
+
+    def _refuse_headers(self) -> None:
+        self._too_large = True
+        raise ValueError("headers too large")  # the parser turns it into its own error, which ends the connection
+
+    def send_400_response(self, msg: str) -> None:
+        status, code = (431, "headers_too_large") if getattr(self, "_too_large", False) else (400, "invalid_request")
+        what = "URL or headers over the limit" if status == 431 else msg
+        body = (
+            f'{{"error":{{"message":"{what}","type":"invalid_request_error","code":"{code}","param":null,'
+            f'"request_id":null,"retriable":false}}}}'
+        ).encode()
+        reason = b"Request Header Fields Too Large" if status == 431 else b"Bad Request"
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (status, reason, len(body), body)
+        )
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.listener is not None:
+            self.listener.connection_paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.listener is not None:
+            self.listener.connection_resumed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.connection_lost()
+
+
+class EdgeWebSocket(WebSocketsSansIOProtocol):
+    """One WebSocket. ``send_text`` writes a finished text frame straight to the transport."""
+
+    listener: ConnectionListener | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        self.transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
+        self.app_state = {**self.app_state, CONNECTION: self}
+        super().handle_connect(event)
+
+    def send_text(self, payload: bytes) -> None:
+        if self.close_sent or self.disconnected:
+            return
+        size = len(payload)
+        if size < 126:
+            self.transport.write(b"\x81%c%b" % (size, payload))
+        elif size < 65536:
+            self.transport.write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload))
+        else:
+            self.transport.write(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.listener is not None:
+            self.listener.connection_paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.listener is not None:
+            self.listener.connection_resumed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.connection_lost()
+
+
+class EdgeServer(uvicorn.Server):
+    """uvicorn without its signal handlers: what SIGTERM means is the gateway's to say."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: Any, host: str, port: int) -> EdgeServer:
+    return EdgeServer(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=EdgeHttp,
+            ws=EdgeWebSocket,
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=75,  # longer than a load balancer's idle limit, so that it closes first
+            timeout_graceful_shutdown=5,
+            ws_max_size=WS_MESSAGE_BYTES_MAX,
+            ws_ping_interval=WS_PROTOCOL_PING_S,
+            ws_ping_timeout=WS_PROTOCOL_PING_S,
+            ws_per_message_deflate=False,
+        )
+    )

@@ -1,0 +1,28 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from stream_fabric.settings import FabricSettings
+
+
+class GatewaySettings(FabricSettings):
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one")
+    gateway: str = Field("", max_length=64, description="A name for the gateway; empty: the host's and process's")
+    keys_file: Path | None = Field(None, description="TOML file of tenants and the hashes of their keys")
+    dev_key: SecretStr = Field(SecretStr(""), description="One key for tenant 'dev', for a laptop; not beside keys_file")
+    token_secret: SecretStr = Field(
+        SecretStr(""), description="Signs capability tokens; the same on every gateway; empty: /v1/tokens is off"
+    )
+    drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long open streams may go on")
+    drain_spread_s: float = Field(5.0, ge=0, le=600, description="Reconnect hints are spread over so long")
+    plain_grace_s: float = Field(
+        2.0, ge=0, le=3600, description="A plain stream is cancelled so long after its last reader left"
+    )
+    kept_grace_s: float = Field(
+        30.0, ge=0, le=3600, description="The same for one with an Idempotency-Key, a session, or made over WebSocket"
+    )

@@ -1,0 +1,139 @@
+"""The SSE shell: one stream on one HTTP response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import Message, Send
+
+from stream_fabric.cursor import Cursor
+from stream_fabric.errors import StreamGwError
+from stream_fabric.frames import Status
+from stream_fabric.limits import STALL_S_MAX
+from stream_fabric.reader import Gap, Reset
+from stream_gw.dialects.base import Encoder
+from stream_gw.server import EdgeHttp
+
+_HEARTBEAT = b": hb\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class SseOutlet:
+    """Writes a stream's events as HTTP chunks. ``spell_error`` spells an error of ours for the dialect's event."""
+
+    __slots__ = (
+        "_buffered", "_connection", "_early", "_silent", "_spell_error", "_stalled_since", "_write", "done", "encoder",
+        "full", "resume", "stalled",
+    )  # fmt: skip
+
+    def __init__(self, connection: EdgeHttp, encoder: Encoder, spell_error: Callable[[StreamGwError, Cursor], bytes]) -> None:
+        self._connection = connection
+        self.encoder = encoder
+        self._spell_error = spell_error
+        self.full = False
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True: the body is whole and may be ended; False: the reader has gone."""
+        self.resume: Callable[[], None] = _nothing
+        self.stalled = False
+        # Until the headers are out, events wait here
+        self._early: list[bytes] | None = []
+        self._write: Callable[[bytes], Any] = connection.transport.write
+        self._silent = False
+        self._buffered = 0
+        self._stalled_since = 0.0
+        connection.listener = self
+
+    def open(self) -> None:
+        """The headers are out: write the first heartbeat and what came meanwhile."""
+        early, self._early = self._early, None
+        self._write(_chunk(_HEARTBEAT + b"".join(early or ())))
+
+    # --- Outlet --------------------------------------------------------------------------------------------
+
+    def write(self, epoch: int, first: int, lines: list[bytes]) -> None:
+        data = self.encoder.sse(lines, epoch, first)
+        if data:
+            self._silent = False
+            if self._early is not None:
+                self._early.append(data)
+            else:
+                self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def gap(self, gap: Gap) -> bool:
+        return False  # an SSE client of a plain dialect cannot be told; the error event names the cursor
+
+    def reset(self, reset: Reset) -> bool:
+        return False
+
+    def rise(self, epoch: str, head: int) -> None:
+        pass  # the id lines carry the epoch
+
+    def end(self, status: Status) -> None:
+        if not self.done.done():
+            self.done.set_result(True)
+
+    def fail(self, error: StreamGwError, cursor: Cursor) -> None:
+        self._put(b"data: " + self._spell_error(error, cursor) + b"\n\n")
+        self.end("failed")
+
+    def _put(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early.append(data)
+        elif not self._connection.transport.is_closing():
+            self._write(_chunk(data))
+
+    # --- ConnectionListener --------------------------------------------------------------------------------
+
+    def connection_paused(self) -> None:
+        self.full = True
+        self._stalled_since = 0.0
+
+    def connection_resumed(self) -> None:
+        if self.full:
+            self.full = False
+            self.resume()
+
+    def connection_lost(self) -> None:
+        if not self.done.done():
+            self.done.set_result(False)
+
+    # --- the sweep, every few seconds ----------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """A heartbeat after a silent interval; an end to a reader that takes nothing."""
+        transport = self._connection.transport
+        if self.done.done() or transport.is_closing() or self._early is not None:
+            return
+        if not self.full:
+            if self._silent:
+                self._write(_chunk(_HEARTBEAT))
+            self._silent = True
+            return
+        buffered = transport.get_write_buffer_size()
+        if not self._stalled_since or buffered < self._buffered:
+            self._stalled_since = now
+        self._buffered = buffered
+        if now - self._stalled_since > STALL_S_MAX:
+            self.stalled = True
+            transport.abort()  # type: ignore[attr-defined]
+
+
+async def finish(outlet: SseOutlet, send: Send) -> None:
+    """Wait for the stream's or the reader's end, and end the body."""
+    if await outlet.done:
+        message: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await send(message)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,99 @@
+// Who we are: an API key, kept in this tab's sessionStorage alone, and the capability token that it was exchanged for.
+// Another tab of this browser is lent the token, never the key.
+
+import { GatewayError } from "./client.js";
+
+const KEY = "sgw.key";
+const USER = "sgw.user";
+const EARLY_MS = 30_000; // a token is replaced so long before it expires
+const LEND_MS = 300; // how long another tab may take to lend its token
+
+export async function errorOf(response) {
+  const body = await response.json().catch(() => ({})); // a proxy's error page is no JSON; the status says enough
+  return GatewayError.fromWire({
+    code: `http_${response.status}`,
+    message: `The gateway answered ${response.status}.`,
+    retriable: response.status === 429 || response.status >= 500,
+    ...body.error,
+  });
+}
+
+export class Session {
+  constructor() {
+    this.token = null;
+    this.expiresAt = 0;
+    this.channel = new BroadcastChannel("sgw.session");
+    this.channel.onmessage = ({ data }) => this.hear(data);
+    this.borrowing = null;
+    const fragment = new URLSearchParams(location.hash.slice(1));
+    if (fragment.has("key")) {
+      sessionStorage.setItem(KEY, fragment.get("key"));
+      history.replaceState(null, "", location.pathname + location.search);
+    }
+  }
+
+  get key() {
+    return sessionStorage.getItem(KEY);
+  }
+
+  get user() {
+    let user = localStorage.getItem(USER);
+    if (!user) {
+      user = `web-${crypto.randomUUID()}`;
+      localStorage.setItem(USER, user);
+    }
+    return user;
+  }
+
+  async signIn(key) {
+    sessionStorage.setItem(KEY, key);
+    this.token = null;
+    return this.getToken();
+  }
+
+  signOut() {
+    sessionStorage.removeItem(KEY);
+    this.token = null;
+  }
+
+  /** A valid capability token. Throws not_signed_in when there is neither a key nor another tab to lend one. */
+  async getToken({ refresh = false } = {}) {
+    const isFresh = this.token && Date.now() < this.expiresAt - EARLY_MS;
+    if (isFresh && !refresh) return this.token;
+    this.token = null;
+    if (this.key) await this.mint();
+    else if (!refresh) await this.borrow();
+    if (!this.token) throw new GatewayError("not_signed_in", "Sign in with an API key.");
+    return this.token;
+  }
+
+  async mint() {
+    const response = await fetch("/v1/tokens", {
+      method: "POST",
+      headers: { authorization: `Bearer ${this.key}`, "content-type": "application/json" },
+      body: JSON.stringify({ scopes: ["create", "read", "cancel", "input"], user: this.user, expires_in_s: 3600 }),
+    }).catch(() => {
+      throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
+    });
+    if (!response.ok) throw await errorOf(response);
+    const { token, expires_at: expiresAt } = await response.json();
+    this.token = token;
+    this.expiresAt = expiresAt * 1000;
+  }
+
+  borrow() {
+    return new Promise((resolve) => {
+      this.borrowing = resolve;
+      this.channel.postMessage({ ask: true });
+      setTimeout(resolve, LEND_MS);
+    });
+  }
+
+  hear({ ask, token, expiresAt }) {
+    if (ask && this.token) this.channel.postMessage({ token: this.token, expiresAt: this.expiresAt });
+    if (token && this.borrowing && !this.token) {
+      Object.assign(this, { token, expiresAt });
+      this.borrowing();
+    }
+  }
+}

@@ -1,0 +1,93 @@
+// How a message looks. Text only ever enters the page as text nodes.
+
+import { MarkdownView } from "./markdown.js";
+
+export const $ = (id) => document.getElementById(id);
+
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  use.setAttribute("href", `#i-${name}`);
+  svg.setAttribute("aria-hidden", "true");
+  svg.append(use);
+  return svg;
+}
+
+const ENDINGS = {
+  cancelled: "Stopped",
+  incomplete: "Cut short by the length limit",
+};
+
+export class MessageView {
+  constructor(message, onRetry) {
+    this.onRetry = onRetry;
+    this.node = document.createElement("article");
+    this.node.dataset.id = message.id;
+    this.node.className = message.role;
+    this.node.setAttribute("aria-label", message.role === "user" ? "You" : "Answer");
+    this.content = document.createElement("div");
+    this.content.className = "content";
+    this.note = document.createElement("div");
+    this.note.className = "note";
+    this.node.append(this.content, this.note);
+    if (message.role === "user") this.content.textContent = message.text;
+    else this.markdown = new MarkdownView(this.content);
+    this.frame = 0;
+    this.costMs = 0;
+    this.shownAt = 0;
+    this.update(message);
+  }
+
+  /** Shows the message at the next frame; a costly text rests for ten times what it costs. */
+  schedule(message, after) {
+    this.pending = message;
+    if (this.frame) return;
+    const draw = () => {
+      if (performance.now() - this.shownAt < this.costMs * 10) {
+        this.frame = requestAnimationFrame(draw);
+        return;
+      }
+      this.frame = 0;
+      this.update(this.pending);
+      after();
+    };
+    this.frame = requestAnimationFrame(draw);
+  }
+
+  update(message) {
+    if (message.role === "user") return;
+    const started = performance.now();
+    this.markdown.set(message.text);
+    this.shownAt = performance.now();
+    this.costMs = this.shownAt - started;
+    const runs = message.status === "starting" || message.status === "running";
+    // A screen reader hears the answer once it is whole, not each token.
+    this.node.setAttribute("aria-busy", String(runs));
+    this.node.classList.toggle("waiting", runs && message.text === "");
+    this.node.classList.toggle("running", runs && message.text !== "");
+    this.showNote(message);
+  }
+
+  showNote(message) {
+    const state = `${message.status}${message.hasGap ?? ""}`;
+    if (state === this.noted) return;
+    this.noted = state;
+    this.note.replaceChildren();
+    this.note.classList.toggle("failed", message.status === "failed");
+    if (message.status === "failed") this.showError(message);
+    else if (ENDINGS[message.status]) this.note.append(ENDINGS[message.status]);
+    if (message.hasGap) this.note.append(" A part of this answer was lost and cannot be had again.");
+  }
+
+  showError({ error }) {
+    const text = document.createElement("span");
+    text.textContent = error.message;
+    const code = document.createElement("code");
+    code.textContent = error.code;
+    const retry = document.createElement("button");
+    retry.type = "button";
+    retry.textContent = "Try again";
+    retry.addEventListener("click", this.onRetry);
+    this.note.append(icon("alert"), text, code, retry);
+  }
+}

