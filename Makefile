@@ -1,0 +1,79 @@
+# Each target sets up what it needs: a virtual environment from requirements.lock and, as root on Debian, packages.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+# Debian packages by the command that each provides
+APT_redis-server := redis-server
+APT_redis-sentinel := redis-sentinel
+APT_redis-cli := redis-tools
+APT_chromium := chromium
+APT_nginx := nginx-light
+APT_gcc := gcc libc6-dev
+
+define need # commands
+@missing=""; for c in $(1); do command -v $$c >/dev/null || [ -x /usr/sbin/$$c ] || missing="$$missing $$c"; done; \
+if [ -n "$$missing" ]; then \
+  packages="$(foreach c,$(1),$(APT_$(c)))"; \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "installing:$$missing"; \
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$packages; } >/dev/null; \
+  else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
+endef
+
+.PHONY: help setup up demo test test-chaos check bench browsers redis node clean
+help:
+	@echo "make demo        start the platform, show the main job, stop"
+	@echo "make up          start the platform on this machine and keep it up"
+	@echo "make test        the fast suites"
+	@echo "make test-chaos  the suites that kill processes and cut links"
+	@echo "make check       ruff, mypy --strict, import-linter"
+	@echo "make bench       measured ratios"
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON="; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+setup: $(STAMP)
+
+redis:
+	$(call need,redis-server)
+
+browsers:
+	$(call need,redis-server redis-sentinel redis-cli chromium)
+
+up: setup redis
+	@exec $(BIN)/stream-gw up $(ARGS)
+
+demo: setup redis
+	@$(BIN)/stream-gw demo $(ARGS)
+
+node: tests/node/node_modules/.installed
+tests/node/node_modules/.installed: tests/node/package-lock.json
+	@command -v npm >/dev/null || { echo "missing: node and npm; run: sudo apt-get install nodejs npm"; exit 1; }
+	@cd tests/node && npm ci --silent --no-fund --no-audit && touch node_modules/.installed
+
+test: setup browsers node
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-chaos: setup browsers
+	@$(BIN)/python -m pytest -m chaos $(ARGS)
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup redis
+	$(call need,nginx gcc)
+	@$(BIN)/python -m bench.tokens $(ARGS)
+
+clean:
+	rm -rf $(VENV) tests/node/node_modules bench/bin
