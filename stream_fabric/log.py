@@ -189,6 +189,8 @@ class StreamState:
         self.structure += request.structure
         if request.status:
             self.status = request.status
+        if request.status == "cancelled":
+            self.cancelled_at = request.last - 1
         return AppendReply(AppendCode.OK, self.last)
 
     def cancel(self, now_ms: int = 0, unwatched_ms: int | None = None) -> CancelReply:

@@ -3,118 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Any, Literal, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any, Literal
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stream_fabric.cursor import BEGINNING, Cursor
 from stream_fabric.errors import (
     BadRequest,
-    BodyTooLarge,
     Forbidden,
     MethodNotAllowed,
     NotFound,
     StreamGwError,
 )
 from stream_fabric.ids import StreamId
-from stream_fabric.limits import BODY_BYTES_MAX
 from stream_gw import sse, ws
 from stream_gw.auth import Principal, TokenRequest, bearer
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.dialects.requests import check_depth, parse_create
-from stream_gw.gateway import Gateway, NewStream, cancel_json, describe, prepared
+from stream_gw.dialects.requests import parse_create
+from stream_gw.gateway import Gateway, NewStream, PastTheEnd, cancel_json, describe, prepared
+from stream_gw.http import JSON, ClientGone, Request, parse
 from stream_gw.metrics import Metrics
 from stream_gw.server import CONNECTION
 from stream_gw.sse import SseOutlet
 
 _SWEEP_S = 5.0
-_JSON = (b"content-type", b"application/json")
 _CONTENT_SECURITY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self' ws: wss:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_T = TypeVar("_T")
 
 
-class Request:
-    """What a handler needs of one HTTP request."""
+class Open:
+    """A response that stays open: what is left to do when its ``outlet`` is done."""
 
-    __slots__ = ("_receive", "_send", "headers", "id", "path_params", "query", "scope")
+    __slots__ = ("close", "outlet")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self._receive = receive
-        self._send = send
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.path_params: dict[str, str] = scope.get("path_params", {})
-        self.query = _query(scope["query_string"])
-        self.id = "req_" + secrets.token_hex(12)
-
-    def header(self, name: bytes) -> str | None:
-        value = self.headers.get(name)
-        return None if value is None else value.decode("latin-1")
-
-    async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge before reading more than the limit."""
-        declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {BODY_BYTES_MAX} are taken")
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message["body"])
-            size += len(message["body"])
-            if size > BODY_BYTES_MAX:
-                raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the most that are taken")
-            if not message["more_body"]:
-                return b"".join(parts)
-
-    async def answer(
-        self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False
-    ) -> None:
-        all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
-        if status != 204:
-            all_headers.append((b"content-length", str(len(body)).encode()))
-        if close:
-            all_headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def json(self, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        await self.answer(status, msgspec.json.encode(value), [_JSON, *(headers or [])])
-
-    async def refuse(self, error: StreamGwError) -> None:
-        headers = [_JSON]
-        if error.retry_after_s is not None:
-            headers.append((b"retry-after", str(error.retry_after_s).encode()))
-        if error.http_status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        # The rest of a refused body is not read
-        await self.answer(
-            error.http_status, error_body(error, self.id), headers, close=isinstance(error, BodyTooLarge)
-        )
+    def __init__(self, outlet: SseOutlet, close: Callable[[], None]) -> None:
+        self.outlet = outlet
+        self.close = close
 
 
-class ClientGone(Exception):
-    """The client left before its request was whole."""
-
-
-Handler = Callable[[Request, Send], Awaitable[None]]
+Handler = Callable[[Request, Send], Awaitable[Open | None]]
 
 
 class Edge:
@@ -128,15 +66,28 @@ class Edge:
         self.collecting: set[CollectOutlet] = set()
         self.app = self._routes()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a reader is being served."""
+        return bool(self.outlets or self.sockets or self.collecting)
+
     def _routes(self) -> ASGIApp:
-        def route(path: str, **handlers: Handler) -> Route:
-            return Route(path, _Endpoint(self, path, {k.upper(): v for k, v in handlers.items()}))
+        def endpoint(path: str, handlers: dict[str, Any]) -> _Endpoint:
+            return _Endpoint(self, path, {k.upper(): v for k, v in handlers.items()})
+
+        def route(path: str, **handlers: Any) -> Route:
+            return Route(path, endpoint(path, handlers))
 
         static = files("stream_gw") / "static"
-        return Starlette(
+        # Starlette's router without its middleware: errors are answered in _Endpoint, and each layer would cost every
+        # open stream a frame
+        direct: dict[str, ASGIApp] = {
+            "/v1/chat/completions": endpoint("/v1/chat/completions", {"post": self._creator("chat")}),
+            "/v1/completions": endpoint("/v1/completions", {"post": self._creator("completions")}),
+        }
+        socket = _Socket(self)
+        router = Router(
             routes=[
-                route("/v1/chat/completions", post=self._creator("chat")),
-                route("/v1/completions", post=self._creator("completions")),
                 route("/v1/models", get=self._models),
                 route("/v1/tokens", post=self._tokens),
                 route("/v1/streams", get=self._running),
@@ -147,12 +98,20 @@ class Edge:
                 route("/healthz", get=self._healthz),
                 route("/readyz", get=self._readyz),
                 route("/metrics", get=self._metrics),
-                WebSocketRoute("/v1/stream", _Socket(self)),
+                WebSocketRoute("/{rest:path}", _no_socket),
                 Mount("/static", _Secured(StaticFiles(directory=str(static)))),
                 Route("/", _Secured(_Page(str(static / "index.html")))),
                 route("/{rest:path}", get=_unknown, post=_unknown, put=_unknown, delete=_unknown),
             ]
         )
+
+        def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            # Where streams stay open, the endpoint's coroutine is returned itself: a frame less for each
+            if scope["type"] == "websocket" and scope["path"] == "/v1/stream":
+                return socket(scope, receive, send)
+            return direct.get(scope["path"], router)(scope, receive, send)
+
+        return app
 
     def _who(self, request: Request) -> Principal:
         return self.gateway.authenticate(bearer(request.scope["headers"]))
@@ -160,12 +119,16 @@ class Edge:
     # --- create --------------------------------------------------------------------------------------------
 
     def _creator(self, kind: Literal["chat", "completions"]) -> Handler:
-        async def create(request: Request, send: Send) -> None:
-            outlet = await self._create(request, kind)
-            if isinstance(outlet, CollectOutlet):
-                await self._answer_collected(request, outlet)
-            else:
-                await self._stream(request, outlet[0], outlet[1], send)
+        async def create(request: Request, send: Send) -> Open | None:
+            try:
+                outlet = await self._create(request, kind)
+            except PastTheEnd:
+                await request.answer(204)
+                return None
+            if not isinstance(outlet, CollectOutlet):
+                return await self._stream(request, outlet[0], outlet[1], send)
+            await self._answer_collected(request, outlet)
+            return None
 
         return create
 
@@ -211,10 +174,18 @@ class Edge:
 
         return make
 
-    async def _stream(self, request: Request, outlet: SseOutlet, new: NewStream, send: Send) -> None:
+    async def _stream(self, request: Request, outlet: SseOutlet, new: NewStream, send: Send) -> Open:
+        """Send the headers and the first heartbeat; the tokens come by themselves."""
         subscription = new.subscription
         outlet.resume = subscription.resume
         self.outlets.add(outlet)
+
+        def close() -> None:
+            self.outlets.discard(outlet)
+            subscription.close()
+            if outlet.stalled:
+                self.metrics.stalled.inc()
+
         try:
             await send(
                 {
@@ -229,14 +200,11 @@ class Edge:
                     ],
                 }
             )
-            del request, new  # an open stream keeps no more than it needs
             outlet.open()
-            await sse.finish(outlet, send)
-        finally:
-            self.outlets.discard(outlet)
-            subscription.close()
-            if outlet.stalled:
-                self.metrics.stalled.inc()
+        except BaseException:
+            close()
+            raise
+        return Open(outlet, close)
 
     async def _answer_collected(self, request: Request, outlet: CollectOutlet) -> None:
         self.collecting.add(outlet)
@@ -245,7 +213,7 @@ class Edge:
         finally:
             self.collecting.discard(outlet)
             outlet.close()
-        headers = [_JSON, (b"x-stream-id", outlet.stream.encode())]
+        headers = [JSON, (b"x-stream-id", outlet.stream.encode())]
         if body is not None:
             await request.answer(200, body, headers)
         elif error is not None:
@@ -253,13 +221,13 @@ class Edge:
 
     # --- streams -------------------------------------------------------------------------------------------
 
-    async def _follow(self, request: Request, send: Send) -> None:
+    async def _follow(self, request: Request, send: Send) -> Open | None:
         made: list[SseOutlet] = []
         new = await self._followed(request, made)
-        if new is None:
-            await request.answer(204)
-            return
-        await self._stream(request, made[-1], new, send)
+        if new is not None:
+            return await self._stream(request, made[-1], new, send)
+        await request.answer(204)
+        return None
 
     async def _followed(self, request: Request, made: list[SseOutlet]) -> NewStream | None:
         who = self._who(request)
@@ -268,18 +236,17 @@ class Edge:
         mode = request.query.get("mode", "tokens")
         if mode not in ("tokens", "coalesce"):
             raise BadRequest(f"mode is tokens or coalesce over SSE, got {mode[:64]!r}", param="mode")
-        stream = request.path_params["id"]
-        page, _ = await self.gateway.look(who, stream, after)
-        if page.status != "live" and after >= (page.epoch.n, page.head):
-            return None
         if after.seq:
             self.metrics.resumes.inc()
         make = self._sse_maker(request, request.query.get("dialect"), made)
-        return await self.gateway.follow(who, stream, after, make, exact=mode == "tokens")
+        try:
+            return await self.gateway.follow(who, request.path_params["id"], after, make, exact=mode == "tokens")
+        except PastTheEnd:
+            return None
 
     async def _info(self, request: Request, send: Send) -> None:
         who = self._who(request)
-        page, meta = await self.gateway.look(who, request.path_params["id"], Cursor(1 << 40, 0))
+        page, meta = await self.gateway.look(who, request.path_params["id"])
         await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
 
     async def _cancel(self, request: Request, send: Send) -> None:
@@ -294,7 +261,7 @@ class Edge:
             item: dict[str, Any]
 
         who = self._who(request)
-        body = _parse(await request.body(), Body)
+        body = parse(await request.body(), Body)
         item = msgspec.Raw(msgspec.json.encode(body.item))
         result = await self.gateway.input(who, request.path_params["id"], body.id, item)
         await request.json(202 if result != "terminal" else 409, {"result": result})
@@ -321,7 +288,7 @@ class Edge:
         who = self._who(request)
         if not self.gateway.settings.token_secret.get_secret_value():
             raise Forbidden("this fleet mints no tokens; its operator must set STREAM_GW_TOKEN_SECRET")
-        asked = _parse(await request.body() or b"{}", TokenRequest)
+        asked = parse(await request.body() or b"{}", TokenRequest)
         token, expires_at = self.gateway.authenticator.mint(who, asked, time.time())
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": asked.scopes})
 
@@ -374,7 +341,16 @@ class _Endpoint:
             handler = self._handlers.get(method)
             if handler is None:
                 raise MethodNotAllowed(f"{scope['method']} is not for {self._path}; {', '.join(self._handlers)} is")
-            await handler(request, send)
+            opened = await handler(request, send)
+            if opened is not None:
+                # An open stream keeps no more than it needs, and waits in this frame alone
+                request.forget()
+                del request, handler, receive
+                try:
+                    if await opened.outlet.done:
+                        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                finally:
+                    opened.close()
         except StreamGwError as error:
             status = error.http_status
             await request.refuse(error)
@@ -436,19 +412,10 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
+async def _no_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close", "code": 1008, "reason": "the WebSocket is at /v1/stream"})
+
+
 async def _unknown(request: Request, send: Send) -> None:
     raise NotFound(f"no such path {request.scope['path'][:200]!r}; docs/protocol.md lists them")
-
-
-def _parse(body: bytes, type_: type[_T]) -> _T:
-    check_depth(body)
-    try:
-        return msgspec.json.decode(body, type=type_)
-    except msgspec.MsgspecError as error:
-        raise BadRequest(str(error)[:300]) from error
-
-
-def _query(raw: bytes) -> dict[str, str]:
-    with contextlib.suppress(ValueError, UnicodeDecodeError):
-        return dict(parse_qsl(raw.decode("ascii"), max_num_fields=50))
-    raise BadRequest("the query string is malformed")

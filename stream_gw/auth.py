@@ -96,7 +96,9 @@ class TomlKeyStore:
         for tenant in parsed.tenant:
             for key in tenant.key:
                 if len(key.sha256) != 64:
-                    raise ValueError(f"{path}: tenant {tenant.id!r}: sha256 must be 64 hex digits, as stream-gw key prints")
+                    raise ValueError(
+                        f"{path}: tenant {tenant.id!r}: sha256 must be 64 hex digits, as stream-gw key prints"
+                    )
                 principals[key.sha256.lower()] = Principal(
                     TenantId(tenant.id),
                     frozenset(key.scopes),
@@ -153,7 +155,9 @@ class Authenticator:
             raise Unauthenticated("no credential; send Authorization: Bearer <key or capability token>")
         if len(credential) > _SECRET_CHARS_MAX:
             raise Unauthenticated("the credential is too long to be one of ours")
-        principal = self._capability(credential, now) if credential.startswith(_CAPABILITY) else self._keys.find(credential)
+        principal = (
+            self._capability(credential, now) if credential.startswith(_CAPABILITY) else self._keys.find(credential)
+        )
         if principal is None:
             raise Unauthenticated("the credential is unknown or has been revoked")
         return principal
@@ -163,7 +167,9 @@ class Authenticator:
         if owner.expires_at is not None:
             raise Forbidden("only an API key may mint tokens")
         if not 1 <= request.expires_in_s <= TOKEN_S_MAX:
-            raise BadRequest(f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s")
+            raise BadRequest(
+                f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s"
+            )
         for scope in request.scopes:
             owner.require(scope)
         models = request.models

@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
     key.add_argument("--tenant", required=True, help="the tenant it is for")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     try:
         return _run(args)
     except ExceptionGroup as group:
@@ -64,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flat(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    return [leaf for error in group.exceptions for leaf in (_flat(error) if isinstance(error, BaseExceptionGroup) else [error])]
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
 
 
 def _refuse(command: str, error: BaseException) -> None:
@@ -74,10 +79,13 @@ def _refuse(command: str, error: BaseException) -> None:
 def _run(args: argparse.Namespace) -> int:
     match args.command:
         case "gateway":
-            gateway_main.run(_settings(GatewaySettings, args), lambda url: _say(args, {"url": url}, f"gateway at {url}"))
+            gateway_main.run(
+                _settings(GatewaySettings, args), lambda url: _say(args, {"url": url}, f"gateway at {url}")
+            )
         case "agent":
             agent_main.run(
-                _settings(AgentSettings, args), lambda replica: _say(args, {"replica": replica}, f"replica {replica} is ready")
+                _settings(AgentSettings, args),
+                lambda replica: _say(args, {"replica": replica}, f"replica {replica} is ready"),
             )
         case "controller":
             controller_main.run(_settings(ControllerSettings, args), lambda: _say(args, {}, "controller is ready"))
@@ -105,12 +113,16 @@ def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
 
 
 def _add_up_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gateways", type=_count, default=2, help="how many; gateway k listens on port + k (default 2)")
+    parser.add_argument(
+        "--gateways", type=_count, default=2, help="how many; gateway k listens on port + k (default 2)"
+    )
     parser.add_argument("--replicas", type=_count, default=2, help="how many agents, each with an engine (default 2)")
     parser.add_argument("--engine", choices=("sim", "openai"), default="sim", help="sim: a simulated GPU (default)")
     parser.add_argument("--upstream", default="", help="engine openai: base URL of an OpenAI-compatible server")
     parser.add_argument("--sim", default="", help="engine sim: its settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
-    parser.add_argument("--port", type=_port, default=8080, help="port of the first gateway; 0: free ones (default 8080)")
+    parser.add_argument(
+        "--port", type=_port, default=8080, help="port of the first gateway; 0: free ones (default 8080)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--redis-url", default="", help="a Redis to use; else one is started")
     parser.add_argument("--dev-key", default="sk-dev", help="the API key of tenant dev (default sk-dev)")

@@ -73,7 +73,9 @@ async def _show(running: Platform, urls: list[str]) -> None:
         _check(ack is not None and ack.result == "accepted", f"the cancel was answered {ack}")
         assert ack is not None and ack.at is not None and stream.usage is not None
         _check(stream.status == "cancelled", f"the stream ended {stream.status}, not cancelled")
-        _check(last_text == Position.parse(ack.at).seq, f"the last text was frame {last_text}, the cancel said {ack.at}")
+        _check(
+            last_text == Position.parse(ack.at).seq, f"the last text was frame {last_text}, the cancel said {ack.at}"
+        )
         print(
             f"   Acknowledged at {ack.at}; the reader's last text was frame {last_text}, "
             f"and {stream.usage['output']} tokens are billed."

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
 from stream_gw.ws import Channel, Create, Mode, Sub
 
+_NO_ENTRIES = Cursor(1 << 40, 0)
+"""A position after everything: a page without entries."""
 
 OutletMaker = Callable[[StreamId, StreamFacts, tuple[bytes, ...]], Outlet]
 """Makes a stream's outlet once its id and facts are known; last, the frames that its encoder must have observed."""
@@ -56,6 +58,10 @@ class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _meta_encoder = msgspec.json.Encoder()
 _meta_decoder = msgspec.json.Decoder(StreamMeta)
+
+
+class PastTheEnd(Exception):
+    """The stream has ended and the cursor is at its end: nothing is left to send."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Gateway:
             meta,
             self._grace_s(request, kept=kept or key is not None),
         )
-        local = self.hub.expect(stream, who.tenant, epoch, meta)
+        local = self.hub.expect(stream, who.tenant, epoch)
         subscription = self.hub.follow_new(local, make_outlet(stream, facts, ()))
         try:
             await self._create_and_place(who, work, pool, candidates, user, now_ms)
@@ -161,13 +167,17 @@ class Gateway:
         stream = work.request.stream
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and a stream that no replica claims is ended by the watchdog.
-        calls = [
+        calls: list[Awaitable[Any]] = [
             self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name),
             self._pools.place(pool, work, candidates),
         ]
         if user is not None:
             calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))
-        created, placed, *_ = await asyncio.gather(*calls)
+        try:
+            _, placed, *_ = await asyncio.gather(*calls)
+        except FabricUnavailable as lost:
+            self.hub.spawn(self._withdraw(stream, lost))
+            raise
         if isinstance(placed, str):
             error = NoReplica(
                 f"every replica of {work.request.model!r} is full" if placed == "full" else
@@ -211,8 +221,8 @@ class Gateway:
 
     # --- follow --------------------------------------------------------------------------------------------
 
-    async def look(self, who: Principal, stream: str, after: Cursor = BEGINNING) -> tuple[Page, StreamMeta]:
-        """One page of a stream that the caller may read. Raises NotFound, also for another's."""
+    async def look(self, who: Principal, stream: str, after: Cursor = _NO_ENTRIES) -> tuple[Page, StreamMeta]:
+        """A stream's head that the caller may read, and a page. Raises NotFound, also for another's."""
         who.require("read")
         if not is_stream_id(stream):
             raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
@@ -225,9 +235,14 @@ class Gateway:
     async def follow(
         self, who: Principal, stream: str, after: Cursor, make_outlet: OutletMaker, *, exact: bool
     ) -> NewStream:
-        """Replay a stream after the cursor and follow it. Raises NotFound, CursorInvalid, CursorGone."""
-        page, meta = await self.look(who, stream, after)
+        """Replay a stream after the cursor and follow it.
+
+        Raises NotFound, CursorInvalid, CursorGone, and PastTheEnd when there is nothing after the cursor.
+        """
+        page, meta = await self.look(who, stream)
         page = await self._await_head(page, StreamId(stream), who, after)
+        if page.status != "live" and after >= (page.epoch.n, page.head):
+            raise PastTheEnd
         outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
         subscription = self.hub.follow(StreamId(stream), page, after, outlet, exact=exact)
         return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
@@ -242,7 +257,7 @@ class Gateway:
             and asyncio.get_running_loop().time() < deadline
         ):
             await asyncio.sleep(0.05)
-            page = await self.hub.look(stream, who.tenant, after)
+            page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
         return page
 
     async def read_all(self, who: Principal, stream: StreamId) -> tuple[Page, Cursor, list[bytes]]:
@@ -262,8 +277,7 @@ class Gateway:
         assert first is not None
         return first, at, lines
 
-    async def _pages(self, who: Principal, stream: StreamId) -> AsyncIterator[Page]:
-        after = Cursor(0, 0)
+    async def _pages(self, who: Principal, stream: StreamId, after: Cursor = BEGINNING) -> AsyncIterator[Page]:
         while True:
             page = await self.hub.look(stream, who.tenant, after)
             yield page
@@ -286,7 +300,7 @@ class Gateway:
         return reply
 
     async def _check_user(self, who: Principal, stream: StreamId) -> None:
-        page = await self.hub.look(stream, who.tenant, BEGINNING)
+        page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
         if not who.may_see(_meta_decoder.decode(page.facts).user):
             raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
 
@@ -312,7 +326,7 @@ class Gateway:
         ended, found = [], []
         for stream in await self._index.live(who.tenant, UserId(user)):
             try:
-                page, meta = await self.look(who, stream, Cursor(1 << 40, 0))
+                page, meta = await self.look(who, stream)
             except NotFound:
                 ended.append(stream)
                 continue
@@ -335,23 +349,26 @@ class Gateway:
 
     # --- the socket's commands -----------------------------------------------------------------------------
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Subscription:
+    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Subscription | None:
         kind: Literal["chat", "completions"] = "completions" if message.dialect == "openai.completions" else "chat"
         request = parse_create(bytes(message.body), kind)
         # A socket's readers leave with it, so its streams get the longer grace
-        new = await self.create(
-            who, request, key=message.key, kept=True, after=None, make_outlet=_channel_maker(channel, message.dialect, 0)
-        )
+        make = _channel_maker(channel, message.dialect, 0)
+        new = await self.create(who, request, key=message.key, kept=True, after=None, make_outlet=make)
         head = new.subscription.local.head
         channel.open(new.epoch, head, new.subscription.local.status)
         return new.subscription
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Subscription:
+    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Subscription | None:
         after = Cursor.parse(message.after)
         mode: Mode = message.mode
         if mode != "snapshot":
             make = _channel_maker(channel, message.dialect, after.seq)
-            new = await self.follow(who, message.stream, after, make, exact=mode == "tokens")
+            try:
+                new = await self.follow(who, message.stream, after, make, exact=mode == "tokens")
+            except PastTheEnd:
+                await self._tell_end(who, StreamId(message.stream), channel)
+                return None
             channel.open(new.epoch, new.subscription.local.head, new.subscription.local.status)
             return new.subscription
         _, meta = await self.look(who, message.stream)
@@ -360,10 +377,20 @@ class Gateway:
         page, at, lines = await self.read_all(who, stream)
         channel.carry(message.stream, prepared(message.dialect, meta.facts, tuple(lines)), after.seq)
         channel.snapshot(at.seq, snapshot(message.dialect, meta.facts, lines))
-        page = await self.hub.look(stream, who.tenant, at)
+        page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
         subscription = self.hub.follow(stream, page, at, channel, exact=False)
         channel.open(str(page.epoch), page.head, page.status)
         return subscription
+
+    async def _tell_end(self, who: Principal, stream: StreamId, channel: Channel) -> None:
+        """The reader has everything: repeat only how it ended."""
+        head = (await self.hub.look(stream, who.tenant, _NO_ENTRIES)).head
+        async for page in self._pages(who, stream, Cursor(1, head - 1)):
+            channel.stream, channel.seq = stream, page.head
+            channel.open(str(page.epoch), page.head, page.status)
+            channel.end_frame = page.entries[-1].frames.split(b"\n")[-1]
+            channel.end(page.status)
+            return
 
     async def ws_cancel(self, who: Principal, stream: str) -> dict[str, Any]:
         return cancel_json(await self.cancel(who, stream))

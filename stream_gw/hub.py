@@ -72,7 +72,6 @@ class LocalStream:
     __slots__ = (
         "epoch",
         "epoch_n",
-        "facts",
         "head",
         "hub",
         "id",
@@ -83,13 +82,12 @@ class LocalStream:
         "tenant",
     )
 
-    def __init__(self, hub: Hub, stream: StreamId, tenant: TenantId, epoch: Epoch, facts: bytes) -> None:
+    def __init__(self, hub: Hub, stream: StreamId, tenant: TenantId, epoch: Epoch) -> None:
         self.hub = hub
         self.id = stream
         self.tenant = tenant
         self.epoch = str(epoch).encode()
         self.epoch_n = epoch.n
-        self.facts = facts
         self.partition = hub.log.partition(stream)
         self.head = 0
         self.status: Status = "live"
@@ -188,14 +186,22 @@ class Hub:
             stream, epoch, first, last, frames = part.split(UNIT, 4)
             found = local.get(stream)
             if found is not None:
-                found.receive(epoch, int(first), int(last), frames)
+                try:
+                    found.receive(epoch, int(first), int(last), frames)
+                except Exception:  # a fault in one stream must not cost the others theirs
+                    log.exception("stream %s cannot be delivered", found.id)
+                    self._give_up(found)
+
+    def _give_up(self, local: LocalStream) -> None:
+        for sub in tuple(local.subs):
+            local.fail(sub, StreamGwError("the gateway could not deliver this stream; read it again from the cursor"))
 
     # --- readers come and go -------------------------------------------------------------------------------
 
-    def expect(self, stream: StreamId, tenant: TenantId, epoch: Epoch, facts: bytes) -> LocalStream:
+    def expect(self, stream: StreamId, tenant: TenantId, epoch: Epoch) -> LocalStream:
         """A stream that is about to be created with this gateway as its first watcher."""
         self._check_room()
-        local = LocalStream(self, stream, tenant, epoch, facts)
+        local = LocalStream(self, stream, tenant, epoch)
         self.local[stream.encode()] = local
         return local
 
@@ -229,7 +235,7 @@ class Hub:
         local = self.local.get(stream.encode())
         if local is None:
             self._check_room()
-            local = LocalStream(self, stream, page.tenant, page.epoch, page.facts)
+            local = LocalStream(self, stream, page.tenant, page.epoch)
             local.head, local.status = page.head, page.status
             self.local[stream.encode()] = local
         elif len(local.subs) >= SUBSCRIBERS_PER_STREAM_MAX:

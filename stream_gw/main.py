@@ -63,9 +63,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             pools = RedisPools(client)
             directory = Directory(pools)
             hub = Hub(name, streams, directory, tasks)
-            subscriber = Subscriber(
-                client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed
-            )
+            subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             gateway = Gateway(
                 name, settings, Authenticator(keys, secret), hub, streams, pools, RedisIndex(client), directory
             )
@@ -127,11 +125,12 @@ async def _drain(edge: Edge, settings: GatewaySettings) -> None:
         socket_.hinted = True
         socket_.put({"t": "reconnect", "after_ms": int(after_s * 1000)})
         loop.call_later(after_s + 1.0, socket_.close, 1012, "this gateway drains; reconnect elsewhere")
-    while loop.time() < deadline and (edge.outlets or edge.sockets or edge.collecting):
+    while loop.time() < deadline and edge.busy:  # noqa: ASYNC110  # readers come and go; this is a process's end
         await asyncio.sleep(0.05)
     for local in tuple(gateway.hub.local.values()):
         for sub in tuple(local.subs):
-            local.fail(sub, Draining(f"this gateway is going away; continue with GET /v1/streams/{local.id}?after=<cursor>"))
+            remedy = f"continue with GET /v1/streams/{local.id}?after=<cursor>"
+            local.fail(sub, Draining(f"this gateway is going away; {remedy}"))
     for socket_ in tuple(edge.sockets):
         socket_.close(1012, "this gateway drains; reconnect elsewhere")
     await asyncio.sleep(0.05)

@@ -14,7 +14,9 @@ class GatewaySettings(FabricSettings):
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one")
     gateway: str = Field("", max_length=64, description="A name for the gateway; empty: the host's and process's")
     keys_file: Path | None = Field(None, description="TOML file of tenants and the hashes of their keys")
-    dev_key: SecretStr = Field(SecretStr(""), description="One key for tenant 'dev', for a laptop; not beside keys_file")
+    dev_key: SecretStr = Field(
+        SecretStr(""), description="One key for tenant 'dev', for a laptop; not beside keys_file"
+    )
     token_secret: SecretStr = Field(
         SecretStr(""), description="Signs capability tokens; the same on every gateway; empty: /v1/tokens is off"
     )

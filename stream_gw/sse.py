@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from starlette.types import Message, Send
-
 from stream_fabric.cursor import Cursor
 from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import Status
@@ -32,7 +30,9 @@ class SseOutlet:
         "full", "resume", "stalled",
     )  # fmt: skip
 
-    def __init__(self, connection: EdgeHttp, encoder: Encoder, spell_error: Callable[[StreamGwError, Cursor], bytes]) -> None:
+    def __init__(
+        self, connection: EdgeHttp, encoder: Encoder, spell_error: Callable[[StreamGwError, Cursor], bytes]
+    ) -> None:
         self._connection = connection
         self.encoder = encoder
         self._spell_error = spell_error
@@ -100,6 +100,8 @@ class SseOutlet:
             self.resume()
 
     def connection_lost(self) -> None:
+        # A closed transport raises; the subscription ends a moment later
+        self._write = _swallow
         if not self.done.done():
             self.done.set_result(False)
 
@@ -121,14 +123,7 @@ class SseOutlet:
         self._buffered = buffered
         if now - self._stalled_since > STALL_S_MAX:
             self.stalled = True
-            transport.abort()  # type: ignore[attr-defined]
-
-
-async def finish(outlet: SseOutlet, send: Send) -> None:
-    """Wait for the stream's or the reader's end, and end the body."""
-    if await outlet.done:
-        message: Message = {"type": "http.response.body", "body": b"", "more_body": False}
-        await send(message)
+            transport.abort()
 
 
 def _chunk(data: bytes) -> bytes:
@@ -136,4 +131,8 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _swallow(data: bytes) -> None:
     pass

@@ -1,4 +1,4 @@
-"""The platform on one machine: Redis, agents, a controller and gateways as child processes that live and die together."""
+"""The platform on one machine: Redis, agents, a controller and gateways, processes that live and die together."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def _redis() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
         config = Path(folder) / "redis.conf"
         config.touch(0o600)
         config.write_text(
-            f"bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndir {folder}\n"
+            f'bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave ""\nappendonly no\ndir {folder}\n'
             "client-output-buffer-limit pubsub 256mb 64mb 60\n"
         )
         process = await asyncio.create_subprocess_exec(

@@ -94,9 +94,9 @@ class Commands(Protocol):
 
     def authenticate(self, credential: str | None) -> Principal: ...
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Handle: ...
+    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Handle | None: ...
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Handle: ...
+    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Handle | None: ...
 
     async def ws_cancel(self, who: Principal, stream: str) -> dict[str, Any]: ...
 
@@ -197,6 +197,11 @@ class Channel:
 class Socket:
     """One connection's state: its channels, its credit of messages, its liveness."""
 
+    __slots__ = (
+        "_bad_messages", "_buffered", "_connection", "_credit", "_credited_at", "_monotonic", "_opened_at", "_pinged_at",
+        "_stalled_since", "channels", "close_code", "full", "hinted", "name", "principal",
+    )  # fmt: skip
+
     def __init__(self, connection: EdgeWebSocket, name: str, monotonic: Callable[[], float]) -> None:
         self._connection = connection
         self._monotonic = monotonic
@@ -224,7 +229,12 @@ class Socket:
         self.send(_encode(message))
 
     def put_error(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> None:
-        message: dict[str, Any] = {"t": "error", "code": error.code, "message": error.message, "retriable": error.retriable}
+        message: dict[str, Any] = {
+            "t": "error",
+            "code": error.code,
+            "message": error.message,
+            "retriable": error.retriable,
+        }
         if ch is not None:
             message["ch"] = ch
         if id is not None:
@@ -342,7 +352,10 @@ async def serve(
         await send({"type": "websocket.close", "code": 1008, "reason": f"the subprotocol is {SUBPROTOCOL}"})
         return
     await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if offered else None})
-    socket = Socket(scope["state"][CONNECTION], name, monotonic)
+    connection: EdgeWebSocket = scope["state"][CONNECTION]
+    connection.trim()
+    scope.clear()
+    socket = Socket(connection, name, monotonic)
     unregister = register(socket)
     if principal is not None:
         _greet(socket, principal)
@@ -416,7 +429,7 @@ async def _obey_one(socket: Socket, message: ClientMessage, commands: Commands) 
         socket.put_error(error, id=getattr(message, "id", None))
 
 
-async def _open(socket: Socket, ch: int, start: Callable[[Channel], Awaitable[Handle]]) -> None:
+async def _open(socket: Socket, ch: int, start: Callable[[Channel], Awaitable[Handle | None]]) -> None:
     try:
         if not 0 <= ch < 1 << 31:
             raise BadRequest(f"ch must be 0 to {(1 << 31) - 1}", param="ch")
@@ -435,7 +448,7 @@ async def _open(socket: Socket, ch: int, start: Callable[[Channel], Awaitable[Ha
             raise
         if channel.full is not socket.full:  # it drained or filled while the stream was being opened
             channel.full = socket.full
-            if not channel.full:
+            if not channel.full and channel.handle is not None:
                 channel.handle.resume()
     except StreamGwError as error:
         socket.put_error(error, ch=ch)

@@ -51,7 +51,7 @@ class RedisStreamLog:
     ) -> CreateCode:
         slot, key, _ = self._where(stream)
         reply = await script("create")(
-            self._client, slot, [key + "m"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS]
+            self._client, slot, [key + "m", key + "l"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS]
         )
         return CreateCode(reply[0])
 

@@ -30,6 +30,7 @@ for i = 1, #KEYS / 2 do
       redis.call('HSET', m, 's', last, 'us', ARGV[a + 6], 'st', status)
       redis.call('PEXPIRE', m, ARGV[6])
       redis.call('PEXPIRE', l, ARGV[6])
+      if status == 'cancelled' then redis.call('HSET', m, 'cx', string.format('%d', last - 1)) end
     else
       redis.call('HSET', m, 's', last, 'us', ARGV[a + 6])
       if seq == 0 or now - v[5] > 30000 then
