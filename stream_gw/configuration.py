@@ -1,0 +1,40 @@
+"""Writes ``docs/configuration.md`` from the settings: ``python -m stream_gw.configuration > docs/configuration.md``."""
+
+from __future__ import annotations
+
+from pydantic import SecretStr
+
+from inference.agent.settings import AgentSettings
+from inference.control.settings import ControllerSettings
+from stream_fabric.settings import FabricSettings
+from stream_gw.settings import GatewaySettings
+
+_HEAD = """# Configuration
+
+Every setting is a flag of its role and a variable; a flag wins over the variable, the variable over the default.
+Made from the settings by `python -m stream_gw.configuration`; a test compares.
+"""
+
+
+def table() -> str:
+    out = [_HEAD]
+    common = FabricSettings.model_fields
+    for title, model in (
+        ("Every role", FabricSettings),
+        ("`stream-gw gateway`", GatewaySettings),
+        ("`stream-gw agent`", AgentSettings),
+        ("`stream-gw controller`", ControllerSettings),
+    ):
+        fields = {k: v for k, v in model.model_fields.items() if model is FabricSettings or k not in common}
+        if not fields:
+            continue
+        out.append(f"\n## {title}\n\n| flag | variable | default | what it is |\n| --- | --- | --- | --- |\n")
+        for name, field in fields.items():
+            default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+            shown = f"`{default}`" if default not in ("", None) else ""
+            out.append(f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n")
+    return "".join(out)
+
+
+if __name__ == "__main__":
+    print(table(), end="")
