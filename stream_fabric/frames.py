@@ -13,13 +13,19 @@ A stream is: blocks opened, filled and closed in any interleaving; one ``ChoiceE
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
 TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
 BlockKind = Literal["text", "reasoning", "refusal", "tool", "item"]
+
+# msgspec decodes nothing but null into ``Raw | None``; absent it is None all the same, by the default
+if TYPE_CHECKING:
+    MaybeRaw = msgspec.Raw | None
+else:
+    MaybeRaw = msgspec.Raw
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +59,7 @@ class Open(msgspec.Struct, frozen=True, tag_field="k", tag="open", gc=False, omi
     id: str | None = None
     """A tool call's id, as the model's caller must repeat it. Other blocks' ids derive from the stream's."""
     name: str | None = None
-    item: msgspec.Raw | None = None
+    item: MaybeRaw = None
     """kind ``item``: an opaque item whole, as JSON."""
 
 
@@ -63,7 +69,7 @@ class Delta(msgspec.Struct, frozen=True, tag_field="k", tag="delta", gc=False, o
     block: int
     text: str
     tokens: int = 1
-    logprobs: msgspec.Raw | None = None
+    logprobs: MaybeRaw = None
     """The engine's own JSON list, one item a token (OpenAI's shape)."""
 
 
@@ -85,7 +91,7 @@ class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc
     choice: int
     finish_reason: str
     """``stop``, ``length``, ``tool_calls``, ``content_filter`` or another of the engine's words."""
-    detail: msgspec.Raw | None = None
+    detail: MaybeRaw = None
     """The raw stop detail: the stop string or token id that matched, what was too long, a refusal's category."""
 
 
@@ -95,7 +101,7 @@ class Note(msgspec.Struct, frozen=True, tag_field="k", tag="note", gc=False, omi
     kind: Literal["queued", "started", "prompt", "input"]
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    body: msgspec.Raw | None = None
+    body: MaybeRaw = None
 
 
 class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_defaults=True):
@@ -135,7 +141,7 @@ def encode(frame: Frame) -> bytes:
         return encode_text(frame.block, frame.text, frame.tokens)
     line = _encoder.encode(frame)
     # Only a Raw value from outside can bring whitespace in; make it one line again
-    return line if b"\n" not in line else msgspec.json.format(line, indent=-1)
+    return line if b"\n" not in line and b"\r" not in line else msgspec.json.format(line, indent=-1)
 
 
 def is_text(line: bytes) -> bool:

@@ -21,9 +21,9 @@ class Producer:
     """Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
 
     __slots__ = (
-        "_base",
         "_frames",
         "_output",
+        "_usages",
         "acked",
         "bytes_held",
         "created",
@@ -52,6 +52,7 @@ class Producer:
         self.stopped = False
         self.usage = Usage()
         self._output: list[int] = []
+        self._usages: list[Usage] = []
         self.bytes_held = 0
 
     @property
@@ -64,15 +65,17 @@ class Producer:
         return 0 if self.stopped else len(self._frames) - (self.sent if self.in_flight else self.acked)
 
     def usage_at(self, seq: int) -> Usage:
-        """What has been used when frame ``seq`` is the last one shown."""
-        u = self.usage
-        output = self._output[seq - 1] if 0 < seq <= len(self._output) else 0
+        """What has been used when frame ``seq`` is the last one shown: the same whenever it is asked."""
+        if not 0 < seq <= len(self._output):
+            return Usage()
+        u, output = self._usages[seq - 1], self._output[seq - 1]
         return Usage(u.prompt, u.cached, u.written, output, min(u.reasoning, output))
 
     def push(self, line: bytes, tokens: int = 0, *, structural: bool = False) -> None:
         """Take one frame with so many output tokens."""
         assert not self.status, "nothing follows a terminal"
         self._output.append(tokens + (self._output[-1] if self._output else 0))
+        self._usages.append(self.usage)
         self._frames.append(line)
         self.bytes_held += len(line)
         if structural:
@@ -81,6 +84,8 @@ class Producer:
     def finish(self, end: End) -> None:
         """Take the terminal."""
         assert not self.status, "a stream has one terminal"
+        if end.status == "cancelled":  # spelled as the log spells it: a cancel may come first at the same place
+            end = End("cancelled", self.usage_at(len(self._frames)))
         self._frames.append(encode(end))
         if end.usage is not None:
             self.usage = end.usage
@@ -121,6 +126,8 @@ class Producer:
     def receive_reply(self, reply: AppendReply) -> Outcome:
         """Learn what became of the append."""
         self.in_flight = False
+        if self.ended:  # a cancel was heard of before this reply
+            return ""
         match reply.code:
             case AppendCode.OK | AppendCode.DUPLICATE:
                 self.created = True
@@ -156,6 +163,7 @@ class Producer:
         del self._frames[at:]
         self._frames.append(cancelled_end(usage))
         self.status = "cancelled"
+        self.created = True
         self.acked = self.sent = len(self._frames)
         self.in_flight = False
         self.ended = True

@@ -54,7 +54,7 @@ Step = Run | Gap | Reset
 class Reader:
     """Follows one stream from a cursor."""
 
-    __slots__ = ("_seen", "epoch", "need", "seq")
+    __slots__ = ("_seen", "_start", "epoch", "need", "seq")
 
     def __init__(self, after: Cursor) -> None:
         self.epoch = after.epoch
@@ -62,6 +62,8 @@ class Reader:
         self.need = Need.PAGE
         self._seen = 0
         """The highest seq that a publish has shown."""
+        self._start = after.seq
+        """Where the client began; -1 once it has been set back."""
 
     @property
     def cursor(self) -> Cursor:
@@ -75,18 +77,14 @@ class Reader:
             return []
         if epoch == self.epoch and first <= self.seq + 1:
             if last <= self.seq:
+                if is_end(frames):  # of a stream cancelled below what was shown, which a failover had lost
+                    self.need = Need.PAGE
                 return []
             lines = frames.split(b"\n") if last != first else [frames]
             return [self._take(epoch, first, lines)]
         if epoch < self.epoch:
             return []
-        if epoch > self.epoch and first <= self.seq + 1:
-            # The first part of a new epoch starts after its base
-            steps: list[Step] = []
-            if first <= self.seq:
-                steps.append(self._reset(epoch, first - 1))
-            steps.append(self._take(epoch, first, frames.split(b"\n")))
-            return steps
+        # A hole, or a new epoch: only the log knows after which frame it took over
         self._seen = max(self._seen, last)
         self.need = Need.PAGE
         return []
@@ -94,12 +92,11 @@ class Reader:
     def receive_page(self, page: Page) -> list[Step]:
         """Take a page of the log that was asked for after ``cursor``."""
         steps: list[Step] = []
-        if page.epoch.n > self.epoch:
-            base = min((base for n, base in page.bases if n > self.epoch), default=self.seq)
-            if base < self.seq:
-                steps.append(self._reset(page.epoch.n, base))
-                if not page.entries or page.entries[0].first > base + 1:
-                    return steps  # the page was read after a void cursor: ask again
+        n, base = next((taken for taken in page.bases if taken[0] > self.epoch), (self.epoch, self.seq))
+        if base < self.seq:
+            steps.append(self._reset(n, base))
+            if not page.entries or page.entries[0].first > base + 1:
+                return steps  # the page was read after a void cursor: ask again
         for entry in page.entries:
             if entry.last <= self.seq or entry.epoch < self.epoch:
                 continue
@@ -109,7 +106,19 @@ class Reader:
             steps.append(self._take(entry.epoch, entry.first, entry.frames.split(b"\n")))
             if self.need is Need.NOTHING:
                 return steps
-        if self.need is Need.PAGE and self.seq >= page.head and (self.seq >= self._seen or page.epoch.n > self.epoch):
+        if self.seq < page.head:
+            if not page.entries:  # evicted: what should follow is not there
+                steps.append(Gap(self.seq + 1, page.head))
+                self.seq = page.head
+                if page.status != "live":
+                    self.need = Need.NOTHING
+            return steps
+        if page.status != "live" and page.epoch.n == self.epoch:
+            if self.seq == page.head == self._start:
+                self.need = Need.NOTHING  # the client began after the terminal
+            else:  # cancelled after a failover had lost the tail: what was shown above the terminal is void
+                steps.append(self._reset(self.epoch, page.head - 1))
+        elif self.seq >= self._seen or page.epoch.n > self.epoch:
             # Ahead of the head: a failover lost the tail, and the producer will send the same bytes again
             self.need = Need.LIVE
             self.epoch = max(self.epoch, page.epoch.n)
@@ -146,7 +155,7 @@ class Reader:
         return Run(epoch, first, lines)
 
     def _reset(self, epoch: int, to: int) -> Reset:
-        self.epoch, self.seq = epoch, to
+        self.epoch, self.seq, self._start = epoch, to, -1
         return Reset(epoch, to)
 
 

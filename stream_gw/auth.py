@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
+import string
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,17 +90,20 @@ class TomlKeyStore:
     def load(cls, path: Path) -> TomlKeyStore:
         """Raises ValueError or OSError that names the file and what is wrong."""
         try:
-            parsed = msgspec.convert(tomllib.loads(path.read_text()), _File)
-        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            parsed = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
             raise ValueError(f"{path}: {error}") from error
         principals: dict[str, Principal] = {}
         for tenant in parsed.tenant:
             for key in tenant.key:
-                if len(key.sha256) != 64:
+                digest = key.sha256.lower()
+                if len(digest) != 64 or not set(digest) <= set(string.hexdigits):
                     raise ValueError(
                         f"{path}: tenant {tenant.id!r}: sha256 must be 64 hex digits, as stream-gw key prints"
                     )
-                principals[key.sha256.lower()] = Principal(
+                if digest in principals:
+                    raise ValueError(f"{path}: tenant {tenant.id!r}: the key {digest[:8]}… is in the file twice")
+                principals[digest] = Principal(
                     TenantId(tenant.id),
                     frozenset(key.scopes),
                     models=None if key.models is None else frozenset(key.models),

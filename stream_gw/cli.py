@@ -150,7 +150,8 @@ def _settings(model: type[S], args: argparse.Namespace) -> S:
         lines = []
         for item in error.errors():
             name = str(item["loc"][0]) if item["loc"] else "settings"
-            value = "" if "key" in name or "secret" in name else f", got {item['input']!r}"
+            # A Redis URL may hold a password
+            value = "" if any(word in name for word in ("key", "secret", "url")) else f", got {item['input']!r}"
             lines.append(f"--{name.replace('_', '-')} ({_ENV}{name.upper()}): {item['msg']}{value}")
         raise ValueError("; ".join(lines)) from None
 

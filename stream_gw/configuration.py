@@ -32,7 +32,9 @@ def table() -> str:
         for name, field in fields.items():
             default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
             shown = f"`{default}`" if default not in ("", None) else ""
-            out.append(f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n")
+            out.append(
+                f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
+            )
     return "".join(out)
 
 

@@ -376,7 +376,7 @@ class Gateway:
         # The terminal is left to the ordinary path, so that it arrives as an end
         page, at, lines = await self.read_all(who, stream)
         channel.carry(message.stream, prepared(message.dialect, meta.facts, tuple(lines)), after.seq)
-        channel.snapshot(at.seq, snapshot(message.dialect, meta.facts, lines))
+        channel.snapshot(at.seq, snapshot(meta.facts, lines))
         page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
         subscription = self.hub.follow(stream, page, at, channel, exact=False)
         channel.open(str(page.epoch), page.head, page.status)

@@ -52,7 +52,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     Raises ValueError for unusable settings, FabricUnavailable when Redis is out of reach at the start.
     """
     keys = key_store(settings)
-    secret = settings.token_secret.get_secret_value().encode() or secrets.token_bytes(32)
+    authenticator = Authenticator(keys, settings.token_secret.get_secret_value().encode() or secrets.token_bytes(32))
     name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
     client = RedisClient(settings.redis_url)
     try:
@@ -64,9 +64,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             directory = Directory(pools)
             hub = Hub(name, streams, directory, tasks)
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
-            gateway = Gateway(
-                name, settings, Authenticator(keys, secret), hub, streams, pools, RedisIndex(client), directory
-            )
+            gateway = Gateway(name, settings, authenticator, hub, streams, pools, RedisIndex(client), directory)
             edge = Edge(gateway)
             server = make_server(edge.app, settings.host, settings.port)
             background = [

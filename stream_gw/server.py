@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -150,6 +151,14 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
 
 class EdgeServer(uvicorn.Server):
     """uvicorn without its signal handlers: what SIGTERM means is the gateway's to say."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises OSError when the address is not to be had."""
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            config = self.config
+            raise OSError(f"cannot listen on {config.host} port {config.port}; its reason is above") from None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

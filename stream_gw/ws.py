@@ -198,8 +198,8 @@ class Socket:
     """One connection's state: its channels, its credit of messages, its liveness."""
 
     __slots__ = (
-        "_bad_messages", "_buffered", "_connection", "_credit", "_credited_at", "_monotonic", "_opened_at", "_pinged_at",
-        "_stalled_since", "channels", "close_code", "full", "hinted", "name", "principal",
+        "_bad_messages", "_buffered", "_connection", "_credit", "_credited_at", "_monotonic", "_opened_at",
+        "_pinged_at", "_stalled_since", "channels", "close_code", "full", "hinted", "name", "principal",
     )  # fmt: skip
 
     def __init__(self, connection: EdgeWebSocket, name: str, monotonic: Callable[[], float]) -> None:

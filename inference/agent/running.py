@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import Delta, End, ErrorInfo, Frame, Note, Open, TerminalStatus, Usage, encode, encode_text
+from stream_fabric.frames import (
+    ChoiceEnd,
+    Delta,
+    End,
+    ErrorInfo,
+    Frame,
+    Note,
+    Open,
+    TerminalStatus,
+    Usage,
+    encode,
+    encode_text,
+)
 from stream_fabric.ids import StreamId
 from stream_fabric.limits import FLUSH_BYTES_MAX, FLUSH_FRAMES_MAX, FRAME_BYTES_MAX, STREAM_BYTES_MAX
 from stream_fabric.producer import Producer
@@ -62,7 +74,7 @@ class RunningStream:
             return
         first = self._tokens == 0 and tokens > 0
         self._tokens += tokens
-        structural = isinstance(frame, Open) or (isinstance(frame, Note) and frame.kind == "prompt")
+        structural = isinstance(frame, Open | ChoiceEnd)
         self.producer.push(line, tokens, structural=structural)
         self._dirty(self, first or len(line) > FLUSH_BYTES_MAX or isinstance(frame, Note))
         if self.producer.bytes_held > STREAM_BYTES_MAX:

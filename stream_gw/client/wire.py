@@ -36,8 +36,8 @@ class Ok(msgspec.Struct, frozen=True, tag_field="t", tag="ok"):
     ch: int
     stream: str
     epoch: str
-    head: int
-    status: str
+    head: int = 0
+    status: str = "live"
 
 
 class D(msgspec.Struct, frozen=True, tag_field="t", tag="d"):

@@ -1,0 +1,23 @@
+"""How frames are spelled for a client. Pure: no clock, loop or randomness."""
+
+from __future__ import annotations
+
+from stream_fabric.errors import BadRequest, Unsupported
+from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.openai_chat import ChatEncoder
+from stream_gw.dialects.openai_completions import CompletionsEncoder
+
+DIALECTS: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.completions": CompletionsEncoder}
+
+
+def encoder_for(dialect: str, facts: StreamFacts) -> Encoder:
+    """Raises BadRequest for an unknown dialect, Unsupported for one that cannot spell this stream."""
+    made = DIALECTS.get(dialect)
+    if made is None:
+        raise BadRequest(f"no dialect {dialect[:64]!r}; there are {', '.join(DIALECTS)}", param="dialect")
+    if dialect != f"openai.{facts.kind}":
+        raise Unsupported(
+            f"this stream was made as openai.{facts.kind} and cannot be read as {dialect}", param="dialect"
+        )
+    return made(facts)

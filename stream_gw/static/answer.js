@@ -1,10 +1,13 @@
 // One running answer: follows its stream into a message and keeps the message stored, text and cursor together, so
 // that a reload, another tab or a new socket continue it at the very place.
 
-import { BEGINNING, textOf } from "./client.js";
+import { BEGINNING, GatewayError, textOf } from "./client.js";
 
 const SAVE_MS = 250;
-const RESTARTABLE = new Set(["cursor_gone", "cursor_invalid", "stream_gap"]);
+const RESTARTABLE = new Set(["cursor_gone", "cursor_invalid"]);
+const RESTARTS_MAX = 3;
+// These end our reading and not the stream: it stays stored as running, for another tab or the next sign-in.
+const OURS = new Set(["client_closed", "not_signed_in", "invalid_api_key", "forbidden"]);
 
 export class Answer {
   /** `onChange(answer)` tells that the message grew or ended. */
@@ -14,6 +17,8 @@ export class Answer {
     this.saveTimer = null;
     this.restarts = 0;
     this.isResuming = Boolean(message.stream);
+    this.isOver = false;
+    this.isStopping = false;
     this.ended = this.run();
   }
 
@@ -25,10 +30,11 @@ export class Answer {
       while (outcome === "restart") outcome = await this.read(BEGINNING, "snapshot");
       message.status = outcome;
     } catch (error) {
-      message.status = "failed";
+      if (!OURS.has(error.code)) message.status = "failed";
       message.error = { code: error.code ?? "error", message: error.message, retriable: error.retriable === true };
     }
     this.isResuming = false;
+    this.isOver = true;
     this.save();
     this.onChange(this);
   }
@@ -51,8 +57,8 @@ export class Answer {
         else this.apply(item);
       }
     } catch (error) {
-      if (RESTARTABLE.has(error.code) && this.restarts === 0) return this.restart();
-      throw error;
+      if (!RESTARTABLE.has(error.code) || this.restarts > 0) throw error;
+      return this.restart();
     }
     message.cursor = stream.cursor;
     message.usage = stream.usage;
@@ -62,7 +68,8 @@ export class Answer {
   restart() {
     this.restarts += 1;
     this.stream.close();
-    return this.restarts > 3 ? "incomplete" : "restart";
+    if (this.restarts <= RESTARTS_MAX) return "restart";
+    throw new GatewayError("stream_reset", "The stream was reset again and again.", { retriable: true });
   }
 
   forget() {
@@ -98,6 +105,8 @@ export class Answer {
   }
 
   async stop() {
+    this.isStopping = true; // seen at once: without a connection the gateway's answer may take a while
+    this.onChange(this);
     await this.stream.cancel();
   }
 }

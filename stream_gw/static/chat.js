@@ -10,7 +10,7 @@ const TITLE_CHARS = 48;
 const NEAR_END_PX = 80; // so near the end the view follows the text
 
 const session = new Session();
-const store = new Store(onOtherTab);
+const store = new Store(onOtherTab, () => announce("This browser's storage is full: the conversation will not survive a reload."));
 const answers = new Map(); // running, by message id
 const views = new Map(); // of the conversation shown, by message id
 let gateway = null;
@@ -125,8 +125,7 @@ function showConnection() {
 }
 
 function showSimulated() {
-  const messages = current ? store.messages(store.conversation(current) ?? { messages: [] }) : [];
-  const last = messages.findLast((message) => message.role === "assistant");
+  const last = [...views.values()].map((view) => view.message).findLast(({ role }) => role === "assistant");
   const names = last ? [last.model, last.fingerprint] : [$("model").value];
   $("simulated").hidden = !names.some((name) => /\bsim|sim\b|simulat/i.test(name ?? ""));
 }
@@ -181,6 +180,7 @@ function show(id) {
   $("empty").hidden = Boolean(conversation);
   listConversations();
   refresh();
+  scrollOn();
 }
 
 /** Brings the views in line with what is stored. */
@@ -220,18 +220,23 @@ function resume(conversation, message) {
 
 function onAnswer(answer) {
   const { message } = answer;
-  const hasEnded = !isRunning(message);
-  if (hasEnded) {
+  const view = views.get(message.id);
+  if (view) view.isStopping = answer.isStopping && !answer.isOver;
+  view?.schedule(message, scrollOn);
+  const seen = `${answer.isOver} ${answer.isResuming} ${answer.isStopping} ${message.model} ${message.fingerprint}`;
+  if (seen === answer.seen) return; // it only grew
+  answer.seen = seen;
+  if (answer.isOver) {
     answers.delete(message.id);
-    if (views.has(message.id)) announce(message.status === "failed" ? "The answer failed." : "The answer is complete.");
+    if (!isRunning(message) && views.has(message.id)) announce(message.status === "failed" ? "The answer failed." : "The answer is complete.");
   }
-  views.get(message.id)?.schedule(message, scrollOn);
   refresh();
 }
 
 function refresh() {
   const runs = running().length > 0;
   $("stop").hidden = !runs;
+  $("stop").disabled = running().every((answer) => answer.isStopping);
   $("send").hidden = runs;
   $("send").disabled = !$("prompt").value.trim();
   showConnection();
@@ -288,7 +293,7 @@ const newAnswer = () => ({
 function retry(messageId) {
   const conversation = store.conversation(current);
   const message = store.message(messageId);
-  if (message.stream && ["connection_lost", "not_signed_in", "client_closed"].includes(message.error.code)) {
+  if (message.stream && message.error.code === "connection_lost") {
     Object.assign(message, { status: "running", error: null, revision: message.revision + 1 });
     store.save(message);
     resume(conversation, message);
@@ -418,8 +423,8 @@ $("theme").addEventListener("click", () => {
 systemDark.addEventListener("change", showTheme);
 showTheme();
 
-addEventListener("pagehide", () => {
-  for (const answer of answers.values()) answer.save();
-});
+const saveAll = () => answers.forEach((answer) => answer.save());
+addEventListener("pagehide", saveAll);
+document.addEventListener("visibilitychange", saveAll); // a phone may never tell pagehide
 
 await start();

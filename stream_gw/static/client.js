@@ -555,7 +555,10 @@ export class StreamGateway {
     this._refreshes = 0;
     this._policyCloses = 0;
     this._isClosed = false;
-    this._onOnline = () => this._wake();
+    this._onOnline = () => {
+      this._attempt = 0; // what failed before says nothing about the network that is back
+      this._wake();
+    };
     this._onOffline = () => this._offline();
     globalThis.addEventListener?.("online", this._onOnline);
     globalThis.addEventListener?.("offline", this._onOffline);
@@ -577,7 +580,7 @@ export class StreamGateway {
       if (request.message.t === "cancel" && request.message.stream === streamId) return request.promise;
     }
     const request = this._request({ t: "cancel", stream: streamId });
-    if (!this._link) this._cancelByHttp(request);
+    if (!this._link && request.message) this._cancelByHttp(request);
     return request.promise;
   }
 
@@ -630,8 +633,11 @@ export class StreamGateway {
   // Requests: what is answered by its id
 
   _request(message) {
-    this._assertOpen();
-    const request = { ...deferred(), tries: 0, sentOn: null, timer: null };
+    const request = { ...deferred(), message: null, tries: 0, sentOn: null, timer: null };
+    if (this._isClosed) {
+      request.reject(closedError());
+      return request;
+    }
     if (this._requests.size >= LIMITS.requests) {
       request.reject(new GatewayError("too_many", `${LIMITS.requests} requests wait for an answer.`));
       return request;

@@ -5,12 +5,19 @@
 const DEPTH_MAX = 6; // lists and quotes within each other; deeper is shown as text
 const SPAN_MAX = 4_000; // characters within which an inline mark must be closed: an unclosed one costs no more
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`\n]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
-const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+// Whoever writes the text must not be able to make it slow: a pattern that may backtrack only sees lines of this length.
+const LINE_MAX = 1_000;
+const bounded = (pattern) => ({
+  test: (line) => line.length <= LINE_MAX && pattern.test(line),
+  exec: (line) => (line.length <= LINE_MAX ? pattern.exec(line) : null),
+});
+
+const FENCE = bounded(/^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`\n]*$/);
+const HEADING = bounded(/^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/);
+const RULE = bounded(/^ {0,3}([-*_])(?:\s*\1){2,}\s*$/);
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+)(?=\S)/;
 const QUOTE = /^ {0,3}> ?/;
-const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const TABLE_RULE = bounded(/^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/);
 const BLANK = /^\s*$/;
 
 function linesOf(text) {
@@ -212,7 +219,29 @@ function link(href, ...children) {
   return node;
 }
 
+/** Looks for closing marks not too far away, and remembers where there are none: each stretch is searched once. */
+class Finder {
+  constructor(text) {
+    this.text = text;
+    this.noneBefore = new Map();
+  }
+
+  find(needle, from, accept = () => true) {
+    const limit = from + SPAN_MAX;
+    let start = Math.max(from, this.noneBefore.get(needle) ?? 0);
+    while (start < limit) {
+      const found = this.text.slice(start, limit).indexOf(needle);
+      if (found < 0) break;
+      if (accept(start + found)) return start + found;
+      start += found + 1;
+    }
+    this.noneBefore.set(needle, Math.max(start, limit - needle.length));
+    return -1;
+  }
+}
+
 function inline(text, depth = 0) {
+  const finder = new Finder(text);
   const nodes = [];
   let plain = "";
   const flush = () => {
@@ -226,7 +255,7 @@ function inline(text, depth = 0) {
     if (!special) break;
     plain += text.slice(at, special.index);
     at = special.index;
-    const made = depth < DEPTH_MAX ? span(text, at, depth) : null;
+    const made = depth < DEPTH_MAX ? span(finder, text, at, depth) : null;
     if (made) {
       flush();
       if (made.node) nodes.push(made.node);
@@ -242,57 +271,52 @@ function inline(text, depth = 0) {
   return nodes;
 }
 
-function find(text, needle, from) {
-  const found = text.slice(from, from + SPAN_MAX).indexOf(needle);
-  return found < 0 ? -1 : from + found;
-}
-
 /** The inline element that opens at `at`, or null when the character is only a character. */
-function span(text, at, depth) {
+function span(finder, text, at, depth) {
   const char = text[at];
   if (char === "\\") return /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "") ? { text: text[at + 1], end: at + 2 } : null;
   if (char === "\n") return { node: element("br"), end: at + 1 };
   if (char === "h") return autolink(text, at);
-  if (char === "`") return codeSpan(text, at);
-  if (char === "[" || char === "!") return linkSpan(text, at, depth);
+  if (char === "`") return codeSpan(finder, text, at);
+  if (char === "[" || char === "!") return linkSpan(finder, text, at, depth);
   for (const [mark, name] of MARKS) {
     if (!text.startsWith(mark, at)) continue;
     const from = at + mark.length;
     if (/\s/.test(text[from] ?? " ")) return null;
     if (char === "_" && /\w/.test(text[at - 1] ?? "")) return null; // snake_case is a word
-    const end = closing(text, mark, from);
+    const end = closing(finder, text, mark, from);
     if (end > from) return { node: element(name, "", ...inline(text.slice(from, end), depth + 1)), end: end + mark.length };
   }
   return null;
 }
 
-function closing(text, mark, from) {
-  for (let end = find(text, mark, from); end > 0 && end - from < SPAN_MAX; end = find(text, mark, end + 1)) {
+function closing(finder, text, mark, from) {
+  return finder.find(mark, from, (end) => {
     const isDouble = mark.length === 1 && (text[end + 1] === mark || text[end - 1] === mark);
     const isInWord = mark[0] === "_" && /\w/.test(text[end + mark.length] ?? "");
-    if (!isDouble && !isInWord && !/\s/.test(text[end - 1])) return end;
-  }
-  return -1;
+    return !isDouble && !isInWord && !/\s/.test(text[end - 1]);
+  });
 }
 
-function codeSpan(text, at) {
+function codeSpan(finder, text, at) {
   const [ticks] = /^`+/.exec(text.slice(at, at + 16));
-  const end = find(text, ticks, at + ticks.length);
+  const end = finder.find(ticks, at + ticks.length);
   if (end < 0) return null;
   return { node: element("code", "", text.slice(at + ticks.length, end).replace(/^ (.+) $/, "$1")), end: end + ticks.length };
 }
 
-function linkSpan(text, at, depth) {
+function linkSpan(finder, text, at, depth) {
   const open = text[at] === "!" ? at + 1 : at;
   if (text[open] !== "[") return null;
-  const middle = find(text, "](", open);
-  const end = middle < 0 ? -1 : find(text, ")", middle);
+  const middle = finder.find("](", open);
+  const end = middle < 0 ? -1 : finder.find(")", middle);
   if (end < 0) return null;
   const label = text.slice(open + 1, middle);
   const href = safeHref(text.slice(middle + 2, end).trim().split(/\s/)[0]);
+  if (!href) return null;
   // An image is a link too: the page loads nothing from elsewhere.
   const children = label.includes("[") ? [label] : inline(label, depth + 1);
-  return href ? { node: link(href, ...(children.length > 0 ? children : [href])), end: end + 1 } : null;
+  return { node: link(href, ...(children.length > 0 ? children : [href])), end: end + 1 };
 }
 
 function autolink(text, at) {

@@ -62,7 +62,7 @@ export class Session {
     if (isFresh && !refresh) return this.token;
     this.token = null;
     if (this.key) await this.mint();
-    else if (!refresh) await this.borrow();
+    else await this.borrow();
     if (!this.token) throw new GatewayError("not_signed_in", "Sign in with an API key.");
     return this.token;
   }

@@ -17,15 +17,15 @@ const seqOf = (message) => Number((message.cursor ?? "1-0").split("-")[1]);
 
 /** Whether `mine` is no older than what is stored: tabs follow the same answer and any of them may be ahead. */
 function isAhead(mine, stored) {
-  if (!stored) return true;
   if (mine.revision !== stored.revision) return mine.revision > stored.revision;
   if (isRunning(mine) !== isRunning(stored)) return !isRunning(mine);
   return seqOf(mine) >= seqOf(stored);
 }
 
 export class Store {
-  /** `onChange({conversation, message})` tells of another tab's write. */
-  constructor(onChange) {
+  /** `onChange({conversation, message})` tells of another tab's write, `onFull()` that nothing more can be kept. */
+  constructor(onChange, onFull) {
+    this.onFull = onFull;
     addEventListener("storage", ({ key }) => {
       if (key === null || key === INDEX) onChange({});
       else if (key.startsWith("sgw.conversation.")) onChange({ conversation: key.slice("sgw.conversation.".length) });
@@ -68,8 +68,10 @@ export class Store {
     if (instead) localStorage.removeItem(messageKey(instead));
   }
 
+  /** Writes a message that is still there: one deleted meanwhile stays deleted. */
   save(message) {
-    if (isAhead(message, this.message(message.id))) this.write(messageKey(message.id), message);
+    const stored = this.message(message.id);
+    if (stored && isAhead(message, stored)) this.write(messageKey(message.id), message);
   }
 
   remove(conversationId) {
@@ -90,8 +92,12 @@ export class Store {
         return;
       } catch (error) {
         // The browser's share is used up: the oldest conversation goes, as long as there is another.
+        if (error.name !== "QuotaExceededError") throw error;
         const index = this.list();
-        if (error.name !== "QuotaExceededError" || index.length < 2) throw error;
+        if (index.length < 2) {
+          this.onFull();
+          return;
+        }
         this.drop(index.at(-1).id);
         localStorage.setItem(INDEX, JSON.stringify(index.slice(0, -1)));
       }

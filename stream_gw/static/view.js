@@ -21,6 +21,7 @@ const ENDINGS = {
 export class MessageView {
   constructor(message, onRetry) {
     this.onRetry = onRetry;
+    this.message = message;
     this.node = document.createElement("article");
     this.node.dataset.id = message.id;
     this.node.className = message.role;
@@ -32,6 +33,7 @@ export class MessageView {
     this.node.append(this.content, this.note);
     if (message.role === "user") this.content.textContent = message.text;
     else this.markdown = new MarkdownView(this.content);
+    this.isStopping = false;
     this.frame = 0;
     this.costMs = 0;
     this.shownAt = 0;
@@ -40,7 +42,7 @@ export class MessageView {
 
   /** Shows the message at the next frame; a costly text rests for ten times what it costs. */
   schedule(message, after) {
-    this.pending = message;
+    this.message = message;
     if (this.frame) return;
     const draw = () => {
       if (performance.now() - this.shownAt < this.costMs * 10) {
@@ -48,13 +50,14 @@ export class MessageView {
         return;
       }
       this.frame = 0;
-      this.update(this.pending);
+      this.update(this.message);
       after();
     };
     this.frame = requestAnimationFrame(draw);
   }
 
   update(message) {
+    this.message = message;
     if (message.role === "user") return;
     const started = performance.now();
     this.markdown.set(message.text);
@@ -69,12 +72,13 @@ export class MessageView {
   }
 
   showNote(message) {
-    const state = `${message.status}${message.hasGap ?? ""}`;
+    const state = `${message.status} ${message.hasGap} ${this.isStopping}`;
     if (state === this.noted) return;
     this.noted = state;
     this.note.replaceChildren();
     this.note.classList.toggle("failed", message.status === "failed");
     if (message.status === "failed") this.showError(message);
+    else if (this.isStopping) this.note.append("Stopping…");
     else if (ENDINGS[message.status]) this.note.append(ENDINGS[message.status]);
     if (message.hasGap) this.note.append(" A part of this answer was lost and cannot be had again.");
   }

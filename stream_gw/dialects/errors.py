@@ -1,0 +1,30 @@
+"""How an error is spelled in OpenAI's dialects, before a stream and within one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stream_fabric.cursor import Cursor
+from stream_fabric.errors import StreamGwError
+from stream_fabric.ids import StreamId
+
+
+def error_body(
+    error: StreamGwError, request_id: str, *, stream_id: StreamId | None = None, cursor: Cursor | None = None
+) -> bytes:
+    """The error object as JSON; within a stream with its id and the cursor to continue from."""
+    body: dict[str, Any] = {
+        "message": error.message,
+        "type": error.type,
+        "code": error.code,
+        "param": error.param,
+        "request_id": request_id,
+        "retriable": error.retriable,
+    }
+    if stream_id is not None:
+        body["stream_id"] = stream_id
+    if cursor is not None:
+        body["cursor"] = str(cursor)
+    return msgspec.json.encode({"error": body})

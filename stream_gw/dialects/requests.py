@@ -1,0 +1,164 @@
+"""A create request: what of a client's body we look at, and what the engine gets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stream_fabric.errors import BadRequest, TooDeep
+from stream_fabric.limits import CHOICES_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+
+Kind = Literal["chat", "completions"]
+
+_OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options")
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
+_STOPS_MAX = 16
+_MODEL_CHARS_MAX = 256
+_GRACE_S_MAX = 3600.0
+
+
+class CreateRequest(msgspec.Struct, frozen=True):
+    """A valid create. ``body``: what the engine gets, without the fields that are ours."""
+
+    kind: Kind
+    model: str
+    stream: bool
+    n: int
+    include_usage: bool
+    user: str | None
+    session_id: str | None
+    background: bool
+    on_disconnect_s: float | UnsetType | None
+    """Cancel so long after the last reader left; None: run on; UNSET: not said."""
+    body: msgspec.Raw
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+def check_depth(body: bytes) -> None:
+    """Raises TooDeep when the JSON is nested beyond the limit. Looks closer only when it has that many brackets."""
+    if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
+        return
+    depth = 0
+    for byte in _STRINGS.sub(b"", body).translate(None, _BRACKETS):
+        depth += 1 if byte in b"[{" else -1
+        if depth > JSON_DEPTH_MAX:
+            raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep")
+
+
+def parse_create(body: bytes, kind: Kind) -> CreateRequest:
+    """Read and check a create body. Raises BadRequest that names the field, what was given and what is allowed."""
+    check_depth(body)
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body must be a JSON object: {_short(str(error))}") from error
+    model = _field(fields, "model", str, required=True)
+    if not 0 < len(model) <= _MODEL_CHARS_MAX:
+        raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
+    if kind == "chat":
+        messages = _field(fields, "messages", list[_Message], required=True)
+        if not messages:
+            raise BadRequest("messages must hold at least one message", param="messages")
+    else:
+        _field(fields, "prompt", str | list[str] | list[int] | list[list[int]], required=True)
+    _check_sampling(fields)
+    n = _bounded(fields, "n", 1, CHOICES_MAX)
+    session = _field(fields, "session_id", str | None)
+    user = _field(fields, "user", str | None)
+    for name, value in (("session_id", session), ("user", user)):
+        if value is not None and not 0 < len(value) <= USER_CHARS_MAX:
+            raise BadRequest(f"{name} must have 1 to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
+    options = _field(fields, "stream_options", _StreamOptions | None)
+    return CreateRequest(
+        kind=kind,
+        model=model,
+        stream=_field(fields, "stream", bool | None) or False,
+        n=1 if n is None else n,
+        include_usage=options is not None and options.include_usage,
+        user=user,
+        session_id=session,
+        background=_field(fields, "background", bool | None) or False,
+        on_disconnect_s=_on_disconnect(_field(fields, "on_disconnect", str | None)),
+        body=_without_ours(fields),
+    )
+
+
+def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        _bounded(fields, name, 1, 1 << 31)
+    for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0),
+                            ("frequency_penalty", -2.0, 2.0)):  # fmt: skip
+        value = _field(fields, name, float | None)
+        if value is not None and not low <= value <= high:
+            raise BadRequest(f"{name} must be {low:g} to {high:g}, got {value:g}", param=name)
+    stop = _field(fields, "stop", str | list[str] | None)
+    if isinstance(stop, list) and len(stop) > _STOPS_MAX:
+        raise BadRequest(f"stop takes at most {_STOPS_MAX} strings, got {len(stop)}", param="stop")
+
+
+def _bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
+    value: int | None = _field(fields, name, int | None)
+    if value is not None and not low <= value <= high:
+        raise BadRequest(f"{name} must be {low} to {high}, got {_short(str(value))}", param=name)
+    return value
+
+
+def _field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:
+    raw = fields.get(name)
+    if raw is None:
+        if required:
+            raise BadRequest(f"{name} is missing", param=name)
+        return None
+    try:
+        return msgspec.json.decode(raw, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        given = _short(bytes(raw).decode("utf-8", "replace"), 60)
+        raise BadRequest(f"{name} is not valid: {_short(str(error))}; got {given}", param=name) from error
+
+
+def _on_disconnect(text: str | None) -> float | UnsetType | None:
+    if text is None:
+        return UNSET
+    if text == "continue":
+        return None
+    name, _, seconds = text.partition("=")
+    try:
+        grace_s = float(seconds)
+    except ValueError:
+        grace_s = -1.0
+    if name != "cancel_after" or not 0 <= grace_s <= _GRACE_S_MAX:
+        raise BadRequest(
+            f'on_disconnect must be "continue" or "cancel_after=<0 to {_GRACE_S_MAX:g} seconds>", '
+            f"got {_short(text, 60)!r}",
+            param="on_disconnect",
+        )
+    return grace_s
+
+
+def _without_ours(fields: dict[str, msgspec.Raw]) -> msgspec.Raw:
+    """The client's own bytes, field by field: numbers keep their digits, nothing is re-spelled."""
+    kept = [msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items() if name not in _OURS]
+    return msgspec.Raw(b"{" + b",".join(kept) + b"}")
+
+
+def fingerprint(body: msgspec.Raw) -> str:
+    """A digest of a body that does not depend on the order of its keys or on whitespace."""
+    canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def _short(text: str, chars_max: int = 200) -> str:
+    return text if len(text) <= chars_max else text[:chars_max] + "…"

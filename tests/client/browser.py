@@ -1,0 +1,42 @@
+"""A headless Chromium. Missing, the test is skipped with the reason; under CI it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, async_playwright
+
+_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def _executable(bundled: str) -> str | None:
+    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    return found or (bundled if Path(bundled).exists() else None)
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        executable = _executable(playwright.chromium.executable_path)
+        if executable is None:
+            reason = "no Chromium: set CHROMIUM or run `playwright install chromium`"
+            if os.environ.get("CI"):
+                pytest.fail(reason)
+            pytest.skip(reason)
+        browser = await playwright.chromium.launch(executable_path=executable, args=_ARGS)
+        try:
+            yield browser
+        finally:
+            await browser.close()

@@ -1,0 +1,366 @@
+"""A gateway in one process that speaks docs/protocol.md, with deterministic answers and faults on demand.
+
+What it answers is the prompt's own business: ``say:<text>`` is echoed, anything else is counted words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+STATIC = Path(__file__).parents[2] / "stream_gw" / "static"
+KEY = "sk-test"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+TERMINAL = {"completed", "cancelled", "failed"}
+
+
+@dataclass
+class Faults:
+    """Counts are used up: a count of 2 hits twice."""
+
+    cut_before_ok: int = 0
+    cut_after_sub: int = 0
+    cut_after_frames: list[int] = field(default_factory=list)  # of each next socket
+    drop_acks: int = 0
+    duplicate: bool = False
+    skip: set[int] = field(default_factory=set)  # seqs that are left out, once each
+    silent: bool = False  # accepts everything and says nothing
+    close_new_with: list[int] = field(default_factory=list)  # codes for the next sockets
+    refuse_create: list[dict[str, Any]] = field(default_factory=list)
+    refuse_subs: list[dict[str, Any]] = field(default_factory=list)
+    ping_ms: int = 15_000
+
+
+@dataclass(eq=False)
+class FakeStream:
+    id: str
+    model: str
+    created: int
+    texts: list[str]
+    body: str
+    frames: list[list[dict[str, Any]]] = field(default_factory=list)
+    epoch: int = 1
+    status: str = "live"
+    error: dict[str, Any] | None = None
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+    reads: int = 0
+
+    @property
+    def head(self) -> int:
+        return len(self.frames) + (self.status in TERMINAL)
+
+    def grow(self) -> None:
+        self.grown.set()
+        self.grown = asyncio.Event()
+
+    def end(self, status: str, error: dict[str, Any] | None = None) -> None:
+        if self.status == "live":
+            self.status, self.error = status, error
+            self.grow()
+
+    def chunk(self, text: str, finish: str | None = None) -> dict[str, Any]:
+        return {
+            "id": self.id.replace("resp_", "chatcmpl-"),
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": "sim",
+            "choices": [
+                {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": finish},
+            ],
+        }
+
+
+class Socket:
+    """One client's connection."""
+
+    def __init__(self, gateway: FakeGateway, request: web.Request, ws: web.WebSocketResponse) -> None:
+        self.gateway, self.request, self.ws = gateway, request, ws
+        self.channels: dict[int, asyncio.Task[None]] = {}
+        self.frames_left = gateway.faults.cut_after_frames.pop(0) if gateway.faults.cut_after_frames else None
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if self.gateway.faults.silent or self.ws.closed:
+            return
+        await self.ws.send_str(json.dumps(message, separators=(",", ":")))
+
+    def cut(self) -> None:
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    async def receive(self, message: dict[str, Any]) -> None:
+        faults, gateway = self.gateway.faults, self.gateway
+        gateway.received.append(message)
+        match message["t"]:
+            case "create":
+                await self.create(message)
+            case "sub":
+                if faults.cut_after_sub:
+                    faults.cut_after_sub -= 1
+                    self.cut()
+                    return
+                if faults.refuse_subs:
+                    await self.send({"t": "error", "ch": message["ch"], **faults.refuse_subs.pop(0)})
+                    return
+                stream = gateway.streams.get(message["stream"])
+                if stream is None:
+                    await self.error("not_found", "no such stream", ch=message["ch"])
+                    return
+                self.follow(message["ch"], stream, int(message["after"].split("-")[1]), message["mode"])
+            case "unsub":
+                if task := self.channels.pop(message["ch"], None):
+                    task.cancel()
+            case "cancel" | "input":
+                if faults.drop_acks:
+                    faults.drop_acks -= 1
+                    self.cut()
+                    return
+                if message["stream"] not in gateway.streams:
+                    await self.error("not_found", "no such stream", id=message["id"])
+                    return
+                answer = gateway.cancel(message["stream"]) if message["t"] == "cancel" else gateway.take_input(message)
+                await self.send({"t": "ack", "id": message["id"], **answer})
+
+    async def create(self, message: dict[str, Any]) -> None:
+        if self.gateway.faults.refuse_create:
+            await self.send({"t": "error", "ch": message["ch"], **self.gateway.faults.refuse_create.pop(0)})
+            return
+        stream = self.gateway.create(message["body"], message["key"])
+        if stream is None:
+            await self.error("idempotency_mismatch", "same key, another body", ch=message["ch"])
+        elif self.gateway.faults.cut_before_ok:
+            self.gateway.faults.cut_before_ok -= 1
+            self.cut()
+        else:
+            self.follow(message["ch"], stream, 0, message["mode"])
+
+    async def error(self, code: str, message: str, **where: Any) -> None:
+        await self.send({"t": "error", **where, "code": code, "message": message, "retriable": False})
+
+    def follow(self, ch: int, stream: FakeStream, after: int, mode: str) -> None:
+        self.channels[ch] = asyncio.create_task(self.deliver(ch, stream, after, mode))
+
+    async def deliver(self, ch: int, stream: FakeStream, after: int, mode: str) -> None:
+        stream.reads += 1
+        epoch = f"{stream.epoch}.aa"
+        await self.send(
+            {"t": "ok", "ch": ch, "stream": stream.id, "epoch": epoch, "head": stream.head, "status": stream.status}
+        )
+        sent = after
+        if mode != "tokens" and len(stream.frames) - sent > 1:
+            text = "".join(frame[0]["choices"][0]["delta"]["content"] for frame in stream.frames[sent:])
+            await self.send({"t": "d", "ch": ch, "a": sent, "s": len(stream.frames), "f": [stream.chunk(text)]})
+            sent = len(stream.frames)
+        while True:
+            grown = stream.grown
+            while sent < len(stream.frames):
+                sent += 1
+                await self.frame(ch, sent, stream.frames[sent - 1])
+            if stream.status in TERMINAL:
+                break
+            await grown.wait()
+        self.channels.pop(ch, None)
+        end: dict[str, Any] = {"t": "end", "ch": ch, "s": sent + 1, "status": stream.status}
+        end["usage"] = {"prompt_tokens": 1, "completion_tokens": sent, "total_tokens": sent + 1}
+        await self.send(end | ({"error": stream.error} if stream.error else {}))
+
+    async def frame(self, ch: int, seq: int, chunks: list[dict[str, Any]]) -> None:
+        faults = self.gateway.faults
+        if seq in faults.skip:
+            faults.skip.discard(seq)
+            return
+        for _ in range(1 + faults.duplicate):
+            await self.send({"t": "d", "ch": ch, "s": seq, "f": chunks})
+        if self.frames_left is not None:
+            self.frames_left -= 1
+            if self.frames_left <= 0:
+                self.cut()
+                await asyncio.sleep(3600)  # cancelled with the socket: nothing may follow the cut
+
+
+class FakeGateway:
+    def __init__(self) -> None:
+        self.url = ""
+        self.faults = Faults()
+        self.token_delay_s = 0.005
+        self.hold_at: int | None = None  # frames a stream makes before it waits for release()
+        self.streams: dict[str, FakeStream] = {}
+        self.by_key: dict[str, FakeStream] = {}
+        self.received: list[dict[str, Any]] = []
+        self.inputs: dict[str, Any] = {}
+        self.tokens: set[str] = {KEY}
+        self.minted = 0
+        self.http_cancels = 0
+        self.sockets: set[Socket] = set()
+        self.model = "sim-7b"
+        self._ids = itertools.count(1)
+        self._released = asyncio.Event()
+        self._producers: set[asyncio.Task[None]] = set()
+
+    # Streams
+
+    def create(self, body: dict[str, Any], key: str) -> FakeStream | None:
+        text = json.dumps(body, sort_keys=True)
+        if stream := self.by_key.get(key):
+            return stream if stream.body == text else None
+        prompt = body["messages"][-1]["content"]
+        answer = prompt.removeprefix("say:") if prompt.startswith("say:") else ""
+        answer = answer or " ".join(f"word{n}" for n in range(1, body.get("max_tokens", 40) + 1))
+        texts = re.findall(r"\s*\S+|\s+$", answer)
+        stream = FakeStream(f"resp_{next(self._ids):032x}", body["model"], 1_700_000_000, texts, text)
+        self.streams[stream.id] = self.by_key[key] = stream
+        producer = asyncio.create_task(self._produce(stream))
+        self._producers.add(producer)
+        producer.add_done_callback(self._producers.discard)
+        return stream
+
+    async def _produce(self, stream: FakeStream) -> None:
+        for text in stream.texts:
+            if self.hold_at is not None and len(stream.frames) >= self.hold_at:
+                await self._released.wait()
+            await asyncio.sleep(self.token_delay_s)
+            if stream.status != "live":
+                return
+            stream.frames.append([stream.chunk(text)])
+            stream.grow()
+        stream.end("completed")
+
+    def release(self) -> None:
+        self.hold_at = None
+        self._released.set()
+
+    def cancel(self, id: str) -> dict[str, Any]:
+        stream = self.streams[id]
+        result = {"live": "accepted", "cancelled": "already"}.get(stream.status, "terminal")
+        at = f"{stream.epoch}-{len(stream.frames)}"
+        stream.end("cancelled")
+        return {"result": result, "at": at, "status": stream.status}
+
+    def take_input(self, message: dict[str, Any]) -> dict[str, Any]:
+        known = message["id"] in self.inputs
+        self.inputs[message["id"]] = message["item"]
+        return {"result": "duplicate" if known else "accepted"}
+
+    # Faults
+
+    def cut_all(self) -> None:
+        for socket in list(self.sockets):
+            socket.cut()
+
+    async def hint_all(self, after_ms: int) -> None:
+        for socket in list(self.sockets):
+            await socket.send({"t": "reconnect", "after_ms": after_ms})
+
+    async def say_all(self, message: dict[str, Any]) -> None:
+        """To every open channel; its number is filled in."""
+        for socket in list(self.sockets):
+            for ch in list(socket.channels):
+                await socket.send(message | {"ch": ch})
+
+    async def ping_all(self) -> None:
+        for socket in list(self.sockets):
+            heads = {str(ch): max(stream.head for stream in self.streams.values()) for ch in socket.channels}
+            await socket.send({"t": "ping", "head": heads})
+
+    def sent_by_client(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.received if message["t"] == kind]
+
+    # HTTP
+
+    def _authorized(self, request: web.Request) -> bool:
+        return request.headers.get("Authorization", "").removeprefix("Bearer ") in self.tokens
+
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
+        ws = web.WebSocketResponse(protocols=["tokenstream.v1"], max_msg_size=8 << 20)
+        await ws.prepare(request)
+        if self.faults.close_new_with:
+            await ws.close(code=self.faults.close_new_with.pop(0))
+            return ws
+        if not self._authorized(request):
+            auth: dict[str, Any] = {}
+            if "Authorization" not in request.headers:
+                first = await ws.receive()
+                auth = json.loads(first.data) if first.type is WSMsgType.TEXT else {}
+            if auth.get("token") not in self.tokens:
+                await ws.close(code=4401)
+                return ws
+        socket = Socket(self, request, ws)
+        self.sockets.add(socket)
+        try:
+            await socket.send({"t": "hi", "conn": "c1", "ping_ms": self.faults.ping_ms})
+            async for message in ws:
+                if message.type is WSMsgType.TEXT:
+                    await socket.receive(json.loads(message.data))
+        finally:
+            self.sockets.discard(socket)
+            for task in socket.channels.values():
+                task.cancel()
+        return ws
+
+    async def _mint(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            return _error(401, "invalid_api_key", "This API key is unknown.")
+        self.minted += 1
+        token = f"cap_{self.minted}"
+        self.tokens.add(token)
+        return web.json_response({"token": token, "expires_at": 4_000_000_000})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if not self._authorized(request):
+            return _error(401, "invalid_api_key", "The token is unknown.")
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        self.http_cancels += 1
+        if request.match_info["id"] not in self.streams:
+            return _error(404, "not_found", "no such stream")
+        return web.json_response(self.cancel(request.match_info["id"]))
+
+    async def _page(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": CSP})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    def _app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/stream", self._socket)
+        app.router.add_post("/v1/tokens", self._mint)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/streams/{id}/cancel", self._cancel)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/", self._page)
+        app.router.add_static("/static/", STATIC)
+        return app
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[FakeGateway]:
+        runner = web.AppRunner(self._app(), shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            self.cut_all()
+            for producer in list(self._producers):
+                producer.cancel()
+            await runner.cleanup()
+
+
+def _error(status: int, code: str, message: str) -> web.Response:
+    error = {"message": message, "type": "error", "code": code, "retriable": False, "request_id": "req_1"}
+    return web.json_response({"error": error}, status=status)

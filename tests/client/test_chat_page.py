@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, expect
+
+from tests.client.fake_gateway import KEY, FakeGateway
+
+WHOLE = " ".join(f"word{n}" for n in range(1, 41))
+
+
+@pytest.fixture
+async def context(browser: Browser, fake: FakeGateway) -> AsyncIterator[BrowserContext]:
+    context = await browser.new_context(base_url=fake.url)
+    yield context
+    await context.close()
+
+
+async def open_page(context: BrowserContext, path: str = f"/#key={KEY}") -> Page:
+    page = await context.new_page()
+    page.set_default_timeout(5000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    # What a strict policy forbids shows up here and nowhere else.
+    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+    page.errors = errors  # type: ignore[attr-defined]
+    await page.goto(path)
+    return page
+
+
+@pytest.fixture
+async def page(context: BrowserContext) -> AsyncIterator[Page]:
+    page = await open_page(context)
+    yield page
+    assert page.errors == []  # type: ignore[attr-defined]
+
+
+async def ask(page: Page, text: str) -> None:
+    await page.fill("#prompt", text)
+    await page.press("#prompt", "Enter")
+
+
+def answer(page: Page):  # type: ignore[no-untyped-def]
+    return page.locator("article.assistant .content").last
+
+
+async def frames(fake: FakeGateway, count: int) -> None:
+    while not fake.streams or len(list(fake.streams.values())[-1].frames) < count:
+        await asyncio.sleep(0.01)
+
+
+async def test_the_key_leaves_the_address_bar_and_only_a_token_is_used(page: Page, fake: FakeGateway) -> None:
+    await ask(page, "Hello")
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert page.url == f"{fake.url}/"
+    assert fake.minted == 1
+    stored = await page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage)]")
+    assert KEY not in stored[0] and KEY in stored[1]
+    await expect(page.locator("#simulated")).to_be_visible()
+    await expect(page.locator("#connection")).to_have_text("Connected")
+
+
+async def test_signing_in_by_the_form(context: BrowserContext) -> None:
+    page = await open_page(context, "/")
+    await page.fill("#key", "sk-wrong")
+    await page.press("#key", "Enter")
+    await expect(page.locator("#sign-in-error")).to_have_text("This API key is unknown.")
+    await page.fill("#key", KEY)
+    await page.press("#key", "Enter")
+    await ask(page, "Hello")
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
+async def test_a_reload_in_the_middle_continues_to_the_same_text(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    await page.reload()
+    await expect(answer(page)).to_contain_text("word12")
+    await page.reload()
+    fake.release()
+    await expect(answer(page)).to_have_text(WHOLE)
+    await page.reload()
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert len(fake.streams) == 1
+    assert all(message["after"] != "1-0" for message in fake.sent_by_client("sub"))
+
+
+async def test_a_reload_before_the_ok_generates_once(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 0
+    fake.faults.cut_before_ok = 1
+    await ask(page, "Hello")
+    while not fake.streams:
+        await asyncio.sleep(0.01)
+    await page.reload()
+    fake.release()
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert len(fake.streams) == 1
+
+
+async def test_a_position_that_is_gone_is_replayed_in_full(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    fake.faults.refuse_subs.append({"code": "cursor_gone", "message": "gone", "retriable": False})
+    await page.reload()
+    fake.release()
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
+async def test_a_reset_never_leaves_void_text(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 3})
+    fake.release()
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
+async def test_cuts_are_invisible(page: Page, fake: FakeGateway) -> None:
+    fake.token_delay_s = 0.02
+    await ask(page, "Hello")
+    for count in (5, 15, 25):
+        await frames(fake, count)
+        fake.cut_all()
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
+async def test_offline_and_back(page: Page, context: BrowserContext, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    await context.set_offline(True)
+    fake.cut_all()
+    await expect(page.locator("#connection")).to_have_text("Offline")
+    fake.release()
+    await context.set_offline(False)
+    await expect(page.locator("#connection")).to_have_text("Connected")
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
+@pytest.mark.parametrize("how", ["button", "escape"])
+async def test_stop(how: str, page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 5
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word5")
+    if how == "button":
+        await page.click("#stop")
+    else:
+        await page.keyboard.press("Escape")
+    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    await expect(page.locator("#send")).to_be_visible()
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
+async def test_stop_while_offline(page: Page, context: BrowserContext, fake: FakeGateway) -> None:
+    fake.hold_at = 5
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word5")
+    await context.set_offline(True)
+    await expect(page.locator("#connection")).to_have_text("Offline")
+    await page.click("#stop")
+    await expect(page.locator("article .note").last).to_have_text("Stopping…")
+    await context.set_offline(False)
+    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
+async def test_stop_after_a_reload(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 5
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word5")
+    await page.reload()
+    await page.click("#stop")
+    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
+async def test_two_tabs_follow_one_stream(page: Page, context: BrowserContext, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    other = await open_page(context, "/")  # without a key: it is lent the first tab's token
+    await expect(other.locator("#empty")).to_be_visible()
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    third = await open_page(context, "/")
+    await expect(answer(third)).to_contain_text("word12")
+    fake.release()
+    for tab in (page, third):
+        await expect(answer(tab)).to_have_text(WHOLE)
+    await ask(third, "And again")
+    for tab in (page, third):
+        await expect(tab.locator("article.assistant .content")).to_have_count(2)
+        await expect(answer(tab)).to_have_text(WHOLE)
+    assert len(fake.streams) == 2
+    assert "sk-" not in await third.evaluate("JSON.stringify(sessionStorage)")
+
+
+async def test_stop_in_the_other_tab(page: Page, context: BrowserContext, fake: FakeGateway) -> None:
+    fake.hold_at = 5
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word5")
+    other = await open_page(context, "/")
+    await other.click("#stop")
+    for tab in (page, other):
+        await expect(tab.locator("article .note").last).to_have_text("Stopped")
+
+
+async def test_an_error_is_shown_and_tried_again(page: Page, fake: FakeGateway) -> None:
+    fake.faults.refuse_create.append({"code": "engine_error", "message": "The engine failed.", "retriable": False})
+    await ask(page, "Hello")
+    await expect(page.locator(".note.failed")).to_contain_text("The engine failed.")
+    await page.click(".note.failed button")
+    await expect(answer(page)).to_have_text(WHOLE)
+    await expect(page.locator(".note.failed")).to_have_count(0)
+
+
+XSS = """<script>window.owned = 1</script> <img src=x onerror="window.owned = 1">
+
+[one](javascript:window.owned=1) [two](data:text/html,x) [three](  JaVaScRiPt:alert(1))
+![four](javascript:window.owned=1)
+[five](https://ok.example/?q="onmouseover="x) <https://ok.example/<script>>
+
+```html"><script>window.owned=1</script>
+<script>window.owned = 1</script>
+```
+
+| <b>a</b> | b |
+| --- | --- |
+| <iframe src=javascript:1> | [x](vbscript:1) |
+
+# <svg onload=window.owned=1>"""
+
+
+async def test_hostile_markdown_stays_text(page: Page) -> None:
+    await ask(page, "say:" + XSS)
+    await expect(page.locator("#send")).to_be_visible()
+    await expect(answer(page)).to_contain_text("<svg onload=window.owned=1>")
+    assert await page.evaluate("window.owned") is None
+    tags = "[...document.querySelectorAll('#log *')].map((node) => node.localName)"
+    assert not {"script", "img", "iframe", "b"} & set(await page.evaluate(tags))
+    links = "[...document.querySelectorAll('#log a')].map((a) => [a.protocol, a.rel, a.getAttributeNames().length])"
+    for protocol, rel, attributes in await page.evaluate(links):
+        assert (protocol, rel, attributes) == ("https:", "noopener noreferrer", 3)
+
+
+MARKDOWN = """# Title
+
+Some **bold**, *italic*, `code` and [a link](https://ok.example).
+
+- one
+- two
+  - nested
+
+1. first
+2. second
+
+```python
+x = "`" * 3
+
+print(x)
+```
+
+> quoted
+
+| a | b |
+| --- | ---: |
+| 1 | 2 |
+
+The end, snake_case_name and 2 * 3 * 4."""
+
+
+async def test_a_streamed_answer_looks_like_the_same_answer_whole(page: Page) -> None:
+    script = """async (text) => {
+        const { MarkdownView } = await import("/static/markdown.js");
+        const whole = document.createElement("div");
+        new MarkdownView(whole).set(text);
+        for (const step of [1, 2, 3, 7]) {
+            const root = document.createElement("div");
+            const view = new MarkdownView(root);
+            for (let end = 0; end < text.length; end += step) view.set(text.slice(0, end));
+            view.set(text);
+            if (root.innerHTML !== whole.innerHTML) return [step, root.innerHTML, whole.innerHTML];
+        }
+        return whole.innerHTML;
+    }"""
+    for text in (MARKDOWN, XSS, "- a\n\n- b\n\ntext\n- c", "```\nopen\n\nfence", "a\n-\n- b\n\n1. c\n\n    d"):
+        html = await page.evaluate(script, text)
+        assert isinstance(html, str), html
+    html = await page.evaluate(script, MARKDOWN)
+    for part in (
+        "<h2>Title</h2>",
+        "<strong>bold</strong>",
+        "<em>italic</em>",
+        "<ul><li>one</li><li>two<ul><li>nested</li></ul></li></ul>",
+        '<ol start="1"><li>first</li>',
+        "print(x)</code></pre>",
+        "<blockquote><p>quoted</p></blockquote>",
+        '<td class="right">2</td>',
+        "snake_case_name and 2 * 3 * 4.",
+    ):
+        assert part in html, part
+
+
+async def test_hostile_text_is_not_slow(page: Page) -> None:
+    script = """async () => {
+        const { MarkdownView } = await import("/static/markdown.js");
+        const marks = ["*a ", "_a ", "**a ", "`a", "~~a ", "[", "[a](", "![", "https://"];
+        const texts = [...marks, "# #", "- ", "> ", "|-", "\\n- a", "\\n> a"];
+        for (const text of texts) {
+            const started = performance.now();
+            new MarkdownView(document.createElement("div")).set(text.repeat(Math.ceil(50_000 / text.length)));
+            const took = performance.now() - started;
+            if (took > 3000) throw new Error(`${JSON.stringify(text)} took ${took} ms`);
+        }
+    }"""
+    await page.evaluate(script)
+
+
+async def test_a_long_answer_is_cheap_to_grow(page: Page) -> None:
+    script = """async () => {
+        const { MarkdownView } = await import("/static/markdown.js");
+        const view = new MarkdownView(document.createElement("div"));
+        const block = "A paragraph with **bold** text and `code` that goes on for a while.\\n\\n";
+        const long = block.repeat(1500);
+        view.set(long);
+        const built = view.root.childElementCount;
+        const kept = view.root.firstElementChild;
+        view.set(long + "more");
+        return [built, kept === view.root.firstElementChild, view.open.length];
+    }"""
+    assert await page.evaluate(script) == [1500, True, 2]
+
+
+async def test_scrolling_up_stops_following(page: Page, fake: FakeGateway) -> None:
+    await page.set_viewport_size({"width": 360, "height": 500})
+    fake.hold_at = 60
+    await ask(page, "say:" + "\n\n".join(f"Paragraph {n}" for n in range(60)))
+    await expect(answer(page)).to_contain_text("Paragraph 29")
+    at_end = "(s => s.scrollHeight - s.scrollTop - s.clientHeight < 4)(document.getElementById('scroller'))"
+    await page.wait_for_function(at_end)
+    await page.hover("#log")
+    await page.mouse.wheel(0, -600)
+    await expect(page.locator("#latest")).to_be_visible()
+    fake.release()
+    await expect(answer(page)).to_contain_text("Paragraph 59")
+    assert not await page.evaluate(at_end)
+    await page.click("#latest")
+    await page.wait_for_function(at_end)
+    assert await page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+async def test_shift_enter_is_a_new_line(page: Page, fake: FakeGateway) -> None:
+    await page.fill("#prompt", "one")
+    await page.press("#prompt", "Shift+Enter")
+    await page.keyboard.type("two")
+    assert await page.input_value("#prompt") == "one\ntwo"
+    assert not fake.streams
+
+
+async def test_conversations_are_kept_apart(page: Page) -> None:
+    await ask(page, "First question")
+    await expect(answer(page)).to_have_text(WHOLE)
+    await page.click("#new")
+    await expect(page.locator("article")).to_have_count(0)
+    await ask(page, "Second question")
+    await expect(answer(page)).to_have_text(WHOLE)
+    await page.click("text=First question")
+    await expect(page.locator("article.user .content")).to_have_text("First question")
+
+
+async def test_signing_out_leaves_the_answer_running(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    await page.click("#sign-out")
+    await expect(page.locator("#gate")).to_be_visible()
+    await page.fill("#key", KEY)
+    await page.press("#key", "Enter")
+    fake.release()
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert len(fake.streams) == 1
+
+
+async def test_a_deleted_conversation_leaves_nothing(page: Page, fake: FakeGateway) -> None:
+    fake.hold_at = 12
+    await ask(page, "Hello")
+    await expect(answer(page)).to_contain_text("word12")
+    await page.hover("#conversations li")
+    await page.click(".remove")
+    await expect(page.locator("#empty")).to_be_visible()
+    while next(iter(fake.streams.values())).status != "cancelled":
+        await asyncio.sleep(0.01)
+    await page.wait_for_timeout(100)
+    left = await page.evaluate("Object.keys(localStorage).filter((key) => /message|conversation/.test(key))")
+    assert left == []
+
+
+async def test_the_theme_is_kept(page: Page) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = await page.evaluate(background)
+    await page.click("#theme")
+    dark = await page.evaluate(background)
+    assert dark != light
+    await page.reload()
+    assert await page.evaluate(background) == dark

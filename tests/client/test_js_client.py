@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from tests.client.contract import Target
+from tests.client.contract_js import CONTRACT_JS, run_on
+from tests.client.fake_gateway import FakeGateway
+
+
+@pytest.mark.parametrize("behaviour", CONTRACT_JS)
+async def test_contract(behaviour: str, browser: Browser, any_target: Target) -> None:
+    await run_on(browser, any_target, CONTRACT_JS[behaviour])
+
+
+READ = "return await read(gateway.create(body()));"
+WHOLE = " ".join(f"word{n}" for n in range(1, 41))
+
+
+async def test_duplicates_and_holes_never_reach_the_reader(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.duplicate = True
+    fake.faults.skip = {3, 17, 40}
+    assert await run_on(browser, target, READ) == WHOLE
+    assert [message["after"] for message in fake.sent_by_client("sub")] == ["1-2", "1-16", "1-39"]
+
+
+async def test_a_resumed_stream_cut_before_any_frame_sends_its_cursor_again(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    script = """
+        const stream = gateway.create(body());
+        await read(stream);
+        await network.cut();
+        return await read(gateway.subscribe(stream.id, { after: "1-30" }));
+    """
+    fake.faults.cut_after_sub = 3
+    assert await run_on(browser, target, script) == WHOLE[WHOLE.index(" word31") :]
+    assert {message["after"] for message in fake.sent_by_client("sub")} == {"1-30"}
+    assert len(fake.sent_by_client("sub")) == 4
+
+
+async def test_a_create_cut_before_its_ok_generates_once(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.cut_before_ok = 2
+    assert await run_on(browser, target, READ) == WHOLE
+    assert len(fake.streams) == 1
+    assert len({message["key"] for message in fake.sent_by_client("create")}) == 1
+
+
+async def test_a_cancel_before_the_ok_reaches_the_stream(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 0
+    fake.faults.cut_before_ok = 1
+    script = """
+        const stream = gateway.create(body());
+        while (!stream._asked) await sleep(5);
+        await sleep(50);
+        const { result } = await stream.cancel();
+        await read(stream);
+        return [result, stream.status];
+    """
+    assert await run_on(browser, target, script) == ["accepted", "cancelled"]
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
+async def test_a_cancel_without_a_socket_goes_by_http(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 3
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 3);
+        await network.cut();
+        await sleep(0);
+        gateway._link?.over(1006, "cut");
+        const ack = await stream.cancel();
+        await read(stream);
+        return [ack.result, stream.status];
+    """
+    assert await run_on(browser, target, script) == ["accepted", "cancelled"]
+    assert fake.http_cancels == 1
+
+
+async def test_a_cancel_whose_ack_was_lost_is_sent_again(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    fake.faults.drop_acks = 1
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 5);
+        return (await stream.cancel()).at;
+    """
+    assert await run_on(browser, target, script) == "1-5"
+    assert len(fake.sent_by_client("cancel")) == 2
+
+
+async def test_an_input_arrives_once(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    fake.faults.drop_acks = 1
+    script = "return (await gateway.input(await gateway.create(body()).ready, { text: 'shorter' })).result;"
+    assert await run_on(browser, target, script) == "accepted"
+    assert len(fake.inputs) == 1
+
+
+async def test_a_hint_moves_every_stream_without_a_pause(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.token_delay_s = 0.03
+    script = """
+        const texts = await Promise.all([1, 2].map(() => read(gateway.create(body()))));
+        return [texts, [...states]];
+    """
+    running = asyncio.create_task(run_on(browser, target, script))
+    while len(fake.streams) < 2:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+    before = set(fake.sockets)
+    await fake.hint_all(50)
+    assert await running == [[WHOLE, WHOLE], ["connecting", "connected"]]
+    assert len(fake.sent_by_client("sub")) == 2
+    assert not before & fake.sockets
+
+
+async def test_a_slow_reader_holds_a_bounded_queue(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.token_delay_s = 0
+    script = """
+        const small = new sg.StreamGateway({ ...options, queueItems: 8 });
+        const stream = small.create(body("x", 200));
+        await sleep(300);
+        const held = stream._queue.length;
+        const text = await read(stream);
+        small.close();
+        return [held, text.match(/word/g).length];
+    """
+    assert await run_on(browser, target, script) == [8, 200]
+
+
+async def test_a_silent_socket_is_dead(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.ping_ms = 100
+    running = asyncio.create_task(run_on(browser, target, READ))
+    while not fake.streams:
+        await asyncio.sleep(0.01)
+    fake.faults.silent = True
+    await asyncio.sleep(0.5)
+    fake.faults.silent, fake.faults.ping_ms = False, 15_000
+    fake.cut_all()  # those that opened in the silence would wait for their `hi` for ten seconds
+    assert await running == WHOLE
+
+
+async def test_a_head_that_nothing_follows_is_asked_for(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.skip = {5}
+    fake.hold_at = 5
+    script = """
+        const quick = new sg.StreamGateway({ ...options, lagMs: 100 });
+        const stream = quick.create(body());
+        await first(stream, 5);
+        quick.close();
+        return stream.cursor;
+    """
+    running = asyncio.create_task(run_on(browser, target, script))
+    while not fake.streams or len(next(iter(fake.streams.values())).frames) < 5:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    await fake.ping_all()
+    assert await running == "1-5"
+    assert fake.sent_by_client("pong")
+
+
+async def test_a_gap_and_a_reset_are_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    script = """
+        const stream = gateway.create(body());
+        const items = [];
+        for await (const item of stream) {
+          items.push([item.type, item.cursor]);
+          if (items.length === 8) return items.slice(5);
+        }
+    """
+    running = asyncio.create_task(run_on(browser, target, script))
+    while not fake.streams or len(next(iter(fake.streams.values())).frames) < 5:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    await fake.say_all({"t": "gap", "from": 6, "to": 9})
+    await asyncio.sleep(0.1)
+    await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 3})
+    await fake.say_all({"t": "d", "s": 4, "f": []})
+    assert await running == [["gap", "1-9"], ["reset", "2-3"], ["data", "2-4"]]
+
+
+@pytest.mark.parametrize("code", [1011, 1012, 1013, 4408, 4429])
+async def test_close_codes_that_mean_come_back(code: int, browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [code]
+    script = """
+        const quick = new sg.StreamGateway({ ...options, random: () => 0.01 });
+        const text = await read(quick.create(body()));
+        quick.close();
+        return text;
+    """
+    assert await run_on(browser, target, script) == WHOLE
+
+
+async def test_forbidden_is_not_retried(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [4403]
+    script = "return (await fails(read(gateway.create(body())))).code;"
+    assert await run_on(browser, target, script) == "forbidden"
+
+
+async def test_a_refused_token_is_replaced(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    script = """
+        const asked = [];
+        const getToken = async ({ refresh }) => { asked.push(refresh); return refresh ? target.key : "cap_expired"; };
+        const other = new sg.StreamGateway({ ...options, token: undefined, getToken });
+        const text = await read(other.create(body()));
+        other.close();
+        return [text, asked];
+    """
+    assert await run_on(browser, target, script) == [WHOLE, [False, True]]
+
+
+async def test_refusals_are_waited_out_or_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    busy = {"code": "no_replica", "message": "busy", "retriable": True, "retry_after_s": 0.05}
+    wrong = {"code": "invalid_request", "message": "no", "retriable": False}
+    fake.faults.refuse_create = [busy, wrong]
+    script = "return (await fails(read(gateway.create(body())))).code;"
+    assert await run_on(browser, target, script) == "invalid_request"
+
+
+async def test_closing_ends_every_stream(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 3
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 3);
+        const failing = fails(stream.next());
+        gateway.close();
+        return (await failing).code;
+    """
+    assert await run_on(browser, target, script) == "client_closed"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_mix_of_faults_delivers_each_frame_once(
+    seed: int, browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    chance = random.Random(seed)
+    fake.token_delay_s = 0.002
+    fake.faults.duplicate = chance.random() < 0.5
+    fake.faults.skip = set(chance.sample(range(1, 80), 4))
+    fake.faults.cut_before_ok = chance.randrange(3)
+    fake.faults.cut_after_sub = chance.randrange(3)
+    fake.faults.cut_after_frames = [chance.randrange(1, 30) for _ in range(6)]
+    fake.faults.close_new_with = [chance.choice([1011, 4408]) for _ in range(chance.randrange(3))]
+    script = """
+        const quick = new sg.StreamGateway({ ...options, random: () => Math.random() / 10, queueItems: 16 });
+        const one = async (number) => {
+          const seqs = [];
+          const stream = quick.create(body(`Story ${number}`, 80));
+          for await (const { seq } of stream) {
+            seqs.push(seq);
+            if (Math.random() < 0.05) await sleep(20);
+          }
+          equal(seqs, Array.from({ length: 80 }, (_, at) => at + 1));
+          equal(stream.status, "completed");
+        };
+        await Promise.all([1, 2, 3].map(one));
+        quick.close();
+    """
+
+    async def hints() -> None:
+        while True:
+            await asyncio.sleep(chance.random() / 5)
+            await fake.hint_all(5)
+
+    hinting = asyncio.create_task(hints())
+    await run_on(browser, target, script)
+    hinting.cancel()
+    assert len(fake.streams) == 3
+
+
+NODE_SCRIPT = """
+const { StreamGateway } = await import(process.argv[1]);
+const [url, token, model] = process.argv.slice(2);
+const gateway = new StreamGateway({ url, token, webSocket: WebSocket });
+for await (const text of gateway.create({ model, messages: [{ role: "user", content: "Hi" }] }).text()) {
+  process.stdout.write(text);
+}
+gateway.close();
+"""
+
+
+async def test_it_runs_on_node(fake: FakeGateway, target: Target) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    client = Path(__file__).parents[2] / "stream_gw" / "static" / "client.js"
+    flags = ["--experimental-websocket", "--experimental-default-type=module", "--no-warnings"]
+    command = [node, *flags, "--input-type=module", "-e", NODE_SCRIPT, client.as_uri(), target.url, target.key]
+    process = await asyncio.create_subprocess_exec(
+        *command, target.model, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    if b"bad option" in err:
+        pytest.skip("this node has no WebSocket of its own to pass in")
+    assert out.decode() == WHOLE, err.decode()

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stream_gw.client import Data, Gap, GatewayError, Position, Reset, StreamBroken, StreamGateway
+from stream_gw.client.backoff import BACKOFF_S_MAX, Judge, backoff_s
+from stream_gw.client.gateway import socket_url
+from stream_gw.client.position import Filter, Verdict
+from stream_gw.client.wire import decode
+from tests.client.contract import CONTRACT, Target, first, read
+from tests.client.fake_gateway import KEY, FakeGateway
+
+
+@pytest.mark.parametrize("behaviour", CONTRACT, ids=lambda behaviour: behaviour.__name__)
+async def test_contract(behaviour: Callable[[Target], Awaitable[None]], any_target: Target) -> None:
+    await behaviour(any_target)
+
+
+WHOLE = " ".join(f"word{n}" for n in range(1, 41))
+
+
+async def test_duplicates_and_holes_never_reach_the_reader(fake: FakeGateway, target: Target) -> None:
+    fake.faults.duplicate = True
+    fake.faults.skip = {3, 17, 40}
+    async with target.gateway() as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+    assert [message["after"] for message in fake.sent_by_client("sub")] == ["1-2", "1-16", "1-39"]
+
+
+async def test_a_resumed_stream_cut_before_any_frame_sends_its_cursor_again(fake: FakeGateway, target: Target) -> None:
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await read(stream)
+        fake.faults.cut_after_sub = 3
+        resumed = gateway.subscribe(await stream.ready(), after="1-30")
+        assert await read(resumed) == WHOLE[WHOLE.index(" word31") :]
+    assert {message["after"] for message in fake.sent_by_client("sub")} == {"1-30"}
+
+
+async def test_a_create_cut_before_its_ok_generates_once(fake: FakeGateway, target: Target) -> None:
+    fake.faults.cut_before_ok = 2
+    async with target.gateway() as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+    assert len(fake.streams) == 1
+    assert len({message["key"] for message in fake.sent_by_client("create")}) == 1
+
+
+async def test_a_cut_at_every_frame(fake: FakeGateway, target: Target) -> None:
+    fake.faults.cut_after_frames = [1] * 10
+    async with target.gateway(random=lambda: 0.0) as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+
+
+async def test_a_cancel_whose_ack_was_lost_is_sent_again(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    fake.faults.drop_acks = 2
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 5)
+        assert (await stream.cancel()).at == "1-5"
+        assert stream.status in ("cancelled", "live")
+        await read(stream)
+
+
+async def test_a_cancel_before_the_ok_reaches_the_stream(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 0
+    fake.faults.cut_before_ok = 1
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        while not fake.streams:
+            await asyncio.sleep(0.01)
+        assert (await stream.cancel()).result == "accepted"
+        assert await read(stream) == ""
+    assert [each.status for each in fake.streams.values()] == ["cancelled"]
+
+
+async def test_a_cancel_of_what_was_never_sent_generates_nothing(fake: FakeGateway, target: Target) -> None:
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        assert (await stream.cancel()).result == "accepted"
+        assert await read(stream) == ""
+    assert not fake.streams
+
+
+async def test_leaving_the_block_early_cancels_a_create(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    async with target.gateway() as gateway, gateway.create(target.body()) as stream:
+        await first(stream, 3)
+    assert [each.status for each in fake.streams.values()] == ["cancelled"]
+
+
+async def test_leaving_the_block_early_detaches_a_subscription(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        async with gateway.subscribe(await stream.ready()) as reader:
+            await first(reader, 3)
+        assert reader.status == "detached"
+        assert next(iter(fake.streams.values())).status == "live"
+
+
+async def test_a_hint_moves_every_stream_without_a_pause(fake: FakeGateway, target: Target) -> None:
+    fake.token_delay_s = 0.02
+    states: list[str] = []
+    async with (
+        FakeGateway().serve() as other,
+        StreamGateway([fake.url, other.url], token=KEY, on_state=lambda state, error: states.append(state)) as gateway,
+    ):
+        other.streams = fake.streams
+        streams = [gateway.create(target.body()) for _ in range(2)]
+        await first(streams[0], 3)
+        await fake.hint_all(50)
+        await asyncio.gather(*(read(stream) for stream in streams))
+        assert states == ["connecting", "connected"]
+        assert len(other.sockets) == 1
+        assert len(other.sent_by_client("sub")) == 2
+        await asyncio.sleep(0.05)
+        assert not fake.sockets
+
+
+async def test_a_slow_reader_holds_a_bounded_queue(fake: FakeGateway, target: Target) -> None:
+    fake.token_delay_s = 0
+    async with target.gateway(queue_items=8) as gateway:
+        stream = gateway.create(target.body(tokens=200))
+        await asyncio.sleep(0.3)
+        assert len(stream._queue) == 8
+        text = await read(stream)
+        assert text.endswith("word200") and text.count("word") == 200
+    assert fake.sent_by_client("unsub") and fake.sent_by_client("sub")
+
+
+async def test_a_silent_socket_is_dead(fake: FakeGateway, target: Target) -> None:
+    fake.faults.ping_ms = 100
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 2)
+        fake.faults.silent = True
+        await asyncio.sleep(0.4)
+        fake.faults.silent = False
+        fake.faults.ping_ms = 15_000
+        fake.cut_all()  # a socket that opened in the silence would wait for its `hi` for ten seconds
+        await read(stream)
+        assert stream.status == "completed"
+
+
+async def test_a_head_that_nothing_follows_is_asked_for(fake: FakeGateway, target: Target) -> None:
+    fake.faults.skip = {5}
+    fake.hold_at = 5
+    async with target.gateway(lag_s=0.1) as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 4)
+        while len(next(iter(fake.streams.values())).frames) < 5:
+            await asyncio.sleep(0.01)
+        await fake.ping_all()
+        await asyncio.wait_for(first(stream, 1), 2)
+        assert stream.cursor == "1-5"
+        assert fake.sent_by_client("pong")
+
+
+async def test_a_gap_and_a_reset_are_told(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 5)
+        await fake.say_all({"t": "gap", "from": 6, "to": 9})
+        assert await anext(stream) == Gap("1-9", 9, 6)
+        await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 3})
+        assert await anext(stream) == Reset("2-3", 3)
+        await fake.say_all({"t": "d", "s": 4, "f": []})
+        assert await anext(stream) == Data("2-4", 4, [])
+
+
+async def test_text_never_papers_over_a_gap(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 5)
+        await fake.say_all({"t": "gap", "from": 6, "to": 9})
+        with pytest.raises(StreamBroken):
+            await read(stream)
+
+
+async def test_an_input_arrives_once(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    fake.faults.drop_acks = 1
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        ack = await gateway.input(await stream.ready(), {"type": "steer", "text": "shorter"})
+        assert ack.result == "accepted"
+    assert len(fake.inputs) == 1
+
+
+async def test_a_refused_token_is_replaced(fake: FakeGateway, target: Target) -> None:
+    asked: list[bool] = []
+
+    async def get_token(refresh: bool) -> str:
+        asked.append(refresh)
+        return KEY if refresh else "cap_expired"
+
+    async with StreamGateway(target.url, get_token=get_token) as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("code", [1001, 1011, 1012, 1013, 4408, 4429])
+async def test_close_codes_that_mean_come_back(code: int, fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [code]
+    async with target.gateway(random=lambda: 0.01) as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+
+
+async def test_forbidden_is_not_retried(fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [4403]
+    async with target.gateway() as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+        assert caught.value.code == "forbidden"
+
+
+async def test_a_retriable_refusal_is_waited_out_and_another_is_told(fake: FakeGateway, target: Target) -> None:
+    busy = {"code": "no_replica", "message": "busy", "retriable": True, "retry_after_s": 0.05}
+    wrong = {"code": "invalid_request", "message": "no", "retriable": False}
+    fake.faults.refuse_create = [busy, wrong]
+    async with target.gateway(random=lambda: 0.0) as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+        assert caught.value.code == "invalid_request"
+        assert await read(gateway.create(target.body())) == WHOLE
+
+
+async def test_a_failed_stream_raises_after_its_text(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 3
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 3)
+        fake.streams[await stream.ready()].end("failed", {"code": "replica_lost", "message": "gone", "retriable": True})
+        with pytest.raises(GatewayError) as caught:
+            await read(stream)
+        assert caught.value.code == "replica_lost" and caught.value.retriable
+
+
+async def test_it_gives_up(target: Target) -> None:
+    async with StreamGateway("http://127.0.0.1:9", token=KEY, give_up_s=0.2) as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+        assert caught.value.code == "connection_lost"
+
+
+async def test_an_error_of_the_block_stays_itself(target: Target) -> None:
+    with pytest.raises(KeyError):
+        async with target.gateway():
+            raise KeyError("mine")
+
+
+def test_the_filter() -> None:
+    filter = Filter(Position.parse("1-57"))
+    assert filter.receive(57, 58) is Verdict.APPLY
+    assert filter.receive(57, 58) is Verdict.DROP
+    assert filter.receive(59, 60) is Verdict.HOLE
+    assert filter.receive(57, 64) is Verdict.HOLE  # joined frames that overlap: only the rest would be wanted
+    filter.receive_epoch("2.9f2c")
+    assert str(filter.tail) == "1-58"
+    assert filter.receive(58, 64) is Verdict.APPLY
+    assert str(filter.tail) == "2-64"
+
+
+def test_a_reset_into_joined_frames_goes_back_to_their_start() -> None:
+    filter = Filter(Position.parse("1-0"))
+    for after, seq in ((0, 3), (3, 9)):
+        filter.receive(after, seq)
+        filter.delivered(seq)
+    assert filter.rewind("2.x", 5, None)
+    assert str(filter.tail) == "2-3"
+
+
+@pytest.mark.parametrize("text", ["", "1", "1-", "-1", "01-2", "1-2-3", "a-1", "1-\u0661"])
+def test_what_is_no_cursor(text: str) -> None:
+    with pytest.raises(GatewayError):
+        Position.parse(text)
+
+
+def test_backoff_is_full_jitter_under_a_ceiling() -> None:
+    assert [backoff_s(attempt, lambda: 1.0) for attempt in (0, 1, 5, 99)] == [0.25, 0.5, BACKOFF_S_MAX, BACKOFF_S_MAX]
+    assert backoff_s(5, lambda: 0.0) == 0
+
+
+def test_policy_closes_are_bounded() -> None:
+    judge = Judge(random=lambda: 0.0, can_refresh=False)
+    verdicts: list[Any] = [judge.receive_close(1008, "", 0) for _ in range(3)]
+    assert verdicts[:2] == [None, None] and verdicts[2].code == "refused"
+
+
+def test_addresses() -> None:
+    assert socket_url("https://gw.example/") == "wss://gw.example/v1/stream"
+    assert socket_url("ws://gw.example/base/v1/stream") == "ws://gw.example/base/v1/stream"
+    with pytest.raises(ValueError):
+        socket_url("gw.example")
+
+
+def test_messages_of_a_newer_gateway_are_ignored() -> None:
+    assert decode('{"t":"novelty","x":1}') is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_mix_of_faults_delivers_each_frame_once(seed: int, fake: FakeGateway, target: Target) -> None:
+    chance = random.Random(seed)
+    fake.token_delay_s = 0.001
+    fake.faults.duplicate = chance.random() < 0.5
+    fake.faults.skip = set(chance.sample(range(1, 80), 4))
+    fake.faults.cut_before_ok = chance.randrange(3)
+    fake.faults.cut_after_sub = chance.randrange(3)
+    fake.faults.cut_after_frames = [chance.randrange(1, 30) for _ in range(6)]
+    fake.faults.close_new_with = [chance.choice([1011, 4408]) for _ in range(chance.randrange(3))]
+    async with target.gateway(random=lambda: chance.random() / 10, queue_items=chance.choice([4, 512])) as gateway:
+
+        async def one(number: int) -> None:
+            stream = gateway.create(target.body(f"Story {number}", tokens=80))
+            seqs: list[int] = []
+            async for item in stream:
+                seqs.append(item.seq)
+                if chance.random() < 0.02:
+                    await fake.hint_all(5)
+                if chance.random() < 0.02:
+                    await asyncio.sleep(0.02)
+            assert seqs == list(range(1, 81))
+            assert stream.status == "completed"
+
+        await asyncio.gather(*(one(number) for number in range(3)))
+    assert len(fake.streams) == 3

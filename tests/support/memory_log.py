@@ -1,0 +1,190 @@
+"""``StreamLog`` in memory, built on ``StreamState``. The contract suite verifies it against Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.errors import TooMany
+from stream_fabric.frames import ErrorInfo
+from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.limits import INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
+from stream_fabric.log import (
+    RECORD,
+    UNIT,
+    Append,
+    AppendCode,
+    AppendReply,
+    CancelReply,
+    CreateCode,
+    Head,
+    Page,
+    StreamState,
+)
+
+Publish = Callable[[str, bytes], bool]
+"""(gateway or replica, payload) → whether anybody heard it."""
+
+
+class MemoryStreamLog:
+    """``publish`` takes the messages; ``now_ms`` is the clock. ``view`` gives another peer's door to the same data."""
+
+    def __init__(self, partitions: int, publish: Publish, now_ms: Callable[[], int], replica: str = "") -> None:
+        self._partitions = partitions
+        self._publish = publish
+        self._now_ms = now_ms
+        self._replica = ReplicaId(replica)
+        self.streams: dict[StreamId, StreamState] = {}
+        self.pending: dict[StreamId, tuple[TenantId, int]] = {}
+        """Cancels that came before their stream: tenant, and until when they are kept."""
+        self._inputs: dict[StreamId, dict[str, bytes]] = {}
+
+    def view(self, replica: str) -> MemoryStreamLog:
+        other = MemoryStreamLog(self._partitions, self._publish, self._now_ms, replica)
+        other.streams, other.pending, other._inputs = self.streams, self.pending, self._inputs
+        return other
+
+    def partition(self, stream: StreamId) -> int:
+        return partition_of(stream, self._partitions)
+
+    def _pending(self, stream: StreamId) -> TenantId | None:
+        tenant, until_ms = self.pending.get(stream, (None, 0))
+        if until_ms <= self._now_ms():
+            self.pending.pop(stream, None)
+            return None
+        return tenant
+
+    def _owned(self, stream: StreamId, tenant: TenantId | None) -> StreamState | None:
+        state = self.streams.get(stream)
+        return state if state is not None and tenant in (None, state.tenant) else None
+
+    async def create(
+        self, stream: StreamId, epoch: Epoch, tenant: TenantId, facts: bytes, gateway: GatewayId | None
+    ) -> CreateCode:
+        state = self.streams.get(stream)
+        if state is not None:
+            return CreateCode.EXISTS if (state.epoch, state.tenant) == (epoch, tenant) else CreateCode.TAKEN
+        if self._pending(stream) == tenant:
+            return CreateCode.CANCELLED
+        self.pending.pop(stream, None)
+        state = StreamState(epoch, tenant, facts, [gateway] if gateway else [])
+        if gateway is None:
+            state.unwatched, state.unwatched_since_ms = "L", self._now_ms()
+        self.streams[stream] = state
+        return CreateCode.CREATED
+
+    async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
+        replies = []
+        parts: dict[GatewayId, list[tuple[StreamState, bytes]]] = {}
+        for item in batch:
+            assert self.partition(item.stream) == partition
+            state = self.streams.get(item.stream)
+            if state is None:
+                replies.append(AppendReply(AppendCode.NOSTREAM, 0))
+                continue
+            reply = state.append(item, self._replica)
+            replies.append(reply)
+            if reply.code is AppendCode.OK:
+                part = _part(item.stream, item.epoch, item.first, item.last, item.frames)
+                for gateway in state.watchers:
+                    parts.setdefault(gateway, []).append((state, part))
+        for gateway, list_ in parts.items():
+            if not self._publish(gateway, RECORD.join(part for _, part in list_)):
+                for state, _ in list_:
+                    # Also when this was the terminal, as the script does it
+                    state.watchers.remove(gateway)
+                    if not state.watchers:
+                        state.unwatched, state.unwatched_since_ms = "V", self._now_ms()
+        return replies
+
+    def _tell(self, stream: StreamId, state: StreamState, *, doorbell: bytes) -> None:
+        entry = state.entries[-1]
+        part = _part(stream, str(state.epoch), entry.first, entry.last, entry.frames)
+        for gateway in state.watchers:
+            self._publish(gateway, part)
+        if state.replica:
+            self._publish(state.replica, doorbell)
+
+    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
+        state = self.streams.get(stream)
+        if state is None:
+            if unwatched_ms is not None or self._pending(stream) not in (None, tenant):
+                return CancelReply("none", None, "")
+            self.pending[stream] = (tenant, self._now_ms() + PENDING_CANCEL_TTL_S * 1000)
+            return CancelReply("pending", None, "")
+        if state.tenant != tenant:
+            return CancelReply("none", None, "")
+        reply = state.cancel(self._now_ms(), unwatched_ms)
+        if reply.result == "accepted":
+            at = b"%d" % state.cancelled_at
+            self._tell(stream, state, doorbell=UNIT.join((b"cancel", stream.encode(), str(state.epoch).encode(), at)))
+        return reply
+
+    async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
+        state = self.streams.get(stream)
+        if state is None:
+            return False
+        old, last = str(state.epoch), state.last
+        if not state.fence(replica, nonce, error):
+            return False
+        self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
+        return True
+
+    async def watch(
+        self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
+    ) -> Page | None:
+        state = self._owned(stream, tenant)
+        if state is None:
+            return None
+        if gateway is not None:
+            state.watch(gateway)
+        return state.page(after, PAGE_ENTRIES_MAX)
+
+    async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
+        state = self.streams.get(stream)
+        if state is not None:
+            state.unwatch(gateway, self._now_ms())
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
+        return [self._head(stream, gateway) for stream in streams]
+
+    def _head(self, stream: StreamId, gateway: GatewayId | None) -> Head | None:
+        state = self.streams.get(stream)
+        if state is None:
+            return None
+        return Head(
+            state.epoch,
+            state.last,
+            state.status,
+            state.cancelled_at,
+            state.unwatched,
+            self._now_ms() - state.unwatched_since_ms if state.unwatched else 0,
+            gateway in state.watchers,
+            state.replica,
+        )
+
+    async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
+        state = self._owned(stream, tenant)
+        if state is None:
+            return None
+        inputs = self._inputs.setdefault(stream, {})
+        if input_id in inputs:
+            return "duplicate"
+        if state.status != "live":
+            return "terminal"
+        if len(inputs) >= INPUTS_MAX:
+            raise TooMany(f"the stream has taken {INPUTS_MAX} inputs, the most one may have")
+        inputs[input_id] = bytes(item)
+        if state.replica:
+            bell = UNIT.join((b"input", stream.encode(), str(state.epoch).encode(), b"0"))
+            self._publish(state.replica, bell)
+        return "accepted"
+
+    async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
+        return list(self._inputs.get(stream, {}).items())
+
+
+def _part(stream: StreamId, epoch: str, first: int, last: int, frames: bytes) -> bytes:
+    return UNIT.join((stream.encode(), epoch.encode(), b"%d" % first, b"%d" % last, frames))

@@ -1,0 +1,395 @@
+"""Real Redis servers for tests: one, a pair, a cluster, a Sentinel setup. Blocking helpers; no fixed ports or paths."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import pytest
+
+SLOTS = 16384
+
+
+def find_binary(*names: str) -> str:
+    """The first of the programs that is installed; else the test is skipped, or fails where ``CI`` is set."""
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    reason = f"needs one of {', '.join(names)} on PATH"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 15.0, every_s: float = 0.01) -> Any:
+    """Poll until the condition gives something true."""
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        try:
+            last = condition()
+            if last:
+                return last
+        except (OSError, hiredis.HiredisError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for {what}; last saw {last!r}")
+        time.sleep(every_s)
+
+
+def free_port() -> int:
+    # Below the kernel's range for outgoing connections, so that no client takes it meanwhile
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Wire:
+    """One blocking connection. Error replies raise ``hiredis.ReplyError``."""
+
+    def __init__(self, port: int, timeout_s: float = 5.0) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+        self._reader = hiredis.Reader()
+
+    def __call__(self, *args: str | bytes | int) -> Any:
+        self._socket.sendall(hiredis.pack_command(args))  # type: ignore[arg-type]
+        while (reply := self._reader.gets()) is False:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionError("closed by the server")
+            self._reader.feed(data)
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def call(port: int, *args: str | bytes | int) -> Any:
+    """One command on a connection of its own."""
+    wire = Wire(port)
+    try:
+        return wire(*args)
+    finally:
+        wire.close()
+
+
+class RedisServer:
+    """One server process without persistence, on a free loopback port."""
+
+    def __init__(self, **config: str | int) -> None:
+        self._config = config
+        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def log(self) -> str:
+        return (self._dir / "log").read_text() if (self._dir / "log").exists() else ""
+
+    def start(self) -> RedisServer:
+        binary = find_binary("redis-server", "valkey-server")
+        for _ in range(5):
+            port = self.port or free_port()
+            if self._launch(binary, port):
+                self.port = port
+                return self
+        raise RuntimeError(f"no Redis server could be started:\n{self.log[-2000:]}")
+
+    def _launch(self, binary: str, port: int) -> bool:
+        config: dict[str, str | int] = {
+            "bind": "127.0.0.1",
+            "port": port,
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self._dir),
+            "logfile": str(self._dir / "log"),
+            "repl-diskless-sync-delay": 0,
+            "hz": 50,
+            **self._config,
+        }
+        if config.get("cluster-enabled") == "yes":
+            config.setdefault("cluster-port", free_port())
+            config.setdefault("cluster-config-file", str(self._dir / "nodes.conf"))
+        args = [part for name, value in config.items() for part in (f"--{name}", str(value))]
+        process = subprocess.Popen([binary, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            return process.poll() is not None or call(port, "PING") == b"PONG"
+
+        wait_for(answers, "PING", every_s=0.005)
+        # Another server may hold the port: the one that answers must be ours
+        if process.poll() is not None or f"process_id:{process.pid}\r" not in call(port, "INFO", "server").decode():
+            process.kill()
+            process.wait()
+            return False
+        self._process = process
+        return True
+
+    def __call__(self, *args: str | bytes | int) -> Any:
+        return call(self.port, *args)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is told to anybody."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Kill, and start again on the same port, empty."""
+        self.kill()
+        (self._dir / "nodes.conf").unlink(missing_ok=True)
+        self.start()
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def follow(self, primary: RedisServer) -> None:
+        """Become a replica and wait for the first sync."""
+        self("REPLICAOF", "127.0.0.1", primary.port)
+        wait_for(lambda: b"master_link_status:up" in self("INFO", "replication"), "the replica's sync")
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def __enter__(self) -> RedisServer:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class RedisCluster:
+    """Three primaries with a replica each."""
+
+    def __init__(self, primaries: int = 3, node_timeout_ms: int = 1000) -> None:
+        config = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": node_timeout_ms,
+            "cluster-require-full-coverage": "no",
+            "cluster-allow-replica-migration": "no",
+            "cluster-replica-validity-factor": 0,
+        }
+        self.nodes = [RedisServer(**config) for _ in range(primaries * 2)]
+        self._primaries = primaries
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self) -> RedisCluster:
+        for number, node in enumerate(self.nodes, 1):
+            node.start()
+            node("CLUSTER", "SET-CONFIG-EPOCH", number)
+        first = self.nodes[0]
+        step = SLOTS // self._primaries
+        for number, node in enumerate(self.nodes[: self._primaries]):
+            end = SLOTS - 1 if number == self._primaries - 1 else (number + 1) * step - 1
+            node("CLUSTER", "ADDSLOTSRANGE", number * step, end)
+        bus = int(first("CONFIG", "GET", "cluster-port")[1])
+        for node in self.nodes[1:]:
+            node("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+
+        def all_met() -> bool:
+            return all(
+                len(nodes := node("CLUSTER", "NODES").splitlines()) == len(self.nodes)
+                and not any(b"handshake" in line for line in nodes)
+                for node in self.nodes
+            )
+
+        wait_for(all_met, "the cluster's nodes to meet")
+        for number, node in enumerate(self.nodes[self._primaries :]):
+            primary = self.nodes[number]("CLUSTER", "MYID")
+            wait_for(lambda n=node, p=primary: n("CLUSTER", "REPLICATE", p) == b"OK", "CLUSTER REPLICATE")
+        self.wait_ok()
+        return self
+
+    def alive(self) -> list[RedisServer]:
+        return [node for node in self.nodes if node._process is not None]
+
+    def wait_ok(self, timeout_s: float = 20.0) -> None:
+        """Every live node sees all slots served, and every replica is in step."""
+
+        def settled(node: RedisServer) -> bool:
+            info = node("CLUSTER", "INFO")
+            slots = node("CLUSTER", "SLOTS")
+            replication = node("INFO", "replication")
+            return (
+                b"cluster_state:ok" in info
+                and f"cluster_slots_ok:{SLOTS}".encode() in info
+                and sum(end - start + 1 for start, end, *_ in slots) == SLOTS
+                and (b"role:master" in replication or b"master_link_status:up" in replication)
+            )
+
+        wait_for(lambda: all(settled(node) for node in self.alive()), "cluster_state:ok", timeout_s, 0.02)
+
+    def primary_of(self, slot: int) -> RedisServer:
+        """The live node that says it serves the slot."""
+
+        def find() -> RedisServer | None:
+            for node in self.alive():
+                for start, end, primary, *_ in node("CLUSTER", "SLOTS"):
+                    if start <= slot <= end and primary[1] == node.port:
+                        return node
+            return None
+
+        node = wait_for(find, f"a primary of slot {slot}")
+        assert isinstance(node, RedisServer)
+        return node
+
+    def kill_primary_of(self, slot: int) -> RedisServer:
+        node = self.primary_of(slot)
+        node.kill()
+        return node
+
+    def wait_failover(self, slot: int, killed: RedisServer, timeout_s: float = 20.0) -> RedisServer:
+        """Wait until another node serves the slot, for every live node's view."""
+
+        def taken() -> bool:
+            views = []
+            for node in self.alive():
+                views += [p[1] for start, end, p, *_ in node("CLUSTER", "SLOTS") if start <= slot <= end]
+            return len(views) == len(self.alive()) and killed.port not in views and len(set(views)) == 1
+
+        wait_for(taken, "a replica to take over", timeout_s, 0.02)
+        return self.primary_of(slot)
+
+    def move_slot(self, slot: int, target: RedisServer | None = None) -> SlotMove:
+        """Begin to move a slot; ``finish`` completes it, ``migrate`` moves some keys."""
+        source = self.primary_of(slot)
+        if target is None:
+            primaries = {self.primary_of(s).port: self.primary_of(s) for s in range(0, SLOTS, SLOTS // 8)}
+            target = next(node for port, node in sorted(primaries.items()) if port != source.port)
+        return SlotMove(self, slot, source, target)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> RedisCluster:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SlotMove:
+    """A slot on its way from one primary to another, step by step."""
+
+    def __init__(self, cluster: RedisCluster, slot: int, source: RedisServer, target: RedisServer) -> None:
+        self.slot, self.source, self.target = slot, source, target
+        self._cluster = cluster
+        self._source_id = source("CLUSTER", "MYID")
+        self._target_id = target("CLUSTER", "MYID")
+        target("CLUSTER", "SETSLOT", slot, "IMPORTING", self._source_id)
+        source("CLUSTER", "SETSLOT", slot, "MIGRATING", self._target_id)
+
+    def keys(self, count: int = 1000) -> list[bytes]:
+        reply: list[bytes] = self.source("CLUSTER", "GETKEYSINSLOT", self.slot, count)
+        return reply
+
+    def migrate(self, keys: list[bytes]) -> None:
+        if keys:
+            self.source("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys)
+
+    def finish(self) -> None:
+        """Move what is left and hand the slot over."""
+        while keys := self.keys():
+            self.migrate(keys)
+        self.target("CLUSTER", "SETSLOT", self.slot, "NODE", self._target_id)
+        self.source("CLUSTER", "SETSLOT", self.slot, "NODE", self._target_id)
+
+
+class SentinelSetup:
+    """A primary, a replica and three sentinels that agree within a second."""
+
+    def __init__(self) -> None:
+        self.servers = [RedisServer(), RedisServer()]
+        self.sentinels: list[tuple[int, subprocess.Popen[bytes]]] = []
+        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-sentinel-"))
+
+    @property
+    def url(self) -> str:
+        return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port, _ in self.sentinels) + "/mymaster"
+
+    def start(self) -> SentinelSetup:
+        binary = find_binary("redis-sentinel", "valkey-sentinel")
+        primary, replica = self.servers
+        primary.start()
+        replica.start()
+        replica.follow(primary)
+        for number in range(3):
+            port = free_port()
+            conf = self._dir / f"{number}.conf"
+            conf.write_text(
+                f"port {port}\nbind 127.0.0.1\ndir {self._dir}\nlogfile {self._dir}/{number}.log\n"
+                f"sentinel monitor mymaster 127.0.0.1 {primary.port} 2\n"
+                "sentinel down-after-milliseconds mymaster 500\n"
+                "sentinel failover-timeout mymaster 3000\n"
+            )
+            process = subprocess.Popen([binary, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.sentinels.append((port, process))
+        for port, _ in self.sentinels:
+            wait_for(lambda p=port: self._sees_all(p), "the sentinels to find each other", every_s=0.05)
+        return self
+
+    @staticmethod
+    def _sees_all(port: int) -> bool:
+        flat = call(port, "SENTINEL", "MASTER", "mymaster")
+        facts = dict(zip(flat[::2], flat[1::2], strict=True))
+        return facts[b"num-other-sentinels"] == b"2" and facts[b"num-slaves"] == b"1" and facts[b"flags"] == b"master"
+
+    def primary(self) -> RedisServer:
+        _, port = call(self.sentinels[0][0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")
+        return next(server for server in self.servers if server.port == int(port))
+
+    def close(self) -> None:
+        for _, process in self.sentinels:
+            process.kill()
+            process.wait()
+        for server in self.servers:
+            server.close()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def __enter__(self) -> SentinelSetup:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
