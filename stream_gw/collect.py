@@ -29,6 +29,8 @@ class CollectOutlet:
         self.close: Callable[[], None] = _nothing
         self._end: End | None = None
         connection.listener = self
+        if connection.transport.is_closing():  # the client left while its stream was being found
+            self.connection_lost()
 
     def write(self, epoch: int, first: int, lines: list[bytes]) -> None:
         for line in lines:

@@ -48,6 +48,8 @@ class SseOutlet:
         self._buffered = 0
         self._stalled_since = 0.0
         connection.listener = self
+        if connection.transport.is_closing():  # the reader left while its stream was being found
+            self.connection_lost()
 
     def open(self) -> None:
         """The headers are out: write the first heartbeat and what came meanwhile."""

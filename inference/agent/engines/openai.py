@@ -1,0 +1,161 @@
+"""Any OpenAI-compatible server by URL: vLLM, SGLang, llama.cpp, Ollama."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from inference.agent.engines.chunks import ChunkReader, upstream_error
+from inference.agent.engines.sse import EventParser, EventTooLarge
+from stream_fabric.errors import EngineFailed
+from stream_fabric.frames import ErrorInfo
+from stream_fabric.ids import StreamId
+from stream_fabric.limits import CHOICES_MAX, STREAM_BYTES_MAX
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+_SILENCE_S = 600.0
+"""A server that says nothing for so long, prefill included, has lost the request."""
+_CONNECTIONS_MAX = 4096
+_LOAD_EVERY_S = 1.0
+_SLOTS_UNKNOWN = 256
+_GAUGES = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{[^}]*\} (\S+)", re.MULTILINE
+)
+
+
+class OpenAIEngine:
+    """``base_url``: without ``/v1``."""
+
+    def __init__(self, base_url: str, api_key: str = "") -> None:
+        self._base_url = base_url
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: dict[StreamId, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._gauges: dict[str, float] = {}
+
+    async def start(self) -> Sequence[str]:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX),
+            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=_SILENCE_S),
+            read_bufsize=1 << 18,
+        )
+        url = f"{self._base_url}/v1/models"
+        try:
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=_CONNECT_S)) as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise EngineFailed(
+                        f"{url} answered {response.status}; is it an OpenAI-compatible server, and the key right?"
+                    )
+                models = [item["id"] for item in msgspec.json.decode(body)["data"]]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineFailed(
+                f"{url} does not answer ({error or 'timed out'}); start the model server first"
+            ) from error
+        except (msgspec.MsgspecError, KeyError, TypeError) as error:
+            raise EngineFailed(
+                f"{url} did not answer with a list of models; is it an OpenAI-compatible server?"
+            ) from error
+        if not models:
+            raise EngineFailed(f"{url} lists no model")
+        self._poller = asyncio.create_task(self._poll(), name="engine-load")
+        return models
+
+    def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
+        self._tasks[request.stream] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request.stream, None))
+
+    def abort(self, stream: StreamId) -> None:
+        """Closing the connection is how these servers are told."""
+        task = self._tasks.pop(stream, None)
+        if task is not None:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def load(self) -> EngineLoad:
+        running = int(self._gauges.get("num_requests_running", len(self._tasks)))
+        waiting = int(self._gauges.get("num_requests_waiting", 0))
+        return EngineLoad(running, waiting, _SLOTS_UNKNOWN, self._gauges.get("kv_cache_usage_perc", 0.0))
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *self._ending, *([self._poller] if self._poller else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _serve(self, request: EngineRequest, sink: FrameSink) -> None:
+        reader = ChunkReader(request.stream, sink, _choices(request.body))
+        try:
+            error = await self._stream(request, reader)
+        except EventTooLarge:
+            error = _broken("an event of the model server passed the largest a stream may have")
+        except msgspec.MsgspecError as wrong:
+            error = _broken(f"the model server sent what is no chunk: {str(wrong)[:200]}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as lost:
+            error = ErrorInfo(
+                "engine_unreachable", f"the model server failed: {lost or 'timed out'}", http_status=502, retriable=True
+            )
+        if error is None:
+            sink.end("completed", usage=reader.usage)
+        else:
+            sink.end("failed", error)
+
+    async def _stream(self, request: EngineRequest, reader: ChunkReader) -> ErrorInfo | None:
+        assert self._session is not None
+        path = "/v1/chat/completions" if request.kind == "chat" else "/v1/completions"
+        body = bytes(request.body).rstrip()[:-1]
+        comma = b"," if body.rstrip() != b"{" else b""
+        body += comma + b'"stream":true,"stream_options":{"include_usage":true}}'
+        parser = EventParser(STREAM_BYTES_MAX)
+        async with self._session.post(
+            self._base_url + path,
+            data=body,
+            headers={"content-type": "application/json", "x-request-id": request.stream},
+        ) as response:
+            if response.status != 200:
+                return upstream_error(await response.content.read(1 << 16), response.status)
+            async for chunk in response.content.iter_any():
+                for event in parser.receive(chunk):
+                    reader.receive(event)
+            for event in parser.end():
+                reader.receive(event)
+        return reader.end()
+
+    async def _poll(self) -> None:
+        """The server's own load, where it tells it under vLLM's names."""
+        assert self._session is not None
+        headers = {"accept": "text/plain; version=0.0.4"}
+        while True:
+            try:
+                async with self._session.get(
+                    self._base_url + "/metrics", headers=headers, timeout=aiohttp.ClientTimeout(total=_CONNECT_S)
+                ) as response:
+                    text = await response.content.read(4 << 20) if response.status == 200 else b""
+                self._gauges = {name.decode(): float(value) for name, value in _GAUGES.findall(text)}
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                log.debug("the model server's metrics cannot be read: %s", error)
+            await asyncio.sleep(_LOAD_EVERY_S)
+
+
+def _choices(body: msgspec.Raw) -> int:
+    n = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("n")
+    return min(max(int(msgspec.json.decode(n) or 1), 1), CHOICES_MAX) if n is not None else 1
+
+
+def _broken(message: str) -> ErrorInfo:
+    return ErrorInfo("engine_error", message, http_status=502)

@@ -1,0 +1,120 @@
+"""One choice of an answer: which tokens it has and as which frames they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.engines.sim.text import Prompt, cut_at_stop, json_like, logprobs, pieces, words
+from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Open
+from stream_fabric.ids import StreamId, derived_id
+
+Piece = Frame | str | None
+"""A frame, a token's text in the block that was opened last, or None: the token has been made."""
+
+
+class Answer:
+    """Of one choice: ``length`` tokens; ``token()`` gives what leaves with the next of them."""
+
+    def __init__(self, stream: StreamId, prompt: Prompt, choice: int, choices: int, settings: SimSettings) -> None:
+        body = prompt.body
+        self.choice = choice
+        self._stream = stream
+        self._prompt = prompt
+        self._seed = _seed(body, settings)
+        # Numbers do not depend on the order in which choices happen to get their tokens
+        self._block = choice - choices
+        self._choices = choices
+        self._top = int(body.get("top_logprobs") or 0) if body.get("logprobs") not in (None, False) else -1
+        self._finish = "stop"
+        self._detail: msgspec.Raw | None = None
+        asked = body.get("max_completion_tokens") or body.get("max_tokens")
+        spread = settings.length_max - settings.length_min + 1
+        self.length = asked or settings.length_min + prompt.number("length", self._seed + choice) % spread
+        self._pieces = self._plan(body, asked)
+        self.tokens_made = 0
+
+    def _plan(self, body: dict[str, Any], asked: int | None) -> Iterator[Piece]:
+        tool = _tool(body, self._prompt)
+        format_ = body.get("response_format") or {}
+        if tool is not None:
+            arguments = json_like(tool.get("parameters"), self._prompt, self._seed)
+            tokens = pieces(arguments)
+            self._finish, self.length = "tool_calls", len(tokens)
+            call = derived_id("call_", self._stream, self.choice + 1)
+            return self._spell([("tool", iter(tokens), call, tool["name"])])
+        if format_.get("type") in ("json_object", "json_schema"):
+            schema = (format_.get("json_schema") or {}).get("schema")
+            tokens = pieces(json_like(schema, self._prompt, self._seed))
+            self.length = len(tokens)
+            return self._spell([("text", iter(tokens), None, None)])
+        stops = body.get("stop") or []
+        endless = words(self._prompt, self._seed, self.choice)
+        if stops:
+            tokens, stop = cut_at_stop(list(islice(endless, self.length)), [stops] if isinstance(stops, str) else stops)
+            self.length = max(1, len(tokens))
+            if stop is not None:
+                self._detail = msgspec.Raw(msgspec.json.encode(stop))
+                return self._spell([("text", iter(tokens or [""]), None, None)])
+            endless = iter(tokens)
+        if asked and self.length == asked:
+            self._finish = "length"
+        if body.get("reasoning_effort") or (body.get("chat_template_kwargs") or {}).get("enable_thinking"):
+            thoughts = self.length // 3
+            return self._spell([("reasoning", islice(endless, thoughts), None, None), ("text", endless, None, None)])
+        return self._spell([("text", endless, None, None)])
+
+    def _spell(self, blocks: list[tuple[Any, Iterator[str], str | None, str | None]]) -> Iterator[Piece]:
+        for kind, tokens, call, name in blocks:
+            self._block += self._choices
+            form: Any = {"tool": "function", "reasoning": "raw"}.get(kind)
+            yield Open(self._block, self.choice, kind, form, call, name)
+            for token in tokens:
+                if self._top >= 0 and kind == "text":
+                    yield Delta(self._block, token, 1, logprobs(token, self._top))
+                else:
+                    yield token
+                yield None
+                if self.tokens_made >= self.length:
+                    break
+            yield Close(self._block)
+        yield ChoiceEnd(self.choice, self._finish, self._detail)
+
+    @property
+    def block(self) -> int:
+        """The block that was opened last."""
+        return self._block
+
+    def token(self) -> Iterator[Piece]:
+        """What leaves with the next token; with the last one, what closes the choice."""
+        self.tokens_made += 1
+        for piece in self._pieces:
+            if piece is None:
+                if self.tokens_made < self.length:
+                    return
+                continue
+            yield piece
+
+
+def _seed(body: dict[str, Any], settings: SimSettings) -> int:
+    seed = body.get("seed")
+    return (seed if isinstance(seed, int) else settings.seed) % (1 << 62)
+
+
+def _tool(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:
+    """The function that this request makes the simulator call: the one that is demanded, or that the last message names."""
+    functions = [t["function"] for t in body.get("tools") or () if t.get("type") == "function"]
+    choice = body.get("tool_choice")
+    if not functions or choice == "none":
+        return None
+    if isinstance(choice, dict):
+        name = (choice.get("function") or {}).get("name")
+        return next((f for f in functions if f["name"] == name), None)
+    if choice == "required":
+        return dict(functions[0])
+    last = prompt.data.rpartition(b"<user>")[2].decode("utf-8", "replace")
+    return next((f for f in functions if f["name"] in last), None)

@@ -1,0 +1,198 @@
+"""The simulator as an engine: one loop for all requests, a call to their sinks for each token, no task a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from inference.agent.engines.sim.answer import Answer
+from inference.agent.engines.sim.metrics import SimMetrics
+from inference.agent.engines.sim.model import Replica
+from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.engines.sim.text import Prompt
+from stream_fabric.errors import EngineFailed
+from stream_fabric.frames import ErrorInfo, Note
+from stream_fabric.ids import StreamId
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+
+_YIELD_EVERY_S = 0.002
+_BEHIND_S_MAX = 1.0
+
+Key = tuple[StreamId, int]
+
+
+class _Request:
+    __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at")
+
+    def __init__(
+        self, prompt: Prompt, sink: FrameSink, answers: list[Answer], fails_at: int, started_at: float
+    ) -> None:
+        self.prompt = prompt
+        self.sink = sink
+        self.answers = answers
+        self.left = len(answers)
+        self.fails_at = fails_at
+        self.made = 0
+        self.cached: int | None = None
+        self.started_at = started_at
+
+
+class SimEngine:
+    """``on_abort`` hears every abort of a request that was known; ``crash`` ends the process."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        *,
+        on_abort: Callable[[StreamId], None] | None = None,
+        crash: Callable[[], None] = lambda: os._exit(70),
+    ) -> None:
+        self.settings = settings
+        self.replica: Replica[Key] = Replica(settings)
+        self.metrics = SimMetrics(self.replica)
+        self._on_abort = on_abort
+        self._crash = crash
+        self._requests: dict[StreamId, _Request] = {}
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._made = 0
+        self._rate = 0.0
+
+    async def start(self) -> Sequence[str]:
+        self._task = asyncio.create_task(self._run(), name="sim")
+        return [self.settings.model]
+
+    def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        try:
+            prompt = Prompt(msgspec.json.decode(request.body))
+            choices = int(prompt.body.get("n") or 1)
+            answers = [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)]
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
+            sink.end(
+                "failed",
+                ErrorInfo(
+                    "invalid_request", f"the simulator cannot read this: {error!r}", "invalid_request_error", 400
+                ),
+            )
+            return
+        hashes = prompt.hashes(self.settings.block_size)
+        total = sum(answer.length for answer in answers)
+        failing = prompt.number("fail", self.settings.seed) % 10_000 < self.settings.fail_rate * 10_000
+        now = asyncio.get_running_loop().time()
+        item = _Request(prompt, sink, answers, max(1, total // 2) if failing else 0, now)
+        for answer in answers:
+            if not self.replica.add((request.stream, answer.choice), prompt.tokens, hashes, answer.length):
+                for other in answers:
+                    self.replica.abort((request.stream, other.choice))
+                sink.end(
+                    "failed",
+                    ErrorInfo(
+                        "context_length_exceeded", "prompt and output exceed the KV cache", "invalid_request_error", 400
+                    ),
+                )
+                return
+        sink.usage(prompt.tokens)
+        self._requests[request.stream] = item
+        self._work.set()
+
+    def abort(self, stream: StreamId) -> None:
+        request = self._requests.pop(stream, None)
+        if request is None:
+            return
+        for answer in request.answers:
+            self.replica.abort((stream, answer.choice))
+        if self._on_abort is not None:
+            self._on_abort(stream)
+
+    def load(self) -> EngineLoad:
+        pool = self.replica.blocks
+        return EngineLoad(
+            len(self.replica.running),
+            len(self.replica.waiting),
+            self.settings.max_num_seqs,
+            pool.used / pool.total,
+            self._rate,
+        )
+
+    async def close(self) -> None:
+        for stream in list(self._requests):
+            self.abort(stream)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = yielded = loop.time()
+        while True:
+            if self.replica.idle:
+                self._work.clear()
+                await self._work.wait()
+                due = yielded = loop.time()
+            step = self.replica.step()
+            due += step.duration_s
+            now = loop.time()
+            if due > now:
+                # By the clock, not by the pause: a late step does not slow the ones after it
+                await asyncio.sleep(due - now)
+                yielded = loop.time()
+            elif now - yielded > _YIELD_EVERY_S or not step.tokens:
+                await asyncio.sleep(0)
+                yielded = loop.time()
+                due = max(due, yielded - _BEHIND_S_MAX)
+            for (stream, _), cached in step.first:
+                self._begin(stream, cached)
+            for stream, choice in step.tokens:
+                self._token(stream, choice)
+            if step.duration_s:
+                self._rate += 0.1 * (len(step.tokens) / step.duration_s - self._rate)
+
+    def _begin(self, stream: StreamId, cached: int) -> None:
+        request = self._requests.get(stream)
+        if request is None or request.cached is not None:
+            return
+        request.cached = cached
+        self.metrics.first_token(asyncio.get_running_loop().time() - request.started_at, request.prompt.tokens)
+        request.sink.usage(request.prompt.tokens, cached)
+        request.sink.frame(Note("prompt", prompt_tokens=request.prompt.tokens, cached_tokens=cached))
+
+    def _token(self, stream: StreamId, choice: int) -> None:
+        request = self._requests.get(stream)
+        if request is None:  # aborted between the step and its end
+            return
+        settings = self.settings
+        request.made += 1
+        self._made += 1
+        if settings.stall_after_tokens and request.made > settings.stall_after_tokens:
+            return
+        if request.fails_at and request.made > request.fails_at:
+            self._fail(stream, request)
+            return
+        answer, sink = request.answers[choice], request.sink
+        for piece in answer.token():
+            if isinstance(piece, str):
+                sink.text(answer.block, piece)
+            elif piece is not None:
+                sink.frame(piece)
+        if answer.tokens_made >= answer.length:
+            request.left -= 1
+            if not request.left:
+                del self._requests[stream]
+                self.metrics.finished(request.made)
+                sink.end("completed")
+        if settings.crash_after_tokens and self._made >= settings.crash_after_tokens:
+            self._crash()
+
+    def _fail(self, stream: StreamId, request: _Request) -> None:
+        del self._requests[stream]
+        for answer in request.answers:
+            self.replica.abort((stream, answer.choice))
+        message = "the simulator was told to fail this request"
+        request.sink.end(
+            "failed", ErrorInfo(EngineFailed.code, message, EngineFailed.type, EngineFailed.http_status, True)
+        )

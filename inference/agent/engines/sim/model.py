@@ -1,0 +1,190 @@
+"""A GPU replica as arithmetic: continuous batching with chunked prefill over paged KV blocks.
+
+Pure: it asks for no time, it says how long a step takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from inference.agent.engines.sim.blocks import BlockPool
+from inference.agent.engines.sim.settings import SimSettings
+
+K = TypeVar("K")
+
+
+class Sequence_(Generic[K]):
+    """One sequence on its way through the replica."""
+
+    __slots__ = ("blocks", "cached", "computed", "hashes", "key", "made", "prefill_s", "prompt", "target")
+
+    def __init__(self, key: K, prompt: int, hashes: Sequence[int], target: int) -> None:
+        self.key = key
+        self.prompt = prompt
+        self.hashes = hashes
+        """Of the prompt's full blocks, each over all before it."""
+        self.target = target
+        self.made = 0
+        self.computed = 0
+        """Tokens whose KV is held: of the prompt, then of what was made."""
+        self.cached = 0
+        self.blocks: list[int] = []
+        self.prefill_s = 0.0
+        """Time its prefill has taken, for the least TTFT."""
+
+    @property
+    def needed(self) -> int:
+        """Tokens to compute before the next one can be made (after a preemption, what was made too)."""
+        return self.prompt + self.made
+
+
+class Step(Generic[K]):
+    """What one step did.
+
+    ``first``: keys whose prefill has just ended, each with its cached tokens. ``tokens``: keys that got one more
+    token. ``finished``: those for which it was the last. ``duration_s``: how long the step takes.
+    """
+
+    __slots__ = ("duration_s", "finished", "first", "tokens")
+
+    def __init__(self) -> None:
+        self.first: list[tuple[K, int]] = []
+        self.tokens: list[K] = []
+        self.finished: list[K] = []
+        self.duration_s = 0.0
+
+
+class Replica(Generic[K]):
+    """The scheduler: first come first served, decode before prefill, preemption of the youngest by recomputation."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        self.settings = settings
+        self.blocks = BlockPool(settings.num_blocks)
+        self.waiting: deque[Sequence_[K]] = deque()
+        self.running: list[Sequence_[K]] = []
+        self._by_key: dict[K, Sequence_[K]] = {}
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.preemptions = 0
+
+    def add(self, key: K, prompt: int, hashes: Sequence[int], target: int) -> bool:
+        """Queue a request for ``target`` tokens; False when it could never fit."""
+        size = self.settings.block_size
+        if -(-(prompt + target) // size) > self.blocks.total:
+            return False
+        sequence = Sequence_(key, max(prompt, 1), hashes, target)
+        self._by_key[key] = sequence
+        self.waiting.append(sequence)
+        return True
+
+    def abort(self, key: K) -> bool:
+        """Forget a request and free its blocks at once."""
+        sequence = self._by_key.pop(key, None)
+        if sequence is None:
+            return False
+        self.blocks.release(sequence.blocks)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        return True
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._by_key
+
+    @property
+    def idle(self) -> bool:
+        return not self._by_key
+
+    def step(self) -> Step[K]:
+        """Run one step of the whole batch."""
+        settings, step = self.settings, Step[K]()
+        budget = settings.max_num_batched_tokens
+        decoding = [s for s in self.running if s.computed >= s.needed]
+        for sequence in decoding:
+            if sequence not in self.running:  # preempted by one before it
+                continue
+            if not self._grow(sequence, sequence.needed + 1):
+                continue
+            budget -= 1
+            self._emit(sequence, step)
+        prefilled = 0
+        for sequence in [s for s in self.running if s.computed < s.needed]:
+            prefilled += self._prefill(sequence, budget - prefilled, step)
+        while self.waiting and len(self.running) < settings.max_num_seqs and prefilled < budget:
+            if not self._admit(self.waiting[0]):
+                break
+            sequence = self.waiting.popleft()
+            self.running.append(sequence)
+            prefilled += self._prefill(sequence, budget - prefilled, step)
+        step.duration_s = prefilled / settings.prefill_tokens_per_s + (
+            settings.itl_ms / 1e3 + max(0, len(step.tokens) - 1) * settings.batch_slope_us / 1e6
+        )
+        for sequence in self.running:
+            if sequence.made == 0:
+                sequence.prefill_s += step.duration_s
+        for key in step.finished:
+            self.abort(key)
+        return step
+
+    def _admit(self, sequence: Sequence_[K]) -> bool:
+        """Take the cached prefix and the blocks of the rest of the prompt."""
+        size = self.settings.block_size
+        # The last token is always computed: something must come out
+        usable = sequence.hashes[: (sequence.needed - 1) // size] if self.settings.prefix_cache else ()
+        found = self.blocks.match(usable)
+        rest = self.blocks.take(-(-sequence.needed // size) - len(found))
+        if rest is None:
+            self.blocks.release(found)
+            return False
+        sequence.blocks = found + rest
+        sequence.cached = sequence.computed = len(found) * size
+        self.prefix_queries += sequence.needed
+        self.prefix_hits += sequence.cached
+        return True
+
+    def _prefill(self, sequence: Sequence_[K], budget: int, step: Step[K]) -> int:
+        amount = min(budget, sequence.needed - sequence.computed)
+        sequence.computed += amount
+        if sequence.computed < sequence.needed:
+            return amount
+        if self.settings.prefix_cache:
+            for block, value in zip(sequence.blocks, sequence.hashes, strict=False):
+                self.blocks.publish(block, value)
+        if sequence.made == 0 and sequence.prefill_s * 1e3 < self.settings.ttft_ms - self.settings.itl_ms:
+            sequence.computed -= 1  # held back to the least TTFT: its last prompt token stays to be computed
+            return amount
+        self._emit(sequence, step)
+        return amount
+
+    def _emit(self, sequence: Sequence_[K], step: Step[K]) -> None:
+        if sequence.made == 0:
+            step.first.append((sequence.key, sequence.cached))
+        sequence.made += 1
+        # The new token's KV is computed by the decode step that makes the next one
+        sequence.computed = sequence.needed
+        step.tokens.append(sequence.key)
+        if sequence.made >= sequence.target:
+            step.finished.append(sequence.key)
+
+    def _grow(self, sequence: Sequence_[K], tokens: int) -> bool:
+        """Have room for so many tokens' KV, preempting the youngest; False when that was the sequence itself."""
+        missing = -(-tokens // self.settings.block_size) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        while (taken := self.blocks.take(missing)) is None:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += taken
+        return True
+
+    def _preempt(self, sequence: Sequence_[K]) -> None:
+        self.blocks.release(sequence.blocks)
+        sequence.blocks, sequence.computed = [], 0
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1

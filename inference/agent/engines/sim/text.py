@@ -1,0 +1,229 @@
+"""What the simulator says: text that depends on the prompt and the seed alone, so that runs can be compared byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+_WORDS = [
+    "the",
+    "stream",
+    "carries",
+    "every",
+    "token",
+    "in",
+    "order",
+    "and",
+    "the",
+    "reader",
+    "sees",
+    "it",
+    "once",
+    "while",
+    "a",
+    "gateway",
+    "holds",
+    "only",
+    "its",
+    "cursor",
+    "so",
+    "that",
+    "any",
+    "other",
+    "may",
+    "continue",
+    "where",
+    "this",
+    "one",
+    "stopped",
+    "because",
+    "the",
+    "log",
+    "keeps",
+    "what",
+    "was",
+    "said",
+    "until",
+    "somebody",
+    "has",
+    "read",
+    "it",
+    "whole",
+    "naïve",
+    "café",
+    "über",
+    "流れる",
+    "日本語",
+    "поток",
+    "🙂",
+    "🚀",
+    "—",
+    "a",
+    "slow",
+    "client",
+    "costs",
+    "constant",
+    "memory",
+    "and",
+    "its",
+    "engine",
+    "never",
+    "waits",
+    "for",
+    "a",
+    "lease",
+    "expires",
+    "within",
+    "seconds",
+    "then",
+    "another",
+    "replica",
+    "answers",
+    "with",
+    "clear",
+    "words",
+    "about",
+    "what",
+    "happened",
+]
+_BREAKS = (
+    "\n\n## On streams\n\n",
+    "\n\n- first,",
+    "\n- then,",
+    "\n\n```python\nread(log)\n```\n\n",
+    "\n\n1. **Note**:",
+    "\n\n> Quoted:",
+)
+_BYTES_PER_TOKEN = 4
+
+
+class Prompt:
+    """A request's prompt: its bytes, its length in (made-up) tokens, and its digest."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body = body
+        if "messages" in body:
+            parts = [f"<{m.get('role')}>{_content(m.get('content'))}" for m in body["messages"]]
+        else:
+            parts = [_content(body.get("prompt"))]
+        self.data = "".join(parts).encode("utf-8", "replace")
+        self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
+        self.digest = hashlib.blake2b(self.data, digest_size=16).digest()
+
+    def hashes(self, block_size: int) -> list[int]:
+        """Of each full block of tokens, over it and all before it."""
+        size = block_size * _BYTES_PER_TOKEN
+        chain = hashlib.blake2b(digest_size=8)
+        out = []
+        for start in range(0, len(self.data) - size + 1, size):
+            chain.update(self.data[start : start + size])
+            out.append(int.from_bytes(chain.digest(), "big"))
+        return out
+
+    def number(self, purpose: str, seed: int) -> int:
+        """A number that depends on the prompt, the purpose and the seed."""
+        return int.from_bytes(_digest(self.digest, purpose, seed)[:6], "big")
+
+
+def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
+    """Tokens of readable nonsense with some markdown and multi-byte characters, without end."""
+    block = 0
+    start = True
+    while True:
+        digest = hashlib.blake2b(
+            prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)) + block.to_bytes(4, "big"),
+            digest_size=64,
+        ).digest()
+        for position, byte in enumerate(digest[:-1]):
+            word = _WORDS[(byte + digest[position + 1] * 7) % len(_WORDS)]
+            if start:
+                start = False
+                yield word.capitalize()
+            elif byte > 250:
+                yield _BREAKS[digest[position + 1] % len(_BREAKS)]
+            elif byte > 225:
+                yield "."
+                start = False
+            elif byte > 205:
+                yield ","
+            else:
+                yield " " + word
+        block += 1
+
+
+def cut_at_stop(tokens: list[str], stops: list[str]) -> tuple[list[str], str | None]:
+    """Tokens up to the first stop string, without it, and which one it was."""
+    text = "".join(tokens)
+    found = min(((text.find(stop), stop) for stop in stops if stop and stop in text), default=None)
+    if found is None:
+        return tokens, None
+    left, kept = found[0], []
+    for token in tokens:
+        if left <= 0:
+            break
+        kept.append(token[:left])
+        left -= len(token)
+    return kept, found[1]
+
+
+def pieces(text: str) -> list[str]:
+    """A given text in tokens of four characters."""
+    return [text[i : i + _BYTES_PER_TOKEN] for i in range(0, len(text), _BYTES_PER_TOKEN)]
+
+
+def json_like(schema: dict[str, Any] | None, prompt: Prompt, seed: int) -> str:
+    """A JSON value that fits a simple schema."""
+    return msgspec.json.encode(
+        _value(schema or {"type": "object", "properties": {"answer": {"type": "string"}}}, prompt, seed)
+    ).decode()
+
+
+def _value(schema: dict[str, Any], prompt: Prompt, seed: int) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][prompt.number("enum", seed) % len(schema["enum"])]
+    kind = schema.get("type")
+    match kind[0] if isinstance(kind, list) else kind:
+        case "object":
+            return {
+                name: _value(sub, prompt, seed + i)
+                for i, (name, sub) in enumerate(schema.get("properties", {}).items())
+            }
+        case "array":
+            return [_value(schema.get("items", {}), prompt, seed + i) for i in range(schema.get("minItems", 2))]
+        case "integer":
+            return prompt.number("integer", seed) % 100
+        case "number":
+            return prompt.number("number", seed) % 1000 / 10
+        case "boolean":
+            return bool(prompt.number("boolean", seed) % 2)
+        case "null":
+            return None
+    return _WORDS[prompt.number("string", seed) % len(_WORDS)]
+
+
+def logprobs(token: str, top: int) -> msgspec.Raw:
+    """Made-up but well-formed logprobs of one token, in OpenAI's shape."""
+
+    def item(text: str, rank: int) -> dict[str, Any]:
+        return {"token": text, "logprob": -0.1 - rank, "bytes": list(text.encode())}
+
+    first: dict[str, Any] = item(token, 0)
+    first["top_logprobs"] = [item(token if rank == 0 else f"{token}{rank}", rank) for rank in range(top)]
+    return msgspec.Raw(msgspec.json.encode([first]))
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part.get("text", "") if isinstance(part, dict) else str(part) for part in content)
+    return ""
+
+
+def _digest(key: bytes, purpose: str, seed: int) -> bytes:
+    return hashlib.blake2b(purpose.encode() + seed.to_bytes(8, "big", signed=True), key=key, digest_size=16).digest()
