@@ -168,7 +168,7 @@ class ChunkReader:
             self._sink.text(state.block, text)
             return
         raw = logprobs
-        if b'"content"' in logprobs or b'"refusal"' in logprobs:
+        if any(key in bytes(logprobs) for key in (b'"content"', b'"refusal"')):
             parsed = _logprobs_decoder.decode(logprobs)
             raw = (parsed.refusal if kind == "refusal" else parsed.content) or msgspec.Raw(b"[]")
         self._sink.frame(Delta(state.block, text, 1, raw))

@@ -8,7 +8,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """Takes bytes, gives each event's data. Lines end with LF, CRLF or CR; comments and other fields are passed over."""
+    """Takes bytes, gives each event's data. Lines end with LF, CRLF or CR; other fields are passed over."""
 
     def __init__(self, event_bytes_max: int) -> None:
         self._max = event_bytes_max

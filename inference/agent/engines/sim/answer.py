@@ -106,7 +106,7 @@ def _seed(body: dict[str, Any], settings: SimSettings) -> int:
 
 
 def _tool(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:
-    """The function that this request makes the simulator call: the one that is demanded, or that the last message names."""
+    """The function that the request makes the simulator call: one it demands, or its last message names."""
     functions = [t["function"] for t in body.get("tools") or () if t.get("type") == "function"]
     choice = body.get("tool_choice")
     if not functions or choice == "none":

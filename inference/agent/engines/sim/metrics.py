@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference.agent.engines.sim.model import Replica
+from stream_fabric.ids import StreamId
 
 _TTFT_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
 
@@ -10,7 +11,7 @@ _TTFT_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 1
 class SimMetrics:
     """Counts, and renders Prometheus text 0.0.4. Every HELP line says that the replica is simulated."""
 
-    def __init__(self, replica: Replica[tuple[str, int]]) -> None:
+    def __init__(self, replica: Replica[tuple[StreamId, int]]) -> None:
         self._replica = replica
         self._model = replica.settings.model
         self._prompt_tokens = 0

@@ -15,7 +15,7 @@ from inference.agent.engines.sim.settings import SimSettings
 K = TypeVar("K")
 
 
-class Sequence_(Generic[K]):
+class Running(Generic[K]):
     """One sequence on its way through the replica."""
 
     __slots__ = ("blocks", "cached", "computed", "hashes", "key", "made", "prefill_s", "prompt", "target")
@@ -62,9 +62,9 @@ class Replica(Generic[K]):
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.blocks = BlockPool(settings.num_blocks)
-        self.waiting: deque[Sequence_[K]] = deque()
-        self.running: list[Sequence_[K]] = []
-        self._by_key: dict[K, Sequence_[K]] = {}
+        self.waiting: deque[Running[K]] = deque()
+        self.running: list[Running[K]] = []
+        self._by_key: dict[K, Running[K]] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
@@ -74,7 +74,7 @@ class Replica(Generic[K]):
         size = self.settings.block_size
         if -(-(prompt + target) // size) > self.blocks.total:
             return False
-        sequence = Sequence_(key, max(prompt, 1), hashes, target)
+        sequence = Running(key, max(prompt, 1), hashes, target)
         self._by_key[key] = sequence
         self.waiting.append(sequence)
         return True
@@ -129,7 +129,7 @@ class Replica(Generic[K]):
             self.abort(key)
         return step
 
-    def _admit(self, sequence: Sequence_[K]) -> bool:
+    def _admit(self, sequence: Running[K]) -> bool:
         """Take the cached prefix and the blocks of the rest of the prompt."""
         size = self.settings.block_size
         # The last token is always computed: something must come out
@@ -145,7 +145,7 @@ class Replica(Generic[K]):
         self.prefix_hits += sequence.cached
         return True
 
-    def _prefill(self, sequence: Sequence_[K], budget: int, step: Step[K]) -> int:
+    def _prefill(self, sequence: Running[K], budget: int, step: Step[K]) -> int:
         amount = min(budget, sequence.needed - sequence.computed)
         sequence.computed += amount
         if sequence.computed < sequence.needed:
@@ -159,7 +159,7 @@ class Replica(Generic[K]):
         self._emit(sequence, step)
         return amount
 
-    def _emit(self, sequence: Sequence_[K], step: Step[K]) -> None:
+    def _emit(self, sequence: Running[K], step: Step[K]) -> None:
         if sequence.made == 0:
             step.first.append((sequence.key, sequence.cached))
         sequence.made += 1
@@ -169,7 +169,7 @@ class Replica(Generic[K]):
         if sequence.made >= sequence.target:
             step.finished.append(sequence.key)
 
-    def _grow(self, sequence: Sequence_[K], tokens: int) -> bool:
+    def _grow(self, sequence: Running[K], tokens: int) -> bool:
         """Have room for so many tokens' KV, preempting the youngest; False when that was the sequence itself."""
         missing = -(-tokens // self.settings.block_size) - len(sequence.blocks)
         if missing <= 0:
@@ -182,7 +182,7 @@ class Replica(Generic[K]):
         sequence.blocks += taken
         return True
 
-    def _preempt(self, sequence: Sequence_[K]) -> None:
+    def _preempt(self, sequence: Running[K]) -> None:
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed = [], 0
         self.running.remove(sequence)

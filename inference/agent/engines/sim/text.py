@@ -1,4 +1,4 @@
-"""What the simulator says: text that depends on the prompt and the seed alone, so that runs can be compared byte for byte."""
+"""What the simulator says: text from the prompt and the seed alone, so that runs compare byte for byte."""
 
 from __future__ import annotations
 
@@ -8,87 +8,13 @@ from typing import Any
 
 import msgspec
 
-_WORDS = [
-    "the",
-    "stream",
-    "carries",
-    "every",
-    "token",
-    "in",
-    "order",
-    "and",
-    "the",
-    "reader",
-    "sees",
-    "it",
-    "once",
-    "while",
-    "a",
-    "gateway",
-    "holds",
-    "only",
-    "its",
-    "cursor",
-    "so",
-    "that",
-    "any",
-    "other",
-    "may",
-    "continue",
-    "where",
-    "this",
-    "one",
-    "stopped",
-    "because",
-    "the",
-    "log",
-    "keeps",
-    "what",
-    "was",
-    "said",
-    "until",
-    "somebody",
-    "has",
-    "read",
-    "it",
-    "whole",
-    "naïve",
-    "café",
-    "über",
-    "流れる",
-    "日本語",
-    "поток",
-    "🙂",
-    "🚀",
-    "—",
-    "a",
-    "slow",
-    "client",
-    "costs",
-    "constant",
-    "memory",
-    "and",
-    "its",
-    "engine",
-    "never",
-    "waits",
-    "for",
-    "a",
-    "lease",
-    "expires",
-    "within",
-    "seconds",
-    "then",
-    "another",
-    "replica",
-    "answers",
-    "with",
-    "clear",
-    "words",
-    "about",
-    "what",
-    "happened",
-]
+_VOCABULARY = (
+    "the stream carries every token in order and the reader sees it once while a gateway holds only its cursor so "
+    "that any other may continue where this one stopped because the log keeps what was said until somebody has read "
+    "it whole naïve café über 流れる 日本語 поток 🙂 🚀 a slow client costs constant memory and its engine never waits "
+    "for a lease expires within seconds then another replica answers with clear words about what happened"
+)
+_WORDS = tuple(_VOCABULARY.split())
 _BREAKS = (
     "\n\n## On streams\n\n",
     "\n\n- first,",
@@ -131,26 +57,21 @@ class Prompt:
 def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
     """Tokens of readable nonsense with some markdown and multi-byte characters, without end."""
     block = 0
-    start = True
+    capital, worded = True, 0
     while True:
-        digest = hashlib.blake2b(
-            prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)) + block.to_bytes(4, "big"),
-            digest_size=64,
-        ).digest()
-        for position, byte in enumerate(digest[:-1]):
-            word = _WORDS[(byte + digest[position + 1] * 7) % len(_WORDS)]
-            if start:
-                start = False
-                yield word.capitalize()
-            elif byte > 250:
-                yield _BREAKS[digest[position + 1] % len(_BREAKS)]
-            elif byte > 225:
-                yield "."
-                start = False
-            elif byte > 205:
-                yield ","
+        key = prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)) + block.to_bytes(4, "big")
+        digest = hashlib.blake2b(key, digest_size=64).digest()
+        for byte, other in zip(digest[::2], digest[1::2], strict=True):
+            if worded >= 4 and byte > 248:
+                capital, worded = True, 0
+                yield _BREAKS[other % len(_BREAKS)]
+            elif worded >= 4 and byte > 215:
+                capital, worded = byte > 230, 0
+                yield "." if capital else ","
             else:
-                yield " " + word
+                word = _WORDS[other % len(_WORDS)]
+                yield " " + (word.capitalize() if capital else word)
+                capital, worded = False, worded + 1
         block += 1
 
 
