@@ -122,7 +122,7 @@ class TomlKeyStore:
 
 def key_digest(key: str) -> str:
     """Keys are long and random, so one round of SHA-256 is what a thief of the file must invert."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_key() -> str:

@@ -152,8 +152,9 @@ class Gateway:
             meta,
             self._grace_s(request, kept=kept or key is not None),
         )
+        outlet = make_outlet(stream, facts, ())  # it may refuse the dialect, so before anything is kept
         local = self.hub.expect(stream, who.tenant, epoch)
-        subscription = self.hub.follow_new(local, make_outlet(stream, facts, ()))
+        subscription = self.hub.follow_new(local, outlet)
         try:
             await self._create_and_place(who, work, pool, candidates, user, now_ms)
         except BaseException:
@@ -251,7 +252,8 @@ class Gateway:
         """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
         deadline = asyncio.get_running_loop().time() + RECONNECT_S_MAX
         while (
-            page.status == "live"
+            self.hub.unsettled
+            and page.status == "live"
             and after.epoch == page.epoch.n
             and after.seq > page.head
             and asyncio.get_running_loop().time() < deadline

@@ -38,6 +38,7 @@ from stream_gw.outlet import Outlet
 log = logging.getLogger(__name__)
 
 _EMPTY_PAGE_S = 0.05
+_SETTLE_S = 10.0
 _HEADS_MAX = 500
 
 
@@ -175,7 +176,7 @@ class Hub:
         self._directory = directory
         self._tasks = tasks
         self.local: dict[bytes, LocalStream] = {}
-        self.frames_received = 0
+        self._settled_at = 0.0
 
     # --- the data path -------------------------------------------------------------------------------------
 
@@ -304,12 +305,19 @@ class Hub:
 
     def resubscribed(self, channels: list[str]) -> None:
         """Publishes to these channels may have been missed: watch every stream of their partitions again."""
+        if self.local:
+            self._settled_at = asyncio.get_running_loop().time() + _SETTLE_S
         partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
         for local in self.local.values():
             if local.partition in partitions:
                 for sub in local.subs:
                     sub.reader.recheck()
                     self.catch_up(sub)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the fabric has been away a moment ago: tails that it lost may still be on their way back."""
+        return asyncio.get_running_loop().time() < self._settled_at
 
     async def watchdog(self) -> None:
         """Compare every local stream with its log, so that no lost message, tail or terminal stays lost."""

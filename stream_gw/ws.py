@@ -34,6 +34,7 @@ _BEARER = "bearer."
 _MESSAGES_PER_S = 200.0
 _MESSAGES_BURST = 1000.0
 _BAD_MESSAGES_MAX = 10
+_CLOSE_S = 5.0
 Mode = Literal["tokens", "coalesce", "snapshot"]
 
 
@@ -257,7 +258,11 @@ class Socket:
             connection.transport.write(b"".join(connection.conn.data_to_send()))
             connection.close_sent = True
             connection.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-            asyncio.get_running_loop().call_later(5, connection.transport.abort)
+            # Reading goes on until the peer's answer: a transport closed over unread input resets our close away
+            if connection.read_paused:
+                connection.read_paused = False
+                connection.transport.resume_reading()
+            connection.close_timer = asyncio.get_running_loop().call_later(_CLOSE_S, connection.transport.abort)
 
     # --- in ------------------------------------------------------------------------------------------------
 
@@ -376,6 +381,8 @@ async def _obey(socket: Socket, receive: Receive, commands: Commands) -> None:
         event = await receive()
         if event["type"] == "websocket.disconnect":
             return
+        if socket.close_code is not None:
+            continue
         text = event.get("text")
         if text is None:
             socket.close(1008, "binary frames are not part of tokenstream.v1; send JSON text")

@@ -73,7 +73,7 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
         if not messages:
             raise BadRequest("messages must hold at least one message", param="messages")
     else:
-        _field(fields, "prompt", str | list[str] | list[int] | list[list[int]], required=True)
+        _field(fields, "prompt", str | list[str | int | list[int]], required=True)
     _check_sampling(fields)
     n = _bounded(fields, "n", 1, CHOICES_MAX)
     session = _field(fields, "session_id", str | None)

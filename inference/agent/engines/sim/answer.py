@@ -69,6 +69,7 @@ class Answer:
         return self._spell([("text", endless, None, None)])
 
     def _spell(self, blocks: list[tuple[Any, Iterator[str], str | None, str | None]]) -> Iterator[Piece]:
+        spelled = 0
         for kind, tokens, call, name in blocks:
             self._block += self._choices
             form: Any = {"tool": "function", "reasoning": "raw"}.get(kind)
@@ -78,8 +79,9 @@ class Answer:
                     yield Delta(self._block, token, 1, logprobs(token, self._top))
                 else:
                     yield token
+                spelled += 1
                 yield None
-                if self.tokens_made >= self.length:
+                if spelled >= self.length:
                     break
             yield Close(self._block)
         yield ChoiceEnd(self.choice, self._finish, self._detail)
