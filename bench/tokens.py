@@ -1,0 +1,337 @@
+"""What a delivered token costs a gateway, beside nginx proxying the same tokens in the same run.
+
+    python -m bench.tokens [--json FILE]
+
+One gateway process has a core to itself, nginx's one worker the same core in its turn; Redis, agent, fake engine and
+reader share the rest. CPU is the kernel's clock of each process, over the tokens that the reader took meanwhile.
+
+    saturated    closed loop: a stream's next token is written when its reader has the last one
+    in step      every stream's token at the same instants
+    out of step  every stream at a phase of its own, so that nearly every token is a wake-up of its own
+
+Exit code 1: a bound is exceeded, or a stream was not whole. Bounds are ratios, so that they hold on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.harness import (
+    Cores,
+    EngineSource,
+    Figure,
+    Held,
+    LoadFailed,
+    Nginx,
+    Source,
+    Target,
+    build,
+    describe,
+    load,
+    memory,
+    table,
+    temporary_folder,
+)
+from bench.platform import Platform
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    mode: str
+    ws_bound: float  # a WebSocket token over our SSE token
+    nginx_bound: float  # our SSE token over nginx's
+
+
+PHASES = (
+    Phase("saturated", "closed", 1.5, 0.9),
+    Phase("in step", "step", 1.5, 1.0),
+    Phase("out of step", "phase", 1.5, 1.3),
+)
+MEMORY_FIGURES = ("rss_kib", "private_kib", "idle_rss_mib")
+SSE_KIB_MAX, WS_KIB_MAX = 12.0, 20.0
+Starter = Callable[[], tuple[Target, Callable[[], None]]]
+"""Starts a server; returns it and how to stop it."""
+Samples = dict[tuple[str, str, str], list[float]]
+"""(who, phase, what) → one value a repetition."""
+
+
+@dataclass(frozen=True)
+class Check:
+    what: str
+    value: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.value <= self.bound
+
+
+def record(samples: Samples, who: str, phase: str, result: dict[str, Any], watch: Target) -> None:
+    """What one run of the reader says, as figures a token."""
+    tokens, seconds = result["tokens"], result["seconds"]
+    for process in watch.watch:
+        samples[who, phase, f"{process}_us"].append(result["cpu"][process]["ns"] / 1000 / tokens)
+    if "gateway" in result["cpu"]:
+        cpu = result["cpu"]["gateway"]
+        ticks = cpu["user_ticks"] + cpu["kernel_ticks"]
+        samples[who, phase, "busy"].append(cpu["ns"] / 1e9 / seconds)
+        samples[who, phase, "kernel"].append(cpu["kernel_ticks"] / ticks if ticks else 0.0)
+    samples[who, phase, "tokens_per_s"].append(tokens / seconds)
+    samples[who, phase, "tokens_per_read"].append(tokens / result["reads"])
+    samples[who, phase, "reader_busy"].append(result["load_cpu_s"] / seconds)
+    for name in ("delay_us", "ttft_us"):
+        for part, value in zip(("p50", "p99"), result[name], strict=True):
+            samples[who, phase, f"{name}_{part}"].append(value)
+            if who != "direct":  # measured first in every repetition
+                through_nothing = samples["direct", phase, f"{name}_{part}"][-1]
+                samples[who, phase, f"added_{name}_{part}"].append(value - through_nothing)
+
+
+def measure_phases(
+    args: argparse.Namespace, targets: list[tuple[str, Target]], source: Source, cores: Cores
+) -> Samples:
+    samples: Samples = defaultdict(list)
+    # Targets take turns within a repetition, so that a drift of the machine falls on all of them
+    for repetition in range(args.repetitions):
+        for phase in PHASES:
+            streams = args.saturated_streams if phase.mode == "closed" else args.streams
+            for who, target in targets:
+                print(f"  {repetition + 1}/{args.repetitions} {phase.name}: {who}", file=sys.stderr)
+                result = load(
+                    target, source, cores, mode=phase.mode, streams=streams, rate=args.rate, window=args.window,
+                    seconds=args.seconds, settle=args.settle, per_socket=args.per_socket,
+                )  # fmt: skip
+                record(samples, who, phase.name, result, target)
+        for who, target in targets:
+            print(f"  {repetition + 1}/{args.repetitions} short streams: {who}", file=sys.stderr)
+            result = load(
+                target, source, cores, mode="backlog", streams=8, total=args.short_streams, tokens=8,
+                per_connection=100_000, open_every_us=500,
+            )  # fmt: skip
+            samples[who, "short", "per_s"].append(result["completed"] / result["seconds"])
+            for process in target.watch:
+                samples[who, "short", f"{process}_ms"].append(result["cpu"][process]["ns"] / 1e6 / result["completed"])
+            for part, value in zip(("p50", "p99"), result["ttft_us"], strict=True):
+                samples[who, "short", f"ttft_us_{part}"].append(value)
+    return samples
+
+
+def measure_memory(
+    args: argparse.Namespace, start: Starter, kind: str, source: Source, cores: Cores
+) -> dict[str, float]:
+    """KiB a held stream. In a process of its own: what an earlier phase freed would hide the growth."""
+    target, stop = start()
+    try:
+        target = Target(target.name, target.port, {"gateway": target.watch["gateway"]}, kind, target.key)
+        pid = target.watch["gateway"]
+        # What the first streams load once (code, tables) is not a stream's
+        load(target, source, cores, mode="backlog", streams=4, total=200, tokens=8, per_connection=10)
+        time.sleep(1)
+        before = memory(pid)
+        with Held(target, source, cores, args.held):
+            time.sleep(1)
+            after = memory(pid)
+        return {
+            "rss_kib": (after.rss_kib - before.rss_kib) / args.held,
+            "private_kib": (after.private_kib - before.private_kib) / args.held,
+            "idle_rss_mib": before.rss_kib / 1024,
+        }
+    finally:
+        stop()
+
+
+Column = tuple[str, str, float, int]
+TOKEN_COLUMNS: Sequence[Column] = (
+    ("us/token", "gateway_us", 1, 2),
+    ("kernel %", "kernel", 100, 0),
+    ("redis us", "redis_us", 1, 2),
+    ("agent us", "agent_us", 1, 2),
+    ("k tokens/s", "tokens_per_s", 1e-3, 1),
+    ("core busy %", "busy", 100, 0),
+    ("tokens/read", "tokens_per_read", 1, 2),
+)
+DELAY_COLUMNS: Sequence[Column] = (
+    ("token p50, ms", "delay_us_p50", 1e-3, 2),
+    ("p99", "delay_us_p99", 1e-3, 2),
+    ("TTFT p50, ms", "ttft_us_p50", 1e-3, 2),
+    ("p99", "ttft_us_p99", 1e-3, 2),
+    ("TTFT added p50, ms", "added_ttft_us_p50", 1e-3, 2),
+    ("p99", "added_ttft_us_p99", 1e-3, 2),
+)
+SHORT_COLUMNS: Sequence[Column] = (
+    ("streams/s", "per_s", 1, 0),
+    ("gateway ms each", "gateway_ms", 1, 3),
+    ("redis ms", "redis_ms", 1, 3),
+    ("agent ms", "agent_ms", 1, 3),
+    ("TTFT p50, ms", "ttft_us_p50", 1e-3, 2),
+    ("p99", "ttft_us_p99", 1e-3, 2),
+)
+
+
+# --- report --------------------------------------------------------------------------------------------------
+
+
+class Report:
+    """The tables. A column is (heading, what, scale, digits)."""
+
+    def __init__(self, samples: Samples, whos: list[str]) -> None:
+        self._samples = samples
+        self._whos = whos
+
+    def _cell(self, who: str, phase: str, column: Column) -> str:
+        _, what, scale, digits = column
+        values = self._samples.get((who, phase, what))
+        return Figure(tuple(value * scale for value in values)).spell(digits) if values else "-"
+
+    def _table(self, phases: Sequence[str], whos: list[str], columns: Sequence[Column]) -> str:
+        rows = [
+            [phase, who, *(self._cell(who, phase, column) for column in columns)] for phase in phases for who in whos
+        ]
+        return table(["phase", "gateway", *(column[0] for column in columns)], rows)
+
+    def show(self) -> None:
+        phases = [phase.name for phase in PHASES]
+        print("\nCPU us per delivered token, median (minimum-maximum)\n")
+        print(self._table(phases, [who for who in self._whos if who != "direct"], TOKEN_COLUMNS))
+        print("\nDelay of a token, from the engine's write to the reader, and of the first token, from the request\n")
+        print(self._table(phases[1:], self._whos, DELAY_COLUMNS))
+        print("\nStreams of 8 tokens, 8 at a time\n")
+        print(self._table(["short"], self._whos, SHORT_COLUMNS))
+
+
+def ratio(own: list[float], yardstick: list[float]) -> float:
+    return Figure(tuple(own)).median / Figure(tuple(yardstick)).median
+
+
+def checks_of(samples: Samples, held: dict[str, dict[str, float]], bounds: dict[str, float]) -> list[Check]:
+    checks = []
+    for phase in PHASES:
+        sse, ws = (samples.get((who, phase.name, "gateway_us"), []) for who in ("sse", "ws"))
+        if sse:
+            yardstick = samples["nginx", phase.name, "gateway_us"]
+            checks.append(Check(f"{phase.name}: SSE / nginx", ratio(sse, yardstick), bounds[phase.name]))
+        if ws:
+            checks.append(Check(f"{phase.name}: WebSocket / SSE", ratio(ws, sse), bounds[f"{phase.name} ws"]))
+    for kind, name in (("sse", "SSE stream"), ("ws", "WebSocket with a stream")):
+        if kind in held:
+            checks.append(Check(f"KiB of RSS an open {name}", held[kind]["rss_kib"], bounds[f"{kind} kib"]))
+    return checks
+
+
+# --- command -------------------------------------------------------------------------------------------------
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, float]]:
+    bounds = {phase.name: phase.nginx_bound for phase in PHASES}
+    bounds |= {f"{phase.name} ws": phase.ws_bound for phase in PHASES}
+    bounds |= {"sse kib": SSE_KIB_MAX, "ws kib": WS_KIB_MAX}
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="bench.tokens", description=__doc__, formatter_class=raw)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--settle", type=float, default=1.0, help="seconds between the last stream's start and it")
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--saturated-streams", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of a stream, in and out of step")
+    parser.add_argument("--window", type=int, default=1, help="tokens of a stream on their way at once when saturated")
+    parser.add_argument("--per-socket", type=int, default=1, help="streams of a WebSocket")
+    parser.add_argument("--short-streams", type=int, default=2000)
+    parser.add_argument("--held", type=int, default=2000, help="streams open at once for the memory figure; 0: skip it")
+    parser.add_argument("--source", choices=["engine"], default="engine", help="what makes the tokens")
+    parser.add_argument("--nginx-only", action="store_true", help="without the platform: tries the harness itself")
+    parser.add_argument("--platform", metavar="COMMAND", help="starts the platform instead of `stream-gw up`")
+    parser.add_argument("--bound", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(bounds)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there")
+    args = parser.parse_args(argv)
+    for item in args.bound:
+        name, _, value = item.rpartition("=")
+        if name not in bounds:
+            parser.error(f"--bound {item}: the bounds are {', '.join(bounds)}")
+        bounds[name] = float(value)
+    return args, bounds
+
+
+def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]], list[str]]:
+    cores = Cores.pick()
+    held: dict[str, dict[str, float]] = {}
+    with temporary_folder() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        source = EngineSource(cores, folder)
+        stack.callback(source.stop)
+
+        def nginx() -> tuple[Target, Callable[[], None]]:
+            server = Nginx(cores, folder, source.port)
+            return server.target(), server.stop
+
+        def platform(kind: str) -> tuple[Target, Callable[[], None]]:
+            server = Platform(cores, folder, source.port, command=args.platform)
+            return server.target(kind), server.stop
+
+        kinds = [] if args.nginx_only else ["sse", "ws"]
+        if args.held:
+            print(f"  memory of {args.held} held streams", file=sys.stderr)
+            held["nginx"] = measure_memory(args, nginx, "sse", source, cores)
+            for kind in kinds:
+                held[kind] = measure_memory(args, partial(platform, kind), kind, source, cores)
+        targets = [("direct", Target("direct", source.port, {}))]
+        target, stop_nginx = nginx()
+        stack.callback(stop_nginx)
+        targets.append(("nginx", target))
+        if kinds:
+            running = Platform(cores, folder, source.port, command=args.platform)
+            stack.callback(running.stop)
+            targets += [(kind, running.target(kind)) for kind in kinds]
+        samples = measure_phases(args, targets, source, cores)
+    return samples, held, [who for who, _ in targets]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, bounds = parse(argv)
+    build()
+    facts = describe()
+    try:
+        samples, held, whos = run(args)
+    except LoadFailed as error:
+        print(f"FAILED: {error}")
+        return 1
+    print("; ".join(f"{name} {value}" for name, value in facts.items()))
+    print(
+        f"{args.repetitions} repetitions of {args.seconds:g} s; {args.streams} streams at {args.rate:g} tokens/s "
+        f"({args.saturated_streams} when saturated, {args.window} of its tokens on their way); every stream checked"
+    )
+    Report(samples, whos).show()
+    if held:
+        print(f"\nMemory, {args.held} streams open at once\n")
+        head = ("gateway", "KiB of RSS a stream", "private KiB a stream", "MiB before")
+        rows = [(who, *(f"{kib[what]:.1f}" for what in MEMORY_FIGURES)) for who, kib in held.items()]
+        print(table(head, rows))
+    checks = checks_of(samples, held, bounds)
+    if checks:
+        print("\nBounds (ratios are of the medians)\n")
+        rows = [(c.what, f"{c.value:.2f}", f"{c.bound:g}", "ok" if c.ok else "EXCEEDED") for c in checks]
+        print(table(("what", "value", "bound", ""), rows))
+    if args.json:
+        document = {
+            "machine": facts,
+            "settings": {name: str(value) for name, value in vars(args).items()},
+            "samples": {" / ".join(key): values for key, values in samples.items()},
+            "memory": held,
+            "bounds": [{"what": c.what, "value": c.value, "bound": c.bound, "ok": c.ok} for c in checks],
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(check.ok for check in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
