@@ -106,13 +106,13 @@ class Target:
     kind: str = "sse"
     key: str = ""
     model: str = "bench"
+    redis_url: str = ""
 
 
 class Source(Protocol):
     """Where tokens come from: something that makes streams flow through a target at the pace that a reader asks for.
 
-    The engine is one: nginx proxies it and the agent reads it. Another could take the agent's place and write frames
-    to the fabric itself, so that the gateway alone is the limit of the saturated phase; tokens.py needs no more of it.
+    The engine is one: nginx proxies it and the agent reads it.
     """
 
     control: str

@@ -8,7 +8,7 @@ import select
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,8 @@ from bench.harness import Cores, Target, pin, start, stop
 
 READY_S = 30.0
 # The fake engine takes any number of streams at once; the agent must not be what refuses them
-ENVIRONMENT = {"STREAM_GW_ROOM_RATIO": "64"}
+PARTITIONS = 4
+ENVIRONMENT = {"STREAM_GW_ROOM_RATIO": "64", "STREAM_GW_PARTITIONS": str(PARTITIONS)}
 
 
 class Platform:
@@ -33,10 +34,11 @@ class Platform:
         replicas: int = 1,
         command: str | None = None,
         environment: Mapping[str, str] = ENVIRONMENT,
+        engine: Sequence[str] | None = None,
     ) -> None:
         words = shlex.split(command) if command else [str(Path(sys.executable).parent / "stream-gw"), "up"]
         words += ["--json", "--gateways", str(gateways), "--replicas", str(replicas), "--port", "0"]
-        words += ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
+        words += engine or ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
         self._log = folder / "platform.log"
         with self._log.open("w") as log:
             try:
@@ -79,7 +81,7 @@ class Platform:
     def target(self, kind: str) -> Target:
         port = urlsplit(self.gateway_urls[0]).port
         assert port is not None
-        return Target("gateway", port, self.watch(), kind, self.key)
+        return Target("gateway", port, self.watch(), kind, self.key, redis_url=self.redis_url)
 
     def stop(self) -> None:
         stop(self._process)

@@ -5,7 +5,9 @@
 One gateway process has a core to itself, nginx's one worker the same core in its turn; Redis, agent, fake engine and
 reader share the rest. CPU is the kernel's clock of each process, over the tokens that the reader took meanwhile.
 
-    saturated    closed loop: a stream's next token is written when its reader has the last one
+    saturated    closed loop: a stream's next token is written when its reader has the last one; the gateway's from
+                 the fabric (bench.fabric), because agent and engine on the other core cannot make as many
+    closed loop  the same through agent and engine
     in step      every stream's token at the same instants
     out of step  every stream at a phase of its own, so that nearly every token is a wake-up of its own
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -39,10 +42,11 @@ from bench.harness import (
     describe,
     load,
     memory,
+    start,
     table,
     temporary_folder,
 )
-from bench.platform import Platform
+from bench.platform import PARTITIONS, Platform
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ PHASES = (
     Phase("in step", "step", 1.5, 1.0),
     Phase("out of step", "phase", 1.5, 1.3),
 )
+THROUGH_AGENT = "closed loop"
+"""Of the platform as a whole, limited by engine and agent; its gateway alone is saturated by ``bench.fabric``."""
 MEMORY_FIGURES = ("rss_kib", "private_kib", "idle_rss_mib")
+STALLED = ["--engine", "sim", "--sim", "stall_after_tokens=1,max_num_seqs=2000,block_size=1024,num_blocks=4000000"]
 SSE_KIB_MAX, WS_KIB_MAX = 12.0, 20.0
 Starter = Callable[[], tuple[Target, Callable[[], None]]]
 """Starts a server; returns it and how to stop it."""
@@ -94,13 +101,19 @@ def record(samples: Samples, who: str, phase: str, result: dict[str, Any], watch
         for part, value in zip(("p50", "p99"), result[name], strict=True):
             samples[who, phase, f"{name}_{part}"].append(value)
             if who != "direct":  # measured first in every repetition
-                through_nothing = samples["direct", phase, f"{name}_{part}"][-1]
+                measured = PHASES[0].name if phase == THROUGH_AGENT else phase
+                through_nothing = samples["direct", measured, f"{name}_{part}"][-1]
                 samples[who, phase, f"added_{name}_{part}"].append(value - through_nothing)
 
 
 def measure_phases(
-    args: argparse.Namespace, targets: list[tuple[str, Target]], source: Source, cores: Cores
+    args: argparse.Namespace,
+    targets: list[tuple[str, Target]],
+    stalled: dict[str, Target],
+    source: Source,
+    cores: Cores,
 ) -> Samples:
+    """``stalled``: by kind, a platform whose engine stops after a token, to be saturated from the fabric."""
     samples: Samples = defaultdict(list)
     # Targets take turns within a repetition, so that a drift of the machine falls on all of them
     for repetition in range(args.repetitions):
@@ -112,7 +125,11 @@ def measure_phases(
                     target, source, cores, mode=phase.mode, streams=streams, rate=args.rate, window=args.window,
                     seconds=args.seconds, settle=args.settle, per_socket=args.per_socket,
                 )  # fmt: skip
-                record(samples, who, phase.name, result, target)
+                ours = who in ("sse", "ws")
+                record(samples, who, THROUGH_AGENT if ours and phase.mode == "closed" else phase.name, result, target)
+                if ours and phase.mode == "closed":
+                    for what, value in saturate(stalled[who], cores, args.fabric_streams, args.seconds).items():
+                        samples[who, phase.name, what].append(value)
         for who, target in targets:
             print(f"  {repetition + 1}/{args.repetitions} short streams: {who}", file=sys.stderr)
             result = load(
@@ -125,6 +142,18 @@ def measure_phases(
             for part, value in zip(("p50", "p99"), result["ttft_us"], strict=True):
                 samples[who, "short", f"ttft_us_{part}"].append(value)
     return samples
+
+
+def saturate(target: Target, cores: Cores, streams: int, seconds: float) -> dict[str, float]:
+    """Saturate the gateway from the fabric; figures a token."""
+    words = [sys.executable, "-m", "bench.fabric", target.port, target.watch["gateway"], target.watch["redis"],
+             target.redis_url, PARTITIONS, target.key, target.kind, streams, seconds]  # fmt: skip
+    process = start([str(word) for word in words], cores.rest, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, error = process.communicate(timeout=120 + seconds)
+    if process.returncode:
+        raise LoadFailed(f"{target.name} from the fabric: {error[-500:]}")
+    result: dict[str, float] = json.loads(out)
+    return result
 
 
 def measure_memory(
@@ -201,11 +230,11 @@ class Report:
         return table(["phase", "gateway", *(column[0] for column in columns)], rows)
 
     def show(self) -> None:
-        phases = [phase.name for phase in PHASES]
+        phases = [PHASES[0].name, THROUGH_AGENT, *(phase.name for phase in PHASES[1:])]
         print("\nCPU us per delivered token, median (minimum-maximum)\n")
         print(self._table(phases, [who for who in self._whos if who != "direct"], TOKEN_COLUMNS))
         print("\nDelay of a token, from the engine's write to the reader, and of the first token, from the request\n")
-        print(self._table(phases[1:], self._whos, DELAY_COLUMNS))
+        print(self._table(phases[2:], self._whos, DELAY_COLUMNS))
         print("\nStreams of 8 tokens, 8 at a time\n")
         print(self._table(["short"], self._whos, SHORT_COLUMNS))
 
@@ -243,12 +272,12 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, float]]
     parser.add_argument("--settle", type=float, default=1.0, help="seconds between the last stream's start and it")
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--saturated-streams", type=int, default=200)
+    parser.add_argument("--fabric-streams", type=int, default=200, help="streams that saturate the gateway")
     parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of a stream, in and out of step")
     parser.add_argument("--window", type=int, default=1, help="tokens of a stream on their way at once when saturated")
     parser.add_argument("--per-socket", type=int, default=1, help="streams of a WebSocket")
     parser.add_argument("--short-streams", type=int, default=2000)
     parser.add_argument("--held", type=int, default=2000, help="streams open at once for the memory figure; 0: skip it")
-    parser.add_argument("--source", choices=["engine"], default="engine", help="what makes the tokens")
     parser.add_argument("--nginx-only", action="store_true", help="without the platform: tries the harness itself")
     parser.add_argument("--platform", metavar="COMMAND", help="starts the platform instead of `stream-gw up`")
     parser.add_argument("--bound", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(bounds)}")
@@ -278,6 +307,7 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
             server = Platform(cores, folder, source.port, command=args.platform)
             return server.target(kind), server.stop
 
+        stalled: dict[str, Target] = {}
         kinds = [] if args.nginx_only else ["sse", "ws"]
         if args.held:
             print(f"  memory of {args.held} held streams", file=sys.stderr)
@@ -292,7 +322,10 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
             running = Platform(cores, folder, source.port, command=args.platform)
             stack.callback(running.stop)
             targets += [(kind, running.target(kind)) for kind in kinds]
-        samples = measure_phases(args, targets, source, cores)
+            silent = Platform(cores, folder, source.port, command=args.platform, engine=STALLED)
+            stack.callback(silent.stop)
+            stalled = {kind: silent.target(kind) for kind in kinds}
+        samples = measure_phases(args, targets, stalled, source, cores)
     return samples, held, [who for who, _ in targets]
 
 

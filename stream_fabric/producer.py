@@ -17,12 +17,17 @@ Outcome = Literal["", "stop", "create", "ended"]
 """What the reply asks of the caller: nothing; stop the engine; create the stream again; the terminal is in the log."""
 
 
+UNKNOWN_MAX = 64
+"""Appends to a stream that does not exist yet: with a flush's window between them about a second."""
+
+
 class Producer:
     """Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
 
     __slots__ = (
         "_frames",
         "_output",
+        "_unknown",
         "_usages",
         "acked",
         "bytes_held",
@@ -51,6 +56,7 @@ class Producer:
         self.ended = False
         self.stopped = False
         self.usage = Usage()
+        self._unknown = 0
         self._output: list[int] = []
         self._usages: list[Usage] = []
         self.bytes_held = 0
@@ -147,6 +153,10 @@ class Producer:
                 if self.created:
                     self.acked = 0
                     return "create"
+                # Its creation may still be on its way: a request and its stream travel side by side
+                self._unknown += 1
+                if self._unknown < UNKNOWN_MAX:
+                    return ""
         self.stopped = True
         return "stop"
 

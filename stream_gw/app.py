@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -222,6 +223,11 @@ class Edge:
     # --- streams -------------------------------------------------------------------------------------------
 
     async def _follow(self, request: Request, send: Send) -> Open | None:
+        if request.scope["method"] == "HEAD":
+            await self.gateway.look(self._who(request), request.path_params["id"])
+            await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return None
         made: list[SseOutlet] = []
         new = await self._followed(request, made)
         if new is not None:
@@ -369,6 +375,8 @@ class _Socket:
 
         def register(socket: ws.Socket) -> Callable[[], None]:
             edge.sockets.add(socket)
+            if edge.gateway.draining:  # the load balancer has not noticed yet; after the hi
+                loop.call_soon(socket.send_on, 0.0)
             return lambda: edge.sockets.discard(socket)
 
         loop = asyncio.get_running_loop()
@@ -395,7 +403,12 @@ class _Secured:
                 ]
             await send(message)
 
-        await self._app(scope, receive, secured)
+        try:
+            await self._app(scope, receive, secured)
+        except HTTPException as error:  # how Starlette's files refuse
+            wrong_method = MethodNotAllowed(f"{scope['method']} is not for files; GET is")
+            refused = wrong_method if error.status_code == 405 else _no_path(scope)
+            await Request(scope, receive, secured).refuse(refused)
 
 
 class _Page:
@@ -418,4 +431,8 @@ async def _no_socket(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _unknown(request: Request, send: Send) -> None:
-    raise NotFound(f"no such path {request.scope['path'][:200]!r}; docs/protocol.md lists them")
+    raise _no_path(request.scope)
+
+
+def _no_path(scope: Scope) -> NotFound:
+    return NotFound(f"no such path {scope['path'][:200]!r}; docs/protocol.md lists them")

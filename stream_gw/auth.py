@@ -190,10 +190,10 @@ class Authenticator:
     def _capability(self, token: str, now: float) -> Principal | None:
         body, dot, signature = token.removeprefix(_CAPABILITY).partition(".")
         try:
-            given = _unb64(signature)
+            given, expected = _unb64(signature), self._sign(body)
         except (binascii.Error, ValueError):
             return None
-        if not dot or not hmac.compare_digest(given, self._sign(body)):
+        if not dot or not hmac.compare_digest(given, expected):
             return None
         claims = msgspec.json.decode(_unb64(body), type=_Claims)
         if claims.expires_at <= now:

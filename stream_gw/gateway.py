@@ -20,12 +20,13 @@ from stream_fabric.errors import (
     IdempotencyMismatch,
     NoReplica,
     NotFound,
+    StreamFailed,
     StreamGwError,
 )
 from stream_fabric.frames import is_end
 from stream_fabric.ids import GatewayId, StreamId, UserId, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
-from stream_fabric.log import CancelReply, Page
+from stream_fabric.log import CancelReply, CreateCode, Page
 from stream_fabric.ports import EngineRequest
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools, Work
@@ -175,10 +176,12 @@ class Gateway:
         if user is not None:
             calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))
         try:
-            _, placed, *_ = await asyncio.gather(*calls)
+            created, placed, *_ = await asyncio.gather(*calls)
         except FabricUnavailable as lost:
             self.hub.spawn(self._withdraw(stream, lost))
             raise
+        if created is CreateCode.CANCELLED:
+            raise StreamFailed("the stream was cancelled before it began")
         if isinstance(placed, str):
             error = NoReplica(
                 f"every replica of {work.request.model!r} is full" if placed == "full" else

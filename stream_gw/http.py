@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 class Request:
     """What a handler needs of one HTTP request."""
 
-    __slots__ = ("_receive", "_send", "headers", "id", "path_params", "query", "scope")
+    __slots__ = ("_receive", "_send", "headers", "id", "path_params", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -30,15 +30,19 @@ class Request:
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path_params: dict[str, str] = scope.get("path_params", {})
-        self.query = query_of(scope["query_string"])
         self.id = "req_" + secrets.token_hex(12)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Raises BadRequest."""
+        return query_of(self.scope["query_string"])
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body. Raises BodyTooLarge before reading more than the limit."""
+        """The whole body, which is UTF-8. Raises BadRequest, and BodyTooLarge before reading more than the limit."""
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {BODY_BYTES_MAX} are taken")
@@ -53,7 +57,13 @@ class Request:
             if size > BODY_BYTES_MAX:
                 raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the most that are taken")
             if not message["more_body"]:
-                return b"".join(parts)
+                body = b"".join(parts)
+                if not body.isascii():
+                    try:  # JSON is UTF-8 also where only the engine reads it
+                        body.decode()
+                    except UnicodeDecodeError as error:
+                        raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
+                return body
 
     async def answer(
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False

@@ -37,6 +37,8 @@ from stream_gw.outlet import Outlet
 
 log = logging.getLogger(__name__)
 
+_LIVE = Need.LIVE  # an enum's member costs a look-up each time
+_BRACE = ord("{")
 _EMPTY_PAGE_S = 0.05
 _SETTLE_S = 10.0
 _HEADS_MAX = 500
@@ -45,7 +47,7 @@ _HEADS_MAX = 500
 class Subscription:
     """One outlet following one stream. ``exact``: a chunk a frame even when it has fallen behind."""
 
-    __slots__ = ("catching_up", "exact", "local", "outlet", "reader", "watched_seq")
+    __slots__ = ("catching_up", "exact", "local", "outlet", "reader", "told_epoch", "watched_seq")
 
     def __init__(self, local: LocalStream, outlet: Outlet, reader: Reader, *, exact: bool) -> None:
         self.local = local
@@ -54,6 +56,7 @@ class Subscription:
         self.exact = exact
         self.catching_up = False
         self.watched_seq = -1
+        self.told_epoch = local.epoch_n
 
     def resume(self) -> None:
         """The outlet has drained."""
@@ -101,27 +104,24 @@ class LocalStream:
             parsed = Epoch.parse(epoch.decode())
             if parsed.n < self.epoch_n:
                 return
-            self._rise(parsed, first - 1)
+            self.epoch, self.epoch_n = epoch, parsed.n
         self.head = last
-        for sub in self.subs if len(self.subs) == 1 else tuple(self.subs):
+        n, subs = self.epoch_n, self.subs
+        for sub in subs if len(subs) == 1 else tuple(subs):
             reader = sub.reader
-            if reader.need is Need.LIVE and first == reader.seq + 1 and reader.epoch == self.epoch_n:
+            if reader.need is _LIVE and first == reader.seq + 1 and reader.epoch == n:
                 # The common case, without the machine's general steps: the next frames, no terminal among them
-                lines = frames.split(b"\n") if first != last else [frames]
-                if lines[-1][:2] != b'{"':
+                lines = [frames] if first == last else frames.split(b"\n")
+                if lines[-1][0] != _BRACE:
                     reader.seq = last
-                    sub.outlet.write(self.epoch_n, first, lines)
-                    if sub.outlet.full:
+                    outlet = sub.outlet
+                    outlet.write(n, first, lines)
+                    if outlet.full:
                         reader.pause()
                     continue
-            self.deliver(sub, reader.receive_live(self.epoch_n, first, last, frames))
+            self.deliver(sub, reader.receive_live(n, first, last, frames))
             if reader.need is Need.PAGE:
                 self.hub.catch_up(sub)
-
-    def _rise(self, epoch: Epoch, base: int) -> None:
-        self.epoch, self.epoch_n = str(epoch).encode(), epoch.n
-        for sub in tuple(self.subs):
-            sub.outlet.rise(str(epoch), base)
 
     def deliver(self, sub: Subscription, steps: list[Step]) -> None:
         """Write what the reader let through, and end what ended."""
@@ -135,6 +135,9 @@ class LocalStream:
         for step in steps:
             match step:
                 case Run(epoch, first, lines):
+                    if epoch != sub.told_epoch:
+                        sub.told_epoch = epoch
+                        outlet.rise(self.epoch.decode() if epoch == self.epoch_n else str(epoch), first - 1)
                     outlet.write(epoch, first, lines)
                 case Gap():
                     if not outlet.gap(step):
@@ -144,11 +147,15 @@ class LocalStream:
                     if not outlet.reset(step):
                         self.fail(sub, StreamLost(f"the stream was lost after {step.epoch}-{step.to}"))
                         return
-        if sub.reader.need is Need.NOTHING and runs:
-            end = decode(runs[-1].lines[-1])
-            assert isinstance(end, End)
-            self.status = end.status
-            outlet.end(end.status)
+        if sub.reader.need is Need.NOTHING:
+            if any(isinstance(step, Gap) for step in steps):
+                self.fail(sub, StreamLost("the end of the stream is lost"))
+                return
+            if runs:
+                end = decode(runs[-1].lines[-1])
+                assert isinstance(end, End)
+                self.status = end.status
+            outlet.end(self.status)
             self.remove(sub)
         elif outlet.full:
             sub.reader.pause()
@@ -294,7 +301,8 @@ class Hub:
                 else:
                     missing_since = None
                     if page.epoch.n > local.epoch_n:
-                        local._rise(page.epoch, page.bases[-1][1] if page.bases else 0)
+                        local.epoch, local.epoch_n = str(page.epoch).encode(), page.epoch.n
+                    local.status = page.status
                     local.deliver(sub, sub.reader.receive_page(page))
                 if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
                     await asyncio.sleep(_EMPTY_PAGE_S)

@@ -119,10 +119,7 @@ async def _drain(edge: Edge, settings: GatewaySettings) -> None:
     spread_s = min(settings.drain_spread_s, settings.drain_s / 2)
     for socket_ in tuple(edge.sockets):
         # Each comes back at its own moment, so that the others' accept queues see no burst
-        after_s = random.uniform(0, spread_s)
-        socket_.hinted = True
-        socket_.put({"t": "reconnect", "after_ms": int(after_s * 1000)})
-        loop.call_later(after_s + 1.0, socket_.close, 1012, "this gateway drains; reconnect elsewhere")
+        socket_.send_on(random.uniform(0, spread_s))
     while loop.time() < deadline and edge.busy:  # noqa: ASYNC110  # readers come and go; this is a process's end
         await asyncio.sleep(0.05)
     for local in tuple(gateway.hub.local.values()):

@@ -43,15 +43,36 @@ class EdgeHttp(HttpToolsProtocol):
     """One HTTP connection."""
 
     listener: ConnectionListener | None = None
+    _in_head = False
+    _head_began = False
+    _head_bytes = 0
+    _too_large = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_head:
+            return
+        # The parser tells of a header when its line is whole: bound what it gathers until then, too. The piece in which
+        # a head began holds the end of the request before it
+        if not self._head_began or self.cycle is None:
+            self._head_bytes += len(data)
+        self._head_began = False
+        if self._head_bytes > HEADER_BYTES_MAX + URL_BYTES_MAX and not self.transport.is_closing():
+            self._too_large = True
+            self.send_400_response("")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = 0
-        self._too_large = False
+        self._header_bytes = self._head_bytes = 0
+        self._in_head = self._head_began = True
         self.scope["state"][CONNECTION] = self
 
     def on_url(self, url: bytes) -> None:
@@ -70,7 +91,7 @@ class EdgeHttp(HttpToolsProtocol):
         raise ValueError("headers too large")  # the parser turns it into its own error, which ends the connection
 
     def send_400_response(self, msg: str) -> None:
-        status, code = (431, "headers_too_large") if getattr(self, "_too_large", False) else (400, "invalid_request")
+        status, code = (431, "headers_too_large") if self._too_large else (400, "invalid_request")
         what = "URL or headers over the limit" if status == 431 else msg
         body = (
             f'{{"error":{{"message":"{what}","type":"invalid_request_error","code":"{code}","param":null,'

@@ -35,6 +35,7 @@ _MESSAGES_PER_S = 200.0
 _MESSAGES_BURST = 1000.0
 _BAD_MESSAGES_MAX = 10
 _CLOSE_S = 5.0
+_RECONNECT_S = 1.0
 Mode = Literal["tokens", "coalesce", "snapshot"]
 
 
@@ -263,6 +264,13 @@ class Socket:
                 connection.read_paused = False
                 connection.transport.resume_reading()
             connection.close_timer = asyncio.get_running_loop().call_later(_CLOSE_S, connection.transport.abort)
+
+    def send_on(self, after_s: float) -> None:
+        """This gateway drains: ask the client to come back elsewhere, and close once it should have."""
+        self.hinted = True
+        self.put({"t": "reconnect", "after_ms": int(after_s * 1000)})
+        reason = "this gateway drains; reconnect elsewhere"
+        asyncio.get_running_loop().call_later(after_s + _RECONNECT_S, self.close, Draining.close_code, reason)
 
     # --- in ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from stream_fabric.errors import FabricUnavailable
 from stream_fabric.frames import Note
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ENDED_KEPT_S
-from stream_fabric.log import UNIT, Head
+from stream_fabric.log import UNIT, CreateCode, Head
 from stream_fabric.ports import Engine
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -163,9 +163,14 @@ class Agent:
         """The log lost the stream whole: make it again and send everything again."""
         work = stream.work
         try:
-            await self._log.create(work.request.stream, work.parsed_epoch(), work.tenant, work.facts, None)
+            code = await self._log.create(work.request.stream, work.parsed_epoch(), work.tenant, work.facts, None)
         except FabricUnavailable as error:
             log.warning("stream %s cannot be made again yet: %s", work.request.stream, error)
+        else:
+            if code in (CreateCode.TAKEN, CreateCode.CANCELLED):  # cancelled while it was lost, or another's by now
+                stream.producer.stopped = True
+                self._stop(stream)
+                return
         self._pump.dirty(stream, True)
 
     # --- doorbell and watchdog -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Push, ReplyError
 
 SLOTS = 16384
-_RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY"}
+_RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "OOM", "MISCONF"}
 
 
 class Address(NamedTuple):

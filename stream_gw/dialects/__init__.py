@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_gw.dialects.base import Encoder
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import ENCODER_VERSION, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
 from stream_gw.dialects.openai_completions import CompletionsEncoder
 
@@ -19,5 +19,9 @@ def encoder_for(dialect: str, facts: StreamFacts) -> Encoder:
     if dialect != f"openai.{facts.kind}":
         raise Unsupported(
             f"this stream was made as openai.{facts.kind} and cannot be read as {dialect}", param="dialect"
+        )
+    if facts.encoder != ENCODER_VERSION:
+        raise Unsupported(
+            f"this stream is spelled by encoder {facts.encoder}; this gateway has {ENCODER_VERSION}, ask another"
         )
     return made(facts)

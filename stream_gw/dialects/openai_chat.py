@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Open
-from stream_gw.dialects.base import Block, Encoder
+from stream_fabric.frames import ChoiceEnd, Open, json_string
+from stream_gw.dialects.base import NO_LOGPROBS, Encoder, tool_words
 
 _json = msgspec.json.Encoder().encode
-_CHOICE_TAIL = b'},"logprobs":null,"finish_reason":null}'
+_CHOICE_TAIL = b"}," + NO_LOGPROBS + b',"finish_reason":null}'
 
 
 class ChatEncoder(Encoder):
@@ -26,39 +26,44 @@ class ChatEncoder(Encoder):
             for index in range(self.facts.n)
         ]
 
-    def open_block(self, frame: Open) -> tuple[Block, list[bytes]]:
+    def open_block(self, frame: Open) -> tuple[tuple[bytes, ...], list[bytes]]:
         start, end = self._choice(frame.choice), _CHOICE_TAIL + self._tail
         match frame.kind:
             case "text":
-                return Block(frame.choice, "content", start + b'"content":', end), []
+                return (start + b'"content":"', end), []
             case "refusal":
-                return Block(frame.choice, "refusal", start + b'"refusal":', end), []
+                return (start + b'"refusal":"', end), []
             case "reasoning":
                 # vLLM renamed the field; clients in the wild read one or the other
-                return Block(frame.choice, "content", start + b'"reasoning_content":', end, b',"reasoning":'), []
+                return (start + b'"reasoning_content":"', b',"reasoning":"', end), []
             case "tool":
                 return self._tool(frame, start, end)
-        return Block(frame.choice, "content", b"", b""), []  # an opaque item has no words in this dialect
+            case _:
+                return (), []
 
-    def _tool(self, frame: Open, start: bytes, end: bytes) -> tuple[Block, list[bytes]]:
-        index = self._tools.get(frame.choice, 0)
-        self._tools[frame.choice] = index + 1
-        kind, field = ("custom", "input") if frame.form == "custom" else ("function", "arguments")
-        call = {"index": index, "id": frame.id, "type": kind, kind: {"name": frame.name, field: ""}}
-        first = start + b'"tool_calls":[' + _json(call) + b"]" + end
-        prefix = start + b'"tool_calls":[{"index":%d,"%b":{"%b":' % (index, kind.encode(), field.encode())
-        return Block(frame.choice, "content", prefix, b"}}]" + end), [first]
+    def _tool(self, frame: Open, start: bytes, end: bytes) -> tuple[tuple[bytes, ...], list[bytes]]:
+        words = tool_words(frame, self.facts)
+        if words is None:
+            return (), []
+        kind, field, call = words
+        # By number, not by a counter: a block that opens again after a reset keeps its place
+        index = sum(choice == frame.choice and block < frame.block for choice, block in self._tools)
+        self._tools.add((frame.choice, frame.block))
+        first = start + b'"tool_calls":[' + _json({"index": index, **call}) + b"]" + end
+        before = start + b'"tool_calls":[{"index":%d,"%b":{"%b":"' % (index, kind.encode(), field.encode())
+        return (before, b"}}]" + end), [first]
 
-    def logprobs(self, raw: msgspec.Raw, text: str, kind: str) -> bytes:
-        content, refusal = (b"null", bytes(raw)) if kind == "refusal" else (bytes(raw), b"null")
-        return b'{"content":%b,"refusal":%b}' % (content, refusal)
+    def logprobs(self, raw: msgspec.Raw, *, refusal: bool) -> bytes:
+        content, refused = (b"null", bytes(raw)) if refusal else (bytes(raw), b"null")
+        return b'{"content":%b,"refusal":%b}' % (content, refused)
 
     def finish(self, frame: ChoiceEnd) -> bytes:
         stop = b"" if frame.detail is None else b',"stop_reason":' + bytes(frame.detail)
-        return b'%b{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b%b}%b' % (
+        return b'%b{"index":%d,"delta":{},%b,"finish_reason":%b%b}%b' % (
             self._head,
             frame.choice,
-            _json(frame.finish_reason),
+            NO_LOGPROBS,
+            json_string(frame.finish_reason),
             stop,
             self._tail,
         )

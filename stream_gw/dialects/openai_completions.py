@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Open
-from stream_gw.dialects.base import Block, Encoder
+from stream_fabric.frames import ChoiceEnd, Open, json_string
+from stream_gw.dialects.base import NO_LOGPROBS, Encoder
 
 _json = msgspec.json.Encoder().encode
+LEGACY_LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_CHOICE_TAIL = b"," + NO_LOGPROBS + b',"finish_reason":null}'
 
 
 class CompletionsEncoder(Encoder):
@@ -17,40 +19,42 @@ class CompletionsEncoder(Encoder):
     id_prefix = "cmpl-"
     __slots__ = ()
 
-    def open_block(self, frame: Open) -> tuple[Block, list[bytes]]:
-        if frame.kind != "text":  # reasoning, tools and items have no words in this dialect
-            return Block(frame.choice, frame.kind, b"", b""), []
-        prefix = self._head + b'{"index":%d,"text":' % frame.choice
-        return Block(frame.choice, "text", prefix, b',"logprobs":null,"finish_reason":null}' + self._tail), []
+    def open_block(self, frame: Open) -> tuple[tuple[bytes, ...], list[bytes]]:
+        if frame.kind != "text":  # reasoning, refusals, tools and items have no words in this dialect
+            return (), []
+        return (self._head + b'{"index":%d,"text":"' % frame.choice, _CHOICE_TAIL + self._tail), []
 
-    def logprobs(self, raw: msgspec.Raw, text: str, kind: str) -> bytes:
-        return _json(legacy_logprobs(msgspec.json.decode(raw)))
+    def logprobs(self, raw: msgspec.Raw, *, refusal: bool) -> bytes:
+        data = bytes(raw)
+        return data if data.startswith(b"{") else _json(legacy_logprobs(msgspec.json.decode(data)))
 
     def finish(self, frame: ChoiceEnd) -> bytes:
         stop = b"" if frame.detail is None else b',"stop_reason":' + bytes(frame.detail)
-        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":%b%b}%b' % (
+        return b'%b{"index":%d,"text":"",%b,"finish_reason":%b%b}%b' % (
             self._head,
             frame.choice,
-            _json(frame.finish_reason),
+            NO_LOGPROBS,
+            json_string(frame.finish_reason),
             stop,
             self._tail,
         )
 
 
-def legacy_logprobs(given: Any) -> dict[str, Any]:
+def legacy_logprobs(given: Any, base: int = 0) -> dict[str, Any]:
     """OpenAI's older shape. An engine that speaks it gives it whole, offsets included.
 
-    From the newer list of tokens, offsets count from the chunk's start: a chunk is spelled without those before it.
+    From the newer list of tokens, offsets count from ``base``: 0, the chunk's start, where it is spelled without those
+    before it.
     """
     if isinstance(given, dict):
         return given
-    offsets, position = [], 0
+    offsets = []
     for item in given:
-        offsets.append(position)
-        position += len(item["token"])
+        offsets.append(base)
+        base += len(item["token"])
     return {
         "tokens": [item["token"] for item in given],
         "token_logprobs": [item["logprob"] for item in given],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in item.get("top_logprobs", ())} for item in given],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in item.get("top_logprobs") or ()} for item in given],
         "text_offset": offsets,
     }

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stream_fabric.errors import BadRequest, TooDeep
+from stream_fabric.errors import BadRequest, TooDeep, Unsupported
 from stream_fabric.limits import CHOICES_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
 
 Kind = Literal["chat", "completions"]
 
 _OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options")
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
+# Possessive, and an unclosed string matches too: linear in time and memory whatever the body
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _STOPS_MAX = 16
 _MODEL_CHARS_MAX = 256
 _GRACE_S_MAX = 3600.0
@@ -38,33 +41,40 @@ class CreateRequest(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+class _Name:
+    """A field's name that equals no other, so that a name given twice is seen."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+_fields_decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _, text: _Name(text))
+
+
 class _Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 def check_depth(body: bytes) -> None:
     """Raises TooDeep when the JSON is nested beyond the limit. Looks closer only when it has that many brackets."""
     if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
-    depth = 0
-    for byte in _STRINGS.sub(b"", body).translate(None, _BRACKETS):
-        depth += 1 if byte in b"[{" else -1
-        if depth > JSON_DEPTH_MAX:
-            raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep")
+    steps = _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
+        raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep, the most that is read")
 
 
 def parse_create(body: bytes, kind: Kind) -> CreateRequest:
     """Read and check a create body. Raises BadRequest that names the field, what was given and what is allowed."""
     check_depth(body)
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body must be a JSON object: {_short(str(error))}") from error
+    fields = _fields(body)
     model = _field(fields, "model", str, required=True)
     if not 0 < len(model) <= _MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
@@ -73,27 +83,60 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
         if not messages:
             raise BadRequest("messages must hold at least one message", param="messages")
     else:
-        _field(fields, "prompt", str | list[str | int | list[int]], required=True)
+        _check_prompt(_field(fields, "prompt", str | list[str | int | list[int]], required=True))
     _check_sampling(fields)
     n = _bounded(fields, "n", 1, CHOICES_MAX)
     session = _field(fields, "session_id", str | None)
     user = _field(fields, "user", str | None)
-    for name, value in (("session_id", session), ("user", user)):
-        if value is not None and not 0 < len(value) <= USER_CHARS_MAX:
-            raise BadRequest(f"{name} must have 1 to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
+    for name, value, least in (("session_id", session, 1), ("user", user, 0)):
+        if value is not None and not least <= len(value) <= USER_CHARS_MAX:
+            raise BadRequest(f"{name} must have {least} to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
     options = _field(fields, "stream_options", _StreamOptions | None)
     return CreateRequest(
         kind=kind,
         model=model,
         stream=_field(fields, "stream", bool | None) or False,
         n=1 if n is None else n,
-        include_usage=options is not None and options.include_usage,
-        user=user,
+        include_usage=bool(options and options.include_usage),
+        user=user or None,
         session_id=session,
         background=_field(fields, "background", bool | None) or False,
         on_disconnect_s=_on_disconnect(_field(fields, "on_disconnect", str | None)),
         body=_without_ours(fields),
     )
+
+
+def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """The body's fields as the client wrote them. Raises BadRequest on what is no JSON anywhere in it."""
+    try:
+        whole = msgspec.json.decode(body)  # a Raw value is only skipped over: its strings and numbers are not read
+        if not isinstance(whole, dict):
+            raise BadRequest(f"the body must be a JSON object, got {_short(body.decode(), 60)}")
+        named = _fields_decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body must be UTF-8: {_short(str(error))}") from error
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"the body must be a JSON object: {_short(str(error))}") from error
+    fields: dict[str, msgspec.Raw] = {}
+    for name, raw in named.items():
+        if name.text in fields:
+            raise BadRequest(f"{_short(name.text, 60)} is given more than once", param=_short(name.text, 60))
+        fields[name.text] = raw
+    return fields
+
+
+def _check_prompt(prompt: str | list[Any]) -> None:
+    if isinstance(prompt, str):
+        return
+    kinds = {type(part) for part in prompt}
+    if len(kinds) != 1 or [] in prompt:
+        raise BadRequest(
+            "prompt must be a string, or a list of one string, of token ids or of one list of token ids; got "
+            + (f"a list of {', '.join(sorted(kind.__name__ for kind in kinds))}" if prompt else "an empty list"),
+            param="prompt",
+        )
+    if kinds != {int} and len(prompt) > 1:
+        raise Unsupported(f"prompt must be one prompt, got {len(prompt)}; send each as a request", param="prompt")
 
 
 def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:

@@ -1,0 +1,59 @@
+"""What an undisturbed run says, and a place for the figures that these tests measure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import pytest
+
+from tests.chaos.readers import Answer, SseReader
+from tests.gateway.processes import Running, running
+
+Undisturbed = Callable[[Iterable[int], int], Awaitable[dict[int, Answer]]]
+
+Tell = Callable[[str], None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    told = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        for name, text in report.user_properties
+        if name == "figure" and report.when == "call"
+    ]
+    if told:
+        terminalreporter.section("figures")
+    for line in told:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Say a measured figure at the end of the run, also of a test that passes."""
+    return lambda text: request.node.user_properties.append(("figure", text))
+
+
+@pytest.fixture(scope="session")
+def calm() -> Iterator[Running]:
+    """A platform that nothing happens to, as fast as it goes."""
+    with running(sim="itl_ms=0,ttft_ms=0", gateways=1, replicas=1) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def undisturbed(calm: Running) -> Undisturbed:
+    """The answers of an undisturbed run, by seed: text depends on prompt and seed alone."""
+    known: dict[tuple[int, int], Answer] = {}
+
+    async def ask(seeds: Iterable[int], tokens: int) -> dict[int, Answer]:
+        wanted = set(seeds)
+        readers = [SseReader(calm.gates, seed, tokens) for seed in wanted if (seed, tokens) not in known]
+        await asyncio.gather(*(reader.read() for reader in readers))
+        for reader in readers:
+            assert reader.status == "completed" and len(reader.connected_at) == 1
+            known[reader.seed, tokens] = reader.answer
+        return {seed: known[seed, tokens] for seed in wanted}
+
+    return ask

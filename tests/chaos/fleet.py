@@ -1,0 +1,169 @@
+"""A platform of single processes, so that each can be killed, restarted, or reach Redis through a link of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from stream_fabric.cursor import BEGINNING, Cursor
+from stream_fabric.frames import End, decode, is_end
+from stream_fabric.ids import StreamId
+from stream_fabric.redis.client import Partitions, RedisClient, slot_of
+from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.streams import RedisStreamLog
+from tests.gateway.processes import Process
+from tests.gateway.wire import MODEL, Gate
+from tests.support.waiting import eventually
+
+PARTITIONS = 4
+KEY = "sk-chaos"
+
+
+@dataclass
+class Fleet:
+    """Processes on one Redis. What it starts it ends, and a traceback in any log fails the test."""
+
+    redis_url: str
+    sim: str
+    gates: list[Gate] = field(default_factory=list)
+    gateways: list[Process] = field(default_factory=list)
+    agents: dict[str, Process] = field(default_factory=dict)
+    controllers: list[Process] = field(default_factory=list)
+    started: list[Process] = field(default_factory=list)
+
+    async def _start(self, *flags: str, url: str | None = None, **env: str) -> Process:
+        env |= {"STREAM_GW_REDIS_URL": url or self.redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
+        process = await asyncio.to_thread(Process, *flags, **env)
+        self.started.append(process)
+        return process
+
+    async def add_agent(self, name: str, url: str | None = None) -> Process:
+        """``url``: its own way to Redis."""
+        flags = ("agent", "--sim", self.sim, "--replica", name, "--drain-s", "1")
+        self.agents[name] = await self._start(*flags, url=url)
+        return self.agents[name]
+
+    async def add_gateway(self, name: str, url: str | None = None) -> Gate:
+        env = {"STREAM_GW_DEV_KEY": KEY, "STREAM_GW_TOKEN_SECRET": "0" * 64}
+        flags = ("gateway", "--port", "0", "--gateway", name, "--drain-s", "1")
+        process = await self._start(*flags, url=url, **env)
+        self.gateways.append(process)
+        self.gates.append(Gate(process.facts["url"], process.pid, KEY))
+        return self.gates[-1]
+
+    async def add_controller(self) -> Process:
+        self.controllers.append(await self._start("controller"))
+        return self.controllers[-1]
+
+    async def until_served(self, replicas: int | None = None) -> None:
+        """Every gateway knows of the replicas and is ready."""
+        wanted = len(self.agents) if replicas is None else replicas
+        client = RedisClient(self.redis_url)
+        await client.start()
+
+        async def all_ready() -> bool:
+            live = await RedisPools(client).replicas(MODEL)
+            replies = [await gate.ask("GET", "/readyz") for gate in self.gates]
+            models = [(await gate.ask("GET", "/v1/models")).json["data"] for gate in self.gates] if wanted else [1]
+            return len(live) >= wanted and all(r.status == 200 for r in replies) and all(models)
+
+        try:
+            await eventually(all_ready, "the fleet to be ready", 20)
+        finally:
+            await client.close()
+
+    async def close(self) -> None:
+        outcomes = await asyncio.gather(
+            *(asyncio.to_thread(process.close) for process in self.started), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+@asynccontextmanager
+async def fleet(
+    redis_url: str,
+    *,
+    sim: str,
+    gateway_urls: Sequence[str] = ("", ""),
+    agent_urls: Sequence[str] = ("", ""),
+    controller: bool = True,
+) -> AsyncIterator[Fleet]:
+    """``gateway_urls`` and ``agent_urls``: a process each, with its own way to Redis or, empty, the common one."""
+    running = Fleet(redis_url, sim)
+    try:
+        starts: list[Any] = [running.add_agent(f"replica{k}", url or None) for k, url in enumerate(agent_urls)]
+        starts += [running.add_gateway(f"gateway{k}", url or None) for k, url in enumerate(gateway_urls)]
+        if controller:
+            starts.append(running.add_controller())
+        await asyncio.gather(*starts)
+        await running.until_served()
+        yield running
+    finally:
+        await running.close()
+
+
+@asynccontextmanager
+async def log_of(redis_url: str) -> AsyncIterator[LogReader]:
+    client = RedisClient(redis_url)
+    await client.start()
+    try:
+        yield LogReader(client)
+    finally:
+        await client.close()
+
+
+class LogReader:
+    """What the log holds, and what the pools believe, read past every gateway."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self.client = client
+        self.pools = RedisPools(client)
+        self._log = RedisStreamLog(client, Partitions(PARTITIONS))
+
+    async def terminal(self, stream: str) -> End:
+        """The stream's one terminal; fails unless the log is dense and ends with it."""
+        lines: list[bytes] = []
+        after = BEGINNING
+        while True:
+            page = await self._log.watch(StreamId(stream), None, None, after)
+            assert page is not None, f"{stream} is not in the log"
+            if not page.entries:
+                break
+            for entry in page.entries:
+                assert entry.first == len(lines) + 1, f"invariant 2: {stream} goes from {len(lines)} to {entry.first}"
+                lines += entry.frames.split(b"\n")
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+        assert page.status != "live", f"{stream} has no terminal"
+        assert page.head == len(lines)
+        ends = [line for line in lines if is_end(line)]
+        assert len(ends) == 1 and lines[-1] == ends[0], f"{stream} has {len(ends)} terminals"
+        end = decode(ends[0])
+        assert isinstance(end, End)
+        return end
+
+    async def status(self, stream: str) -> str | None:
+        (head,) = await self._log.heads(self._log.partition(StreamId(stream)), [StreamId(stream)], None)
+        return None if head is None else head.status
+
+    async def in_flight(self, pool: str = MODEL) -> dict[str, int]:
+        """Streams that each replica of the pool is believed to run; replicas without a lease included."""
+        tag = "{pool:" + pool + "}"
+        slot = slot_of(f"pool:{pool}")
+        leases = await self.client.execute(slot, "ZRANGE", f"sg:{tag}:leases", 0, -1)
+        return {
+            replica.decode(): await self.client.execute(slot, "HLEN", f"sg:{tag}:{replica.decode()}:flight")
+            for replica in leases
+        }
+
+    async def until_no_slot_is_taken(self) -> None:
+        """Invariant 7."""
+
+        async def free() -> bool:
+            return not any((await self.in_flight()).values())
+
+        await eventually(free, "invariant 7: every in-flight list to be empty")

@@ -1,0 +1,64 @@
+"""Fixtures for the real services. A running Redis is named by ``STREAM_GW_TEST_REDIS``; else one is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from stream_fabric.redis.client import RedisClient
+from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
+
+settings.register_profile(
+    "default", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+)
+settings.register_profile("deep", settings.get_profile("default"), max_examples=5000)
+settings.load_profile(os.environ.get("STREAM_GW_HYPOTHESIS", "default"))
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis that tests share; they keep apart by their own ids and pool names."""
+    url = os.environ.get("STREAM_GW_TEST_REDIS")
+    if url:
+        yield url
+        return
+    with RedisServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis of this test's own, to kill and restart."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url() -> Iterator[str]:
+    """A cluster that tests share and leave as it is."""
+    with RedisCluster() as cluster:
+        yield cluster.url
+
+
+@pytest.fixture
+def redis_cluster() -> Iterator[RedisCluster]:
+    """A cluster of this test's own."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sentinel() -> Iterator[SentinelSetup]:
+    with SentinelSetup() as setup:
+        yield setup
+
+
+@pytest.fixture
+async def redis_client(redis_url: str) -> AsyncIterator[RedisClient]:
+    client = RedisClient(redis_url)
+    await client.start()
+    yield client
+    await client.close()

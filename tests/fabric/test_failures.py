@@ -1,0 +1,451 @@
+"""What fails on real Redis: links, servers, replicas that lack the tail, sentinels, slots on the move.
+
+A real agent with a small engine writes; a follower made of ``Reader``, ``Subscriber`` and ``watch`` reads, as a gateway
+does. The claim is the same in every test: whole, once, in order, and the same bytes for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import pytest
+
+from inference.agent.agent import Agent, AgentPolicy, new_replica_id
+from stream_fabric.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.frames import End, decode, is_end, is_text, text_parts
+from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.log import CreateCode, unpack_parts
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
+from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
+from stream_fabric.redis.pool import Placed, RedisPools, Work
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from tests.support.proxy import Proxy
+from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
+from tests.support.waiting import eventually
+
+ACME = TenantId("acme")
+POOL = "pool"
+PARTITIONS = 4
+
+
+class Teller:
+    """An engine that says its numbers: ``count`` of them, ``pace_s`` apart."""
+
+    def __init__(self, count: int = 60, pace_s: float = 0.01) -> None:
+        self.count = count
+        self.pace_s = pace_s
+        self.tasks: dict[StreamId, asyncio.Task[None]] = {}
+        self.aborted: list[StreamId] = []
+        self.hold: asyncio.Event | None = None
+        """When set, the engine waits for it before its last number."""
+
+    async def start(self) -> Sequence[str]:
+        return ["m"]
+
+    def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        self.tasks[request.stream] = asyncio.create_task(self._tell(sink))
+
+    async def _tell(self, sink: FrameSink) -> None:
+        sink.usage(5)
+        for number in range(1, self.count + 1):
+            if self.hold is not None and number == self.count:
+                await self.hold.wait()
+            sink.text(0, f"{number} ")
+            await asyncio.sleep(self.pace_s)
+        sink.end("completed")
+
+    def abort(self, stream: StreamId) -> None:
+        self.aborted.append(stream)
+        task = self.tasks.pop(stream, None)
+        if task is not None:
+            task.cancel()
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(len(self.tasks), 0, 256)
+
+    async def close(self) -> None:
+        for stream in list(self.tasks):
+            self.abort(stream)
+
+
+class Follower:
+    """A gateway's worth of reading: one subscriber, readers, pages, and the watchdog."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self.client = client
+        self.partitions = Partitions(PARTITIONS)
+        self.name = GatewayId(f"g-{os.urandom(3).hex()}")
+        self.log = RedisStreamLog(client, self.partitions)
+        self.pools = RedisPools(client)
+        self.readers: dict[StreamId, Reader] = {}
+        self.lines: dict[StreamId, list[bytes]] = {}
+        self.told: list[Step] = []
+        self.subscribed: list[list[str]] = []
+        self.subscriber = Subscriber(
+            client, partition_channels(self.name, self.partitions.slots), self._receive, self._again
+        )
+
+    async def begin(self, replica: ReplicaId) -> StreamId:
+        """Create a stream, place it and follow it."""
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        request = EngineRequest(stream, "chat", "m", msgspec.Raw(b"{}"))
+        work = Work(request, str(Epoch(1, "aa")), ACME, b'{"facts":1}', None)
+        self.readers[stream], self.lines[stream] = Reader(BEGINNING), []
+        self.readers[stream].need = Need.LIVE
+        code = await self.log.create(stream, Epoch(1, "aa"), ACME, work.facts, self.name)
+        assert code in (CreateCode.CREATED, CreateCode.EXISTS)
+        placed = await self.pools.place(POOL, work, [replica])
+        assert isinstance(placed, Placed)
+        return stream
+
+    def _receive(self, payload: bytes) -> None:
+        for stream, epoch, first, last, frames in unpack_parts(payload):
+            if stream in self.readers:
+                self._take(stream, self.readers[stream].receive_live(epoch.n, first, last, frames))
+
+    def _again(self, names: list[str]) -> None:
+        self.subscribed.append(names)
+        for reader in self.readers.values():
+            reader.recheck()
+
+    def _take(self, stream: StreamId, steps: list[Step]) -> None:
+        lines = self.lines[stream]
+        for step in steps:
+            match step:
+                case Run(_, first, some):
+                    assert first == len(lines) + 1, "invariant 3"
+                    lines += some
+                case Reset(_, to):
+                    self.told.append(step)
+                    del lines[to:]
+                case Gap():
+                    self.told.append(step)
+
+    async def pages(self) -> None:
+        """Read the log for whoever lacks frames; look at everybody now and then."""
+        looked_at = 0.0
+        while True:
+            loop = asyncio.get_running_loop()
+            if loop.time() - looked_at > 0.5:
+                looked_at = loop.time()
+                for reader in self.readers.values():
+                    reader.recheck()
+            for stream, reader in list(self.readers.items()):
+                if reader.need is not Need.PAGE:
+                    continue
+                with suppress(FabricUnavailable):
+                    page = await self.log.watch(stream, ACME, self.name, reader.cursor)
+                    if page is not None and reader.need is Need.PAGE:
+                        self._take(stream, reader.receive_page(page))
+            await asyncio.sleep(0.01)
+
+    def ended(self, stream: StreamId) -> bool:
+        return self.readers[stream].need is Need.NOTHING
+
+    async def check_whole(self, stream: StreamId, count: int) -> None:
+        """The follower has everything once and in order, and so has the log."""
+        texts = [text_parts(line)[2].decode() for line in self.lines[stream] if is_text(line)]
+        assert texts == [f'"{n} "' for n in range(1, count + 1)]
+        end = decode(self.lines[stream][-1])
+        assert isinstance(end, End) and end.status == "completed"
+        assert end.usage is not None and end.usage.output == count
+        log: list[bytes] = []
+        after = BEGINNING
+        while True:
+            page = await self.log.watch(stream, ACME, None, after)
+            assert page is not None
+            if not page.entries:
+                break
+            log += [line for entry in page.entries for line in entry.frames.split(b"\n")]
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+        assert log == self.lines[stream], "invariant 2"
+        assert sum(map(is_end, log)) == 1
+
+
+@asynccontextmanager
+async def running(url: str, engine: Teller, *, agent_url: str = "") -> AsyncIterator[tuple[Follower, Agent]]:
+    """An agent and a follower with clients of their own."""
+    ours, agents = RedisClient(url), RedisClient(agent_url or url)
+    await ours.start()
+    await agents.start()
+    follower = Follower(ours)
+    policy = AgentPolicy(POOL, "teller", ("m",), True, 3.0, 0.3, 1.0, 1.0)
+    agent = Agent(policy, new_replica_id("r"), engine, agents, Partitions(PARTITIONS))
+    tasks = [asyncio.create_task(work) for work in (follower.subscriber.run(), follower.pages(), agent.run())]
+    try:
+        await follower.subscriber.wait_ready()
+        await asyncio.wait_for(agent.ready.wait(), 5)
+        yield follower, agent
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise AssertionError("a task ended early")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await ours.close()
+        await agents.close()
+
+
+def port_of(url: str) -> int:
+    return RedisUrl.parse(url).addresses[0].port
+
+
+async def test_streams_whole_without_any_fault(redis_url: str) -> None:
+    async with running(redis_url, Teller(40, 0.002)) as (follower, agent):
+        streams = [await follower.begin(agent.replica) for _ in range(8)]
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends")
+        for stream in streams:
+            await follower.check_whole(stream, 40)
+        assert follower.told == []
+        await eventually(lambda: _flight(follower, agent), "invariant 7: the slots to be free")
+
+
+async def _flight(follower: Follower, agent: Agent) -> bool:
+    return await follower.pools.in_flight(POOL, agent.replica) == []
+
+
+async def test_a_connection_cut_in_the_middle_of_its_replies(redis_url: str) -> None:
+    """Every link of agent and follower is cut again and again, amid commands and messages."""
+    port = port_of(redis_url)
+    async with (
+        Proxy.before(port) as agents,
+        Proxy.before(port) as ours,
+        running(ours.url, Teller(60, 0.01), agent_url=agents.url) as (follower, agent),
+    ):
+        streams = [await follower.begin(agent.replica) for _ in range(6)]
+        for number, proxy in enumerate((agents, ours, agents, ours)):
+            seen = sum(map(len, follower.lines.values()))
+            proxy.cut_after_bytes(150 + 37 * number)
+            before = proxy.accepted
+            await eventually(lambda p=proxy, b=before: p.accepted > b, "a new connection")
+            await eventually(lambda s=seen: sum(map(len, follower.lines.values())) > s, "the stream to go on")
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends")
+        for stream in streams:
+            await follower.check_whole(stream, 60)
+        assert follower.told == []
+        assert len(follower.subscribed) >= 2, "whoever listens is told to read the log"
+
+
+async def test_a_cut_pipeline_is_sent_again(redis_url: str) -> None:
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url)
+        await client.start()
+        key = f"cut-{os.urandom(4).hex()}"
+        proxy.delay_s = 0.02
+        calls = [asyncio.create_task(client.execute(0, "HSET", key, n, n)) for n in range(200)]
+        proxy.cut_after_bytes(100)
+        await asyncio.gather(*calls)
+        assert await client.execute(0, "HLEN", key) == 200
+        assert proxy.accepted >= 2
+        proxy.half_close_all()
+        await eventually(lambda: proxy.open == 0, "the half-closed link to go")
+        assert await client.execute(0, "DEL", key) == 1
+        await client.close()
+
+
+async def test_an_unreachable_redis_is_said_in_time(redis_url: str) -> None:
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url, timeout_s=0.4)
+        await client.start()
+        for fault in ("refuse", "pause"):
+            if fault == "refuse":
+                proxy.refuse = True
+                proxy.cut_all()
+            else:
+                proxy.refuse = False
+                assert await client.execute(0, "PING") == b"PONG"
+                proxy.pause()
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(FabricUnavailable):
+                await client.execute(0, "PING")
+            assert asyncio.get_running_loop().time() - started < 2.0
+        proxy.resume()
+        assert await eventually(lambda: client.execute(0, "PING")) == b"PONG"
+        await client.close()
+
+
+async def test_a_server_out_of_memory_is_an_outage_not_a_crash(redis_server: RedisServer) -> None:
+    engine = Teller(30, 0.01)
+    async with running(redis_server.url, engine) as (follower, agent):
+        stream = await follower.begin(agent.replica)
+        await eventually(lambda: len(follower.lines[stream]) > 5)
+        redis_server("CONFIG", "SET", "maxmemory", 1)
+        small = RedisClient(redis_server.url, timeout_s=0.2)
+        await small.start()
+        with pytest.raises(FabricUnavailable, match="OOM"):
+            await RedisStreamLog(small, Partitions(PARTITIONS)).cancel(stream, ACME)
+        await small.close()
+        redis_server("CONFIG", "SET", "maxmemory", 0)
+        await eventually(lambda: follower.ended(stream), "the end")
+        await follower.check_whole(stream, 30)
+
+
+async def test_the_subscriber_reports_what_it_subscribed_again(redis_server: RedisServer) -> None:
+    async with Proxy.before(redis_server.port) as proxy:
+        client = RedisClient(proxy.url)
+        await client.start()
+        heard: list[bytes] = []
+        told: list[list[str]] = []
+        channels = partition_channels("me", Partitions(PARTITIONS).slots)
+        subscriber = Subscriber(client, channels, heard.append, told.append)
+        task = asyncio.create_task(subscriber.run())
+        await subscriber.wait_ready()
+        assert sorted(told.pop()) == sorted(channels)
+        for number in range(3):
+            if number < 2:
+                proxy.cut_all()
+            else:
+                redis_server.restart()
+            await eventually(lambda: told and subscriber.healthy, "a new subscription")
+            assert sorted(name for names in told for name in names) == sorted(channels)
+            told.clear()
+            for name, slot in channels.items():
+                assert await client.execute(slot, client.publish, name, b"%d" % number) == 1
+            await eventually(lambda n=number: heard.count(b"%d" % n) == PARTITIONS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+async def test_invariant_10_redis_may_fail_over_restarted_empty(redis_server: RedisServer) -> None:
+    """Total loss: the producer makes the log again from its buffer, the same bytes."""
+    engine = Teller(50, 0.01)
+    async with running(redis_server.url, engine) as (follower, agent):
+        streams = [await follower.begin(agent.replica) for _ in range(3)]
+        await eventually(lambda: all(len(follower.lines[s]) > 10 for s in streams))
+        redis_server.restart()
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 15)
+        for stream in streams:
+            await follower.check_whole(stream, 50)
+        assert follower.told == []
+
+
+async def test_a_cancel_that_comes_after_a_total_loss_stops_the_engine(redis_server: RedisServer) -> None:
+    engine = Teller(2000, 0.01)
+    async with running(redis_server.url, engine) as (follower, agent):
+        stream = await follower.begin(agent.replica)
+        await eventually(lambda: len(follower.lines[stream]) > 5)
+        # In one step, so that the producer cannot come between
+        key = f"sg:{{p{follower.log.partition(stream)}}}:{stream}:m"
+        redis_server("EVAL", "redis.call('FLUSHALL') redis.call('HSET', KEYS[1], 'cx', '0', 't', 'acme')", 1, key)
+        await eventually(lambda: stream in engine.aborted, "the engine to stop")
+        assert stream not in agent.running
+        assert redis_server("EXISTS", key[:-1] + "l") == 0
+
+
+async def test_invariant_10_redis_may_fail_over_to_a_replica_without_the_tail() -> None:
+    """The promoted replica lacks the last frames: the agent sends the same bytes again."""
+    engine = Teller(60, 0.01)
+    with RedisServer() as primary, RedisServer() as replica:
+        replica.follow(primary)
+        async with Proxy.before(primary.port) as proxy, running(proxy.url, engine) as (follower, agent):
+            engine.hold = asyncio.Event()
+            streams = [await follower.begin(agent.replica) for _ in range(4)]
+            await eventually(lambda: all(len(follower.lines[s]) > 15 for s in streams))
+            replica("REPLICAOF", "NO", "ONE")
+            await eventually(lambda: all(len(follower.lines[s]) > 40 for s in streams))
+            proxy.point_at(replica.port)
+            primary.kill()
+            engine.hold.set()
+            await eventually(lambda: all(map(follower.ended, streams)), "the ends", 15)
+            for stream in streams:
+                await follower.check_whole(stream, 60)
+            assert follower.told == []
+
+
+async def test_invariant_10_redis_may_fail_over_after_the_end() -> None:
+    """The lost tail is the terminal alone: it is written again, for readers still to come."""
+    engine = Teller(10, 0.005)
+    with RedisServer() as primary, RedisServer() as replica:
+        replica.follow(primary)
+        async with Proxy.before(primary.port) as proxy, running(proxy.url, engine) as (follower, agent):
+            engine.hold = asyncio.Event()
+            stream, cancelled = await follower.begin(agent.replica), await follower.begin(agent.replica)
+            await eventually(lambda: len(follower.lines[stream]) == 10 and len(follower.lines[cancelled]) == 10)
+            await eventually(lambda: b"master_link_status:up" in replica("INFO", "replication"))
+            replica("REPLICAOF", "NO", "ONE")
+            reply = await follower.log.cancel(cancelled, ACME)
+            assert reply.result == "accepted" and reply.at == Cursor(1, 10)
+            engine.hold.set()
+            await eventually(lambda: follower.ended(stream) and follower.ended(cancelled))
+            proxy.point_at(replica.port)
+            primary.kill()
+            await eventually(lambda: _statuses(follower, [stream, cancelled], ["completed", "cancelled"]), "repair", 15)
+            await follower.check_whole(stream, 10)
+            page = await follower.log.watch(cancelled, ACME, None, Cursor(1, 10))
+            assert page is not None and page.entries[-1].frames.split(b"\n")[-1] == follower.lines[cancelled][-1]
+            assert (await follower.log.cancel(cancelled, ACME)).at == Cursor(1, 10)
+
+
+async def _statuses(follower: Follower, streams: list[StreamId], wanted: list[str]) -> bool:
+    pages = [await follower.log.watch(s, ACME, None, BEGINNING) for s in streams]
+    return [page and page.status for page in pages] == wanted
+
+
+# --- Sentinel and cluster ----------------------------------------------------------------------------------
+
+
+@pytest.mark.chaos
+async def test_a_sentinel_failover(sentinel: SentinelSetup) -> None:
+    engine = Teller(400, 0.01)
+    async with running(sentinel.url, engine) as (follower, agent):
+        streams = [await follower.begin(agent.replica) for _ in range(4)]
+        await eventually(lambda: all(len(follower.lines[s]) > 15 for s in streams))
+        old = sentinel.primary()
+        old.kill()
+        await eventually(lambda: sentinel.primary() is not old, "the sentinels to agree", 20)
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 30)
+        for stream in streams:
+            await follower.check_whole(stream, 400)
+        assert follower.told == []
+
+
+async def _work_on(cluster: RedisCluster, follower: Follower, agent: Agent, engine: Teller) -> list[StreamId]:
+    streams: list[StreamId] = []
+    while len({follower.log.partition(s) for s in streams}) < PARTITIONS:
+        streams.append(await follower.begin(agent.replica))
+    await eventually(lambda: all(len(follower.lines[s]) > 10 for s in streams), "the first tokens")
+    return streams
+
+
+@pytest.mark.chaos
+async def test_a_slot_moves_while_its_streams_run(redis_cluster: RedisCluster) -> None:
+    """ASK and TRYAGAIN while the keys move one by one, MOVED and new subscriptions after."""
+    engine = Teller(300, 0.01)
+    async with running(redis_cluster.url, engine) as (follower, agent):
+        streams = await _work_on(redis_cluster, follower, agent, engine)
+        for partition in range(PARTITIONS):
+            slot = follower.partitions.slots[partition]
+            move = await asyncio.to_thread(redis_cluster.move_slot, slot)
+            for key in await asyncio.to_thread(move.keys):
+                await asyncio.to_thread(move.migrate, [key])
+                await asyncio.sleep(0.02)  # requests meet the slot with its keys on both sides
+            await asyncio.to_thread(move.finish)
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 30)
+        for stream in streams:
+            await follower.check_whole(stream, 300)
+        assert follower.told == []
+
+
+@pytest.mark.chaos
+async def test_a_primary_of_the_cluster_dies(redis_cluster: RedisCluster) -> None:
+    engine = Teller(500, 0.01)
+    async with running(redis_cluster.url, engine) as (follower, agent):
+        streams = await _work_on(redis_cluster, follower, agent, engine)
+        slot = follower.partitions.slots[follower.log.partition(streams[0])]
+        killed = await asyncio.to_thread(redis_cluster.kill_primary_of, slot)
+        await asyncio.to_thread(redis_cluster.wait_failover, slot, killed)
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 30)
+        for stream in streams:
+            await follower.check_whole(stream, 500)
+        assert follower.told == []

@@ -1,0 +1,79 @@
+"""One platform a test process: Redis, two simulated replicas, two gateways, and a third with a keys file."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from stream_gw.auth import key_digest, new_key
+from tests.gateway.processes import Process, Running, running
+from tests.gateway.wire import MODEL, Gate
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Running]:
+    with running(sim="itl_ms=5,ttft_ms=10") as started:
+        yield started
+
+
+@pytest.fixture
+def one(platform: Running) -> Gate:
+    return platform.gates[0]
+
+
+@pytest.fixture
+def two(platform: Running) -> Gate:
+    return platform.gates[1]
+
+
+@pytest.fixture(scope="session")
+def fast(platform: Running) -> Iterator[str]:
+    """A model whose replica is faster than any reader."""
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    with Process("agent", "--replica", "fast", "--sim", "model=sim-fast,itl_ms=0,ttft_ms=0", **env):
+        yield "sim-fast"
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """A gateway as each of its keys sees it."""
+
+    acme: Gate
+    acme_reader: Gate
+    """Scope read alone."""
+    acme_other_model: Gate
+    """Every scope, for a model that nobody serves."""
+    globex: Gate
+
+
+@pytest.fixture(scope="session")
+def tenants(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
+    keys = [new_key() for _ in range(4)]
+    digests = [key_digest(key) for key in keys]
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text(
+        f"""
+        [[tenant]]
+        id = "acme"
+        [[tenant.key]]
+        sha256 = "{digests[0]}"
+        [[tenant.key]]
+        sha256 = "{digests[1]}"
+        scopes = ["read"]
+        models = ["{MODEL}"]
+        [[tenant.key]]
+        sha256 = "{digests[2]}"
+        models = ["another-model"]
+
+        [[tenant]]
+        id = "globex"
+        [[tenant.key]]
+        sha256 = "{digests[3].upper()}"
+        """
+    )
+    env = {"STREAM_GW_KEYS_FILE": str(path), "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
+    with platform.gateway("--gateway", "tenants", **env) as process:
+        yield Tenants(*(Gate(process.facts["url"], process.pid, key) for key in keys))

@@ -1,0 +1,184 @@
+"""Real processes of the platform for tests: started, found ready, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from stream_gw.up import redis_binary
+from tests.gateway.wire import Gate
+
+START_S = 60.0
+STOP_S = 30.0
+CLI = [sys.executable, "-m", "stream_gw.cli"]
+
+
+def clean_env(**more: str) -> dict[str, str]:
+    """The environment without settings of ours that the caller's shell may hold."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")} | more
+
+
+def run_cli(*flags: str, timeout_s: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    return subprocess.run([*CLI, *flags], env=clean_env(**env), capture_output=True, text=True, timeout=timeout_s)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Process:
+    """One process of ours that prints a JSON line when it is ready."""
+
+    def __init__(self, *flags: str, **env: str) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._popen = subprocess.Popen(
+            [*CLI, *flags, "--json"],
+            env=clean_env(**env),
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        assert self._popen.stdout is not None
+        try:
+            if not select.select([self._popen.stdout], [], [], START_S)[0]:
+                raise TimeoutError(f"stream-gw {' '.join(flags)} was not ready within {START_S:g} s")
+            line = self._popen.stdout.readline()
+            if not line:
+                code = self._popen.wait(STOP_S)
+                raise RuntimeError(f"stream-gw {' '.join(flags)} ended with {code}:\n{self.log}")
+        except BaseException:
+            self._release()
+            raise
+        self.facts: dict[str, Any] = json.loads(line)
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def terminate(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        return self._popen.wait(timeout_s)
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    @property
+    def log(self) -> str:
+        """What it and its children have said on stderr."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def rest_of_stdout(self) -> bytes:
+        """What came after the first line, once the process has ended."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout.read()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def _release(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+        self._log.close()
+
+    def close(self) -> None:
+        """End it. Fails where any process of it had an error that nothing expected."""
+        if self._popen.poll() is None:
+            self.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait()
+        log = self.log
+        self._release()
+        assert "Traceback" not in log, log
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A whole platform."""
+
+    gates: list[Gate]
+    agents: list[int]
+    redis_url: str
+    redis_pid: int
+    process: Process
+    key: str = "sk-dev"
+    secret: str = field(default="", repr=False)
+
+    def gateway(self, *flags: str, **env: str) -> contextlib.closing[Process]:
+        """One more gateway on the same Redis."""
+        settings = {"STREAM_GW_REDIS_URL": self.redis_url, "STREAM_GW_PARTITIONS": "4", **env}
+        if "STREAM_GW_KEYS_FILE" not in settings:
+            settings["STREAM_GW_DEV_KEY"] = self.key
+        return contextlib.closing(Process("gateway", "--port", "0", *flags, **settings))
+
+    @contextlib.contextmanager
+    def silent(self, within_s: float = 2.5) -> Iterator[None]:
+        """No replica makes a token meanwhile. Shorter than a lease lives."""
+        started = time.monotonic()
+        _signal_all(self.agents, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal_all(self.agents, signal.SIGCONT)
+        assert time.monotonic() - started < within_s, "the replicas' leases may have run out: the test proves nothing"
+
+
+def _signal_all(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2) -> Iterator[Running]:
+    """The platform, as ``stream-gw up`` starts it."""
+    need_redis()
+    command = ["up", "--port", "0", "--gateways", str(gateways), "--replicas", str(replicas), "--sim", sim, *flags]
+    with Process(*command) as process:
+        facts = process.facts
+        yield Running(
+            [Gate(gateway["url"], gateway["pid"], facts["key"]) for gateway in facts["gateways"]],
+            [agent["pid"] for agent in facts["agents"]],
+            facts["redis_url"],
+            facts["redis_pid"],
+            process,
+            facts["key"],
+        )
+
+
+def need_redis() -> None:
+    """Skip where no Redis server is installed; fail where ``CI`` is set."""
+    if redis_binary() is None:
+        reason = "needs redis-server or valkey-server on PATH"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)

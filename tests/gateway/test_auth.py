@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import base64
+import string
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
+from stream_fabric.ids import TenantId
+from stream_gw.auth import (
+    ALL_SCOPES,
+    TOKEN_S_MAX,
+    Authenticator,
+    Principal,
+    TokenRequest,
+    TomlKeyStore,
+    bearer,
+    key_digest,
+    new_key,
+)
+
+SECRET = b"sixteen bytes at least"
+NOW = 1_800_000_000.0
+KEY = "sk-test"
+OWNER = Principal(TenantId("acme"), ALL_SCOPES)
+
+
+@pytest.fixture
+def authenticator() -> Authenticator:
+    return Authenticator(TomlKeyStore.single("acme", KEY), SECRET)
+
+
+def load(tmp_path: Path, text: str) -> TomlKeyStore:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    return TomlKeyStore.load(path)
+
+
+# --- the keys file -------------------------------------------------------------------------------------------
+
+
+def test_a_keys_file(tmp_path: Path) -> None:
+    full, narrow = new_key(), new_key()
+    store = load(
+        tmp_path,
+        f"""
+        [[tenant]]
+        id = "acme"
+        [[tenant.key]]
+        sha256 = "{key_digest(full)}"
+        [[tenant.key]]
+        sha256 = "{key_digest(narrow).upper()}"
+        scopes = ["read", "cancel"]
+        models = ["m1"]
+        [[tenant]]
+        id = "without-keys"
+        """,
+    )
+    assert store.find(full) == Principal(TenantId("acme"), ALL_SCOPES)
+    assert store.find(narrow) == Principal(TenantId("acme"), frozenset({"read", "cancel"}), models=frozenset({"m1"}))
+    assert store.find("sk-other") is None
+    assert store.find(key_digest(full)) is None, "the hash is no key"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[[tenant]]\nid = acme\n", ["line 2"]),
+        ("", ["tenant"]),
+        ('[[tenant]]\nname = "acme"', ["name", "tenant"]),
+        ("[[tenant]]\nid = 5", ["tenant[0].id", "str"]),
+        ('[[tenant]]\nid = "a"\n[[tenant.key]]\nscopes = []', ["sha256", "tenant[0].key[0]"]),
+        ('[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "abc"', ["'a'", "sha256", "64 hex digits"]),
+        (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"z" * 64}"', ["'a'", "sha256", "64 hex digits"]),
+        (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"0" * 64}"\nscopes = ["write"]', ["write", "scopes"]),
+        (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"0" * 64}"\nmodel = "m"', ["model", "tenant[0].key[0]"]),
+    ],
+)
+def test_a_wrong_keys_file_names_file_and_field(tmp_path: Path, text: str, names: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"keys\.toml") as caught:
+        load(tmp_path, text)
+    assert all(name in str(caught.value) for name in names), str(caught.value)
+
+
+def test_one_key_of_two_tenants_is_refused(tmp_path: Path) -> None:
+    entry = '[[tenant]]\nid = "%s"\n[[tenant.key]]\nsha256 = "' + "0" * 64 + '"\n'
+    with pytest.raises(ValueError, match=r"keys\.toml.*'b'"):
+        load(tmp_path, entry % "a" + entry % "b")
+
+
+def test_a_keys_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"keys\.toml"):
+        TomlKeyStore.load(path)
+
+
+def test_a_missing_keys_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"keys\.toml"):
+        TomlKeyStore.load(tmp_path / "keys.toml")
+
+
+# --- keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "credential", [None, "", "sk-wrong", KEY + " ", KEY.upper(), "x" * 5000, "cap_", "cap_.", "cap_a.b"]
+)
+def test_an_unknown_credential_is_refused(authenticator: Authenticator, credential: str | None) -> None:
+    with pytest.raises(Unauthenticated):
+        authenticator.authenticate(credential, NOW)
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Authenticator(TomlKeyStore.single("acme", KEY), b"fifteen bytes..")
+
+
+@pytest.mark.parametrize(
+    ("headers", "credential"),
+    [
+        ([(b"authorization", b"Bearer sk-1")], "sk-1"),
+        ([(b"authorization", b"bearer  sk-1 ")], "sk-1"),
+        ([(b"x-api-key", b"sk-1")], "sk-1"),
+        ([(b"authorization", b"Basic c2s=")], None),
+        ([(b"authorization", b"")], None),
+        ([], None),
+    ],
+)
+def test_the_credential_of_headers(headers: list[tuple[bytes, bytes]], credential: str | None) -> None:
+    assert bearer(headers) == credential
+
+
+def test_new_keys_differ_and_are_long() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert min(map(len, keys)) > 40
+
+
+# --- capability tokens ---------------------------------------------------------------------------------------
+
+
+def test_a_minted_token_carries_what_was_asked(authenticator: Authenticator) -> None:
+    asked = TokenRequest(scopes=["read", "cancel"], user="u1", models=["m1"], expires_in_s=60)
+    token, expires_at = authenticator.mint(OWNER, asked, NOW)
+    assert token.startswith("cap_")
+    assert expires_at == NOW + 60
+    who = authenticator.authenticate(token, NOW + 59)
+    assert who == Principal(TenantId("acme"), frozenset({"read", "cancel"}), "u1", frozenset({"m1"}), NOW + 60)
+    assert who.may_see("u1")
+    assert not who.may_see("u2")
+    assert not who.may_see(None)
+    with pytest.raises(Forbidden, match="create"):
+        who.require("create")
+    with pytest.raises(Forbidden, match="m2"):
+        who.require_model("m2")
+
+
+def test_a_token_ends_at_its_second(authenticator: Authenticator) -> None:
+    token, expires_at = authenticator.mint(OWNER, TokenRequest(expires_in_s=5), NOW)
+    authenticator.authenticate(token, expires_at - 0.001)
+    with pytest.raises(Unauthenticated, match="expired"):
+        authenticator.authenticate(token, expires_at)
+
+
+def test_a_token_of_another_fleet_is_refused(authenticator: Authenticator) -> None:
+    other = Authenticator(TomlKeyStore.single("acme", KEY), SECRET + b"!")
+    token, _ = other.mint(OWNER, TokenRequest(), NOW)
+    with pytest.raises(Unauthenticated):
+        authenticator.authenticate(token, NOW)
+
+
+def test_claims_cannot_be_changed(authenticator: Authenticator) -> None:
+    token, _ = authenticator.mint(OWNER, TokenRequest(scopes=["read"], expires_in_s=60), NOW)
+    body, _, signature = token.removeprefix("cap_").partition(".")
+    claims = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    claims[1] = ["create", "read"]
+    forged = base64.urlsafe_b64encode(msgspec.json.encode(claims)).rstrip(b"=").decode()
+    for attempt in (f"cap_{forged}.{signature}", f"cap_{forged}.", f"cap_{forged}", f"cap_{body}"):
+        with pytest.raises(Unauthenticated):
+            authenticator.authenticate(attempt, NOW)
+
+
+_LETTERS = string.ascii_letters + string.digits + "-_.é=\ud800"
+
+
+@given(st.data())
+def test_a_token_with_any_letter_changed_is_refused(data: st.DataObject) -> None:
+    authenticator = Authenticator(TomlKeyStore.single("acme", KEY), SECRET)
+    token, _ = authenticator.mint(OWNER, TokenRequest(), NOW)
+    at = data.draw(st.integers(0, len(token) - 1))
+    letter = data.draw(st.sampled_from(_LETTERS).filter(lambda c: c != token[at]))
+    changed = token[:at] + letter + token[at + 1 :]
+    try:
+        who = authenticator.authenticate(changed, NOW)
+    except Unauthenticated:
+        return
+    # Base64's last letter has bits that nothing reads
+    assert at == len(token) - 1
+    assert who == authenticator.authenticate(token, NOW)
+
+
+def test_a_key_grants_no_more_than_it_has(authenticator: Authenticator) -> None:
+    narrow = Principal(TenantId("acme"), frozenset({"read"}), models=frozenset({"m1", "m2"}))
+    with pytest.raises(Forbidden, match="create"):
+        authenticator.mint(narrow, TokenRequest(scopes=["read", "create"]), NOW)
+    for asked, granted in ((None, {"m1", "m2"}), (["m2", "m3"], {"m2"}), (["m3"], set())):
+        token, _ = authenticator.mint(narrow, TokenRequest(scopes=["read"], models=asked), NOW)
+        assert authenticator.authenticate(token, NOW).models == granted
+
+
+def test_a_token_mints_no_token(authenticator: Authenticator) -> None:
+    token, _ = authenticator.mint(OWNER, TokenRequest(), NOW)
+    with pytest.raises(Forbidden, match="only an API key"):
+        authenticator.mint(authenticator.authenticate(token, NOW), TokenRequest(), NOW)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, TOKEN_S_MAX + 1])
+def test_a_token_lives_a_day_at_most(authenticator: Authenticator, seconds: int) -> None:
+    with pytest.raises(BadRequest, match=str(TOKEN_S_MAX)) as caught:
+        authenticator.mint(OWNER, TokenRequest(expires_in_s=seconds), NOW)
+    assert caught.value.param == "expires_in_s"

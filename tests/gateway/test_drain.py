@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from tests.gateway.processes import Process, Running
+from tests.gateway.wire import DONE, Gate, Tokenstream, after_heartbeat, chat, dense, events, refusal, text
+
+
+@asynccontextmanager
+async def gateway(platform: Running, **settings: float) -> AsyncIterator[tuple[Gate, Process]]:
+    """A gateway of the test's own, to end."""
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    with await asyncio.to_thread(platform.gateway, *flags) as process:
+        yield Gate(process.facts["url"], process.pid, platform.key), process
+
+
+async def ended(process: Process, within_s: float) -> None:
+    assert await asyncio.to_thread(process.wait, within_s) == 0
+
+
+async def test_invariant_9_a_drain_is_invisible(platform: Running, two: Gate) -> None:
+    spread_s = 1.5
+    async with AsyncExitStack() as stack:
+        leaving, process = await stack.enter_async_context(gateway(platform, drain_s=20, drain_spread_s=spread_s))
+        plain = await stack.enter_async_context(leaving.create(chat(300, seed=21)))
+        collected = asyncio.create_task(
+            leaving.ask("POST", "/v1/chat/completions", chat(300, seed=21) | {"stream": False})
+        )
+        sockets = [await stack.enter_async_context(leaving.socket()) for _ in range(8)]
+        for seed, socket in enumerate(sockets):
+            await socket.create(1, chat(800, seed=seed))
+            await socket.until_t("d", ch=1)
+        await leaving.until_open_streams(10)
+        process.terminate()
+        began = time.monotonic()
+
+        # A connection that is already there hears it by HTTP too
+        async def not_ready() -> None:
+            while (reply := await leaving.ask("GET", "/readyz")).status == 200:
+                await asyncio.sleep(0.01)
+            assert (reply.status, reply.body) == (503, b"draining\n")
+
+        await not_ready()
+        refusal(await leaving.ask("POST", "/v1/chat/completions", chat(1)), 503, "draining")
+        assert (await leaving.ask("GET", "/healthz")).status == 200, "it lives"
+
+        waits = await asyncio.gather(*(_hint(socket, began) for socket in sockets))
+        assert all(0 <= wait_ms <= spread_s * 1000 for wait_ms in waits)
+        assert max(waits) - min(waits) > spread_s * 1000 / 10, "they are spread"
+
+        body = await plain.rest()
+        assert events(body)[-1].data == DONE
+        whole = await collected
+        assert whole.json["choices"][0]["message"]["content"] == text(events(body))
+        await ended(process, 10)
+        assert time.monotonic() - began < 15, "it waits for its readers, not for the grace"
+
+        for socket in sockets:
+            await _continues(socket, two)
+
+
+async def _hint(socket: Tokenstream, began: float) -> int:
+    """The wait that the socket is asked for; it is closed after it, not before."""
+    hint = await socket.until_t("reconnect")
+    with pytest.raises(ConnectionClosed):
+        while True:
+            await socket.receive()
+    assert socket.connection.close_code == 1012
+    wait_ms: int = hint["after_ms"]
+    after_s = time.monotonic() - began
+    assert wait_ms / 1000 <= after_s < wait_ms / 1000 + 4
+    return wait_ms
+
+
+async def _continues(socket: Tokenstream, elsewhere: Gate) -> None:
+    """What the socket saw and what another gateway adds is the whole stream."""
+    seen = socket.track(1)
+    stream, cursor = seen.ok[0]["stream"], seen.data[-1]["s"]
+    assert seen.end is None
+    assert not seen.errors
+    async with elsewhere.socket() as again:
+        await again.sub(1, stream, after=f"1-{cursor}")
+        await again.until_ended(1)
+        rest = again.track(1)
+        dense(rest, after=cursor)
+    assert rest.end is not None
+    assert rest.end["status"] == "completed"
+    undisturbed = text(events((await elsewhere.ask("GET", f"/v1/streams/{stream}")).body))
+    assert seen.text + rest.text == undisturbed
+
+
+async def test_invariant_9_what_outlasts_the_grace_is_told_where_to_go_on(platform: Running, two: Gate) -> None:
+    async with AsyncExitStack() as stack:
+        leaving, process = await stack.enter_async_context(gateway(platform, drain_s=1))
+        plain = await stack.enter_async_context(leaving.create(chat(800, seed=22)))
+        stream = plain.headers["x-stream-id"]
+        start = await plain.piece()
+        process.terminate()
+        began = time.monotonic()
+        body = start + await plain.rest()
+        assert time.monotonic() - began >= 0.9, "nothing is cut before the grace has passed"
+        told = events(body)[-1]
+        error = told.json["error"]
+        assert (error["code"], error["retriable"], error["stream_id"]) == ("draining", True, stream)
+        assert error["cursor"] == next(event.id for event in reversed(events(body)) if event.id)
+        reply = await two.ask("GET", f"/v1/streams/{stream}?after={error['cursor']}")
+        assert text(events(body)[:-1]) + text(events(after_heartbeat(reply.body))) == text(
+            events((await two.ask("GET", f"/v1/streams/{stream}")).body)
+        )
+        assert events(reply.body)[-1].data == DONE
+        await ended(process, 10)
+
+
+async def test_an_idle_gateway_leaves_at_once(platform: Running) -> None:
+    async with gateway(platform) as (leaving, process), leaving.connection() as idle:
+        await idle.send(leaving.request("GET", "/healthz"))
+        assert (await idle.answer()).status == 200  # and the connection stays open
+        process.terminate()
+        began = time.monotonic()
+        await ended(process, 10)
+        assert time.monotonic() - began < 3
+        assert await idle.closed() == b""
+
+
+async def test_a_second_sigterm_changes_nothing(platform: Running) -> None:
+    async with AsyncExitStack() as stack:
+        leaving, process = await stack.enter_async_context(gateway(platform))
+        plain = await stack.enter_async_context(leaving.create(chat(200)))
+        process.terminate()
+        await plain.piece()
+        process.terminate()
+        assert events(await plain.rest())[-1].data == DONE
+        await ended(process, 10)
+
+
+async def test_a_socket_that_comes_while_the_gateway_leaves_is_sent_on(platform: Running) -> None:
+    async with AsyncExitStack() as stack:
+        leaving, process = await stack.enter_async_context(gateway(platform, drain_s=20, drain_spread_s=0))
+        plain = await stack.enter_async_context(leaving.create(chat(400)))
+        process.terminate()
+        while (await leaving.ask("GET", "/readyz")).status == 200:
+            await asyncio.sleep(0.01)
+        late = await stack.enter_async_context(leaving.socket())
+        assert (await late.until_t("reconnect"))["after_ms"] >= 0
+        await late.create(1, chat(1))
+        assert await late.close_code(5) == 1012
+        assert [error["code"] for error in late.track(1).errors] in ([], ["draining"])
+        await plain.rest()
+        await ended(process, 10)
+
+
+async def test_streams_of_a_gateway_that_was_killed_go_on_elsewhere(platform: Running, two: Gate) -> None:
+    async with gateway(platform) as (dying, process), dying.create(chat(400, seed=23)) as plain:
+        stream = plain.headers["x-stream-id"]
+        seen = await plain.events(20)
+        process.kill()
+        cursor = seen[-1].id
+        assert cursor is not None
+        tail = (await two.ask("GET", f"/v1/streams/{stream}?after={cursor}")).body
+        whole = (await two.ask("GET", f"/v1/streams/{stream}")).body
+        assert events(whole)[-1].data == DONE
+        assert whole.endswith(after_heartbeat(tail))
+        assert text(seen) + text(events(after_heartbeat(tail))) == text(events(whole))

@@ -1,0 +1,569 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from stream_fabric.limits import (
+    STREAMS_PER_SOCKET_MAX,
+    WS_APP_PING_S,
+    WS_AUTH_S_MAX,
+    WS_MESSAGE_BYTES_MAX,
+)
+from tests.gateway.conftest import Tenants
+from tests.gateway.processes import Running
+from tests.gateway.wire import (
+    Gate,
+    Tokenstream,
+    Track,
+    chat,
+    dense,
+    events,
+    refusal,
+    text,
+    text_of_chunks,
+    tokens_of_chunks,
+)
+from tests.support.waiting import eventually
+
+UNKNOWN = "resp_" + "0" * 32
+PROTOCOL = "tokenstream.v1"
+
+
+async def token(gate: Gate, **asked: Any) -> str:
+    reply = await gate.ask("POST", "/v1/tokens", asked)
+    assert reply.status == 200, reply
+    minted: str = reply.json["token"]
+    return minted
+
+
+# --- a stream on a socket ------------------------------------------------------------------------------------
+
+
+async def test_a_stream_from_hi_to_end(one: Gate) -> None:
+    stream_text = text(events((await one.finished(25, seed=3))[1]))
+    async with one.socket(subprotocols=[PROTOCOL]) as socket:
+        assert socket.connection.subprotocol == PROTOCOL
+        hi = await socket.receive()
+        assert hi.keys() == {"t", "conn", "ping_ms"}
+        assert (hi["t"], hi["ping_ms"]) == ("hi", int(WS_APP_PING_S * 1000))
+        await socket.create(7, chat(25, seed=3))
+        await socket.until_ended(7)
+        track = socket.track(7)
+        (ok,) = track.ok
+        assert ok.keys() == {"t", "ch", "stream", "epoch", "head", "status"}
+        assert re.fullmatch(r"resp_[0-9a-f]{32}", ok["stream"])
+        assert re.fullmatch(r"1\.[0-9a-f]+", ok["epoch"])
+        assert ok["status"] == "live"
+        dense(track)
+        assert track.text == stream_text
+        assert track.end is not None
+        assert track.end["status"] == "completed"
+        assert track.end["usage"]["output"] == tokens_of_chunks(_chunks(track))
+        assert not track.errors
+    assert (await one.info(ok["stream"]))["status"] == "completed"
+
+
+async def test_chunks_are_those_of_the_sse_events(one: Gate) -> None:
+    async with one.socket() as socket:
+        await socket.create(1, chat(12))
+        await socket.until_ended(1)
+        track = socket.track(1)
+        reply = await one.ask("GET", f"/v1/streams/{track.ok[0]['stream']}")
+    chunks = [chunk for message in track.data for chunk in message["f"]]
+    assert chunks == [event.json for event in events(reply.body)[:-1]]
+
+
+async def test_many_streams_share_a_socket(one: Gate) -> None:
+    wanted = {ch: text(events((await one.finished(10 + ch, seed=ch))[1])) for ch in range(1, 11)}
+    async with one.socket() as socket:
+        for ch in wanted:
+            await socket.create(ch, chat(10 + ch, seed=ch))
+        await socket.until_ended(*wanted)
+        for ch, whole in wanted.items():
+            dense(socket.track(ch))
+            assert socket.track(ch).text == whole
+        assert len({socket.track(ch).ok[0]["stream"] for ch in wanted}) == 10
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "finished"])
+async def test_subscribing_gives_the_same_text_in_every_mode(one: Gate, two: Gate, live: bool) -> None:
+    async with AsyncExitStack() as stack:
+        if live:
+            exchange = await stack.enter_async_context(one.create(chat(150)))
+            stream = exchange.headers["x-stream-id"]
+            await exchange.events(40)
+            ending = asyncio.create_task(exchange.rest())
+        else:
+            stream, _ = await one.finished(150)
+        async with two.socket() as socket:
+            for ch, mode in enumerate(("tokens", "coalesce", "snapshot")):
+                await socket.sub(ch, stream, mode=mode)
+            await socket.sub(3, stream, after="1-30")
+            await socket.until_ended(0, 1, 2, 3)
+        if live:
+            await ending
+        whole = text(events((await one.ask("GET", f"/v1/streams/{stream}")).body))
+        tokens, coalesce, snapshot, tail = (socket.track(ch) for ch in range(4))
+        for track in (tokens, coalesce, snapshot):
+            dense(track)
+            assert track.text == whole
+            assert track.ok[0]["status"] == ("live" if live else "completed")
+            assert track.end is not None
+            assert track.end["usage"]["output"] == tokens_of_chunks(_chunks(tokens))
+        dense(tail, after=30)
+        assert whole.endswith(tail.text)
+        assert 0 < len(tail.text) < len(whole)
+        assert len(_chunks(tokens)) >= 149
+        assert len(_chunks(snapshot)) < len(_chunks(tokens))
+        if not live:
+            assert len(_chunks(coalesce)) < len(_chunks(tokens)) / 2
+            assert len(_chunks(snapshot)) <= 3
+
+
+def _chunks(track: Track) -> list[Any]:
+    return [chunk for message in track.data for chunk in message["f"]]
+
+
+async def test_subscribing_at_the_end_repeats_only_the_end(one: Gate, two: Gate) -> None:
+    stream, _ = await one.finished(5)
+    head = (await one.info(stream))["head"]
+    async with two.socket() as socket:
+        await socket.sub(1, stream, after=f"1-{head}")
+        await socket.until_ended(1)
+        assert socket.track(1).data == []
+        assert socket.track(1).end == {
+            "t": "end",
+            "ch": 1,
+            "s": head,
+            "status": "completed",
+            "usage": socket.track(1).end["usage"],
+        }
+        assert socket.track(1).end["usage"]["output"] > 0
+
+
+async def test_a_key_attaches(one: Gate, two: Gate) -> None:
+    key = f"ws-{time.time_ns()}"
+    async with one.socket() as first, two.socket() as second:
+        await first.create(1, chat(40), key=key)
+        await first.until_t("d", ch=1)
+        await second.create(1, chat(40), key=key)
+        await second.create(2, chat(41), key=key)
+        await asyncio.gather(first.until_ended(1), second.until_ended(1))
+        assert first.track(1).ok[0]["stream"] == second.track(1).ok[0]["stream"]
+        assert first.track(1).text == second.track(1).text
+        dense(second.track(1))
+        if not second.track(2).errors:
+            await second.until_t("error", ch=2)
+        assert second.track(2).errors[0]["code"] == "idempotency_mismatch"
+
+
+async def test_unsubscribing_ends_the_channel_and_not_the_stream(one: Gate) -> None:
+    stream, _ = await one.finished(1)
+    async with one.socket() as socket:
+        await socket.create(1, chat(3000))
+        await socket.until_t("d", ch=1)
+        live = socket.track(1).ok[0]["stream"]
+        await socket.send("unsub", ch=1)
+        await socket.send("unsub", ch=99)  # of no channel: nothing happens
+        await socket.sub(2, stream)
+        await socket.until_ended(2)
+        seen = len(socket.track(1).data)
+        await one.until_open_streams(0)
+        await socket.sub(3, stream)
+        await socket.until_ended(3)
+        assert len(socket.track(1).data) == seen
+        assert (await one.info(live))["status"] == "live", "a socket's streams are kept for a while"
+        # The number is free again, and the stream is where it was left
+        await socket.sub(1, live, after=f"1-{socket.track(1).data[-1]['s']}")
+        await socket.until(lambda m: m.get("ch") == 1 and m["t"] == "d")
+    await one.cancel(live)
+
+
+async def test_a_channel_is_free_after_its_end_and_taken_before(one: Gate) -> None:
+    async with one.socket() as socket:
+        await socket.create(5, chat(2000))
+        await socket.until_t("ok", ch=5)
+        stream = socket.track(5).ok[0]["stream"]
+        await socket.create(5, chat(2))
+        error = await socket.until_t("error", ch=5)
+        assert error["code"] == "invalid_request"
+        await socket.send("cancel", id="c", stream=stream)
+        await socket.until_ended(5)
+        socket.tracks.clear()
+        await socket.create(5, chat(2))
+        await socket.until_ended(5)
+        assert socket.track(5).end["status"] == "completed"
+
+
+@pytest.mark.parametrize("ch", [-1, 1 << 31, 1 << 70])
+async def test_a_channel_number_out_of_range(one: Gate, ch: int) -> None:
+    async with one.socket() as socket:
+        await socket.create(ch, chat(1))
+        error = await socket.until_t("error")
+        assert error["code"] == "invalid_request"
+
+
+async def test_a_socket_has_a_limit_of_channels(one: Gate) -> None:
+    streams = [await one.background(3000) for _ in range(3)]
+    async with one.socket() as socket:
+        for ch in range(STREAMS_PER_SOCKET_MAX):
+            await socket.sub(ch, streams[ch % 3])
+        await socket.sub(1000, streams[0])
+        error = await socket.until_t("error")
+        assert (error["ch"], error["code"], error["retriable"]) == (1000, "too_many", True)
+        assert all(not track.errors for ch, track in socket.tracks.items() if ch < STREAMS_PER_SOCKET_MAX)
+        await socket.send("unsub", ch=0)
+        await socket.sub(1001, streams[0])
+        await socket.until_t("ok", ch=1001)
+    for stream in streams:
+        await one.cancel(stream)
+    await one.until_open_streams(0)
+
+
+@pytest.mark.chaos
+async def test_a_ping_tells_each_channels_head(one: Gate) -> None:
+    async with one.socket() as socket:
+        await socket.create(4, chat(6000))
+        ping = await socket.until(lambda m: m["t"] == "ping", within_s=WS_APP_PING_S + 8)
+        seen = socket.track(4).data[-1]["s"]
+        assert ping["head"].keys() == {"4"}
+        assert ping["head"]["4"] == seen
+        await socket.send("pong")
+        await socket.send("cancel", id="c", stream=socket.track(4).ok[0]["stream"])
+        await socket.until_ended(4)
+
+
+# --- cancel and input ----------------------------------------------------------------------------------------
+
+
+async def test_invariant_5_nothing_follows_an_accepted_cancel(one: Gate, two: Gate) -> None:
+    async with one.socket() as reader, two.socket() as other:
+        await reader.create(1, chat(3000))
+        for _ in range(4):
+            await reader.until_t("d", ch=1)
+        stream = reader.track(1).ok[0]["stream"]
+        await other.send("cancel", id="k1", stream=stream)
+        ack = await other.until_t("ack")
+        assert ack.keys() == {"t", "id", "result", "at", "status"}
+        assert (ack["id"], ack["result"], ack["status"]) == ("k1", "accepted", "cancelled")
+        await reader.until_ended(1)
+        track = reader.track(1)
+        at = int(ack["at"].split("-")[1])
+        assert track.end["status"] == "cancelled"
+        assert track.end["s"] == at + 1
+        dense(track)
+        assert max(m["s"] for m in track.data if text_of_chunks(m["f"])) <= at
+        await reader.send("cancel", id="k2", stream=stream)
+        again = await reader.until_t("ack", id="k2")
+        assert (again["result"], again["at"]) == ("already", ack["at"])
+
+
+async def test_inputs_are_acknowledged_once_durable(one: Gate, two: Gate) -> None:
+    stream = await one.background(3000)
+    async with one.socket() as socket, two.socket() as other:
+        await socket.send("input", id="i1", stream=stream, item={"type": "message", "text": "ü"})
+        assert (await socket.until_t("ack", id="i1"))["result"] == "accepted"
+        await socket.send("input", id="i1", stream=stream, item={})
+        assert (await socket.until_t("ack", id="i1"))["result"] == "duplicate"
+        await other.send("input", id="i1", stream=stream, item={})
+        assert (await other.until_t("ack", id="i1"))["result"] == "duplicate"
+        await socket.send("input", id="i2", stream=UNKNOWN, item={})
+        assert (await socket.until_t("error", id="i2"))["code"] == "not_found"
+        await socket.send("input", id="", stream=stream, item={})
+        assert (await socket.until_t("error"))["code"] == "invalid_request"
+    reply = await two.ask("POST", f"/v1/streams/{stream}/input", {"id": "i1", "item": {}})
+    assert reply.json == {"result": "duplicate"}, "another gateway knows it"
+    await one.cancel(stream)
+
+
+async def test_ten_thousand_cancels_disturb_nobody_else(one: Gate) -> None:
+    await one.until_open_streams(0)
+    victim = await one.background(3000)
+    done, _ = await one.finished(1)
+    whole = text(events((await one.finished(150, seed=9))[1]))
+    async with one.socket() as quiet, one.socket() as flood:
+        await quiet.create(1, chat(150, seed=9))
+
+        async def send_all() -> None:
+            try:
+                for k in range(10_000):
+                    await flood.send("cancel", id=f"k{k}", stream=victim if k % 2 else done)
+            except ConnectionClosed:
+                pass
+
+        acked = 0
+
+        async def count_acks() -> None:
+            nonlocal acked
+            try:
+                while acked < 10_000:
+                    acked += (await flood.receive())["t"] == "ack"
+            except ConnectionClosed:
+                pass
+
+        await asyncio.gather(send_all(), count_acks(), quiet.until_ended(1))
+        assert acked == 10_000 or flood.connection.close_code == 4429
+        assert acked >= 1000, "a burst is allowed"
+        dense(quiet.track(1))
+        assert quiet.track(1).text == whole
+        assert (await one.info(victim))["status"] == "cancelled"
+    await one.until_open_streams(0)
+    assert (await one.ask("GET", "/readyz")).status == 200
+
+
+# --- who asks ------------------------------------------------------------------------------------------------
+
+
+async def usable(socket: Tokenstream) -> None:
+    await socket.create(1, chat(2))
+    await socket.until_ended(1)
+    assert socket.track(1).end["status"] == "completed"
+
+
+async def test_authorization_by_header_message_or_subprotocol(tenants: Tenants) -> None:
+    gate = tenants.acme
+    capability = await token(gate)
+    async with gate.socket() as socket:
+        assert (await socket.receive())["t"] == "hi"
+        await usable(socket)
+    async with gate.socket(headers={"x-api-key": gate.key}) as socket:
+        await usable(socket)
+    async with gate.socket(headers={}, subprotocols=[PROTOCOL, f"bearer.{capability}"]) as socket:
+        assert socket.connection.subprotocol == PROTOCOL, "the credential is not echoed"
+        await usable(socket)
+    for credential in (gate.key, capability):
+        async with gate.socket(headers={}) as socket:
+            with pytest.raises(TimeoutError):
+                await socket.receive(0.1)
+            await socket.send("auth", token=credential)
+            assert (await socket.receive())["t"] == "hi"
+            await usable(socket)
+
+
+async def test_a_wrong_credential_closes_4401(one: Gate) -> None:
+    async with one.socket(headers={"Authorization": "Bearer sk-wrong"}) as socket:
+        assert await socket.close_code() == 4401
+    async with one.socket(headers={}, subprotocols=[PROTOCOL, "bearer.cap_a.b"]) as socket:
+        assert await socket.close_code() == 4401
+    async with one.socket(headers={}) as socket:
+        await socket.send("auth", token="sk-wrong")
+        assert await socket.close_code() == 4401
+
+
+async def test_nothing_is_obeyed_before_authorization(one: Gate) -> None:
+    user = f"early-{time.time_ns()}"
+    async with one.socket(headers={}) as socket:
+        await socket.connection.send(
+            json.dumps({"t": "create", "ch": 1, "body": chat(100, user=user, background=True)})
+        )
+        # What was sent behind it is not obeyed either
+        await socket.send("auth", token=one.key)
+        await socket.create(2, chat(100, user=user, background=True))
+        assert await socket.close_code() == 4401
+        assert not socket.tracks
+        assert not socket.others
+    assert (await one.ask("GET", f"/v1/streams?user={user}")).json["data"] == []
+
+
+async def test_a_renewed_token_replaces_the_old_one(tenants: Tenants) -> None:
+    gate = tenants.acme
+    async with gate.socket(headers={"Authorization": f"Bearer {await token(gate, scopes=['read'])}"}) as socket:
+        await socket.create(1, chat(1))
+        assert (await socket.until_t("error", ch=1))["code"] == "forbidden"
+        await socket.send("auth", token=await token(gate, scopes=["create", "read"]))
+        await usable(socket)
+        await socket.send("auth", token=tenants.globex.key)
+        assert (await socket.until_t("error"))["code"] == "invalid_request", "a socket stays with its tenant"
+        await socket.create(2, chat(1))
+        await socket.until_ended(2)
+
+
+async def test_a_tokens_scopes_hold(tenants: Tenants) -> None:
+    gate = tenants.acme
+    stream, _ = await gate.finished(2, user="u1")
+    others, _ = await gate.finished(2, user="u2")
+    reader = await token(gate, scopes=["read"], user="u1")
+    async with gate.socket(headers={}, subprotocols=[PROTOCOL, f"bearer.{reader}"]) as socket:
+        await socket.sub(1, stream)
+        await socket.until_ended(1)
+        await socket.create(2, chat(1))
+        assert (await socket.until_t("error", ch=2))["code"] == "forbidden"
+        await socket.send("cancel", id="c", stream=stream)
+        assert (await socket.until_t("error", id="c"))["code"] == "forbidden"
+        await socket.send("input", id="i", stream=stream, item={})
+        assert (await socket.until_t("error", id="i"))["code"] == "forbidden"
+        await socket.sub(3, others)
+        assert (await socket.until_t("error", ch=3))["code"] == "not_found"
+
+
+async def test_another_tenants_stream_is_not_found(one: Gate, tenants: Tenants) -> None:
+    stream = await tenants.acme.background(2000)
+    async with tenants.globex.socket() as socket:
+        await socket.sub(1, stream)
+        error = await socket.until_t("error", ch=1)
+        assert (error["code"], error["retriable"]) == ("not_found", False)
+        assert error["request_id"]
+        await socket.send("cancel", id="c", stream=stream)
+        assert (await socket.until_t("error", id="c"))["code"] == "not_found"
+        await socket.sub(1, UNKNOWN)  # its number is free
+        assert (await socket.until_t("error", ch=1))["code"] == "not_found"
+    assert (await tenants.acme.info(stream))["status"] == "live"
+    await tenants.acme.cancel(stream)
+
+
+async def test_a_token_that_runs_out_closes_4401(tenants: Tenants) -> None:
+    gate = tenants.acme
+    capability = await token(gate, expires_in_s=1)
+    async with gate.socket(headers={"Authorization": f"Bearer {capability}"}) as socket:
+        await socket.create(1, chat(6000, on_disconnect="cancel_after=0"))
+        await socket.until_t("ok", ch=1)
+        assert await socket.close_code(10) == 4401
+    await gate.until_status(socket.track(1).ok[0]["stream"], "cancelled")
+
+
+@pytest.mark.chaos
+async def test_no_authorization_in_time_closes_4401(one: Gate) -> None:
+    started = time.monotonic()
+    async with one.socket(headers={}) as socket:
+        assert await socket.close_code(WS_AUTH_S_MAX + 8) == 4401
+    assert time.monotonic() - started > WS_AUTH_S_MAX - 1
+
+
+async def test_a_page_of_another_protocol_is_refused(one: Gate) -> None:
+    with pytest.raises(InvalidStatus):
+        async with one.socket(subprotocols=["graphql-ws"]):
+            pass
+
+
+# --- what is no message --------------------------------------------------------------------------------------
+
+
+async def test_a_binary_frame_closes_1008(one: Gate) -> None:
+    async with one.socket() as socket:
+        await socket.connection.send(b'{"t":"pong"}')
+        assert await socket.close_code() == 1008
+
+
+NO_MESSAGES = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "7",
+    "{}",
+    '{"t":"dance"}',
+    '{"t":7}',
+    '{"t":"sub","ch":"one","stream":"x"}',
+    '{"t":"sub","ch":1}',
+    '{"t":"sub","ch":1.5,"stream":"x"}',
+    '{"t":"sub","ch":1,"stream":"x","mode":"fast"}',
+    '{"t":"create","ch":1}',
+    '{"t":"cancel","id":7,"stream":"x"}',
+    '{"t":"input","id":"i","stream":"x"}',
+    '{"t":"auth","token":"\\ud800"}',
+    "[" * 100_000,
+    '{"t":"input","id":"i","stream":"x","item":' + "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("message", NO_MESSAGES, ids=lambda m: m[:40] or "empty")
+async def test_what_is_no_message_is_answered_and_the_socket_goes_on(one: Gate, message: str) -> None:
+    async with one.socket() as socket:
+        await socket.connection.send(message)
+        error = await socket.until_t("error")
+        assert error["code"] == "invalid_request"
+        assert error["request_id"]
+        assert len(error["message"]) < 500
+        await usable(socket)
+
+
+async def test_the_tenth_that_is_no_message_closes_1008(one: Gate) -> None:
+    async with one.socket() as socket:
+        for _ in range(10):
+            await socket.connection.send("{")
+        assert await socket.close_code() == 1008
+        assert [message["t"] for message in socket.others] == ["hi"] + ["error"] * 10
+
+
+BAD_COMMANDS: list[tuple[dict[str, Any], str]] = [
+    ({"t": "create", "ch": 1, "body": chat(1) | {"model": "no-such-model"}}, "model_not_found"),
+    ({"t": "create", "ch": 1, "body": {}}, "invalid_request"),
+    ({"t": "create", "ch": 1, "body": []}, "invalid_request"),
+    ({"t": "create", "ch": 1, "body": chat(1) | {"messages": "hello"}}, "invalid_request"),
+    ({"t": "create", "ch": 1, "body": chat(1), "dialect": "telegram"}, "invalid_request"),
+    ({"t": "create", "ch": 1, "body": chat(1), "key": ""}, "invalid_request"),
+    ({"t": "sub", "ch": 1, "stream": "x"}, "not_found"),
+    ({"t": "sub", "ch": 1, "stream": UNKNOWN}, "not_found"),
+    ({"t": "sub", "ch": 1, "stream": UNKNOWN, "after": "soon"}, "cursor_invalid"),
+]
+
+
+@pytest.mark.parametrize(("message", "code"), BAD_COMMANDS)
+async def test_a_command_that_cannot_be_obeyed_is_an_error_of_its_channel(
+    one: Gate, message: dict[str, Any], code: str
+) -> None:
+    await one.until_open_streams(0)
+    async with one.socket() as socket:
+        await socket.connection.send(json.dumps(message))
+        error = await socket.until_t("error", ch=1)
+        assert error["code"] == code
+        assert await one.open_streams() == 0, "nothing is left of it"
+        await usable(socket)
+
+
+async def test_a_subscription_that_cannot_be_obeyed(one: Gate) -> None:
+    stream = await one.background(2000)
+    wrong: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"after": "1-100000"},
+        lambda: {"after": "7-1"},
+        lambda: {"dialect": "telegram"},
+        lambda: {"dialect": "openai.completions"},
+        lambda: {"dialect": "telegram", "mode": "snapshot"},
+    ]
+    async with one.socket() as socket:
+        for ch, more in enumerate(wrong):
+            await socket.send("sub", ch=ch, stream=stream, **more())
+            error = await socket.until_t("error", ch=ch)
+            assert error["code"] in ("cursor_invalid", "invalid_request", "unsupported")
+    await one.until_open_streams(0)
+    await one.cancel(stream)
+
+
+async def test_a_message_too_large_closes_1009(one: Gate) -> None:
+    async with one.socket(write_limit=1 << 30) as socket:
+        assert (await socket.receive())["t"] == "hi"
+        with suppress(ConnectionClosed):
+            await socket.connection.send("x" * (WS_MESSAGE_BYTES_MAX + 1))
+        assert await socket.close_code() == 1009
+    assert (await one.ask("GET", "/healthz")).status == 200
+
+
+async def test_a_socket_that_vanishes_leaves_its_streams_to_the_grace(platform: Running, one: Gate, two: Gate) -> None:
+    await one.until_open_streams(0)
+    async with one.socket() as socket:
+        await socket.create(1, chat(6000, on_disconnect="cancel_after=0.2"))
+        await socket.create(2, chat(6000))
+        await socket.until_t("ok", ch=2)
+        streams = [socket.track(ch).ok[0]["stream"] for ch in (1, 2)]
+        socket.connection.transport.abort()
+    await one.until_open_streams(0)
+    await two.until_status(streams[0], "cancelled")
+    assert (await two.info(streams[1]))["status"] == "live"
+    await two.cancel(streams[1])
+
+    async def no_sockets() -> bool:
+        return await one.gauge("open_websockets") == 0
+
+    await eventually(no_sockets, "no sockets")
+
+
+async def test_http_on_the_sockets_path_is_refused(one: Gate) -> None:
+    refusal(await one.ask("GET", "/v1/stream"), 404, "not_found")
