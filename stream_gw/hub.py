@@ -58,6 +58,10 @@ class Subscription:
         self.watched_seq = -1
         self.told_epoch = local.epoch_n
 
+    @property
+    def head(self) -> int:
+        return self.local.head
+
     def resume(self) -> None:
         """The outlet has drained."""
         self.exact = False
@@ -303,6 +307,7 @@ class Hub:
                     if page.epoch.n > local.epoch_n:
                         local.epoch, local.epoch_n = str(page.epoch).encode(), page.epoch.n
                     local.status = page.status
+                    local.head = max(local.head, page.head) if page.epoch.n == local.epoch_n else page.head
                     local.deliver(sub, sub.reader.receive_page(page))
                 if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
                     await asyncio.sleep(_EMPTY_PAGE_S)

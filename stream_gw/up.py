@@ -98,8 +98,9 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
             "STREAM_GW_REDIS_URL": redis_url,
             "STREAM_GW_PARTITIONS": os.environ.get("STREAM_GW_PARTITIONS", str(_PARTITIONS)),
         }
-        for name in ("STREAM_GW_PORT", "STREAM_GW_HOST", "STREAM_GW_ENGINE", "STREAM_GW_SIM", "STREAM_GW_UPSTREAM"):
-            base.pop(name, None)
+        # What is one process's own cannot come from an environment that all share
+        for name in ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT"):
+            base.pop(f"STREAM_GW_{name}", None)
         agent = ["agent", "--engine", options.engine]
         agent += ["--sim", options.sim] if options.sim else []
         agent += ["--upstream", options.upstream] if options.upstream else []

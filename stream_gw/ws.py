@@ -86,6 +86,10 @@ _encode = msgspec.json.Encoder().encode
 class Handle(Protocol):
     """What a channel holds of its stream."""
 
+    @property
+    def head(self) -> int:
+        """The stream's last seq, as far as this gateway has heard."""
+
     def resume(self) -> None: ...
 
     def close(self) -> None: ...
@@ -335,7 +339,7 @@ class Socket:
             return
         if now - self._pinged_at >= WS_APP_PING_S:
             self._pinged_at = now
-            self.put({"t": "ping", "head": {str(c.number): c.seq for c in self.channels.values()}})
+            self.put({"t": "ping", "head": {str(c.number): c.handle.head for c in self.channels.values() if c.handle}})
 
 
 async def serve(

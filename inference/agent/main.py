@@ -13,6 +13,7 @@ import uvloop
 
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines import make_engine
+from inference.agent.monitor import monitor
 from inference.agent.settings import AgentSettings
 from stream_fabric.ids import ReplicaId
 from stream_fabric.redis.client import RedisClient
@@ -50,7 +51,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.drain)
-        async with asyncio.TaskGroup() as tasks:
+        async with monitor(agent, engine, settings.metrics_port), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(agent.run())
             ready = tasks.create_task(agent.ready.wait())
             await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)

@@ -28,4 +28,4 @@ class AgentSettings(FabricSettings):
     lease_ttl_s: float = Field(LEASE_TTL_S, ge=1, le=60, description="A lease not renewed for so long is dead")
     lease_renew_s: float = Field(LEASE_RENEW_S, gt=0, le=20, description="How often the lease is renewed")
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics on loopback; 0: none")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics and /healthz on loopback; 0: none")

@@ -11,6 +11,7 @@ from typing import Any
 from stream_fabric.cursor import BEGINNING, Cursor
 from stream_fabric.frames import End, decode, is_end
 from stream_fabric.ids import StreamId
+from stream_fabric.log import Head
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
@@ -146,9 +147,10 @@ class LogReader:
         assert isinstance(end, End)
         return end
 
-    async def status(self, stream: str) -> str | None:
+    async def head(self, stream: str) -> Head:
         (head,) = await self._log.heads(self._log.partition(StreamId(stream)), [StreamId(stream)], None)
-        return None if head is None else head.status
+        assert head is not None, f"{stream} is not in the log"
+        return head
 
     async def in_flight(self, pool: str = MODEL) -> dict[str, int]:
         """Streams that each replica of the pool is believed to run; replicas without a lease included."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from stream_gw.client import Data, GatewayError, Stream, StreamGateway
+from stream_gw.client.gateway import State
 from tests.gateway.wire import DONE, Exchange, Gate, chat, text_of_chunks, whole_events
+from tests.support.waiting import eventually
 
 RETRY_S = 0.05
 
@@ -40,6 +43,7 @@ class Reader:
         self.heard_at: list[float] = []
         """When something of the stream came, by the loop's clock."""
         self.connected_at: list[float] = []
+        self.ended_at = 0.0
         self.status: str | None = None
         self.error: dict[str, Any] | None = None
         self.output_tokens = 0
@@ -57,6 +61,11 @@ class Reader:
     def check_whole(self, undisturbed: Answer) -> None:
         assert self.status == "completed", f"{self.stream} ended {self.status}: {self.error}"
         assert self.answer == undisturbed, f"{self.stream} differs from the undisturbed answer"
+
+    def check_lost(self, undisturbed: Answer) -> None:
+        assert self.status == "failed" and self.error is not None, f"{self.stream} ended {self.status}"
+        assert self.error["code"] == "replica_lost" and self.error["retriable"] is True, self.error
+        self.check_prefix(undisturbed)
 
     def check_prefix(self, undisturbed: Answer) -> None:
         """Of a stream that was ended before its time: what came is the beginning of the answer."""
@@ -95,6 +104,7 @@ class SseReader(Reader):
                 except (OSError, asyncio.IncompleteReadError, _Refused):
                     self._at += 1
                     await asyncio.sleep(random.uniform(RETRY_S / 2, RETRY_S))
+        self.ended_at = asyncio.get_running_loop().time()
 
     def leave(self) -> None:
         """Ask the next gateway next time."""
@@ -163,6 +173,31 @@ class _Refused(Exception):
     """The gateway asks to come back later."""
 
 
+@asynccontextmanager
+async def python_clients(
+    gates: Sequence[Gate], seeds: Sequence[int], tokens: int, on_each: int = 10
+) -> AsyncIterator[list[SocketReader]]:
+    """A stream for each seed over the Python client, ``on_each`` a socket, all beginning on the first gateway."""
+    async with AsyncExitStack() as stack:
+        readers: list[SocketReader] = []
+        loop = asyncio.get_running_loop()
+        for first in range(0, len(seeds), on_each):
+            connected_at: list[float] = []
+
+            def on_state(state: State, error: GatewayError | None, at: list[float] = connected_at) -> None:
+                if state == "connected":
+                    at.append(loop.time())
+
+            client = StreamGateway([gate.url for gate in gates], token=gates[0].key, on_state=on_state)
+            await stack.enter_async_context(client)
+            readers += [SocketReader(client, connected_at, seed, tokens) for seed in seeds[first : first + on_each]]
+        yield readers
+
+
+async def until_running(readers: Sequence[Reader], heard: int = 5, within_s: float = 30.0) -> None:
+    await eventually(lambda: all(len(r.heard_at) >= heard for r in readers), "every stream to run", within_s)
+
+
 class SocketReader(Reader):
     """The Python client's stream."""
 
@@ -185,6 +220,7 @@ class SocketReader(Reader):
         except GatewayError as error:
             self.error = {"code": error.code, "message": error.message, "retriable": error.retriable}
         self.stream = self._source.id or ""
+        self.ended_at = asyncio.get_running_loop().time()
         self.status = self._source.status
         if self._source.usage:
             self.output_tokens = self._source.usage["output"]

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -17,42 +17,16 @@ from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from stream_fabric.ids import StreamId
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_gw.client import GatewayError, StreamGateway
-from stream_gw.client.gateway import State
 from tests.chaos.conftest import Tell, Undisturbed
 from tests.chaos.fleet import PARTITIONS, Fleet, fleet, log_of
-from tests.chaos.readers import Reader, SocketReader, SseReader, body, figures, share
-from tests.gateway.wire import MODEL, Gate, events
+from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, share, until_running
+from tests.gateway.wire import MODEL, events
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
 SEEDS = range(10)
-
-
-@asynccontextmanager
-async def python_clients(
-    gates: list[Gate], streams: int, tokens: int, on_each: int = 10
-) -> AsyncIterator[list[SocketReader]]:
-    """Streams over the Python client, ``on_each`` a socket, all beginning on the first gateway."""
-    async with AsyncExitStack() as stack:
-        readers: list[SocketReader] = []
-        loop = asyncio.get_running_loop()
-        for first in range(0, streams, on_each):
-            connected_at: list[float] = []
-
-            def on_state(state: State, error: GatewayError | None, at: list[float] = connected_at) -> None:
-                if state == "connected":
-                    at.append(loop.time())
-
-            urls = [gate.url for gate in gates]
-            client = StreamGateway(urls, token=gates[0].key, on_state=on_state)
-            await stack.enter_async_context(client)
-            readers += [
-                SocketReader(client, connected_at, SEEDS[k % len(SEEDS)], tokens) for k in range(first, first + on_each)
-            ]
-        yield readers
 
 
 async def test_a_gateway_dies_under_200_streams(
@@ -63,10 +37,10 @@ async def test_a_gateway_dies_under_200_streams(
     expected = await undisturbed(SEEDS, tokens)
     async with fleet(redis_server.url, sim="itl_ms=50,ttft_ms=50,max_num_seqs=256") as running:
         sse = [SseReader(running.gates, SEEDS[k % len(SEEDS)], tokens) for k in range(100)]
-        async with python_clients(running.gates, 100, tokens) as sockets:
+        async with python_clients(running.gates, [r.seed for r in sse], tokens) as sockets:
             readers: list[Reader] = [*sse, *sockets]
             reading = [asyncio.create_task(reader.read()) for reader in readers]
-            await eventually(lambda: all(len(r.heard_at) > 10 for r in readers), "every stream to run", 30)
+            await until_running(readers, 10)
             killed_at = asyncio.get_running_loop().time()
             running.gateways[0].kill()
             await asyncio.gather(*reading)
@@ -200,7 +174,7 @@ async def test_a_drained_gateway_loses_nobody_while_the_other_is_killed(
         gates = [*running.gates[:2], third]
         readers = [SseReader(gates[k % 2 :], seed, tokens) for k, seed in enumerate(SEEDS)]
         reading = [asyncio.create_task(reader.read()) for reader in readers]
-        await eventually(lambda: all(len(r.heard_at) > 5 for r in readers), "every stream to run", 20)
+        await until_running(readers)
         os.kill(running.gates[0].pid, signal.SIGTERM)
         running.gateways[1].kill()
         await asyncio.gather(*reading)

@@ -1,0 +1,181 @@
+"""Agents die, freeze and flap; controllers die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from stream_fabric.limits import LEASE_TTL_S
+from tests.chaos.conftest import Tell, Undisturbed
+from tests.chaos.fleet import fleet, log_of
+from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, until_running
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.chaos
+
+SEEDS = range(10)
+NO_ZOMBIE_S = 5.0
+
+
+async def test_invariant_6_an_agent_dies_under_100_streams(
+    redis_server: RedisServer, undisturbed: Undisturbed, tell: Tell
+) -> None:
+    """Its streams end with one terminal each, the other agent's go on to their ends."""
+    tokens = 120
+    expected = await undisturbed(SEEDS, tokens)
+    async with (
+        fleet(redis_server.url, sim="itl_ms=60,ttft_ms=60,max_num_seqs=256") as running,
+        log_of(running.redis_url) as log,
+    ):
+        sse = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], tokens) for k in range(160)]
+        async with python_clients(running.gates, [r.seed for r in sse[:40]], tokens) as sockets:
+            readers: list[Reader] = [*sse, *sockets]
+            reading = [asyncio.create_task(reader.read()) for reader in readers]
+            await until_running(readers)
+            victim = running.agents["replica0"]
+            produced_by = {r.stream: (await log.head(r.stream)).replica for r in readers}
+            lost = [r for r in readers if produced_by[r.stream] == victim.facts["replica"]]
+            assert len(lost) == 100, "placement is even"
+            killed_at = asyncio.get_running_loop().time()
+            victim.kill()
+            await asyncio.gather(*reading)
+        seconds = [reader.ended_at - killed_at for reader in lost]
+        tell(f"terminal after the agent's death: {figures(seconds)}")
+        assert max(seconds) < NO_ZOMBIE_S
+        for reader in readers:
+            end = await log.terminal(reader.stream)
+            if reader in lost:
+                reader.check_lost(expected[reader.seed])
+                assert end.status == "failed" and end.error is not None and end.error.code == "replica_lost"
+                assert end.usage is not None and end.usage.output >= sum(map(bool, _texts(reader))), "billed what was sent"
+            else:
+                reader.check_whole(expected[reader.seed])
+                assert end.status == "completed"
+                assert len(reader.connected_at) == 1, "the others are undisturbed"
+        await log.until_no_slot_is_taken()
+
+
+def _texts(reader: Reader) -> list[str]:
+    return [choice["delta"].get("content") or "" for chunk in reader.chunks for choice in chunk["choices"]]
+
+
+async def test_gateways_end_a_dead_agents_streams_without_a_controller(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed(SEEDS, 200)
+    async with fleet(redis_server.url, sim="itl_ms=40,ttft_ms=20", agent_urls=("",)) as running:
+        readers = [SseReader(running.gates[k % 2 :], seed, 200) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers)
+        running.controllers[0].kill()
+        killed_at = asyncio.get_running_loop().time()
+        running.agents["replica0"].kill()
+        await asyncio.gather(*reading)
+        for reader in readers:
+            reader.check_lost(expected[reader.seed])
+            assert reader.ended_at - killed_at < NO_ZOMBIE_S
+        refused = await running.gates[0].ask("POST", "/v1/chat/completions", body(1, 5))
+        assert (refused.status, refused.json["error"]["code"]) == (503, "no_replica")
+        await running.add_agent("replica1")
+        await running.until_served(1)
+        again = SseReader(running.gates, SEEDS[0], 200)
+        await again.read()
+        again.check_whole(expected[SEEDS[0]])
+
+
+async def test_a_controller_ends_a_dead_agents_streams_without_a_gateway(redis_server: RedisServer) -> None:
+    async with (
+        fleet(redis_server.url, sim="itl_ms=40,ttft_ms=20", agent_urls=("",)) as running,
+        log_of(running.redis_url) as log,
+    ):
+        streams = [await running.gates[k % 2].background(1000, seed=k) for k in range(10)]
+        for gateway in running.gateways:
+            gateway.kill()
+        running.agents["replica0"].kill()
+
+        async def all_ended() -> bool:
+            return all([(await log.head(stream)).status == "failed" for stream in streams])
+
+        await eventually(all_ended, "invariant 6: every stream to end", NO_ZOMBIE_S)
+        for stream in streams:
+            error = (await log.terminal(stream)).error
+            assert error is not None and error.code == "replica_lost"
+
+
+async def test_invariant_1_an_agent_that_was_frozen_is_fenced(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    """It wakes after its streams were ended in its stead: it says nothing more of them, and serves again."""
+    tokens = 150
+    expected = await undisturbed(SEEDS, tokens)
+    async with (
+        fleet(redis_server.url, sim="itl_ms=30,ttft_ms=20", agent_urls=("",)) as running,
+        log_of(running.redis_url) as log,
+    ):
+        readers = [SseReader(running.gates[k % 2 :], seed, tokens) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers)
+        agent = running.agents["replica0"]
+        frozen_at = asyncio.get_running_loop().time()
+        os.kill(agent.pid, signal.SIGSTOP)
+        await asyncio.gather(*reading)
+        os.kill(agent.pid, signal.SIGCONT)
+        ends = {}
+        for reader in readers:
+            reader.check_lost(expected[reader.seed])
+            assert LEASE_TTL_S - 1 < reader.ended_at - frozen_at < NO_ZOMBIE_S
+            ends[reader.stream] = await log.terminal(reader.stream)
+        await running.until_served(1)
+        again = SseReader(running.gates, SEEDS[0], tokens)
+        await again.read()
+        again.check_whole(expected[SEEDS[0]])
+        for stream, end in ends.items():
+            assert await log.terminal(stream) == end
+        await log.until_no_slot_is_taken()
+
+
+async def test_invariant_7_a_flapping_agent_leaks_no_slot(
+    redis_server: RedisServer, undisturbed: Undisturbed, tell: Tell
+) -> None:
+    """Killed and started again five times under 300 requests."""
+    requests, at_once, flaps, tokens = 300, 50, 5, 40
+    expected = await undisturbed(SEEDS, tokens)
+    async with (
+        fleet(redis_server.url, sim="itl_ms=20,ttft_ms=20") as running,
+        log_of(running.redis_url) as log,
+    ):
+        readers = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], tokens) for k in range(requests)]
+        left = list(reversed(readers))
+        done = Counter[str | None]()
+
+        async def some() -> None:
+            while left:
+                reader = left.pop()
+                await reader.read()
+                done[reader.status] += 1
+
+        async def flap() -> None:
+            for number in range(flaps):
+                await eventually(lambda n=number: done.total() >= n * requests // (flaps + 1), "requests to pass", 30)
+                running.agents["replica0"].kill()
+                await running.add_agent("replica0")
+
+        await asyncio.gather(flap(), *(some() for _ in range(at_once)))
+        tell(f"{dict(done)}")
+        assert set(done) <= {"completed", "failed"} and done["completed"] > requests // 2
+        for reader in readers:
+            end = await log.terminal(reader.stream)
+            assert end.status == reader.status
+            if reader.status == "completed":
+                reader.check_whole(expected[reader.seed])
+            else:
+                reader.check_lost(expected[reader.seed])
+        await log.until_no_slot_is_taken()
+        await eventually(lambda: len(redis_server("KEYS", "sg:{pool:*:info")) == 2, "the dead to be forgotten")
+        assert redis_server("KEYS", "sg:{pool:*:flight") == []
+        await running.until_served(2)

@@ -1,0 +1,118 @@
+"""Redis is lost whole, or fails over to a replica that lacks the newest frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.chaos.conftest import Undisturbed
+from tests.chaos.fleet import Fleet, fleet, log_of
+from tests.chaos.readers import Answer, Reader, SseReader, python_clients, until_running
+from tests.support.proxy import Proxy
+from tests.support.redis import RedisServer, SentinelSetup
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.chaos
+
+SEEDS = range(10)
+TOKENS = 120
+SIM = "itl_ms=40,ttft_ms=20"
+
+
+async def _serves_again(running: Fleet, expected: dict[int, Answer]) -> None:
+    """Leases and placement have come back by themselves."""
+    await running.until_served()
+    fresh = [SseReader([gate], seed, TOKENS) for gate in running.gates for seed in SEEDS[:2]]
+    await asyncio.gather(*(reader.read() for reader in fresh))
+    for reader in fresh:
+        reader.check_whole(expected[reader.seed])
+
+
+async def _check_unnoticed(running: Fleet, readers: Sequence[Reader], expected: dict[int, Answer]) -> None:
+    async with log_of(running.redis_url) as log:
+        for reader in readers:
+            reader.check_whole(expected[reader.seed])
+            assert len(reader.connected_at) == 1, "no reader was sent away"
+            assert (await log.terminal(reader.stream)).status == "completed"
+        await log.until_no_slot_is_taken()
+
+
+async def _heard_more(readers: Sequence[Reader], more: int) -> None:
+    counts = {reader: len(reader.heard_at) + more for reader in readers}
+    await eventually(lambda: all(len(r.heard_at) >= n for r, n in counts.items()), "every stream to go on", 20)
+
+
+async def test_invariant_10_redis_restarts_empty_under_50_streams(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed(SEEDS, TOKENS)
+    async with fleet(redis_server.url, sim=SIM) as running:
+        sse = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], TOKENS) for k in range(30)]
+        async with python_clients(running.gates, [r.seed for r in sse[:20]], TOKENS) as sockets:
+            readers: list[Reader] = [*sse, *sockets]
+            reading = [asyncio.create_task(reader.read()) for reader in readers]
+            await until_running(readers, 10)
+            await asyncio.to_thread(redis_server.restart)
+            await _heard_more(readers, 5)
+            # What was lost is there again, to be read from anywhere
+            late = SseReader(running.gates[1:], sse[0].seed, TOKENS)
+            late.stream = sse[0].stream
+            await asyncio.gather(late.read(), *reading)
+        late.check_whole(expected[late.seed])
+        await _check_unnoticed(running, readers, expected)
+        await _serves_again(running, expected)
+
+
+async def test_invariant_10_failover_to_a_replica_without_the_tail(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    expected = await undisturbed(SEEDS, TOKENS)
+    with RedisServer() as replica:
+        replica.follow(redis_server)
+        async with Proxy.before(redis_server.port) as proxy, fleet(proxy.url, sim=SIM) as running:
+            sse = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], TOKENS) for k in range(20)]
+            async with python_clients(running.gates, list(SEEDS), TOKENS) as sockets:
+                readers: list[Reader] = [*sse, *sockets]
+                reading = [asyncio.create_task(reader.read()) for reader in readers]
+                await until_running(readers, 10)
+                replica("REPLICAOF", "NO", "ONE")
+                await _heard_more(readers, 10)
+                proxy.point_at(replica.port)
+                async with log_of(replica.url) as old, log_of(redis_server.url) as new:
+                    for reader in readers[:5]:
+                        assert (await old.head(reader.stream)).last < (await new.head(reader.stream)).last
+                redis_server.kill()
+                proxy.cut_all()
+                await asyncio.gather(*reading)
+            await _check_unnoticed(running, readers, expected)
+            await _serves_again(running, expected)
+
+
+async def test_sentinels_promote_a_replica(sentinel: SentinelSetup, undisturbed: Undisturbed) -> None:
+    expected = await undisturbed(SEEDS, TOKENS)
+    async with fleet(sentinel.url, sim=SIM) as running:
+        readers = [SseReader(running.gates[k % 2 :], seed, TOKENS) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers, 10)
+        primary = sentinel.primary()
+        primary.kill()
+        await asyncio.gather(*reading)
+        assert sentinel.primary() is not primary
+        await _check_unnoticed(running, readers, expected)
+        await _serves_again(running, expected)
+
+
+async def test_redis_freezes_for_a_second(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
+    """A stall, as a fork or a slow disk gives: nothing is lost and nobody is declared dead."""
+    expected = await undisturbed(SEEDS, TOKENS)
+    async with fleet(redis_server.url, sim=SIM) as running:
+        readers = [SseReader(running.gates[k % 2 :], seed, TOKENS) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers, 10)
+        redis_server.freeze()
+        await asyncio.sleep(1.0)  # the length of the stall itself
+        redis_server.thaw()
+        await asyncio.gather(*reading)
+        await _check_unnoticed(running, readers, expected)
