@@ -44,7 +44,7 @@ class Append(NamedTuple):
     usage: Usage
     """Cumulative, up to ``last``: what a cancel at ``last`` bills."""
     structure: bytes = b""
-    """Lines ``<seq> <frame>`` of the frames a reader that starts later must know (blocks opened, choices ended)."""
+    """Lines ``<seq> <frame>`` of the frames a reader that starts later must know (what opens and ends)."""
     status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
     """With the terminal as the last frame."""
 

@@ -74,7 +74,7 @@ class RunningStream:
             return
         first = self._tokens == 0 and tokens > 0
         self._tokens += tokens
-        structural = isinstance(frame, Open | ChoiceEnd)
+        structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
         self.producer.push(line, tokens, structural=structural)
         self._dirty(self, first or len(line) > FLUSH_BYTES_MAX or isinstance(frame, Note))
         if self.producer.bytes_held > STREAM_BYTES_MAX:

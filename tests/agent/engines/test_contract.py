@@ -1,0 +1,211 @@
+"""The Engine port's contract, on the simulator itself and on the HTTP engine in front of a server it drives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from inference.agent.engines.openai import OpenAIEngine
+from inference.agent.engines.sim.engine import SimEngine
+from inference.agent.engines.sim.settings import SimSettings
+from stream_fabric.frames import Delta, Note
+from stream_fabric.ports import Engine
+from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
+from tests.agent.engines.upstream import server, sim_handlers
+from tests.support.waiting import eventually
+
+SETTINGS = "itl_ms=1,ttft_ms=0,max_num_seqs=8,num_blocks=4096,max_num_batched_tokens=512"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+
+
+class Setup:
+    def __init__(self, engine: Engine, sim: SimEngine) -> None:
+        self.engine = engine
+        self.sim = sim
+        """What computes, whether in front or behind the socket."""
+
+
+@pytest.fixture(params=["sim", "openai"])
+async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
+    sim = SimEngine(SimSettings.parse(SETTINGS))
+    assert await sim.start() == ["sim-small"]
+    if request.param == "sim":
+        yield Setup(sim, sim)
+    else:
+        async with server(sim_handlers(sim)) as url:
+            engine = OpenAIEngine(url)
+            assert "sim-small" in await engine.start()
+            yield Setup(engine, sim)
+            await engine.close()
+    await sim.close()
+
+
+async def ask(setup: Setup, request: object) -> Recorder:
+    sink = Recorder()
+    setup.engine.submit(request, sink)  # type: ignore[arg-type]
+    return await sink.wait()
+
+
+async def test_an_answer_has_one_text_block_one_choice_end_and_one_terminal(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, max_tokens=30))
+    assert sink.status == "completed"
+    assert [block.kind for block in sink.opens()] == ["text"]
+    assert sink.tokens() == 30
+    assert sink.choice_ends()[0].finish_reason == "length"
+    assert sink.prompt is not None
+    assert sink.prompt[0] > 0
+
+
+async def test_completions_stream_text_too(setup: Setup) -> None:
+    sink = await ask(setup, completion(1, max_tokens=12))
+    assert sink.status == "completed"
+    assert sink.tokens() == 12
+    assert sink.body()
+
+
+async def test_without_max_tokens_the_answer_ends_by_itself(setup: Setup) -> None:
+    sink = await ask(setup, chat(1))
+    assert sink.choice_ends()[0].finish_reason == "stop"
+    assert 50 <= sink.tokens() <= 400
+
+
+async def test_the_same_request_gets_the_same_text_and_another_seed_another(setup: Setup) -> None:
+    first, second, third = [
+        (await ask(setup, chat(number, seed=seed, max_tokens=40))).body() for number, seed in ((1, 7), (2, 7), (3, 8))
+    ]
+    assert first == second != third
+
+
+async def test_choices_open_in_order_and_end_each(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, n=3, max_tokens=20))
+    assert [block.choice for block in sink.opens()] == [0, 1, 2]
+    assert sorted(sink.choice_ends()) == [0, 1, 2]
+    assert len({sink.body(choice=choice) for choice in range(3)}) == 3
+    order = [delta.block for delta in sink.deltas()]
+    assert order != sorted(order), "choices are made side by side"
+
+
+async def test_a_stop_string_ends_the_answer_before_it_and_is_told(setup: Setup) -> None:
+    whole = (await ask(setup, chat(1, max_tokens=60))).body()
+    stop = whole[40:47]
+    sink = await ask(setup, chat(2, max_tokens=60, stop=[stop]))
+    assert sink.body() == whole[: whole.index(stop)]
+    end = sink.choice_ends()[0]
+    assert end.finish_reason == "stop"
+    assert end.detail is not None
+    assert msgspec.json.decode(end.detail) == stop
+
+
+async def test_a_tool_call_streams_its_arguments(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, tools=[TOOL], tool_choice="required"))
+    (block,) = sink.opens()
+    assert (block.kind, block.form, block.name) == ("tool", "function", "get_weather")
+    assert block.id
+    arguments = msgspec.json.decode(sink.body("tool"))
+    assert isinstance(arguments["city"], str)
+    assert isinstance(arguments["days"], int)
+    assert sink.choice_ends()[0].finish_reason == "tool_calls"
+
+
+async def test_reasoning_is_a_block_of_its_own_before_the_text(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, reasoning_effort="low", max_tokens=30))
+    assert [(block.kind, block.form) for block in sink.opens()] == [("reasoning", "raw"), ("text", None)]
+    assert sink.body("reasoning")
+    assert sink.body("text")
+
+
+async def test_logprobs_are_aligned_to_the_tokens(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, max_tokens=5, logprobs=True, top_logprobs=2))
+    for delta in sink.deltas():
+        assert delta.logprobs is not None
+        (item,) = msgspec.json.decode(delta.logprobs)
+        assert item["token"] == delta.text
+        assert bytes(item["bytes"]).decode() == delta.text
+        assert len(item["top_logprobs"]) == 2
+
+
+async def test_a_schema_gets_an_object_that_fits(setup: Setup) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}}
+    sink = await ask(setup, chat(1, response_format={"type": "json_schema", "json_schema": {"schema": schema}}))
+    value = msgspec.json.decode(sink.body())
+    assert type(value["n"]) is int
+    assert type(value["ok"]) is bool
+
+
+async def test_streams_side_by_side_do_not_mix(setup: Setup) -> None:
+    alone = [(await ask(setup, chat(k, f"question {k}", max_tokens=25))).body() for k in range(6)]
+    sinks = [Recorder() for _ in range(6)]
+    for k, sink in enumerate(sinks):
+        setup.engine.submit(chat(100 + k, f"question {k}", max_tokens=25), sink)
+    assert [(await sink.wait()).body() for sink in sinks] == alone
+
+
+async def test_after_abort_the_sink_hears_nothing_and_the_blocks_are_free(setup: Setup) -> None:
+    sink = Recorder()
+    setup.engine.submit(chat(1, max_tokens=5000), sink)
+    await eventually(lambda: sink.tokens() >= 3)
+    setup.engine.abort(stream_id(1))
+    calls = sink.calls
+    await eventually(lambda: setup.sim.replica.blocks.used == 0)
+    await asyncio.sleep(0.01)
+    assert sink.calls == calls
+    assert sink.status is None
+    assert setup.sim.replica.idle
+
+
+async def test_abort_of_the_unknown_and_the_ended_is_ignored(setup: Setup) -> None:
+    setup.engine.abort(stream_id(99))
+    await ask(setup, chat(1, max_tokens=3))
+    setup.engine.abort(stream_id(1))
+    setup.engine.abort(stream_id(1))
+    assert (await ask(setup, chat(2, max_tokens=3))).status == "completed"
+
+
+async def test_abort_from_within_the_sink_leaves_the_engine_serving(setup: Setup) -> None:
+    sink = Recorder(on_token=lambda: setup.engine.abort(stream_id(1)) if sink.tokens() == 2 else None)
+    setup.engine.submit(chat(1, max_tokens=5000), sink)
+    await eventually(lambda: sink.tokens() >= 2)
+    assert (await ask(setup, chat(2, max_tokens=3))).status == "completed"
+    await eventually(lambda: setup.sim.replica.idle)
+
+
+async def test_load_tells_what_runs(setup: Setup) -> None:
+    sinks = [Recorder() for _ in range(3)]
+    for number, sink in enumerate(sinks):
+        setup.engine.submit(chat(number, max_tokens=5000), sink)
+    await eventually(lambda: all(sink.tokens() for sink in sinks))
+    load = setup.engine.load()
+    assert load.running + load.waiting == 3
+    assert load.slots > 0
+    for number in range(3):
+        setup.engine.abort(stream_id(number))
+    await eventually(lambda: setup.engine.load().running == 0)
+
+
+async def test_close_aborts_everything_and_may_come_twice(setup: Setup) -> None:
+    sink = Recorder()
+    setup.engine.submit(chat(1, max_tokens=5000), sink)
+    await eventually(lambda: sink.tokens() > 0)
+    await setup.engine.close()
+    calls = sink.calls
+    await setup.engine.close()
+    assert sink.calls == calls
+    assert sink.status is None
+
+
+async def test_a_prompt_note_comes_before_the_output(setup: Setup) -> None:
+    sink = await ask(setup, chat(1, max_tokens=3))
+    kinds = [frame.kind for frame in sink.frames if isinstance(frame, Note)]
+    if isinstance(setup.engine, SimEngine):
+        assert kinds == ["prompt"]
+        assert isinstance(sink.frames[0], Note)
+    assert any(isinstance(frame, Delta) for frame in sink.frames)

@@ -1,0 +1,148 @@
+"""OpenAI-compatible servers on real sockets: one that the simulator drives, one that plays given bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from inference.agent.engines.sim.engine import SimEngine
+from stream_fabric.frames import ChoiceEnd, Delta, ErrorInfo, Frame, Open, TerminalStatus, Usage
+from stream_fabric.ids import StreamId
+from stream_fabric.ports import EngineRequest
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SSE = {"content-type": "text/event-stream"}
+
+
+class _Spelling:
+    """A sink that queues a request's output as chat or completion chunks."""
+
+    def __init__(self, kind: str) -> None:
+        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._chat = kind == "chat"
+        self._open: dict[int, Open] = {}
+        self._tools: dict[int, int] = {}
+        self._prompt = (0, 0)
+        self._output = 0
+
+    def text(self, block: int, text: str, tokens: int = 1) -> None:
+        self.frame(Delta(block, text, tokens))
+
+    def frame(self, frame: Frame) -> None:
+        match frame:
+            case Open(block=block, choice=choice, kind="tool"):
+                self._open[block] = frame
+                index = self._tools[block] = sum(self._open[b].choice == choice for b in self._tools)
+                call = {"index": index, "id": frame.id, "type": "function"}
+                self._delta(choice, tool_calls=[{**call, "function": {"name": frame.name, "arguments": ""}}])
+            case Open(block=block, choice=choice):
+                self._open[block] = frame
+                if self._chat:
+                    self._delta(choice, role="assistant", content="")
+            case Delta(block=block, text=text, logprobs=logprobs):
+                opened = self._open[block]
+                self._output += frame.tokens
+                if opened.kind == "tool":
+                    call = {"index": self._tools[block], "function": {"arguments": text}}
+                    self._delta(opened.choice, tool_calls=[call])
+                elif not self._chat:
+                    self._put({"choices": [{"index": opened.choice, "text": text, "finish_reason": None}]})
+                elif opened.kind == "reasoning":
+                    self._delta(opened.choice, reasoning=text, reasoning_content=text)
+                else:
+                    self._delta(opened.choice, logprobs and {"content": logprobs}, content=text)
+            case ChoiceEnd(choice=choice, finish_reason=reason, detail=detail):
+                empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+                self._put({"choices": [{"index": choice, **empty, "finish_reason": reason, "stop_reason": detail}]})
+
+    def _delta(self, choice: int, logprobs: Any = None, **delta: Any) -> None:
+        self._put({"choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}]})
+
+    def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
+        self._prompt = (prompt, cached)
+
+    def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
+        if error is not None:
+            self._put({"error": {"message": error.message, "type": error.type, "code": error.code}})
+        else:
+            prompt, cached = self._prompt
+            totals = {"prompt_tokens": prompt, "completion_tokens": self._output}
+            self._put({"choices": [], "usage": {**totals, "prompt_tokens_details": {"cached_tokens": cached}}})
+            self.chunks.put_nowait(b"data: [DONE]\n\n")
+        self.chunks.put_nowait(None)
+
+    def _put(self, chunk: dict[str, Any]) -> None:
+        self.chunks.put_nowait(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+
+
+def sim_handlers(engine: SimEngine) -> dict[str, Handler]:
+    """Serve a running simulator; a closed connection aborts its request."""
+
+    def handler(kind: Any) -> Handler:
+        async def serve(request: web.Request) -> web.StreamResponse:
+            body = await request.read()
+            assert msgspec.json.decode(body)["stream_options"]["include_usage"] is True
+            spelling = _Spelling(kind)
+            stream = StreamId(request.headers["x-request-id"])
+            engine.submit(EngineRequest(stream, kind, "sim-small", msgspec.Raw(body)), spelling)
+            response = web.StreamResponse(headers=SSE)
+            try:
+                await response.prepare(request)
+                while (chunk := await spelling.chunks.get()) is not None:
+                    await response.write(chunk)
+            finally:
+                engine.abort(stream)
+            return response
+
+        return serve
+
+    return {"/v1/chat/completions": handler("chat"), "/v1/completions": handler("completions")}
+
+
+def play(*parts: bytes, status: int = 200, cut: bool = False, seen: list[Any] | None = None) -> Handler:
+    """Answer with these bytes, each written by itself. ``cut``: drop the connection without an HTTP end."""
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if seen is not None:
+            seen.append((dict(request.headers), msgspec.json.decode(body)))
+        response = web.StreamResponse(status=status, headers=SSE)
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(0)
+        if cut:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    return serve
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"object": "list", "data": [{"id": "sim-small"}, {"id": "other"}]})
+
+
+@contextlib.asynccontextmanager
+async def server(posts: dict[str, Handler], gets: dict[str, Handler] | None = None) -> AsyncIterator[str]:
+    """Yield the base URL of a server with these routes and a list of models."""
+    app = web.Application(client_max_size=1 << 24)
+    for path, handler in posts.items():
+        app.router.add_post(path, handler)
+    for path, handler in {"/v1/models": _models, **(gets or {})}.items():
+        app.router.add_get(path, handler)
+    # A handler learns of a closed connection by its cancellation
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()

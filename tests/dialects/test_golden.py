@@ -1,0 +1,326 @@
+"""The bytes of both dialects, written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from stream_fabric.cursor import Cursor
+from stream_fabric.errors import BadRequest, TooMany, Unsupported
+from stream_fabric.frames import (
+    ChoiceEnd,
+    Close,
+    Delta,
+    End,
+    ErrorInfo,
+    Frame,
+    Note,
+    Open,
+    Usage,
+    encode,
+)
+from stream_gw.dialects import DIALECTS, encoder_for
+from stream_gw.dialects.accumulate import Accumulator
+from stream_gw.dialects.errors import error_body
+from stream_gw.dialects.facts import StreamFacts
+from tests.dialects.strategies import STREAM, raw
+
+HEX = STREAM[5:]
+USAGE = Usage(prompt=12, cached=8, output=5, reasoning=2)
+USAGE_JSON = (
+    '{"prompt_tokens":12,"completion_tokens":5,"total_tokens":17,'
+    '"prompt_tokens_details":{"cached_tokens":8},"completion_tokens_details":{"reasoning_tokens":2}}'
+)
+
+
+def facts(**more: Any) -> StreamFacts:
+    return StreamFacts(STREAM, 1763712000, "sim-small", **more)
+
+
+def chunk(choices: str, *, kind: str = "chat", tail: str = "") -> str:
+    prefix, name = ("chatcmpl", "chat.completion.chunk") if kind == "chat" else ("cmpl", "text_completion")
+    return (
+        f'{{"id":"{prefix}-{HEX}","object":"{name}","created":1763712000,"model":"sim-small",'
+        f'"choices":[{choices}]{tail}}}'
+    )
+
+
+def delta(words: str, index: int = 0, logprobs: str = "null") -> str:
+    return chunk(f'{{"index":{index},"delta":{{{words}}},"logprobs":{logprobs},"finish_reason":null}}')
+
+
+def finish(reason: str, index: int = 0, more: str = "") -> str:
+    return chunk(f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{reason}"{more}}}')
+
+
+def text(words: str, index: int = 0, logprobs: str = "null", reason: str = "null") -> str:
+    return chunk(
+        f'{{"index":{index},"text":{words},"logprobs":{logprobs},"finish_reason":{reason}}}', kind="completions"
+    )
+
+
+def spelled(made: StreamFacts, *frames: Frame) -> str:
+    encoder = encoder_for(f"openai.{made.kind}", made)
+    return encoder.sse([encode(frame) for frame in frames], 1, 1).decode()
+
+
+ROLE = '"role":"assistant","content":""'
+
+
+def test_chat() -> None:
+    frames = (
+        Note("started"),
+        Note("prompt", 12, 8),
+        Open(0, 0, "reasoning", "raw"),
+        Delta(0, "Hm.\n"),
+        Close(0, "c2ln"),
+        Open(1, 0, "text"),
+        Delta(1, 'Say "hé"'),
+        Delta(1, " twice", 2),
+        Delta(1, "!", 1, raw([{"token": "!", "logprob": -0.5, "bytes": [33], "top_logprobs": []}])),
+        Close(1),
+        ChoiceEnd(0, "stop", raw("###")),
+        End("completed", USAGE),
+    )
+    assert spelled(facts(), *frames) == (
+        f"data: {delta(ROLE)}\nid: 1-2\n\n"
+        f"data: {delta(r'''"reasoning_content":"Hm.\n","reasoning":"Hm.\n"''')}\nid: 1-4\n\n"
+        f"data: {delta(r'''"content":"Say \"hé\""''')}\nid: 1-7\n\n"
+        f"data: {delta('"content":" twice"')}\nid: 1-8\n\n"
+        f"data: {delta('"content":"!"', 0, CHAT_LOGPROBS)}\nid: 1-9\n\n"
+        f"data: {finish('stop', 0, ',"stop_reason":"###"')}\nid: 1-11\n\n"
+        "data: [DONE]\nid: 1-12\n\n"
+    )
+
+
+CHAT_LOGPROBS = '{"content":[{"token":"!","logprob":-0.5,"bytes":[33],"top_logprobs":[]}],"refusal":null}'
+
+
+def test_every_choice_has_its_role_before_anything() -> None:
+    frames = (Open(0, 1, "text"), Delta(0, "b"), Open(1, 0, "refusal"), Delta(1, "no"))
+    assert spelled(facts(n=2), *frames) == (
+        f"data: {delta(ROLE)}\n\ndata: {delta(ROLE, 1)}\nid: 1-1\n\n"
+        f"data: {delta('"content":"b"', 1)}\nid: 1-2\n\n"
+        f"data: {delta('"refusal":"no"')}\nid: 1-4\n\n"
+    )
+
+
+def test_tool_calls() -> None:
+    frames = (
+        Open(0, 0, "tool", "server", "srv_1", "web_search"),
+        Delta(0, "{}"),
+        Open(1, 0, "tool", "function", "call_a", "f"),
+        Open(2, 0, "tool", None, None, "g"),
+        Delta(2, '{"x":1}'),
+        Delta(1, "{}"),
+        Open(3, 0, "tool", "custom", "call_c", "h"),
+        Delta(3, "grep"),
+        ChoiceEnd(0, "tool_calls"),
+    )
+
+    def call(words: str) -> str:
+        return delta(f'"tool_calls":[{{{words}}}]')
+
+    open_f = '"index":0,"id":"call_a","type":"function","function":{"name":"f","arguments":""}'
+    open_g = f'"index":1,"id":"call_{HEX}3","type":"function","function":{{"name":"g","arguments":""}}'
+    open_h = '"index":2,"id":"call_c","type":"custom","custom":{"name":"h","input":""}'
+    assert spelled(facts(), *frames) == (
+        f"data: {delta(ROLE)}\nid: 1-1\n\n"
+        f"data: {call(open_f)}\nid: 1-3\n\n"
+        f"data: {call(open_g)}\nid: 1-4\n\n"
+        f"data: {call(r'''"index":1,"function":{"arguments":"{\"x\":1}"}''')}\nid: 1-5\n\n"
+        f"data: {call('"index":0,"function":{"arguments":"{}"}')}\nid: 1-6\n\n"
+        f"data: {call(open_h)}\nid: 1-7\n\n"
+        f"data: {call('"index":2,"custom":{"input":"grep"}')}\nid: 1-8\n\n"
+        f"data: {finish('tool_calls')}\nid: 1-9\n\n"
+    )
+
+
+def test_a_tool_block_that_opens_again_after_a_reset_keeps_its_index() -> None:
+    encoder = encoder_for("openai.chat", facts())
+    opens = [encode(Open(0, 0, "tool", id="a", name="f")), encode(Open(1, 0, "tool", id="b", name="g"))]
+    first = encoder.chunks(opens)
+    assert encoder.chunks(opens[1:]) == first[2:]
+
+
+def test_usage_is_null_until_the_last_chunk() -> None:
+    frames = (Open(0, 0, "text"), ChoiceEnd(0, "length"), End("completed", USAGE))
+    null = ',"usage":null'
+    role = chunk(f'{{"index":0,"delta":{{{ROLE}}},"logprobs":null,"finish_reason":null}}', tail=null)
+    done = chunk('{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}', tail=null)
+    assert spelled(facts(include_usage=True), *frames) == (
+        f"data: {role}\nid: 1-1\n\n"
+        f"data: {done}\nid: 1-2\n\n"
+        f'data: {chunk("", tail=f""","usage":{USAGE_JSON}""")}\n\n'
+        "data: [DONE]\nid: 1-3\n\n"
+    )
+
+
+FAILED = ErrorInfo("replica_lost", 'the "replica" died', "server_error", 502, True)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (
+            End("failed", USAGE, FAILED),
+            r'"message":"the \"replica\" died","type":"server_error","code":"replica_lost","param":null,"retriable":true',
+        ),
+        (
+            End("cancelled", USAGE),
+            '"message":"the stream was cancelled","type":"cancelled","code":"cancelled","param":null,"retriable":false',
+        ),
+        (
+            End("incomplete", USAGE),
+            '"message":"the stream ended before it was complete","type":"incomplete","code":"incomplete","param":null,'
+            '"retriable":false',
+        ),
+    ],
+    ids=["failed", "cancelled", "incomplete"],
+)
+def test_an_end_that_is_no_completion(end: End, error: str) -> None:
+    for kind in ("chat", "completions"):
+        made = facts(kind=kind, include_usage=True)
+        body = f'{{"error":{{{error},"stream_id":"{STREAM}","cursor":"7-58"}}}}'
+        encoder = encoder_for(f"openai.{kind}", made)
+        assert encoder.sse([encode(end)], 7, 58).decode() == f"data: {body}\nid: 7-58\n\n"
+        assert encoder.chunks([encode(end)]) == [body.replace(',"cursor":"7-58"', "").encode()]
+
+
+LOGPROBS = [
+    {"token": "A", "logprob": -0.5, "top_logprobs": [{"token": "A", "logprob": -0.5}, {"token": "B", "logprob": -2}]},
+    {"token": " river", "logprob": -1.5, "top_logprobs": []},
+]
+LEGACY = (
+    '{"tokens":["A"," river"],"token_logprobs":[-0.5,-1.5],"top_logprobs":[{"A":-0.5,"B":-2},{}],"text_offset":[0,1]}'
+)
+
+
+def test_completions() -> None:
+    own = raw({"tokens": ["."], "token_logprobs": [None], "top_logprobs": None, "text_offset": [7]})
+    frames = (
+        Note("prompt", 3, 0),
+        Open(0, 0, "text"),
+        Delta(0, "A river", 2, raw(LOGPROBS)),
+        Delta(0, ".", 1, own),
+        Open(1, 0, "reasoning", "raw"),
+        Delta(1, "not here"),
+        Open(2, 1, "text"),
+        Delta(2, "\n"),
+        ChoiceEnd(1, "stop"),
+        ChoiceEnd(0, "length", raw(7)),
+        End("completed", USAGE),
+    )
+    usage = chunk("", kind="completions", tail=f',"usage":{USAGE_JSON}')
+    expected = (
+        f"data: {text('"A river"', 0, LEGACY)}\nid: 1-3\n\n"
+        f"data: {text('"."', 0, bytes(own).decode())}\nid: 1-4\n\n"
+        f"data: {text(r'''"\n"''', 1)}\nid: 1-8\n\n"
+        f"data: {text('""', 1, 'null', '"stop"')}\nid: 1-9\n\n"
+        f"data: {text('""', 0, 'null', '"length","stop_reason":7')}\nid: 1-10\n\n"
+        f"data: [DONE]\nid: 1-11\n\n"
+    )
+    made = facts(kind="completions", n=2)
+    assert spelled(made, *frames) == expected
+    with_usage = spelled(facts(kind="completions", n=2, include_usage=True), *frames)
+    assert with_usage.endswith(f"data: {usage}\n\ndata: [DONE]\nid: 1-11\n\n")
+    assert with_usage.replace(',"usage":null', "").replace(f"data: {usage}\n\n", "") == expected
+
+
+def accumulated(made: StreamFacts, *frames: Frame) -> Any:
+    accumulator = Accumulator(made)
+    for frame in frames:
+        accumulator.add(encode(frame))
+    return msgspec.json.decode(accumulator.result())
+
+
+def test_a_whole_chat_answer() -> None:
+    answer = accumulated(
+        facts(n=2),
+        Open(0, 0, "reasoning", "raw"),
+        Open(1, 1, "tool", "function", "call_a", "f"),
+        Delta(0, "Hm."),
+        Delta(1, '{"x":'),
+        Open(2, 0, "text"),
+        Delta(2, "two\nlines", 3),
+        Delta(1, "1}"),
+        ChoiceEnd(0, "stop", raw("\n\n")),
+        ChoiceEnd(1, "tool_calls"),
+        End("completed", USAGE),
+    )
+    call = {"id": "call_a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    assert answer == {
+        "id": f"chatcmpl-{HEX}",
+        "object": "chat.completion",
+        "created": 1763712000,
+        "model": "sim-small",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "two\nlines",
+                    "reasoning_content": "Hm.",
+                    "reasoning": "Hm.",
+                    "refusal": None,
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": "\n\n",
+            },
+            {
+                "index": 1,
+                "message": {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+                "logprobs": None,
+                "finish_reason": "tool_calls",
+            },
+        ],
+        "usage": msgspec.json.decode(USAGE_JSON),
+    }
+
+
+def test_a_whole_completion_counts_its_offsets_over_the_whole_text() -> None:
+    answer = accumulated(
+        facts(kind="completions"),
+        Open(0, 0, "text"),
+        Delta(0, "Où? "),
+        Delta(0, "A river", 2, raw(LOGPROBS)),
+        Delta(0, "A river", 2, raw(LOGPROBS)),
+        ChoiceEnd(0, "stop"),
+        End("completed", USAGE),
+    )
+    assert answer["object"] == "text_completion"
+    assert answer["choices"][0]["text"] == "Où? A riverA river"
+    assert answer["choices"][0]["logprobs"]["text_offset"] == [4, 5, 11, 12]
+    assert answer["choices"][0]["logprobs"]["tokens"] == ["A", " river"] * 2
+
+
+def test_the_registry() -> None:
+    assert set(DIALECTS) == {"openai.chat", "openai.completions"}
+    with pytest.raises(BadRequest, match=r"'openai.chatt'.*openai\.chat, openai\.completions") as unknown:
+        encoder_for("openai.chatt", facts())
+    assert unknown.value.param == "dialect"
+    for dialect, kind in (("openai.completions", "chat"), ("openai.chat", "completions")):
+        with pytest.raises(Unsupported, match=f"made as openai.{kind} and cannot be read as {dialect}"):
+            encoder_for(dialect, facts(kind=kind))
+    with pytest.raises(Unsupported, match="encoder 2"):
+        encoder_for("openai.chat", facts(encoder=2))
+
+
+def test_facts_are_json_and_back() -> None:
+    for made in (facts(), facts(kind="completions", n=3, include_usage=True)):
+        assert msgspec.json.decode(msgspec.json.encode(made), type=StreamFacts) == made
+
+
+def test_error_bodies() -> None:
+    error = TooMany("16 of 16 are in use", param="n", retry_after_s=1)
+    assert error_body(error, "req_1") == (
+        b'{"error":{"message":"16 of 16 are in use","type":"rate_limit_error","code":"too_many","param":"n",'
+        b'"request_id":"req_1","retriable":true}}'
+    )
+    assert error_body(BadRequest("x"), "req_1", stream_id=STREAM, cursor=Cursor(2, 9)) == (
+        b'{"error":{"message":"x","type":"invalid_request_error","code":"invalid_request","param":null,'
+        b'"request_id":"req_1","retriable":false,"stream_id":"%b","cursor":"2-9"}}' % STREAM.encode()
+    )
