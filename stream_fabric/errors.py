@@ -8,6 +8,7 @@
     ├── Unauthenticated 401 / 4401
     ├── Forbidden 403 / 4403
     ├── NotFound 404                 stream or model; also another tenant's
+    ├── RequestTimeout 408           a body that does not end; retriable
     ├── CursorGone 410               the log no longer covers the cursor
     ├── BodyTooLarge 413 / 1009
     ├── HeadersTooLarge 431
@@ -93,6 +94,14 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(StreamGwError):
     code = "method_not_allowed"
     http_status = 405
+    type = "invalid_request_error"
+
+
+class RequestTimeout(StreamGwError):
+    code = "request_timeout"
+    http_status = 408
+    close_code = 1008
+    retriable = True
     type = "invalid_request_error"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from typing import Any, TypeVar
@@ -10,8 +11,8 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import BadRequest, BodyTooLarge, StreamGwError
-from stream_fabric.limits import BODY_BYTES_MAX
+from stream_fabric.errors import BadRequest, BodyTooLarge, RequestTimeout, StreamGwError
+from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 
@@ -46,6 +47,19 @@ class Request:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {BODY_BYTES_MAX} are taken")
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                body = await self._whole_body()
+        except TimeoutError:
+            raise RequestTimeout(f"the body did not come within {BODY_S_MAX:g} s") from None
+        if not body.isascii():
+            try:  # JSON is UTF-8 also where only the engine reads it
+                body.decode()
+            except UnicodeDecodeError as error:
+                raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
+        return body
+
+    async def _whole_body(self) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -57,13 +71,7 @@ class Request:
             if size > BODY_BYTES_MAX:
                 raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the most that are taken")
             if not message["more_body"]:
-                body = b"".join(parts)
-                if not body.isascii():
-                    try:  # JSON is UTF-8 also where only the engine reads it
-                        body.decode()
-                    except UnicodeDecodeError as error:
-                        raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
-                return body
+                return b"".join(parts)
 
     async def answer(
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False

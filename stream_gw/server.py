@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from stream_fabric.limits import (
+    HEAD_S_MAX,
     HEADER_BYTES_MAX,
     OUTBOX_BYTES_LOW,
     OUTBOX_BYTES_MAX,
@@ -51,6 +52,7 @@ class EdgeHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -67,12 +69,15 @@ class EdgeHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_timer.cancel()
         super().on_headers_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = self._head_bytes = 0
         self._in_head = self._head_began = True
+        self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.abort)
         self.scope["state"][CONNECTION] = self
 
     def on_url(self, url: bytes) -> None:
@@ -121,6 +126,7 @@ class EdgeHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._head_timer.cancel()
         listener, self.listener = self.listener, None
         if listener is not None:
             listener.connection_lost()

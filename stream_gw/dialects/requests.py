@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
-from stream_fabric.limits import CHOICES_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
 
 Kind = Literal["chat", "completions"]
 
@@ -67,6 +67,8 @@ def check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
+    if len(steps) > 2 * JSON_CONTAINERS_MAX:
+        raise TooDeep(f"the JSON holds more than {JSON_CONTAINERS_MAX} arrays and objects, the most that are read")
     if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
         raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep, the most that is read")
 

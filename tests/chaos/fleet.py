@@ -97,11 +97,12 @@ async def fleet(
     """``gateway_urls`` and ``agent_urls``: a process each, with its own way to Redis or, empty, the common one."""
     running = Fleet(redis_url, sim)
     try:
-        starts: list[Any] = [running.add_agent(f"replica{k}", url or None) for k, url in enumerate(agent_urls)]
-        starts += [running.add_gateway(f"gateway{k}", url or None) for k, url in enumerate(gateway_urls)]
+        first: list[Any] = [running.add_agent(f"replica{k}", url or None) for k, url in enumerate(agent_urls)]
         if controller:
-            starts.append(running.add_controller())
-        await asyncio.gather(*starts)
+            first.append(running.add_controller())
+        await asyncio.gather(*first)
+        # Gateways last: so each knows every replica from its start, and placement is even
+        await asyncio.gather(*(running.add_gateway(f"gateway{k}", url or None) for k, url in enumerate(gateway_urls)))
         await running.until_served()
         yield running
     finally:

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.limits import BODY_BYTES_MAX, CHOICES_MAX, HEADER_BYTES_MAX, JSON_DEPTH_MAX, URL_BYTES_MAX
+from stream_fabric.limits import (
+    BODY_BYTES_MAX,
+    CHOICES_MAX,
+    HEAD_S_MAX,
+    HEADER_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    URL_BYTES_MAX,
+)
 from tests.gateway.processes import Running
 from tests.gateway.wire import (
     DONE,
@@ -437,3 +444,15 @@ async def test_many_bad_requests_at_once_leave_nothing(gate: Gate, platform: Run
     await asyncio.gather(*(one_of_them(k) for k in range(200)))
     assert gate.resident_bytes() - before < 64 << 20
     assert (await gate.ask("GET", "/readyz")).status == 200
+
+
+@pytest.mark.chaos
+async def test_a_head_that_never_ends_is_cut(one: Gate) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(one.url.rpartition(":")[2]))
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(HEAD_S_MAX + 10):
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    assert asyncio.get_running_loop().time() - began > HEAD_S_MAX - 1
+    writer.close()

@@ -12,7 +12,7 @@ from inference.agent.engines.openai import OpenAIEngine
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from stream_fabric.frames import Delta, Note
-from stream_fabric.ports import Engine
+from stream_fabric.ports import Engine, EngineRequest
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import server, sim_handlers
 from tests.support.waiting import eventually
@@ -49,10 +49,16 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     await sim.close()
 
 
-async def ask(setup: Setup, request: object) -> Recorder:
+async def ask(setup: Setup, request: EngineRequest) -> Recorder:
     sink = Recorder()
-    setup.engine.submit(request, sink)  # type: ignore[arg-type]
+    setup.engine.submit(request, sink)
     return await sink.wait()
+
+
+def fails_over_http(setup: Setup, request: pytest.FixtureRequest, reason: str) -> None:
+    """A known fault of the HTTP engine alone."""
+    if isinstance(setup.engine, OpenAIEngine):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 async def test_an_answer_has_one_text_block_one_choice_end_and_one_terminal(setup: Setup) -> None:
@@ -94,11 +100,14 @@ async def test_choices_open_in_order_and_end_each(setup: Setup) -> None:
     assert order != sorted(order), "choices are made side by side"
 
 
-async def test_a_stop_string_ends_the_answer_before_it_and_is_told(setup: Setup) -> None:
+async def test_a_stop_string_ends_the_answer_before_it_and_is_told(
+    setup: Setup, request: pytest.FixtureRequest
+) -> None:
+    fails_over_http(setup, request, "chunks.py decodes nothing but null into Raw | None: stop_reason")
     whole = (await ask(setup, chat(1, max_tokens=60))).body()
     stop = whole[40:47]
     sink = await ask(setup, chat(2, max_tokens=60, stop=[stop]))
-    assert sink.body() == whole[: whole.index(stop)]
+    assert (sink.status, sink.body()) == ("completed", whole[: whole.index(stop)])
     end = sink.choice_ends()[0]
     assert end.finish_reason == "stop"
     assert end.detail is not None
@@ -123,8 +132,10 @@ async def test_reasoning_is_a_block_of_its_own_before_the_text(setup: Setup) -> 
     assert sink.body("text")
 
 
-async def test_logprobs_are_aligned_to_the_tokens(setup: Setup) -> None:
+async def test_logprobs_are_aligned_to_the_tokens(setup: Setup, request: pytest.FixtureRequest) -> None:
+    fails_over_http(setup, request, "chunks.py decodes nothing but null into Raw | None: logprobs")
     sink = await ask(setup, chat(1, max_tokens=5, logprobs=True, top_logprobs=2))
+    assert (sink.status, sink.tokens()) == ("completed", 5)
     for delta in sink.deltas():
         assert delta.logprobs is not None
         (item,) = msgspec.json.decode(delta.logprobs)
