@@ -53,7 +53,9 @@ async def test_invariant_6_an_agent_dies_under_100_streams(
             if reader in lost:
                 reader.check_lost(expected[reader.seed])
                 assert end.status == "failed" and end.error is not None and end.error.code == "replica_lost"
-                assert end.usage is not None and end.usage.output == tokens_of_chunks(reader.chunks), "billed: what was sent"
+                assert end.usage is not None and end.usage.output == tokens_of_chunks(reader.chunks), (
+                    "billed: what was sent"
+                )
             else:
                 reader.check_whole(expected[reader.seed])
                 assert end.status == "completed"

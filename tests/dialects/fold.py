@@ -76,7 +76,12 @@ def folded_answer(body: bytes) -> dict[str, Any]:
     choices = []
     for number, choice in enumerate(parsed["choices"]):
         assert choice["index"] == number
-        known = {"finish_reason": choice["finish_reason"], "logprobs": choice["logprobs"], "delta": _said({}), "text": ""}
+        known = {
+            "finish_reason": choice["finish_reason"],
+            "logprobs": choice["logprobs"],
+            "delta": _said({}),
+            "text": "",
+        }
         if "stop_reason" in choice:
             known["stop_reason"] = choice["stop_reason"]
         if "message" in choice:

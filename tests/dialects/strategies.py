@@ -28,7 +28,21 @@ from stream_gw.dialects.facts import StreamFacts
 
 STREAM = StreamId("resp_0193b2c4d5e670008a1b2c3d4e5f6071")
 
-_AWKWARD = ['"', "\\", "\n", "\r\n", "\u2028", "\x00", "\x1f", "\U0001f680", "é", "", '"logprobs":null', "data: ", "0:2"]
+_AWKWARD = [
+    '"',
+    "\\",
+    "\n",
+    "\r\n",
+    "\u2028",
+    "\x00",
+    "\x1f",
+    "\U0001f680",
+    "é",
+    "",
+    '"logprobs":null',
+    "data: ",
+    "0:2",
+]
 texts = st.one_of(st.sampled_from(_AWKWARD), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 counts = st.integers(0, 1000)
 

@@ -69,6 +69,10 @@ def spelled(made: StreamFacts, *frames: Frame) -> str:
 ROLE = '"role":"assistant","content":""'
 
 
+def event(body: str, cursor: str | None = None) -> str:
+    return f"data: {body}\n" + (f"id: {cursor}\n" if cursor else "") + "\n"
+
+
 def test_chat() -> None:
     frames = (
         Note("started"),
@@ -84,14 +88,16 @@ def test_chat() -> None:
         ChoiceEnd(0, "stop", raw("###")),
         End("completed", USAGE),
     )
-    assert spelled(facts(), *frames) == (
-        f"data: {delta(ROLE)}\nid: 1-2\n\n"
-        f"data: {delta(r'''"reasoning_content":"Hm.\n","reasoning":"Hm.\n"''')}\nid: 1-4\n\n"
-        f"data: {delta(r'''"content":"Say \"hé\""''')}\nid: 1-7\n\n"
-        f"data: {delta('"content":" twice"')}\nid: 1-8\n\n"
-        f"data: {delta('"content":"!"', 0, CHAT_LOGPROBS)}\nid: 1-9\n\n"
-        f"data: {finish('stop', 0, ',"stop_reason":"###"')}\nid: 1-11\n\n"
-        "data: [DONE]\nid: 1-12\n\n"
+    assert spelled(facts(), *frames) == "".join(
+        (
+            event(delta(ROLE), "1-2"),
+            event(delta(r'''"reasoning_content":"Hm.\n","reasoning":"Hm.\n"'''), "1-4"),
+            event(delta(r'''"content":"Say \"hé\""'''), "1-7"),
+            event(delta('"content":" twice"'), "1-8"),
+            event(delta('"content":"!"', 0, CHAT_LOGPROBS), "1-9"),
+            event(finish("stop", 0, ',"stop_reason":"###"'), "1-11"),
+            "data: [DONE]\nid: 1-12\n\n",
+        )
     )
 
 
@@ -100,10 +106,12 @@ CHAT_LOGPROBS = '{"content":[{"token":"!","logprob":-0.5,"bytes":[33],"top_logpr
 
 def test_every_choice_has_its_role_before_anything() -> None:
     frames = (Open(0, 1, "text"), Delta(0, "b"), Open(1, 0, "refusal"), Delta(1, "no"))
-    assert spelled(facts(n=2), *frames) == (
-        f"data: {delta(ROLE)}\n\ndata: {delta(ROLE, 1)}\nid: 1-1\n\n"
-        f"data: {delta('"content":"b"', 1)}\nid: 1-2\n\n"
-        f"data: {delta('"refusal":"no"')}\nid: 1-4\n\n"
+    assert spelled(facts(n=2), *frames) == "".join(
+        (
+            event(delta(ROLE)) + event(delta(ROLE, 1), "1-1"),
+            event(delta('"content":"b"', 1), "1-2"),
+            event(delta('"refusal":"no"'), "1-4"),
+        )
     )
 
 
@@ -126,15 +134,17 @@ def test_tool_calls() -> None:
     open_f = '"index":0,"id":"call_a","type":"function","function":{"name":"f","arguments":""}'
     open_g = f'"index":1,"id":"call_{HEX}3","type":"function","function":{{"name":"g","arguments":""}}'
     open_h = '"index":2,"id":"call_c","type":"custom","custom":{"name":"h","input":""}'
-    assert spelled(facts(), *frames) == (
-        f"data: {delta(ROLE)}\nid: 1-1\n\n"
-        f"data: {call(open_f)}\nid: 1-3\n\n"
-        f"data: {call(open_g)}\nid: 1-4\n\n"
-        f"data: {call(r'''"index":1,"function":{"arguments":"{\"x\":1}"}''')}\nid: 1-5\n\n"
-        f"data: {call('"index":0,"function":{"arguments":"{}"}')}\nid: 1-6\n\n"
-        f"data: {call(open_h)}\nid: 1-7\n\n"
-        f"data: {call('"index":2,"custom":{"input":"grep"}')}\nid: 1-8\n\n"
-        f"data: {finish('tool_calls')}\nid: 1-9\n\n"
+    assert spelled(facts(), *frames) == "".join(
+        (
+            event(delta(ROLE), "1-1"),
+            event(call(open_f), "1-3"),
+            event(call(open_g), "1-4"),
+            event(call(r""""index":1,"function":{"arguments":"{\"x\":1}"}"""), "1-5"),
+            event(call('"index":0,"function":{"arguments":"{}"}'), "1-6"),
+            event(call(open_h), "1-7"),
+            event(call('"index":2,"custom":{"input":"grep"}'), "1-8"),
+            event(finish("tool_calls"), "1-9"),
+        )
     )
 
 
@@ -150,11 +160,13 @@ def test_usage_is_null_until_the_last_chunk() -> None:
     null = ',"usage":null'
     role = chunk(f'{{"index":0,"delta":{{{ROLE}}},"logprobs":null,"finish_reason":null}}', tail=null)
     done = chunk('{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}', tail=null)
-    assert spelled(facts(include_usage=True), *frames) == (
-        f"data: {role}\nid: 1-1\n\n"
-        f"data: {done}\nid: 1-2\n\n"
-        f'data: {chunk("", tail=f""","usage":{USAGE_JSON}""")}\n\n'
-        "data: [DONE]\nid: 1-3\n\n"
+    assert spelled(facts(include_usage=True), *frames) == "".join(
+        (
+            event(role, "1-1"),
+            event(done, "1-2"),
+            event(chunk("", tail=',"usage":' + USAGE_JSON)),
+            "data: [DONE]\nid: 1-3\n\n",
+        )
     )
 
 
@@ -214,13 +226,15 @@ def test_completions() -> None:
         End("completed", USAGE),
     )
     usage = chunk("", kind="completions", tail=f',"usage":{USAGE_JSON}')
-    expected = (
-        f"data: {text('"A river"', 0, LEGACY)}\nid: 1-3\n\n"
-        f"data: {text('"."', 0, bytes(own).decode())}\nid: 1-4\n\n"
-        f"data: {text(r'''"\n"''', 1)}\nid: 1-8\n\n"
-        f"data: {text('""', 1, 'null', '"stop"')}\nid: 1-9\n\n"
-        f"data: {text('""', 0, 'null', '"length","stop_reason":7')}\nid: 1-10\n\n"
-        f"data: [DONE]\nid: 1-11\n\n"
+    expected = "".join(
+        (
+            event(text('"A river"', 0, LEGACY), "1-3"),
+            event(text('"."', 0, bytes(own).decode()), "1-4"),
+            event(text(r'''"\n"''', 1), "1-8"),
+            event(text('""', 1, "null", '"stop"'), "1-9"),
+            event(text('""', 0, "null", '"length","stop_reason":7'), "1-10"),
+            "data: [DONE]\nid: 1-11\n\n",
+        )
     )
     made = facts(kind="completions", n=2)
     assert spelled(made, *frames) == expected

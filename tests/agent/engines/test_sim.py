@@ -278,20 +278,19 @@ def test_an_abort_from_the_sink_at_the_last_token_leaves_the_engine_serving() ->
     run_virtual(main())
 
 
-@pytest.mark.xfail(strict=True, reason="the least time to the first token shrinks by what the loop is behind")
-def test_the_first_token_waits_its_time_beside_a_busy_stream_at_full_speed() -> None:
+@pytest.mark.xfail(
+    strict=True, raises=TimeoutError, reason="steps that take no time never add up to the least time to the first token"
+)
+def test_the_first_token_comes_when_steps_take_no_time() -> None:
     async def main() -> None:
-        engine = await started("itl_ms=0,ttft_ms=300,prefill_tokens_per_s=1e9")
-        clock = asyncio.get_running_loop().time
-        engine.submit(chat(1, max_tokens=400_000), Recorder())
-        await asyncio.sleep(0.5)
+        engine = await started("itl_ms=0,ttft_ms=20,prefill_tokens_per_s=1e9")
         sink = Recorder()
-        begun = clock()
-        engine.submit(chat(2, max_tokens=1), sink)
-        async with asyncio.timeout(20):
-            await sink.ended.wait()
-        await engine.close()
-        assert sink.times[0] - begun >= 0.29
+        engine.submit(chat(1, max_tokens=1), sink)
+        try:
+            async with asyncio.timeout(0.5):
+                await sink.ended.wait()
+        finally:
+            await engine.close()
 
     asyncio.run(main())
 

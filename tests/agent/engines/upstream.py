@@ -38,7 +38,7 @@ class _Spelling:
             case Open(block=block, choice=choice, kind="tool"):
                 self._open[block] = frame
                 index = self._tools[block] = sum(self._open[b].choice == choice for b in self._tools)
-                call = {"index": index, "id": frame.id, "type": "function"}
+                call: dict[str, Any] = {"index": index, "id": frame.id, "type": "function"}
                 self._delta(choice, tool_calls=[{**call, "function": {"name": frame.name, "arguments": ""}}])
             case Open(block=block, choice=choice):
                 self._open[block] = frame

@@ -1,0 +1,438 @@
+"""The HTTP engine against servers that do what servers in the field do, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from inference.agent.engines.chunks import ChunkReader
+from inference.agent.engines.openai import OpenAIEngine
+from stream_fabric.errors import EngineFailed
+from stream_fabric.frames import Usage
+from stream_fabric.ports import EngineRequest
+from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
+from tests.agent.engines.upstream import Handler, play, server
+from tests.support.waiting import eventually
+
+CHAT = "/v1/chat/completions"
+DONE = b"data: [DONE]\n\n"
+RAW_OR_NONE = "chunks.py decodes nothing but null into Raw | None"
+
+
+def event(**chunk: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def delta(index: int = 0, finish: str | None = None, **fields: Any) -> bytes:
+    return event(choices=[{"index": index, "delta": fields, "finish_reason": finish}])
+
+
+def call(**item: Any) -> bytes:
+    return delta(tool_calls=[item])
+
+
+@contextlib.asynccontextmanager
+async def engine_on(
+    handler: Handler, path: str = CHAT, gets: dict[str, Handler] | None = None, key: str = ""
+) -> AsyncIterator[OpenAIEngine]:
+    async with server({path: handler}, gets) as url:
+        engine = OpenAIEngine(url, key)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+async def ask(handler: Handler, request: EngineRequest | None = None) -> Recorder:
+    request = request or chat(1)
+    path = CHAT if request.kind == "chat" else "/v1/completions"
+    async with engine_on(handler, path) as engine:
+        sink = Recorder()
+        engine.submit(request, sink)
+        return await sink.wait()
+
+
+def read(*chunks: bytes, choices: int = 1) -> Recorder:
+    """Chunks given straight to the reader; the sink checks the frames' law."""
+
+    async def main() -> Recorder:
+        sink = Recorder()
+        reader = ChunkReader(stream_id(1), sink, choices)
+        for chunk in chunks:
+            reader.receive(chunk.removeprefix(b"data: ").rstrip())
+        error = reader.end()
+        sink.end("failed" if error else "completed", error, reader.usage)
+        return sink
+
+    return asyncio.run(main())
+
+
+# --- the request ---------------------------------------------------------------------------------------------
+
+
+async def test_the_body_goes_up_as_it_came_with_streaming_and_usage_asked_for() -> None:
+    seen: list[Any] = []
+    request = chat(1, temperature=0.5, unknown={"kept": [1, None]})
+    async with engine_on(play(delta(content="x"), delta(finish="stop"), DONE, seen=seen), key="secret") as engine:
+        sink = Recorder()
+        engine.submit(request, sink)
+        await sink.wait()
+    headers, body = seen[0]
+    sent = msgspec.json.decode(request.body)
+    assert body == {**sent, "stream": True, "stream_options": {"include_usage": True}}
+    assert headers["Authorization"] == "Bearer secret"
+
+
+# --- frames --------------------------------------------------------------------------------------------------
+
+
+async def test_content_becomes_a_text_block_with_the_upstream_s_usage() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    parts = (
+        delta(role="assistant", content=""),
+        delta(content="zwölf "),
+        b": beat\r\n\r\n",
+        delta(content="🚀"),
+        delta(finish="stop"),
+        event(choices=[], usage=usage),
+        DONE,
+    )
+    whole = b"".join(parts)
+    for pieces in (parts, tuple(whole[i : i + 3] for i in range(0, len(whole), 3)), (whole,)):
+        sink = await ask(play(*pieces))
+        assert (sink.status, sink.body()) == ("completed", "zwölf 🚀")
+        assert sink.end_usage == Usage(9, 4, 0, 5, 2)
+        assert sink.prompt == (9, 4)
+
+
+def test_reasoning_under_either_name_is_taken_once() -> None:
+    spellings: tuple[dict[str, Any], ...] = (
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"reasoning": "hm", "reasoning_content": "hm"},
+    )
+    for fields in spellings:
+        sink = read(delta(**fields), delta(content="so"), delta(finish="stop"), DONE)
+        assert [block.kind for block in sink.opens()] == ["reasoning", "text"]
+        assert (sink.body("reasoning"), sink.body("text")) == ("hm", "so")
+
+
+def test_a_refusal_is_a_block_of_its_own() -> None:
+    sink = read(delta(refusal="I can"), delta(refusal="not"), delta(finish="stop"), DONE)
+    assert sink.body("refusal") == "I cannot"
+
+
+def test_choices_interleave() -> None:
+    sink = read(
+        *(delta(k, content=text) for k, text in ((0, "a"), (1, "x"), (0, "b"), (1, "y"))),
+        delta(1, "stop"),
+        delta(0, "length"),
+        choices=2,
+    )
+    assert (sink.body(choice=0), sink.body(choice=1)) == ("ab", "xy")
+    assert {k: end.finish_reason for k, end in sink.choice_ends().items()} == {0: "length", 1: "stop"}
+
+
+ONE = {"index": 0, "id": "c1", "type": "function"}
+TWO = {"index": 1, "id": "c2", "type": "function"}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(
+            [
+                call(**ONE, function={"name": "f", "arguments": ""}),
+                call(index=0, function={"arguments": '{"a"'}),
+                call(**TWO, function={"name": "g", "arguments": ""}),
+                call(index=1, function={"arguments": "{}"}),
+                call(index=0, function={"arguments": ":1}"}),
+            ],
+            id="in pieces, interleaved",
+        ),
+        pytest.param(
+            [
+                delta(
+                    tool_calls=[
+                        {**ONE, "function": {"name": "f", "arguments": '{"a":1}'}},
+                        {**TWO, "function": {"name": "g", "arguments": "{}"}},
+                    ]
+                )
+            ],
+            id="whole in one chunk",
+        ),
+        pytest.param(
+            [
+                call(**ONE, function={"name": "f", "arguments": '{"a"'}),
+                call(**ONE, function={"name": "f", "arguments": ":1}"}),
+                call(**TWO, function={"name": "g", "arguments": "{}"}),
+            ],
+            id="id and name repeated",
+        ),
+        pytest.param(
+            [
+                call(id="c1", function={"name": "f", "arguments": '{"a"'}),
+                call(function={"arguments": ":1}"}),
+                call(id="c2", function={"name": "g", "arguments": "{}"}),
+            ],
+            id="no index",
+        ),
+        pytest.param(
+            [
+                call(**ONE, function={"name": "f", "arguments": '{"a":1}'}),
+                call(index=0, id="c2", function={"name": "g", "arguments": "{}"}),
+            ],
+            id="one index for both",
+            marks=pytest.mark.xfail(strict=True, reason="another id under the same index is taken for the same call"),
+        ),
+        pytest.param(
+            [
+                call(**ONE),
+                call(index=0, function={"name": "f", "arguments": '{"a":1}'}),
+                call(**TWO, function={"name": "g", "arguments": "{}"}),
+            ],
+            id="name after the id",
+            marks=pytest.mark.xfail(strict=True, reason="a call is opened before its name has come"),
+        ),
+        pytest.param(
+            [
+                call(**ONE, function={"name": "f", "arguments": {"a": 1}}),
+                call(**TWO, function={"name": "g", "arguments": {}}),
+            ],
+            id="arguments as an object",
+            marks=pytest.mark.xfail(strict=True, reason="arguments are read as a string only"),
+        ),
+    ],
+)
+def test_tool_calls_of_every_make(parts: list[bytes]) -> None:
+    sink = read(*parts, delta(finish="tool_calls"), DONE)
+    assert [(block.id, block.name) for block in sink.opens()] == [("c1", "f"), ("c2", "g")]
+    texts = {block.name: "".join(d.text for d in sink.deltas() if d.block == block.block) for block in sink.opens()}
+    assert {name: msgspec.json.decode(text) for name, text in texts.items()} == {"f": {"a": 1}, "g": {}}
+    assert sink.choice_ends()[0].finish_reason == "tool_calls"
+
+
+def test_a_call_without_an_id_gets_one() -> None:
+    sink = read(call(index=0, function={"name": "f", "arguments": "{}"}), delta(finish="tool_calls"))
+    assert sink.opens()[0].id
+
+
+@pytest.mark.xfail(strict=True, raises=msgspec.ValidationError, reason=RAW_OR_NONE)
+@pytest.mark.parametrize("reason", ["END", 128_009])
+def test_the_stop_that_matched_is_kept(reason: str | int) -> None:
+    sink = read(
+        delta(content="x"), event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": reason}])
+    )
+    detail = sink.choice_ends()[0].detail
+    assert detail is not None
+    assert msgspec.json.decode(detail) == reason
+
+
+@pytest.mark.xfail(strict=True, raises=msgspec.ValidationError, reason=RAW_OR_NONE)
+def test_logprobs_stay_aligned_when_a_chunk_holds_several_tokens() -> None:
+    items = [{"token": "so", "logprob": -0.1}, {"token": " it", "logprob": -0.2}]
+    sink = read(
+        event(choices=[{"index": 0, "delta": {"content": "so it"}, "logprobs": {"content": items}}]),
+        delta(finish="stop"),
+    )
+    (only,) = sink.deltas()
+    assert only.tokens == 2
+    assert only.logprobs is not None
+    assert msgspec.json.decode(only.logprobs) == items
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a delta after the finish opens a block after ChoiceEnd")
+def test_nothing_of_a_choice_follows_its_end() -> None:
+    read(delta(content="x"), delta(finish="stop"), delta(content="late"), DONE)
+
+
+# --- ends that are none --------------------------------------------------------------------------------------
+
+
+async def test_a_cut_before_the_finish_is_never_a_clean_end() -> None:
+    for parts in ((), (delta(content="half"),), (delta(content="half"), DONE)):
+        sink = await ask(play(*parts))
+        assert sink.status == "failed"
+        assert sink.error is not None
+        assert (sink.error.code, sink.error.retriable) == ("upstream_truncated", True)
+
+
+async def test_a_cut_in_one_of_two_choices_is_no_clean_end() -> None:
+    sink = await ask(play(delta(0, content="a"), delta(0, "stop"), delta(1, content="b")), chat(1, n=2))
+    assert sink.error is not None
+    assert sink.error.code == "upstream_truncated"
+
+
+async def test_a_finish_without_done_is_whole() -> None:
+    assert (await ask(play(delta(content="x"), delta(finish="stop")))).status == "completed"
+
+
+async def test_a_dropped_connection_may_be_tried_again() -> None:
+    sink = await ask(play(delta(content="half"), cut=True))
+    assert sink.status == "failed"
+    assert sink.error is not None
+    assert sink.error.retriable
+
+
+@pytest.mark.xfail(strict=True, reason="half an event at the end is told as a server's fault, not to be tried again")
+async def test_a_cut_within_an_event_may_be_tried_again() -> None:
+    sink = await ask(play(delta(content="half"), delta(content="and more")[:-20]))
+    assert sink.error is not None
+    assert (sink.error.code, sink.error.retriable) == ("upstream_truncated", True)
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="after [DONE] the engine waits for the response's end")
+async def test_done_ends_the_answer_though_the_connection_stays() -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(delta(content="x") + delta(finish="stop") + DONE)
+        await asyncio.sleep(60)
+        return response
+
+    async with engine_on(serve) as engine:
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        async with asyncio.timeout(0.5):
+            await sink.ended.wait()
+
+
+@pytest.mark.xfail(strict=True, reason=RAW_OR_NONE)
+@pytest.mark.parametrize("error", [{"message": "CUDA out of memory", "code": 500}, "CUDA out of memory"])
+async def test_an_error_within_the_stream_ends_it_with_the_upstream_s_words(error: Any) -> None:
+    sink = await ask(play(delta(content="x"), event(error=error), DONE))
+    assert sink.status == "failed"
+    assert sink.error is not None
+    assert "CUDA out of memory" in sink.error.message
+    assert "chunk" not in sink.error.message
+    assert sink.error.retriable
+
+
+@pytest.mark.parametrize("junk", [b"data: {not json\n\n", b'data: {"choices":7}\n\n', b"data: \xff\n\n"])
+async def test_what_is_no_chunk_fails_the_stream(junk: bytes) -> None:
+    sink = await ask(play(delta(content="x"), junk, delta(finish="stop"), DONE))
+    assert sink.status == "failed"
+
+
+@pytest.mark.parametrize(("status", "retriable"), [(400, False), (404, False), (429, True), (500, True), (503, True)])
+async def test_a_refused_request_keeps_the_status_and_the_message(status: int, retriable: bool) -> None:
+    body = msgspec.json.encode({"error": {"message": "too long by 7", "type": "BadRequestError", "code": status}})
+    sink = await ask(play(body, status=status))
+    assert sink.error is not None
+    assert "too long by 7" in sink.error.message
+    assert (sink.error.http_status, sink.error.retriable) == (status, retriable)
+
+
+async def test_a_server_that_is_gone_is_told_and_may_be_tried_again() -> None:
+    async with server({}) as url:
+        engine = OpenAIEngine(url)
+        await engine.start()
+    sink = Recorder()
+    engine.submit(chat(1), sink)
+    await sink.wait()
+    await engine.close()
+    assert sink.error is not None
+    assert sink.error.retriable
+
+
+@pytest.mark.xfail(strict=True, raises=TimeoutError, reason="an error before the request is made ends the task unheard")
+async def test_a_body_that_cannot_be_read_ends_the_stream() -> None:
+    async with engine_on(play()) as engine:
+        sink = Recorder()
+        engine.submit(chat(1, n="many"), sink)
+        async with asyncio.timeout(0.5):
+            await sink.ended.wait()
+
+
+# --- abort, start, load --------------------------------------------------------------------------------------
+
+
+async def test_abort_closes_the_connection() -> None:
+    closed = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(delta(content="x"))
+        try:
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
+        return response
+
+    async with engine_on(serve) as engine:
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await eventually(sink.tokens)
+        engine.abort(stream_id(1))
+        async with asyncio.timeout(2):
+            await closed.wait()
+        assert sink.status is None
+        assert engine.load().running == 0
+
+
+async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
+    async with server({}) as url:
+        engine = OpenAIEngine(url)
+        assert list(await engine.start()) == ["sim-small", "other"]
+        await engine.close()
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401)
+
+    async def empty(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": []})
+
+    async def prose(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="hello")
+
+    for models, told in ((refuse, "401"), (empty, "no model"), (prose, "OpenAI-compatible")):
+        async with server({}, {"/v1/models": models}) as url:
+            engine = OpenAIEngine(url)
+            with pytest.raises(EngineFailed, match=told) as raised:
+                await engine.start()
+            assert url in raised.value.message
+            await engine.close()
+    engine = OpenAIEngine("http://127.0.0.1:9")
+    with pytest.raises(EngineFailed, match=r"http://127\.0\.0\.1:9/v1/models"):
+        await engine.start()
+    await engine.close()
+
+
+async def test_load_is_the_server_s_own_where_it_tells_it() -> None:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        labels = '{engine="0",model_name="m"}'
+        lines = (
+            f"vllm:num_requests_running{labels} 3.0",
+            f"vllm:num_requests_waiting{labels} 2.0",
+            f"vllm:kv_cache_usage_perc{labels} 0.25",
+        )
+        return web.Response(text="# TYPE vllm:num_requests_running gauge\n" + "\n".join(lines) + "\n")
+
+    async with engine_on(play(), gets={"/metrics": metrics}) as engine:
+        await eventually(lambda: engine.load().running == 3)
+        assert (engine.load().waiting, engine.load().kv_used_ratio) == (2, 0.25)
+
+
+async def test_load_without_metrics_is_what_was_sent() -> None:
+    async with engine_on(play()) as engine:
+        assert (engine.load().running, engine.load().waiting) == (0, 0)
+
+
+async def test_completions_are_text() -> None:
+    parts = [event(choices=[{"index": 0, "text": text, "finish_reason": None}]) for text in ("a", "b")]
+    last = event(choices=[{"index": 0, "text": "", "finish_reason": "length"}])
+    sink = await ask(play(*parts, last, DONE), completion(1))
+    assert (sink.body(), sink.choice_ends()[0].finish_reason) == ("ab", "length")

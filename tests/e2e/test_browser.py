@@ -1,0 +1,251 @@
+"""What a browser brings itself, EventSource and WebSocket, and the chat page on a real platform."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, WebSocket, expect
+
+from tests.gateway.wire import Gate, chat, text_of_chunks
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+EVENT_SOURCE = """(url) => new Promise((resolve) => {
+    const events = [];
+    let opened = 0;
+    const source = new EventSource(url);
+    source.onopen = () => { opened += 1; };
+    source.onmessage = ({ data, lastEventId }) => {
+        events.push([lastEventId, data]);
+        window.seen = events.length;
+    };
+    source.onerror = () => {
+        if (source.readyState === EventSource.CLOSED) resolve({ events, opened });
+    };
+})"""
+
+SOCKET = """({ url, token, body }) => new Promise((resolve, reject) => {
+    const socket = new WebSocket(url, ["tokenstream.v1", `bearer.${token}`]);
+    const messages = [];
+    socket.onclose = ({ code }) => reject(new Error(`closed with ${code}`));
+    socket.onmessage = ({ data }) => {
+        const message = JSON.parse(data);
+        messages.push(message);
+        if (message.t === "hi") {
+            const create = { t: "create", ch: 1, dialect: "openai.chat", body };
+            socket.send(JSON.stringify(create));
+        }
+        if (message.t === "end") {
+            socket.onclose = ({ code, wasClean }) => resolve({ messages, protocol: socket.protocol, code, wasClean });
+            socket.close(1000);
+        }
+    };
+})"""
+
+RENDERED = """async (text) => {
+    const { MarkdownView } = await import("/static/markdown.js");
+    const root = document.createElement("div");
+    new MarkdownView(root).set(text);
+    return root.textContent;
+}"""
+
+
+async def whole_text(gate: Gate, tokens: int, seed: int) -> str:
+    reply = await gate.ask("POST", "/v1/chat/completions", {**chat(tokens, seed), "stream": False})
+    text: str = reply.json["choices"][0]["message"]["content"]
+    return text
+
+
+async def test_event_source_resumes_by_itself(browser: Browser, one: Gate, two: Gate) -> None:
+    """It can send no header of its own, so the key is added on its way, as a proxy before the gateway would."""
+    stream = await one.background(150, seed=7)
+    async with Proxy.before(two.port) as proxy:
+        origin = f"http://127.0.0.1:{proxy.port}"
+        page = await browser.new_page(extra_http_headers={"Authorization": f"Bearer {two.key}"})
+        await page.goto(f"{origin}/healthz")
+        reading = asyncio.create_task(page.evaluate(EVENT_SOURCE, f"{origin}/v1/streams/{stream}"))
+        await page.wait_for_function("window.seen > 10")
+        proxy.cut_all()
+        told = await reading
+        await page.close()
+    events = told["events"]
+    assert told["opened"] == 2, "one connection was cut; after the end 204 told it to stay away"
+    numbers = [int(name.partition("-")[2]) for name, _ in events]
+    assert numbers == sorted(set(numbers)), "every event once and in order"
+    assert events[-1][1] == "[DONE]"
+    assert text_of_chunks(json.loads(data) for _, data in events[:-1]) == await whole_text(one, 150, 7)
+
+
+async def test_event_source_without_a_key_is_refused_and_stays_away(browser: Browser, one: Gate) -> None:
+    stream = await one.background(10)
+    page = await browser.new_page()
+    await page.goto(f"{one.url}/healthz")
+    told = await page.evaluate(EVENT_SOURCE, f"{one.url}/v1/streams/{stream}")
+    assert told == {"events": [], "opened": 0}
+    await page.close()
+
+
+async def test_web_socket_with_a_capability_token(browser: Browser, one: Gate, two: Gate) -> None:
+    reply = await one.ask("POST", "/v1/tokens", {"scopes": ["create", "read"]})
+    page = await browser.new_page()
+    await page.goto(f"{two.url}/healthz")
+    arguments = {"url": f"ws{two.url[4:]}/v1/stream", "token": reply.json["token"], "body": chat(30, 8)}
+    told = await page.evaluate(SOCKET, arguments)
+    await page.close()
+    assert told["protocol"] == "tokenstream.v1" and told["code"] == 1000 and told["wasClean"]
+    chunks = [chunk for message in told["messages"] if message["t"] == "d" for chunk in message["f"]]
+    assert text_of_chunks(chunks) == await whole_text(one, 30, 8)
+
+
+class Tab:
+    """One tab of the chat page, and the streams that its sockets were told of."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.streams: list[str] = []
+        self.sockets = 0
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if "Content Security" in line.text else None)
+        page.on("websocket", self._socket)
+
+    def _socket(self, socket: WebSocket) -> None:
+        self.sockets += 1
+        socket.on("framereceived", self._message)
+
+    def _message(self, raw: str | bytes) -> None:
+        message: dict[str, Any] = json.loads(raw)
+        if message["t"] == "ok" and message["stream"] not in self.streams:
+            self.streams.append(message["stream"])
+
+    @property
+    def answer(self) -> Any:
+        return self.page.locator("article.assistant .content").last
+
+    async def ask(self, text: str) -> None:
+        await self.page.fill("#prompt", text)
+        await self.page.press("#prompt", "Enter")
+
+    async def until_words(self, count: int) -> None:
+        async def so_many() -> bool:
+            return len((await self.shown()).split()) > count
+
+        await eventually(so_many, f"{count} words")
+
+    async def until_done(self) -> None:
+        await expect(self.page.locator("#send")).to_be_visible(timeout=20_000)
+
+    async def shown(self) -> str:
+        text: str = await self.answer.text_content()
+        return text
+
+    async def should_show(self, text: str) -> str:
+        rendered: str = await self.page.evaluate(RENDERED, text)
+        return rendered
+
+
+@asynccontextmanager
+async def tab(context: BrowserContext, url: str) -> AsyncIterator[Tab]:
+    made = Tab(await context.new_page())
+    await made.page.goto(url)
+    yield made
+    assert made.errors == []
+    await made.page.close()
+
+
+@pytest.fixture
+async def context(browser: Browser, one: Gate) -> AsyncIterator[BrowserContext]:
+    made = await browser.new_context()
+    yield made
+    await made.close()
+
+
+async def text_in_the_log(gate: Gate, stream: str) -> str:
+    reply = await gate.ask("GET", f"/v1/streams/{stream}")
+    lines = [line[6:] for line in reply.body.decode().splitlines() if line.startswith("data: {")]
+    return text_of_chunks(json.loads(line) for line in lines)
+
+
+PROMPT = "Tell me a long story of a river"
+
+
+async def check(tab: Tab, gate: Gate, stream: str) -> None:
+    """The page shows the stream's text, whole and once."""
+    await tab.until_done()
+    text = await text_in_the_log(gate, stream)
+    assert len(text.split()) > 30
+    assert await tab.shown() == await tab.should_show(text)
+
+
+async def test_the_chat_page_reloaded_in_the_middle(context: BrowserContext, one: Gate, two: Gate) -> None:
+    async with tab(context, f"{one.url}/#key={one.key}") as page:
+        assert await page.page.evaluate("location.hash") == ""
+        await page.ask(PROMPT)
+        for words in (5, 15):
+            await page.until_words(words)
+            await page.page.reload()
+        await check(page, two, page.streams[0])
+        assert len(page.streams) == 1, "generated once"
+        await page.page.reload()
+        await check(page, two, page.streams[0])
+
+
+async def test_the_chat_page_offline_and_back(context: BrowserContext, one: Gate, two: Gate) -> None:
+    async with Proxy.before(one.port) as proxy, tab(context, f"http://127.0.0.1:{proxy.port}/#key={one.key}") as page:
+        await page.ask(PROMPT)
+        await page.until_words(5)
+        await context.set_offline(True)
+        proxy.refuse = True
+        proxy.cut_all()
+        await expect(page.page.locator("#connection")).to_have_text("Offline")
+        before = await page.shown()
+        head = (await two.info(page.streams[0]))["head"]
+
+        async def went_on() -> bool:
+            info = await two.info(page.streams[0])
+            return bool(info["head"] > head + 10 or info["status"] != "live")
+
+        await eventually(went_on, "the answer to go on without its reader")
+        assert await page.shown() == before
+        proxy.refuse = False
+        await context.set_offline(False)
+        await check(page, two, page.streams[0])
+        assert len(page.streams) == 1
+
+
+async def test_the_chat_page_stops(context: BrowserContext, one: Gate, two: Gate) -> None:
+    async with tab(context, f"{one.url}/#key={one.key}") as page:
+        await page.ask(PROMPT)
+        await page.until_words(5)
+        await page.page.click("#stop")
+        await expect(page.page.locator("article .note").last).to_have_text("Stopped")
+        await two.until_status(page.streams[0], "cancelled")
+        assert await page.shown() == await page.should_show(await text_in_the_log(two, page.streams[0]))
+
+
+async def test_two_tabs_follow_one_stream(context: BrowserContext, one: Gate, two: Gate) -> None:
+    async with tab(context, f"{one.url}/#key={one.key}") as first:
+        await first.ask(PROMPT)
+        await first.until_words(5)
+        async with tab(context, f"{one.url}/") as second:
+            await second.until_words(5)
+            for page in (first, second):
+                await check(page, two, first.streams[0])
+            assert first.streams == second.streams
+            assert await first.shown() == await second.shown()
+
+
+async def test_the_chat_page_survives_its_network(context: BrowserContext, one: Gate, two: Gate) -> None:
+    async with Proxy.before(one.port) as proxy, tab(context, f"http://127.0.0.1:{proxy.port}/#key={one.key}") as page:
+        await page.ask(PROMPT)
+        for words in (5, 15, 25):
+            await page.until_words(words)
+            proxy.cut_all()
+        await check(page, two, page.streams[0])
+        assert page.sockets >= 3
