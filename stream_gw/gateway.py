@@ -25,7 +25,7 @@ from stream_fabric.errors import (
 )
 from stream_fabric.frames import is_end
 from stream_fabric.ids import GatewayId, StreamId, UserId, is_stream_id, new_stream_id
-from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
 from stream_fabric.ports import EngineRequest
 from stream_fabric.redis.index import RedisIndex
@@ -243,13 +243,24 @@ class Gateway:
 
         Raises NotFound, CursorInvalid, CursorGone, and PastTheEnd when there is nothing after the cursor.
         """
-        page, meta = await self.look(who, stream)
+        page, meta = await self._await_stream(who, stream)
         page = await self._await_head(page, StreamId(stream), who, after)
         if page.status != "live" and after >= (page.epoch.n, page.head):
             raise PastTheEnd
         outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
         subscription = self.hub.follow(StreamId(stream), page, after, outlet, exact=exact)
         return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
+
+    async def _await_stream(self, who: Principal, stream: str) -> tuple[Page, StreamMeta]:
+        """``look``, but a stream that the fabric lost whole is waited for: its producer makes it again."""
+        deadline = asyncio.get_running_loop().time() + ORPHAN_GRACE_S
+        while True:
+            try:
+                return await self.look(who, stream)
+            except NotFound:
+                if not self.hub.unsettled or asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.05)
 
     async def _await_head(self, page: Page, stream: StreamId, who: Principal, after: Cursor) -> Page:
         """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
@@ -376,7 +387,7 @@ class Gateway:
                 return None
             channel.open(new.epoch, new.subscription.local.head, new.subscription.local.status)
             return new.subscription
-        _, meta = await self.look(who, message.stream)
+        _, meta = await self._await_stream(who, message.stream)
         stream = StreamId(message.stream)
         # The terminal is left to the ordinary path, so that it arrives as an end
         page, at, lines = await self.read_all(who, stream)

@@ -32,6 +32,7 @@ from stream_fabric.log import RECORD, UNIT, Head, Page
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step, check_cursor
 from stream_fabric.redis.reaper import LOST
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.subscriber import Subscriber
 from stream_gw.directory import Directory
 from stream_gw.outlet import Outlet
 
@@ -187,6 +188,9 @@ class Hub:
         self._directory = directory
         self._tasks = tasks
         self.local: dict[bytes, LocalStream] = {}
+        self.subscriber: Subscriber | None = None
+        """Brings ``receive`` its messages; set once the process is wired."""
+        self._subscribed = False
         self._settled_at = 0.0
 
     # --- the data path -------------------------------------------------------------------------------------
@@ -318,8 +322,9 @@ class Hub:
 
     def resubscribed(self, channels: list[str]) -> None:
         """Publishes to these channels may have been missed: watch every stream of their partitions again."""
-        if self.local:
+        if self._subscribed:
             self._settled_at = asyncio.get_running_loop().time() + _SETTLE_S
+        self._subscribed = True
         partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
         for local in self.local.values():
             if local.partition in partitions:
@@ -329,8 +334,9 @@ class Hub:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the fabric has been away a moment ago: tails that it lost may still be on their way back."""
-        return asyncio.get_running_loop().time() < self._settled_at
+        """Whether the fabric is or has been away a moment ago: what it lost may still be on its way back."""
+        away = self.subscriber is not None and not self.subscriber.healthy
+        return away or asyncio.get_running_loop().time() < self._settled_at
 
     async def watchdog(self) -> None:
         """Compare every local stream with its log, so that no lost message, tail or terminal stays lost."""

@@ -64,6 +64,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             directory = Directory(pools)
             hub = Hub(name, streams, directory, tasks)
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
+            hub.subscriber = subscriber
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, RedisIndex(client), directory)
             edge = Edge(gateway)
             server = make_server(edge.app, settings.host, settings.port)

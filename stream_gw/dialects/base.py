@@ -80,10 +80,12 @@ class Encoder:
         return b"".join([self._event(line, epoch, seq) for seq, line in enumerate(lines, first)])
 
     def _event(self, line: bytes, epoch: int, seq: int) -> bytes:
-        number, _, text = line.partition(b'"')
-        around = self._blocks.get(number)
-        if around:
-            return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, seq)
+        if is_text(line):
+            number, _, text = line.partition(b'"')
+            around = self._blocks.get(number)
+            if around is None:  # with a count of tokens
+                around = self._blocks[number.partition(b":")[0]]
+            return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, seq) if around else b""
         if is_end(line):
             end = decode(line)
             assert isinstance(end, End)

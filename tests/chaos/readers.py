@@ -48,6 +48,10 @@ class Reader:
         self.error: dict[str, Any] | None = None
         self.output_tokens = 0
 
+    async def read(self, within_s: float = 60.0) -> None:
+        """To the terminal, over as many connections as it takes."""
+        raise NotImplementedError
+
     @property
     def text(self) -> str:
         return text_of_chunks(self.chunks)
@@ -96,7 +100,6 @@ class SseReader(Reader):
         self.refused = 0
 
     async def read(self, within_s: float = 60.0) -> None:
-        """To the terminal, over as many connections as it takes."""
         async with asyncio.timeout(within_s):
             while self.status is None:
                 try:

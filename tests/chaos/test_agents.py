@@ -166,7 +166,8 @@ async def test_invariant_7_a_flapping_agent_leaks_no_slot(
 
         await asyncio.gather(flap(), *(some() for _ in range(at_once)))
         tell(f"{dict(done)}")
-        assert set(done) <= {"completed", "failed"} and done["completed"] > requests // 2
+        # Until its lease runs out a dead replica is still given its share
+        assert set(done) <= {"completed", "failed"} and done["completed"] > requests // 4
         for reader in readers:
             end = await log.terminal(reader.stream)
             assert end.status == reader.status

@@ -68,7 +68,9 @@ async def test_streams_hop_between_gateways(redis_server: RedisServer, undisturb
             while reader.status is None:
                 attempt = asyncio.create_task(reader.read())
                 seen = len(reader.heard_at)
-                await eventually(lambda: reader.status or len(reader.heard_at) > seen + 4, "the stream to go on")
+                await eventually(
+                    lambda seen=seen: reader.status or len(reader.heard_at) > seen + 4, "the stream to go on"
+                )
                 if reader.status is None:
                     attempt.cancel()
                     reader.leave()

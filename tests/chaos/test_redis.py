@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 
 import pytest
@@ -88,6 +90,58 @@ async def test_invariant_10_failover_to_a_replica_without_the_tail(
                 await asyncio.gather(*reading)
             await _check_unnoticed(running, readers, expected)
             await _serves_again(running, expected)
+
+
+async def test_invariant_10_failover_after_the_end(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
+    """The ends are acknowledged and then lost: the producers, which have nothing more to say, send them again."""
+    tokens = 20
+    expected = await undisturbed(SEEDS, tokens)
+    with RedisServer() as replica:
+        replica.follow(redis_server)
+        async with Proxy.before(redis_server.port) as proxy, fleet(proxy.url, sim=SIM) as running:
+            readers = [SseReader(running.gates[k % 2 :], seed, tokens) for k, seed in enumerate(SEEDS)]
+            reading = [asyncio.create_task(reader.read()) for reader in readers]
+            await until_running(readers, 3)
+            replica("REPLICAOF", "NO", "ONE")
+            await asyncio.gather(*reading)
+            proxy.point_at(replica.port)
+            redis_server.kill()
+            proxy.cut_all()
+            async with log_of(running.redis_url) as log:
+
+                async def ended_again() -> bool:
+                    return all([(await log.head(reader.stream)).status == "completed" for reader in readers])
+
+                await eventually(ended_again, "the ends to be sent again", 8)
+            await _check_unnoticed(running, readers, expected)
+            for reader in readers:
+                late = SseReader(running.gates, reader.seed, tokens)
+                late.stream = reader.stream
+                await late.read()
+                late.check_whole(expected[late.seed])
+
+
+async def test_redis_and_a_gateway_are_lost_at_once(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
+    """Readers ask the other gateway when Redis has come back empty and no producer has been there yet."""
+    expected = await undisturbed(SEEDS, TOKENS)
+    async with fleet(redis_server.url, sim=SIM) as running:
+        sse = [SseReader(running.gates, seed, TOKENS) for seed in SEEDS]
+        async with python_clients(running.gates, list(SEEDS), TOKENS) as sockets:
+            readers: list[Reader] = [*sse, *sockets]
+            reading = [asyncio.create_task(reader.read()) for reader in readers]
+            await until_running(readers, 10)
+            redis_server.kill()
+            for agent in running.agents.values():
+                os.kill(agent.pid, signal.SIGSTOP)
+            running.gateways[0].kill()
+            await asyncio.to_thread(redis_server.start)
+            await asyncio.sleep(0.5)  # the producers' way back
+            for agent in running.agents.values():
+                os.kill(agent.pid, signal.SIGCONT)
+            await asyncio.gather(*reading)
+        for reader in readers:
+            reader.check_whole(expected[reader.seed])
+        await _check_unnoticed(running, [], expected)
 
 
 async def test_sentinels_promote_a_replica(sentinel: SentinelSetup, undisturbed: Undisturbed) -> None:

@@ -45,6 +45,8 @@ _AWKWARD = [
 ]
 texts = st.one_of(st.sampled_from(_AWKWARD), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 counts = st.integers(0, 1000)
+_KINDS: st.SearchStrategy[Literal["chat", "completions"]] = st.sampled_from(["chat", "completions"])
+_STATUSES: st.SearchStrategy[TerminalStatus] = st.sampled_from(["completed", "cancelled", "failed", "incomplete"])
 
 
 @dataclass(frozen=True)
@@ -137,14 +139,13 @@ def streams(
     status: TerminalStatus | None = None,
 ) -> Stream:
     """A stream from its first frame to its terminal."""
-    kind = kind or draw(st.sampled_from(["chat", "completions"]))
-    chat = kind == "chat"
+    spelled = draw(_KINDS if kind is None else st.just(kind))
+    chat = spelled == "chat"
     kinds: list[BlockKind] = ["text", "text", "reasoning", "refusal", "tool", "item"] if chat else ["text"]
     logprobs = draw(st.booleans())
     n = draw(st.integers(1, 3))
-    lanes = [
-        (choice, draw(_block(choice, kinds, chat, logprobs))) for choice in range(n) for _ in range(draw(st.integers(0, 3)))
-    ]  # fmt: skip
+    choices = [choice for choice in range(n) for _ in range(draw(st.integers(0, 3)))]
+    lanes = [(choice, draw(_block(choice, kinds, chat, logprobs))) for choice in choices]
     order = draw(st.permutations([index for index, (_, lane) in enumerate(lanes) for _ in lane]))
     left = [sum(len(lane) for at, lane in lanes if at == choice) for choice in range(n)]
     frames: list[Frame] = [Note("started")] if draw(st.booleans()) else []
@@ -164,10 +165,12 @@ def streams(
         if not left[choice]:
             frames.append(ends[choice])
     frames.insert(draw(st.integers(0, len(frames))), Note("input", body=raw({"a": 1})))
-    status = status or draw(st.sampled_from(["completed", "cancelled", "failed", "incomplete"]))
-    if status != "completed":
+    ended = draw(_STATUSES if status is None else st.just(status))
+    if ended != "completed":
         frames = frames[: draw(st.integers(0, len(frames)))]
-    error = ErrorInfo("engine_error", "the engine broke", retriable=True) if status == "failed" else None
-    frames.append(End(status, draw(st.builds(Usage, counts, counts, counts, counts, counts)), error))
-    facts = StreamFacts(STREAM, 1763712000, draw(st.sampled_from(["sim-small", 'a"b/ü'])), kind, n, draw(st.booleans()))
+    error = ErrorInfo("engine_error", "the engine broke", retriable=True) if ended == "failed" else None
+    frames.append(End(ended, draw(st.builds(Usage, counts, counts, counts, counts, counts)), error))
+    facts = StreamFacts(
+        STREAM, 1763712000, draw(st.sampled_from(["sim-small", 'a"b/ü'])), spelled, n, draw(st.booleans())
+    )
     return Stream(facts, frames)

@@ -178,7 +178,8 @@ FAILED = ErrorInfo("replica_lost", 'the "replica" died', "server_error", 502, Tr
     [
         (
             End("failed", USAGE, FAILED),
-            r'"message":"the \"replica\" died","type":"server_error","code":"replica_lost","param":null,"retriable":true',
+            r'"message":"the \"replica\" died","type":"server_error","code":"replica_lost",'
+            r'"param":null,"retriable":true',
         ),
         (
             End("cancelled", USAGE),

@@ -68,7 +68,8 @@ def _said(completion: dict[str, Any]) -> dict[str, Any]:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _bare(item) for name, item in value.items() if item is not None}
+        bare = {name: _bare(item) for name, item in value.items()}
+        return {name: item for name, item in bare.items() if item not in (None, [], {})}
     return [_bare(item) for item in value] if isinstance(value, list) else value
 
 

@@ -1,0 +1,311 @@
+"""Create bodies: what is taken, what the engine gets of it, and how a refusal names its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from stream_fabric.errors import BadRequest, TooDeep, Unsupported
+from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+from stream_gw.dialects.requests import CreateRequest, Kind, check_depth, fingerprint, parse_create
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**more: Any) -> CreateRequest:
+    return parse_create(msgspec.json.encode({"model": "m", "messages": MESSAGES, **more}), "chat")
+
+
+def completions(prompt: Any, **more: Any) -> CreateRequest:
+    return parse_create(msgspec.json.encode({"model": "m", "prompt": prompt, **more}), "completions")
+
+
+def test_the_least_body() -> None:
+    assert chat() == CreateRequest(
+        kind="chat",
+        model="m",
+        stream=False,
+        n=1,
+        include_usage=False,
+        user=None,
+        session_id=None,
+        background=False,
+        on_disconnect_s=UNSET,
+        body=msgspec.Raw(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
+    )
+
+
+def test_what_is_ours_is_read_and_taken_out() -> None:
+    request = chat(
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        session_id="s1",
+        background=True,
+        on_disconnect="cancel_after=2.5",
+        user="u1",
+        n=3,
+    )
+    assert (request.stream, request.include_usage, request.session_id) == (True, True, "s1")
+    assert (request.background, request.on_disconnect_s, request.user, request.n) == (True, 2.5, "u1", 3)
+    assert msgspec.json.decode(request.body) == {"model": "m", "messages": MESSAGES, "user": "u1", "n": 3}
+    assert chat(on_disconnect="continue").on_disconnect_s is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"messages": [{"role": "developer", "content": "be brief"}, {"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": ""}]},
+        {"messages": [{"role": "user", "content": "hi", "name": "x", "vendor": {"a": 1}}]},
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"stop": None},
+        {"stop": "x"},
+        {"stop": ["x"] * 16},
+        {"temperature": 0},
+        {"temperature": 2.0, "top_p": 1, "n": None, "stream": None, "user": None, "stream_options": None},
+        {"user": ""},
+        {"store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "vendor": [[1, {"x": None}]]},
+        {"seed": 2**63 - 1, "logit_bias": {"50256": -100}},
+    ],
+    ids=lambda more: str(more)[:50],
+)
+def test_what_clients_send_is_taken(more: dict[str, Any]) -> None:
+    sent = {"model": "m", "messages": MESSAGES, **more}
+    kept = msgspec.json.decode(chat(**more).body)
+    assert kept == {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
+
+
+@pytest.mark.parametrize("prompt", ["", "x", ["x"], [1, 2, 3], [[1, 2]], ["é\n"]])
+def test_prompts_that_are_taken(prompt: Any) -> None:
+    assert msgspec.json.decode(completions(prompt).body)["prompt"] == prompt
+
+
+def test_the_engine_gets_the_clients_own_bytes() -> None:
+    body = (
+        b'{ "seed" : 123456789012345678901234567890,\n "temperature":1.0000000000000000000001, "stream": true,'
+        b' "model":"m", "x":{"b" : 1e-7,"a":"\\u00e9"}, "messages":[ {"role":"user"} ] }'
+    )
+    assert bytes(parse_create(body, "chat").body) == (
+        b'{"seed":123456789012345678901234567890,"temperature":1.0000000000000000000001,'
+        b'"model":"m","x":{"b" : 1e-7,"a":"\\u00e9"},"messages":[ {"role":"user"} ]}'
+    )
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "model", "null"),
+    ({"model": ""}, "model", "1 to 256"),
+    ({"model": "x" * 257}, "model", "1 to 256"),
+    ({"model": 7}, "model", "7"),
+    ({"messages": []}, "messages", "at least one"),
+    ({"messages": "hi"}, "messages", '"hi"'),
+    ({"messages": None}, "messages", "null"),
+    ({"messages": ["hi"]}, "messages", "object"),
+    ({"messages": [{"content": "hi"}]}, "messages", "role"),
+    ({"messages": [{"role": 1}]}, "messages", "role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages", "content"),
+    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages", "content"),
+    ({"n": 0}, "n", f"1 to {CHOICES_MAX}"),
+    ({"n": CHOICES_MAX + 1}, "n", f"got {CHOICES_MAX + 1}"),
+    ({"n": True}, "n", "true"),
+    ({"n": 1.5}, "n", "1.5"),
+    ({"n": "1"}, "n", '"1"'),
+    ({"max_tokens": -1}, "max_tokens", "got -1"),
+    ({"max_tokens": 2.5}, "max_tokens", "2.5"),
+    ({"max_tokens": "5"}, "max_tokens", '"5"'),
+    ({"max_completion_tokens": -5}, "max_completion_tokens", "got -5"),
+    ({"temperature": -0.1}, "temperature", "0 to 2, got -0.1"),
+    ({"temperature": 2.1}, "temperature", "0 to 2, got 2.1"),
+    ({"temperature": "hot"}, "temperature", "hot"),
+    ({"temperature": False}, "temperature", "false"),
+    ({"top_p": 1.5}, "top_p", "0 to 1"),
+    ({"presence_penalty": 3}, "presence_penalty", "-2 to 2"),
+    ({"stop": 5}, "stop", "5"),
+    ({"stop": [5]}, "stop", "5"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16 strings, got 17"),
+    ({"stream": "yes"}, "stream", "yes"),
+    ({"stream": 1}, "stream", "1"),
+    ({"stream_options": []}, "stream_options", "object"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options", "bool"),
+    ({"user": "x" * (USER_CHARS_MAX + 1)}, "user", f"got {USER_CHARS_MAX + 1}"),
+    ({"user": 5}, "user", "5"),
+    ({"session_id": ""}, "session_id", "got 0"),
+    ({"session_id": ["s"]}, "session_id", "array"),
+    ({"background": "true"}, "background", "true"),
+    ({"on_disconnect": "cancel"}, "on_disconnect", "'cancel'"),
+    ({"on_disconnect": "cancel_after=nan"}, "on_disconnect", "nan"),
+    ({"on_disconnect": "cancel_after=1e9"}, "on_disconnect", "3600"),
+    ({"on_disconnect": 5}, "on_disconnect", "5"),
+]
+
+
+@pytest.mark.parametrize(("more", "field", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_refusal_names_the_field_and_what_was_given(more: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        chat(**more)
+    assert raised.value.param == field
+    assert raised.value.message.startswith(field)
+    assert words in raised.value.message
+    assert len(raised.value.message) < 500
+
+
+@pytest.mark.parametrize("prompt", [[], [""] * 2 + [1], [[]], [[], []], None, 5, {"a": 1}, [1.5], [[1, "x"]]])
+def test_prompts_that_are_refused(prompt: Any) -> None:
+    with pytest.raises(BadRequest) as raised:
+        completions(prompt)
+    assert raised.value.param == "prompt"
+    assert raised.value.message.startswith("prompt")
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
+def test_one_prompt_a_request(prompts: Any) -> None:
+    with pytest.raises(Unsupported, match="one prompt, got 2") as raised:
+        completions(prompts)
+    assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completions", "prompt")])
+def test_what_is_missing_is_named(kind: Kind, field: str) -> None:
+    for body, name in ((b"{}", "model"), (b'{"model":"m"}', field)):
+        with pytest.raises(BadRequest, match=f"{name} is missing") as raised:
+            parse_create(body, kind)
+        assert raised.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "JSON object"),
+        (b"[]", "JSON object.*got `array`"),
+        (b"null", "JSON object.*got `null`"),
+        (b'{"model":"m"', "JSON object"),
+        (b'{"model":"m"} x', "JSON object"),
+        (b"{'model':'m'}", "JSON object"),
+        (b'{"model":"m","x":NaN}', "JSON object"),
+        (b'{"model":"m","x":[1e999]}', "out of range"),
+        (b'{"model":"m","x":"\\ud800"}', "JSON object"),
+        (b'{"model":"m","x":{"y":"\xff"}}', "UTF-8"),
+        (b'{"model":"m","\xff":1}', "UTF-8"),
+        (b'\xef\xbb\xbf{"model":"m"}', "JSON object"),
+        (b'{"model":"m","model":"m"}', "model is given more than once"),
+        (b'{"model":"m","mod\\u0065l":"x"}', "model is given more than once"),
+        (b"{%b}" % b",".join(b'"f%d":1' % k for k in range(1001)), "more than 1000 fields"),
+        (b'{"model":"m","messages":[{"role":"user"}],"temperature":1e400}', "out of range"),
+        (b'{"model":"m","messages":[{"role":"user"}],"temperature":1' + b"0" * 400 + b"}", "temperature"),
+        (b'{"model":"m","messages":[{"role":"user"}],"max_tokens":1' + b"0" * 400 + b"}", "max_tokens"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_no_body(body: bytes, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as raised:
+        parse_create(body, "chat")
+    assert len(raised.value.message) < 400
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "messages", "n", "stop", "stream", "user", "temperature", "on_disconnect", "x"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content"]), inner, max_size=2)
+            ),
+            max_leaves=8,
+        ),
+    )
+)
+def test_any_json_is_taken_or_refused(value: dict[str, Any]) -> None:
+    try:
+        request = parse_create(json.dumps(value).encode(), "chat")
+    except BadRequest:
+        return
+    assert len(fingerprint(request.body)) == 64
+
+
+@given(st.binary(max_size=40))
+@example(b'{"model":')
+@example(b"\\")
+@example(b'"\\')
+def test_any_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_create(body, "chat")
+
+
+# --- depth ---------------------------------------------------------------------------------------------------
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":[' * (levels // 2) + b"0" + b"]}" * (levels // 2)
+
+
+def depth_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max((depth_of(item) for item in value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+def test_the_depth_that_is_read() -> None:
+    check_depth(nested(JSON_DEPTH_MAX))
+    for body in (nested(JSON_DEPTH_MAX + 2), b"[" * 200_000, b'{"a":' * 200_000, b'["\\""' + b"[" * 65):
+        with pytest.raises(TooDeep):
+            check_depth(body)
+
+
+def test_brackets_in_strings_are_text() -> None:
+    for text in ("[" * 1000, '"[' * 500, '\\"[{' * 500, "]" * 1000 + "[" * 1000):
+        check_depth(json.dumps({"a": text, "b": [text] * 100}).encode())
+    with pytest.raises(TooDeep):
+        check_depth(b'{"a":"' + b"]" * 1000 + b'","b":' + nested(JSON_DEPTH_MAX) + b"}")
+
+
+def test_many_containers_side_by_side_are_not_deep() -> None:
+    check_depth(b"[" + b"[]," * (JSON_CONTAINERS_MAX // 2) + b"[]]")
+    with pytest.raises(TooDeep, match=str(JSON_CONTAINERS_MAX)):
+        check_depth(b"[" + b"[]," * JSON_CONTAINERS_MAX + b"[]]")
+
+
+@given(
+    st.recursive(
+        st.none() | st.text('[]{}"\\a', max_size=10),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\', max_size=4), inner, max_size=3),
+        max_leaves=10,
+    ),
+    st.integers(0, 70),
+)
+def test_the_depth_is_counted_exactly(value: Any, more: int) -> None:
+    for _ in range(more):
+        value = [value, "["]
+    body = json.dumps(value).encode()
+    if depth_of(value) > JSON_DEPTH_MAX:
+        with pytest.raises(TooDeep):
+            check_depth(body)
+    else:
+        check_depth(body)
+
+
+# --- fingerprints --------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_does_not_depend_on_order_or_spacing() -> None:
+    one = msgspec.Raw(b'{"a":{"x":1,"y":[1,2]},"b":"\xc3\xa9"}')
+    same = msgspec.Raw(b'{ "b": "\\u00e9", "a": {"y":[1, 2], "x":1} }')
+    assert fingerprint(one) == fingerprint(same)
+    assert len(fingerprint(one)) == 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [b'{"a":{"x":1,"y":[2,1]}}', b'{"a":{"x":"1","y":[1,2]}}', b'{"a":{"x":1,"y":[1,2]},"b":null}', b'{"a":{}}'],
+)
+def test_another_body_has_another_fingerprint(other: bytes) -> None:
+    assert fingerprint(msgspec.Raw(b'{"a":{"x":1,"y":[1,2]}}')) != fingerprint(msgspec.Raw(other))
+
+
+def test_numbers_beyond_64_bits_have_fingerprints() -> None:
+    one, two = (msgspec.Raw(b'{"seed":%d}' % (10**30 + k)) for k in range(2))
+    assert fingerprint(one) != fingerprint(two)
