@@ -6,14 +6,15 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, Open, Usage
+from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Open, Usage
 from stream_fabric.ids import StreamId, derived_id
 from stream_fabric.ports import FrameSink
 
 
 class _Function(msgspec.Struct):
     name: str | None = None
-    arguments: str | None = None
+    arguments: MaybeRaw = None
+    """A string, as OpenAI has it; of some servers the object itself."""
 
 
 class _ToolCall(msgspec.Struct):
@@ -36,8 +37,8 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
-    stop_reason: msgspec.Raw | None = None
-    logprobs: msgspec.Raw | None = None
+    stop_reason: MaybeRaw = None
+    logprobs: MaybeRaw = None
 
 
 class _Details(msgspec.Struct):
@@ -55,29 +56,35 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
-
-
-class _ChatLogprobs(msgspec.Struct):
-    content: msgspec.Raw | None = None
-    refusal: msgspec.Raw | None = None
+    error: MaybeRaw = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
-_logprobs_decoder = msgspec.json.Decoder(_ChatLogprobs)
 _NULL = b"null"
+
+
+class _Call:
+    """A tool call; it opens when its name is known, and what came before waits."""
+
+    __slots__ = ("block", "held", "id")
+
+    def __init__(self, id: str | None) -> None:
+        self.id = id
+        self.block = -1
+        self.held = ""
 
 
 class _Open:
     """The blocks of a choice that are open: one of text kind, and the tool calls by the server's index."""
 
-    __slots__ = ("block", "finished", "kind", "tool", "tools")
+    __slots__ = ("block", "by_index", "calls", "finished", "kind", "last")
 
     def __init__(self) -> None:
         self.kind: BlockKind | None = None
         self.block = -1
-        self.tools: dict[int, int] = {}
-        self.tool = -1
+        self.by_index: dict[int, _Call] = {}
+        self.calls: list[_Call] = []
+        self.last = -1
         self.finished = False
 
 
@@ -99,11 +106,13 @@ class ChunkReader:
             self._done = True
             return
         chunk = _decoder.decode(data)
-        if chunk.error is not None and bytes(chunk.error) != _NULL:
-            self.error = upstream_error(chunk.error, 502)
+        error = _given(chunk.error)
+        if error is not None:
+            self.error = upstream_error(error, 502)
             return
         for choice in chunk.choices or ():
-            if 0 <= choice.index < len(self._choices):
+            # What comes after a choice's end belongs to nothing
+            if 0 <= choice.index < len(self._choices) and not self._choices[choice.index].finished:
                 self._choice(self._choices[choice.index], choice)
         if chunk.usage is not None:
             self._take_usage(chunk.usage)
@@ -120,6 +129,11 @@ class ChunkReader:
                 http_status=502,
             )
         return None
+
+    @property
+    def done(self) -> bool:
+        """The server has said that nothing follows."""
+        return self._done or self.error is not None
 
     @property
     def usage(self) -> Usage | None:
@@ -145,48 +159,55 @@ class ChunkReader:
                 self._text(state, choice.index, "text", delta.content, choice.logprobs)
             if delta.refusal:
                 self._text(state, choice.index, "refusal", delta.refusal, choice.logprobs)
-            for call in delta.tool_calls or ():
-                self._tool(state, choice.index, call)
-        if choice.finish_reason and not state.finished:
+            for part in delta.tool_calls or ():
+                self._tool(state, choice.index, part)
+        if choice.finish_reason:
             state.finished = True
             self._close(state)
-            for block in state.tools.values():
-                self._sink.frame(Close(block))
-            detail = choice.stop_reason
-            self._sink.frame(
-                ChoiceEnd(
-                    choice.index, choice.finish_reason, None if detail is None or bytes(detail) == _NULL else detail
-                )
-            )
+            for call in state.calls:
+                if call.block < 0:
+                    self._open_call(state, choice.index, call, "")
+                self._sink.frame(Close(call.block))
+            self._sink.frame(ChoiceEnd(choice.index, choice.finish_reason, _given(choice.stop_reason)))
 
     def _text(self, state: _Open, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None) -> None:
         if state.kind != kind:
             self._close(state)
             state.kind, state.block = kind, self._take_block()
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
-        if logprobs is None or bytes(logprobs) == _NULL:
+        given = _given(logprobs)
+        if given is None:
             self._sink.text(state.block, text)
             return
-        raw = logprobs
-        if any(key in bytes(logprobs) for key in (b'"content"', b'"refusal"')):
-            parsed = _logprobs_decoder.decode(logprobs)
-            raw = (parsed.refusal if kind == "refusal" else parsed.content) or msgspec.Raw(b"[]")
-        self._sink.frame(Delta(state.block, text, 1, raw))
+        raw, tokens = _logprobs(given, kind)
+        self._sink.frame(Delta(state.block, text, tokens, raw))
 
-    def _tool(self, state: _Open, index: int, call: _ToolCall) -> None:
-        function = call.function or _Function()
-        number = call.index
+    def _tool(self, state: _Open, index: int, part: _ToolCall) -> None:
+        function = part.function or _Function()
+        number = part.index
         if number is None:  # some servers leave it out: an id begins a call, what has none continues the last
-            number = state.tool + 1 if call.id and function.name else max(state.tool, 0)
-        block = state.tools.get(number)
-        if block is None:
-            self._close(state)
-            block = state.tools[number] = self._take_block()
-            state.tool = number
-            name = call.id or derived_id("call_", self._stream, block + 1)
-            self._sink.frame(Open(block, index, "tool", "function", name, function.name or ""))
-        if function.arguments:
-            self._sink.text(block, function.arguments)
+            number = state.last + 1 if part.id and function.name else max(state.last, 0)
+        state.last = number
+        call = state.by_index.get(number)
+        if call is None or (part.id and call.id and part.id != call.id):  # some number every call 0
+            call = state.by_index[number] = _Call(part.id)
+            state.calls.append(call)
+        call.id = call.id or part.id
+        arguments = _arguments(function.arguments)
+        if call.block < 0 and function.name:
+            self._open_call(state, index, call, function.name)
+        if call.block < 0:
+            call.held += arguments
+        elif arguments:
+            self._sink.text(call.block, arguments)
+
+    def _open_call(self, state: _Open, index: int, call: _Call, name: str) -> None:
+        self._close(state)
+        call.block = self._take_block()
+        call.id = call.id or derived_id("call_", self._stream, call.block + 1)
+        self._sink.frame(Open(call.block, index, "tool", "function", call.id, name))
+        if call.held:
+            self._sink.text(call.block, call.held)
 
     def _close(self, state: _Open) -> None:
         if state.kind is not None:
@@ -198,6 +219,27 @@ class ChunkReader:
         return self._next_block - 1
 
 
+def _given(raw: msgspec.Raw | None) -> msgspec.Raw | None:
+    return None if raw is None or bytes(raw) == _NULL else raw
+
+
+def _arguments(raw: msgspec.Raw | None) -> str:
+    given = _given(raw)
+    if given is None:
+        return ""
+    text = bytes(given)
+    return msgspec.json.decode(text, type=str) if text[:1] == b'"' else text.decode()
+
+
+def _logprobs(raw: msgspec.Raw, kind: BlockKind) -> tuple[msgspec.Raw, int]:
+    """The list of a chunk's tokens, or the older object whole, and how many tokens it is of."""
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    if "tokens" in fields:
+        return raw, max(1, len(msgspec.json.decode(fields["tokens"], type=list[msgspec.Raw])))
+    items = _given(fields.get("refusal" if kind == "refusal" else "content")) or msgspec.Raw(b"[]")
+    return items, max(1, len(msgspec.json.decode(items, type=list[msgspec.Raw])))
+
+
 def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     """An error object of a server, whatever its shape."""
     message, code = bytes(raw).decode("utf-8", "replace")[:500], "engine_error"
@@ -205,9 +247,13 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
         parsed: Any = msgspec.json.decode(raw)
     except msgspec.MsgspecError:
         parsed = None
-    if isinstance(parsed, dict):
+    if isinstance(parsed, str):
+        message = parsed[:2000]
+    elif isinstance(parsed, dict):
         inner = parsed.get("error", parsed)
-        if isinstance(inner, dict):
+        if isinstance(inner, str):
+            message = inner[:2000]
+        elif isinstance(inner, dict):
             message = str(inner.get("message") or message)[:2000]
             code = str(inner.get("code") or code)
     type_ = "invalid_request_error" if 400 <= status < 500 else "server_error"

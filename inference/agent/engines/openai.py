@@ -99,7 +99,12 @@ class OpenAIEngine:
             await self._session.close()
 
     async def _serve(self, request: EngineRequest, sink: FrameSink) -> None:
-        reader = ChunkReader(request.stream, sink, _choices(request.body))
+        try:
+            choices = _choices(request.body)
+        except (msgspec.MsgspecError, ValueError, TypeError) as wrong:
+            sink.end("failed", ErrorInfo("invalid_request", f"n cannot be read: {wrong}", "invalid_request_error", 400))
+            return
+        reader = ChunkReader(request.stream, sink, choices)
         try:
             error = await self._stream(request, reader)
         except EventTooLarge:
@@ -132,8 +137,13 @@ class OpenAIEngine:
             async for chunk in response.content.iter_any():
                 for event in parser.receive(chunk):
                     reader.receive(event)
-            for event in parser.end():
-                reader.receive(event)
+                if reader.done:  # some servers keep the response open after it
+                    return reader.end()
+            try:
+                for event in parser.end():
+                    reader.receive(event)
+            except msgspec.MsgspecError:
+                log.debug("the model server cut an event of %s", request.stream)  # and so the answer: end() says it
         return reader.end()
 
     async def _poll(self) -> None:

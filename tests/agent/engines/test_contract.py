@@ -55,12 +55,6 @@ async def ask(setup: Setup, request: EngineRequest) -> Recorder:
     return await sink.wait()
 
 
-def fails_over_http(setup: Setup, request: pytest.FixtureRequest, reason: str) -> None:
-    """A known fault of the HTTP engine alone."""
-    if isinstance(setup.engine, OpenAIEngine):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-
-
 async def test_an_answer_has_one_text_block_one_choice_end_and_one_terminal(setup: Setup) -> None:
     sink = await ask(setup, chat(1, max_tokens=30))
     assert sink.status == "completed"
@@ -103,7 +97,6 @@ async def test_choices_open_in_order_and_end_each(setup: Setup) -> None:
 async def test_a_stop_string_ends_the_answer_before_it_and_is_told(
     setup: Setup, request: pytest.FixtureRequest
 ) -> None:
-    fails_over_http(setup, request, "chunks.py decodes nothing but null into Raw | None: stop_reason")
     whole = (await ask(setup, chat(1, max_tokens=60))).body()
     stop = whole[40:47]
     sink = await ask(setup, chat(2, max_tokens=60, stop=[stop]))
@@ -133,7 +126,6 @@ async def test_reasoning_is_a_block_of_its_own_before_the_text(setup: Setup) -> 
 
 
 async def test_logprobs_are_aligned_to_the_tokens(setup: Setup, request: pytest.FixtureRequest) -> None:
-    fails_over_http(setup, request, "chunks.py decodes nothing but null into Raw | None: logprobs")
     sink = await ask(setup, chat(1, max_tokens=5, logprobs=True, top_logprobs=2))
     assert (sink.status, sink.tokens()) == ("completed", 5)
     for delta in sink.deltas():

@@ -171,7 +171,6 @@ def test_a_stalled_request_falls_silent_until_it_is_aborted() -> None:
     run_virtual(main())
 
 
-@pytest.mark.xfail(strict=True, reason="the replica forgets a stalled request once its tokens would have been made")
 def test_a_stalled_request_holds_its_slot_and_blocks() -> None:
     async def main() -> None:
         engine = await started("itl_ms=1,ttft_ms=0,stall_after_tokens=5")
@@ -245,7 +244,6 @@ def test_metrics_are_vllm_s_and_say_that_they_are_simulated() -> None:
     assert value["vllm:time_to_first_token_seconds_count"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="SimMetrics counts no latency between tokens")
 def test_metrics_hold_the_latency_between_tokens() -> None:
     async def main() -> str:
         engine = await started("itl_ms=1,ttft_ms=0")
@@ -257,7 +255,6 @@ def test_metrics_hold_the_latency_between_tokens() -> None:
     assert "vllm:inter_token_latency_seconds_count" in run_virtual(main())
 
 
-@pytest.mark.xfail(strict=True, reason="SimEngine._token deletes a request that its sink has just aborted: KeyError")
 def test_an_abort_from_the_sink_at_the_last_token_leaves_the_engine_serving() -> None:
     async def main() -> None:
         engine = await started("itl_ms=1,ttft_ms=0")
@@ -278,9 +275,6 @@ def test_an_abort_from_the_sink_at_the_last_token_leaves_the_engine_serving() ->
     run_virtual(main())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TimeoutError, reason="steps that take no time never add up to the least time to the first token"
-)
 def test_the_first_token_comes_when_steps_take_no_time() -> None:
     async def main() -> None:
         engine = await started("itl_ms=0,ttft_ms=20,prefill_tokens_per_s=1e9")
@@ -295,7 +289,6 @@ def test_the_first_token_comes_when_steps_take_no_time() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="min_tokens and ignore_eos are not read")
 def test_min_tokens_lengthens_an_answer() -> None:
     async def main() -> int:
         engine = await started("itl_ms=1,ttft_ms=0")
@@ -306,7 +299,6 @@ def test_min_tokens_lengthens_an_answer() -> None:
     assert run_virtual(main()) >= 900
 
 
-@pytest.mark.xfail(strict=True, reason="only chat's top_logprobs is read")
 def test_logprobs_of_completions_is_a_number() -> None:
     async def main() -> Recorder:
         engine = await started("itl_ms=1,ttft_ms=0")

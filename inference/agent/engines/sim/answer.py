@@ -29,12 +29,13 @@ class Answer:
         # Numbers do not depend on the order in which choices happen to get their tokens
         self._block = choice - choices
         self._choices = choices
-        self._top = int(body.get("top_logprobs") or 0) if body.get("logprobs") not in (None, False) else -1
+        self._top = _top_logprobs(body)
         self._finish = "stop"
         self._detail: msgspec.Raw | None = None
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         spread = settings.length_max - settings.length_min + 1
-        self.length = asked or settings.length_min + prompt.number("length", self._seed + choice) % spread
+        natural = settings.length_min + prompt.number("length", self._seed + choice) % spread
+        self.length = asked or max(natural, int(body.get("min_tokens") or 0))
         self._pieces = self._plan(body, asked)
         self.tokens_made = 0
 
@@ -105,6 +106,14 @@ class Answer:
 def _seed(body: dict[str, Any], settings: SimSettings) -> int:
     seed = body.get("seed")
     return (seed if isinstance(seed, int) else settings.seed) % (1 << 62)
+
+
+def _top_logprobs(body: dict[str, Any]) -> int:
+    """How many alternatives a token's logprobs name; -1: no logprobs. Of completions ``logprobs`` is the number."""
+    asked = body.get("logprobs")
+    if asked is None or asked is False:
+        return -1
+    return int(body.get("top_logprobs") or 0) if asked is True else int(asked)
 
 
 def _tool(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:

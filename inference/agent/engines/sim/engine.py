@@ -150,6 +150,7 @@ class SimEngine:
             for stream, choice in step.tokens:
                 self._token(stream, choice)
             if step.duration_s:
+                self.metrics.decoded(len(step.tokens) - len(step.first), step.duration_s)
                 self._rate += 0.1 * (len(step.tokens) / step.duration_s - self._rate)
 
     def _begin(self, stream: StreamId, cached: int) -> None:
@@ -168,8 +169,6 @@ class SimEngine:
         settings = self.settings
         request.made += 1
         self._made += 1
-        if settings.stall_after_tokens and request.made > settings.stall_after_tokens:
-            return
         if request.fails_at and request.made > request.fails_at:
             self._fail(stream, request)
             return
@@ -179,12 +178,16 @@ class SimEngine:
                 sink.text(answer.block, piece)
             elif piece is not None:
                 sink.frame(piece)
+        if stream not in self._requests:  # its sink has had enough
+            return
         if answer.tokens_made >= answer.length:
             request.left -= 1
             if not request.left:
                 del self._requests[stream]
                 self.metrics.finished(request.made)
                 sink.end("completed")
+        elif settings.stall_after_tokens and answer.tokens_made >= settings.stall_after_tokens:
+            self.replica.stall((stream, choice))
         if settings.crash_after_tokens and self._made >= settings.crash_after_tokens:
             self._crash()
 

@@ -14,11 +14,13 @@ from inference.agent.engines.sim.settings import SimSettings
 
 K = TypeVar("K")
 
+_HELD_STEP_S = 50e-6
+
 
 class Running(Generic[K]):
     """One sequence on its way through the replica."""
 
-    __slots__ = ("blocks", "cached", "computed", "hashes", "key", "made", "prefill_s", "prompt", "target")
+    __slots__ = ("blocks", "cached", "computed", "hashes", "key", "made", "prefill_s", "prompt", "stalled", "target")
 
     def __init__(self, key: K, prompt: int, hashes: Sequence[int], target: int) -> None:
         self.key = key
@@ -31,6 +33,7 @@ class Running(Generic[K]):
         """Tokens whose KV is held: of the prompt, then of what was made."""
         self.cached = 0
         self.blocks: list[int] = []
+        self.stalled = False
         self.prefill_s = 0.0
         """Time its prefill has taken, for the least TTFT."""
 
@@ -68,6 +71,7 @@ class Replica(Generic[K]):
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
+        self._stalled = 0
 
     def add(self, key: K, prompt: int, hashes: Sequence[int], target: int) -> bool:
         """Queue a request for ``target`` tokens; False when it could never fit."""
@@ -85,6 +89,7 @@ class Replica(Generic[K]):
         if sequence is None:
             return False
         self.blocks.release(sequence.blocks)
+        self._stalled -= sequence.stalled
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -94,15 +99,22 @@ class Replica(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._by_key
 
+    def stall(self, key: K) -> None:
+        """The request makes no more tokens, and keeps its place and its blocks."""
+        sequence = self._by_key.get(key)
+        if sequence is not None and not sequence.stalled:
+            sequence.stalled = True
+            self._stalled += 1
+
     @property
     def idle(self) -> bool:
-        return not self._by_key
+        return len(self._by_key) == self._stalled
 
     def step(self) -> Step[K]:
         """Run one step of the whole batch."""
         settings, step = self.settings, Step[K]()
         budget = settings.max_num_batched_tokens
-        decoding = [s for s in self.running if s.computed >= s.needed]
+        decoding = [s for s in self.running if s.computed >= s.needed and not s.stalled]
         for sequence in decoding:
             if sequence not in self.running:  # preempted by one before it
                 continue
@@ -122,9 +134,14 @@ class Replica(Generic[K]):
         step.duration_s = prefilled / settings.prefill_tokens_per_s + (
             settings.itl_ms / 1e3 + max(0, len(step.tokens) - 1) * settings.batch_slope_us / 1e6
         )
-        for sequence in self.running:
-            if sequence.made == 0:
-                sequence.prefill_s += step.duration_s
+        held = [s for s in self.running if s.made == 0]
+        if held:
+            # A step that takes no time would not bring their first token nearer
+            step.duration_s = max(step.duration_s, _HELD_STEP_S)
+            if not step.tokens and not prefilled:
+                step.duration_s = max(step.duration_s, min(settings.ttft_ms / 1e3 - s.prefill_s for s in held))
+        for sequence in held:
+            sequence.prefill_s += step.duration_s
         for key in step.finished:
             self.abort(key)
         return step
