@@ -74,6 +74,8 @@ check: setup
 bench: setup redis
 	$(call need,nginx gcc)
 	@$(BIN)/python -m bench.tokens $(ARGS)
+	@$(BIN)/python -m bench.memory
+	@$(BIN)/python -m bench.trace
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin

@@ -1,0 +1,23 @@
+"""Pages that are made from the code, held to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stream_gw.configuration import table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_configuration_page_is_the_settings() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == table(), (
+        "run: python -m stream_gw.configuration > docs/configuration.md"
+    )
+
+
+def test_the_architecture_page_names_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    named = {word.strip("`,.()").partition(":")[0] for word in text.split() if "/" in word and ".py" in word}
+    paths = {name for name in named if name.endswith(".py") and "{" not in name}
+    assert len(paths) > 10
+    assert not {path for path in paths if not (ROOT / path).exists()}
