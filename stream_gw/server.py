@@ -40,10 +40,31 @@ class ConnectionListener(Protocol):
     def connection_lost(self) -> None: ...
 
 
-class EdgeHttp(HttpToolsProtocol):
-    """One HTTP connection."""
+class _Heard(asyncio.Protocol):
+    """Tells a listener, beside uvicorn, what becomes of the connection."""
 
     listener: ConnectionListener | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.listener is not None:
+            self.listener.connection_paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.listener is not None:
+            self.listener.connection_resumed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            listener.connection_lost()
+
+
+class EdgeHttp(_Heard, HttpToolsProtocol):
+    """One HTTP connection."""
+
     _in_head = False
     _head_began = False
     _head_bytes = 0
@@ -114,28 +135,13 @@ class EdgeHttp(HttpToolsProtocol):
         # The parser and its protocol hold each other: an open socket need not keep them
         self.parser = self.scope = self.headers = self.cycle = None  # type: ignore[assignment]
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.listener is not None:
-            self.listener.connection_paused()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.listener is not None:
-            self.listener.connection_resumed()
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._head_timer.cancel()
-        listener, self.listener = self.listener, None
-        if listener is not None:
-            listener.connection_lost()
 
 
-class EdgeWebSocket(WebSocketsSansIOProtocol):
+class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
     """One WebSocket. ``send_text`` writes a finished text frame straight to the transport."""
-
-    listener: ConnectionListener | None = None
 
     def handle_connect(self, event: Any) -> None:
         self.transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
@@ -158,22 +164,6 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload))
         else:
             self.transport.write(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload))
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.listener is not None:
-            self.listener.connection_paused()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.listener is not None:
-            self.listener.connection_resumed()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        listener, self.listener = self.listener, None
-        if listener is not None:
-            listener.connection_lost()
 
 
 class EdgeServer(uvicorn.Server):
