@@ -169,27 +169,32 @@ def is_end(line: bytes) -> bool:
 
 def coalesce(lines: list[bytes]) -> list[bytes]:
     """Join adjacent text deltas of the same block: the same text in fewer frames."""
-    out: list[bytes] = []
+    return [line for _, line in coalesce_from(1, lines)]
+
+
+def coalesce_from(first: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
+    """The same of the frames ``first`` and on, each with the seq of the last frame that went into it."""
+    out: list[tuple[int, bytes]] = []
     block = -1
     tokens = 0
     parts: list[bytes] = []
 
-    def flush() -> None:
+    def flush(last: int) -> None:
         if parts:
             text = b'"' + b"".join(part[1:-1] for part in parts) + b'"'
-            out.append(b"%d:%d%b" % (block, tokens, text) if tokens != 1 else b"%d%b" % (block, text))
+            out.append((last, b"%d:%d%b" % (block, tokens, text) if tokens != 1 else b"%d%b" % (block, text)))
             parts.clear()
 
-    for line in lines:
+    for seq, line in enumerate(lines, first):
         if not is_text(line):
-            flush()
-            out.append(line)
+            flush(seq - 1)
+            out.append((seq, line))
             continue
         line_block, line_tokens, quoted = text_parts(line)
         if line_block != block or not parts:
-            flush()
+            flush(seq - 1)
             block, tokens = line_block, 0
         tokens += line_tokens
         parts.append(quoted)
-    flush()
+    flush(first + len(lines) - 1)
     return out

@@ -378,7 +378,7 @@ class Gateway:
     async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Subscription | None:
         after = Cursor.parse(message.after)
         mode: Mode = message.mode
-        if mode != "snapshot":
+        if mode != "snapshot" or after.seq:  # who has something already takes the rest, not the whole again
             make = _channel_maker(channel, message.dialect, after.seq)
             try:
                 new = await self.follow(who, message.stream, after, make, exact=mode == "tokens")

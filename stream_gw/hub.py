@@ -20,7 +20,7 @@ from stream_fabric.errors import (
     StreamLost,
     TooMany,
 )
-from stream_fabric.frames import End, ErrorInfo, Status, coalesce, decode
+from stream_fabric.frames import End, ErrorInfo, Status, coalesce_from, decode
 from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import (
     ORPHAN_GRACE_S,
@@ -133,10 +133,9 @@ class LocalStream:
         outlet = sub.outlet
         runs = [step for step in steps if isinstance(step, Run)]
         if not sub.exact and len(runs) > 1 and len(runs) == len(steps) and runs[0].epoch == runs[-1].epoch:
-            # Behind: adjacent deltas joined, so a page is a few native chunks; the cursor is the last frame's
-            lines = coalesce([line for run in runs for line in run.lines])
-            last = runs[-1].first + len(runs[-1].lines) - 1
-            steps = [Run(runs[-1].epoch, last - len(lines) + 1, lines)]
+            # Behind: adjacent deltas joined, so a page is a few native chunks, each with its last frame's cursor
+            lines = [line for run in runs for line in run.lines]
+            steps = [Run(runs[0].epoch, seq, [line]) for seq, line in coalesce_from(runs[0].first, lines)]
         for step in steps:
             match step:
                 case Run(epoch, first, lines):
@@ -315,6 +314,9 @@ class Hub:
                     local.deliver(sub, sub.reader.receive_page(page))
                 if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
                     await asyncio.sleep(_EMPTY_PAGE_S)
+        except Exception:  # as in receive: a fault in one stream must not cost the others theirs
+            log.exception("stream %s cannot be delivered", local.id)
+            self._give_up(local)
         finally:
             sub.catching_up = False
 

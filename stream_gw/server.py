@@ -26,6 +26,7 @@ from stream_fabric.limits import (
     WS_PROTOCOL_PING_S,
 )
 
+_LINGER_S = 1.0
 CONNECTION = "stream_gw.connection"
 """Where a scope's ``state`` holds its connection."""
 
@@ -69,6 +70,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
     _head_began = False
     _head_bytes = 0
     _too_large = False
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,6 +78,8 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         super().data_received(data)
         if not self._in_head:
             return
@@ -128,7 +132,13 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (status, reason, len(body), body)
         )
-        self.transport.close()
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:  # an earlier request is still being answered
+            self.transport.close()
+            return
+        # A connection closed over unread input is reset, and the answer with it: what still comes is thrown away
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()

@@ -66,9 +66,9 @@ async def test_invariant_6_an_agent_dies_under_100_streams(
 async def test_gateways_end_a_dead_agents_streams_without_a_controller(
     redis_server: RedisServer, undisturbed: Undisturbed
 ) -> None:
-    expected = await undisturbed(SEEDS, 200)
+    expected = await undisturbed(SEEDS, 100)
     async with fleet(redis_server.url, sim="itl_ms=40,ttft_ms=20", agent_urls=("",)) as running:
-        readers = [SseReader(running.gates[k % 2 :], seed, 200) for k, seed in enumerate(SEEDS)]
+        readers = [SseReader(running.gates[k % 2 :], seed, 100) for k, seed in enumerate(SEEDS)]
         reading = [asyncio.create_task(reader.read()) for reader in readers]
         await until_running(readers)
         running.controllers[0].kill()
@@ -82,7 +82,7 @@ async def test_gateways_end_a_dead_agents_streams_without_a_controller(
         assert (refused.status, refused.json["error"]["code"]) == (503, "no_replica")
         await running.add_agent("replica1")
         await running.until_served(1)
-        again = SseReader(running.gates, SEEDS[0], 200)
+        again = SseReader(running.gates, SEEDS[0], 100)
         await again.read()
         again.check_whole(expected[SEEDS[0]])
 
@@ -110,7 +110,7 @@ async def test_invariant_1_an_agent_that_was_frozen_is_fenced(
     redis_server: RedisServer, undisturbed: Undisturbed
 ) -> None:
     """It wakes after its streams were ended in its stead: it says nothing more of them, and serves again."""
-    tokens = 150
+    tokens = 80
     expected = await undisturbed(SEEDS, tokens)
     async with (
         fleet(redis_server.url, sim="itl_ms=30,ttft_ms=20", agent_urls=("",)) as running,

@@ -65,7 +65,7 @@ async def test_streams_cancels_and_resumes(redis_cluster: RedisCluster, undistur
 async def test_a_primary_dies_and_a_slot_moves_under_streams(
     redis_cluster: RedisCluster, undisturbed: Undisturbed
 ) -> None:
-    tokens = 250
+    tokens = 150
     expected = await undisturbed(SEEDS, tokens)
     async with fleet(redis_cluster.url, sim=SIM) as running, log_of(redis_cluster.url) as log:
         sse = [SseReader(running.gates[k % 2 :], SEEDS[k % len(SEEDS)], tokens) for k in range(20)]

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.chaos
 
 SEEDS = range(10)
-TOKENS = 120
+TOKENS = 80
 SIM = "itl_ms=40,ttft_ms=20"
 
 
