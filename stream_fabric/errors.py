@@ -19,6 +19,8 @@
     ├── FabricUnavailable 503 / 1013 Redis cannot be reached in time; retriable
     ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
+    │   ├── StreamTooLarge           the output passed what one stream may hold
+    │   └── EngineLost               the engine died under the stream; retriable
     ├── StreamLost 502 / 1011        the log and its producer are both gone; retriable
     ├── DeadlineExceeded 504 / 1011
     └── StreamFailed                a stream's own recorded failure, with its recorded policy
@@ -170,6 +172,15 @@ class ReplicaLost(StreamGwError):
 class EngineFailed(StreamGwError):
     code = "engine_error"
     http_status = 502
+
+
+class StreamTooLarge(EngineFailed):
+    code = "stream_too_large"
+
+
+class EngineLost(EngineFailed):
+    code = "engine_lost"
+    retriable = True
 
 
 class StreamLost(StreamGwError):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from stream_fabric.errors import StreamGwError
+
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
 TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
 BlockKind = Literal["text", "reasoning", "refusal", "tool", "item"]
@@ -46,6 +48,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     type: str = "server_error"
     http_status: int = 500
     retriable: bool = False
+
+    @classmethod
+    def of(cls, error: StreamGwError) -> ErrorInfo:
+        return cls(error.code, error.message, error.type, error.http_status, error.retriable)
 
 
 class Open(msgspec.Struct, frozen=True, tag_field="k", tag="open", gc=False, omit_defaults=True):

@@ -61,6 +61,10 @@ class Engine(Protocol):
     async def start(self) -> Sequence[str]:
         """Connect or boot; return the names of the models served. Raises EngineFailed with what to do."""
 
+    async def serving(self) -> None:
+        """Wait while the engine can serve; only ``close`` makes it return. Raises what ended it: its requests' sinks
+        may then have heard no end, and the caller ends them."""
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         """Begin. Output follows through the sink, which gets exactly one ``end`` unless aborted."""
 

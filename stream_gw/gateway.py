@@ -23,7 +23,7 @@ from stream_fabric.errors import (
     StreamFailed,
     StreamGwError,
 )
-from stream_fabric.frames import is_end
+from stream_fabric.frames import ErrorInfo, is_end
 from stream_fabric.ids import GatewayId, StreamId, UserId, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
@@ -38,7 +38,7 @@ from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest, fingerprint, parse_create
 from stream_gw.directory import Directory
-from stream_gw.hub import Hub, Subscription, error_info
+from stream_gw.hub import Hub, Subscription
 from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
 from stream_gw.ws import Channel, Create, Mode, Sub
@@ -192,7 +192,7 @@ class Gateway:
             raise error
 
     async def _withdraw(self, stream: StreamId, error: StreamGwError) -> None:
-        await self._streams.fence(stream, None, secrets.token_hex(4), error_info(error))
+        await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))
 
     async def _attach(
         self, who: Principal, stream: StreamId, after: Cursor, make_outlet: OutletMaker

@@ -20,7 +20,7 @@ from stream_fabric.errors import (
     StreamLost,
     TooMany,
 )
-from stream_fabric.frames import End, ErrorInfo, Status, coalesce_from, decode
+from stream_fabric.frames import End, Status, coalesce_from, decode
 from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import (
     ORPHAN_GRACE_S,
@@ -399,7 +399,3 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         await work
     except FabricUnavailable as error:
         log.warning("left undone: %s", error)
-
-
-def error_info(error: StreamGwError) -> ErrorInfo:
-    return ErrorInfo(error.code, error.message, error.type, error.http_status, error.retriable)

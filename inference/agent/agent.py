@@ -15,7 +15,7 @@ import msgspec
 
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
-from stream_fabric.errors import FabricUnavailable
+from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
 from stream_fabric.frames import Note
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ENDED_KEPT_S
@@ -67,10 +67,12 @@ class Agent:
         self._state: ReplicaState = "starting"
         self._draining = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._broken: EngineLost | None = None
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until drained. Raises FabricUnavailable when Redis is out of reach at the start."""
+        """Serve until drained. Raises FabricUnavailable when Redis is out of reach at the start, and EngineFailed once
+        the engine can serve no more; its streams have then been ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -91,6 +93,7 @@ class Agent:
                     tasks.create_task(self._renew_loop(), name="renew"),
                     tasks.create_task(self._check_loop(), name="check"),
                     tasks.create_task(self._inbox_loop(), name="inbox"),
+                    tasks.create_task(self._watch_engine(), name="engine"),
                 ]
                 self.ready.set()
                 await self._draining.wait()
@@ -100,6 +103,19 @@ class Agent:
         finally:
             self._inbox.close()
             await self._engine.close()
+        if self._broken is not None:
+            raise self._broken
+
+    async def _watch_engine(self) -> None:
+        """An engine that fails as a whole tells its requests nothing: they are ended here, and the replica leaves."""
+        try:
+            await self._engine.serving()
+        except Exception as error:  # the engine is a guest: whatever it dies of, its streams get their terminals
+            log.exception("the engine failed")
+            self._broken = EngineLost(f"the engine failed: {error!r}")
+            for stream in list(self.running.values()):
+                stream.fail(self._broken)
+            self._draining.set()
 
     def drain(self) -> None:
         """Take nothing new, finish what runs within the grace, leave."""
@@ -128,7 +144,14 @@ class Agent:
         self.running[stream] = running
         # The first append also asks whether the stream exists and has not been cancelled
         running.frame(Note("started"))
-        self._engine.submit(work.request, running)
+        if self._broken is not None:
+            running.fail(self._broken)
+            return
+        try:
+            self._engine.submit(work.request, running)
+        except Exception as error:  # one request must not cost the others their agent
+            log.exception("request %s cannot be given to the engine", stream)
+            running.fail(EngineFailed(f"the engine failed at this request: {error!r}"))
 
     def _on_outcome(self, stream: RunningStream, outcome: Outcome) -> None:
         match outcome:

@@ -30,6 +30,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
         sim=settings.sim,
         upstream=settings.upstream,
         api_key=settings.upstream_api_key.get_secret_value(),
+        slots=settings.upstream_slots,
     )
     client = RedisClient(settings.redis_url)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stream_fabric.errors import EngineFailed
+from stream_fabric.errors import StreamGwError, StreamTooLarge
 from stream_fabric.frames import (
     ChoiceEnd,
     Delta,
@@ -92,14 +92,10 @@ class RunningStream:
         self.producer.finish(End(status, final, error))
         self._dirty(self, True)
 
+    def fail(self, error: StreamGwError) -> None:
+        """End for a reason that is not the engine's to tell."""
+        self.end("failed", ErrorInfo.of(error))
+
     def _overflow(self) -> None:
-        self.end(
-            "failed",
-            ErrorInfo(
-                "stream_too_large",
-                f"the output passed {STREAM_BYTES_MAX >> 20} MiB, the most one stream may hold",
-                EngineFailed.type,
-                EngineFailed.http_status,
-            ),
-        )
+        self.fail(StreamTooLarge(f"the output passed {STREAM_BYTES_MAX >> 20} MiB, the most one stream may hold"))
         self._too_large(self.work.request.stream)

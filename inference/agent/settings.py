@@ -17,6 +17,9 @@ class AgentSettings(FabricSettings):
     sim: str = Field("", description="The simulator's settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
     upstream: str = Field("", description="engine openai: the server's base URL, for example http://127.0.0.1:8000")
     upstream_api_key: SecretStr = Field(SecretStr(""), description="engine openai: a bearer key for the server")
+    upstream_slots: int = Field(
+        256, ge=1, le=100_000, description="engine openai: sequences the server runs at once (vLLM's max_num_seqs)"
+    )
     pool: str = Field("", max_length=128, description="The pool to join; empty: the first model served")
     replica: str = Field("", max_length=64, description="A name for the replica; empty: the host's and process's")
     room_ratio: float = Field(

@@ -20,13 +20,7 @@ log = logging.getLogger(__name__)
 _SEEN_DEAD_S = 0.9
 """Seen dead for so long while Redis answered: after an outage of Redis the agents renew first."""
 
-LOST = ErrorInfo(
-    ReplicaLost.code,
-    "the replica that produced this stream died; ask again",
-    ReplicaLost.type,
-    ReplicaLost.http_status,
-    ReplicaLost.retriable,
-)
+LOST = ErrorInfo.of(ReplicaLost("the replica that produced this stream died; ask again"))
 
 
 class Reaper:

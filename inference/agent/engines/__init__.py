@@ -10,7 +10,7 @@ from inference.agent.engines.sim.settings import SimSettings
 from stream_fabric.ports import Engine
 
 
-def make_engine(kind: Literal["sim", "openai"], *, sim: str, upstream: str, api_key: str) -> Engine:
+def make_engine(kind: Literal["sim", "openai"], *, sim: str, upstream: str, api_key: str, slots: int) -> Engine:
     """Raises ValueError that names the wrong setting."""
     if kind == "sim":
         return SimEngine(SimSettings.parse(sim))
@@ -18,4 +18,4 @@ def make_engine(kind: Literal["sim", "openai"], *, sim: str, upstream: str, api_
         raise ValueError(
             f"--upstream (STREAM_GW_UPSTREAM): the server's base URL, http:// or https://; got {upstream!r}"
         )
-    return OpenAIEngine(upstream.rstrip("/").removesuffix("/v1"), api_key)
+    return OpenAIEngine(upstream.rstrip("/").removesuffix("/v1"), api_key, slots)

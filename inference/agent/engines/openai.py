@@ -25,17 +25,17 @@ _SILENCE_S = 600.0
 """A server that says nothing for so long, prefill included, has lost the request."""
 _CONNECTIONS_MAX = 4096
 _LOAD_EVERY_S = 1.0
-_SLOTS_UNKNOWN = 256
 _GAUGES = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{[^}]*\} (\S+)", re.MULTILINE
 )
 
 
 class OpenAIEngine:
-    """``base_url``: without ``/v1``."""
+    """``base_url``: without ``/v1``. ``slots``: the sequences it runs at once, which such servers do not tell."""
 
-    def __init__(self, base_url: str, api_key: str = "") -> None:
+    def __init__(self, base_url: str, api_key: str = "", slots: int = 256) -> None:
         self._base_url = base_url
+        self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[StreamId, asyncio.Task[None]] = {}
@@ -72,10 +72,23 @@ class OpenAIEngine:
         self._poller = asyncio.create_task(self._poll(), name="engine-load")
         return models
 
+    async def serving(self) -> None:
+        assert self._poller is not None, "start comes first"
+        await asyncio.wait([self._poller])
+        if not self._poller.cancelled():
+            self._poller.result()
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
         self._tasks[request.stream] = task
-        task.add_done_callback(lambda _: self._tasks.pop(request.stream, None))
+        task.add_done_callback(lambda done: self._served(request, sink, done))
+
+    def _served(self, request: EngineRequest, sink: FrameSink, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(request.stream) is task:
+            del self._tasks[request.stream]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("request %s cannot be read from the model server", request.stream, exc_info=error)
+            sink.end("failed", _broken(f"the model server's answer could not be read: {error!r}"))
 
     def abort(self, stream: StreamId) -> None:
         """Closing the connection is how these servers are told."""
@@ -88,7 +101,7 @@ class OpenAIEngine:
     def load(self) -> EngineLoad:
         running = int(self._gauges.get("num_requests_running", len(self._tasks)))
         waiting = int(self._gauges.get("num_requests_waiting", 0))
-        return EngineLoad(running, waiting, _SLOTS_UNKNOWN, self._gauges.get("kv_cache_usage_perc", 0.0))
+        return EngineLoad(running, waiting, self._slots, self._gauges.get("kv_cache_usage_perc", 0.0))
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._ending, *([self._poller] if self._poller else [])]
@@ -132,6 +145,9 @@ class OpenAIEngine:
             data=body,
             headers={"content-type": "application/json", "x-request-id": request.stream},
         ) as response:
+            if response.status in (401, 403, 407):  # our key, not the client's
+                log.error("the model server refuses this agent's key (%d); set upstream_api_key", response.status)
+                return _broken("the model server refuses the platform's own key; its operator must set it right")
             if response.status != 200:
                 return upstream_error(await response.content.read(1 << 16), response.status)
             async for chunk in response.content.iter_any():

@@ -425,3 +425,25 @@ async def test_completions_are_text() -> None:
     last = event(choices=[{"index": 0, "text": "", "finish_reason": "length"}])
     sink = await ask(play(*parts, last, DONE), completion(1))
     assert (sink.body(), sink.choice_ends()[0].finish_reason) == ("ab", "length")
+
+
+async def test_the_platforms_own_refused_key_is_no_fault_of_the_client() -> None:
+    for status in (401, 403):
+        sink = await ask(play(b'{"error":{"message":"Incorrect API key provided: sk-own","code":"x"}}', status=status))
+        assert sink.error is not None
+        assert (sink.error.http_status, sink.error.type) == (502, "server_error")
+        assert "sk-own" not in sink.error.message
+
+
+async def test_an_answer_that_the_adapter_chokes_on_ends_its_stream() -> None:
+    def choke() -> None:
+        raise RuntimeError("unforeseen")
+
+    async with engine_on(play(delta(content="a"), delta(content="b"))) as engine:
+        sink = Recorder(on_token=choke)
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        assert sink.status == "failed"
+        assert sink.error is not None
+        assert "unforeseen" in sink.error.message
+        assert engine.load().running == 0

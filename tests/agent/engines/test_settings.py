@@ -36,10 +36,12 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(text: str, told: str) -> 
 
 
 def test_make_engine_gives_the_kind_or_says_what_is_wrong() -> None:
-    sim = make_engine("sim", sim="itl_ms=1", upstream="", api_key="")
+    sim = make_engine("sim", sim="itl_ms=1", upstream="", api_key="", slots=256)
     assert isinstance(sim, SimEngine)
-    assert isinstance(make_engine("openai", sim="", upstream="http://127.0.0.1:1/v1/", api_key=""), OpenAIEngine)
+    assert isinstance(
+        make_engine("openai", sim="", upstream="http://127.0.0.1:1/v1/", api_key="", slots=256), OpenAIEngine
+    )
     with pytest.raises(ValueError, match="STREAM_GW_UPSTREAM"):
-        make_engine("openai", sim="", upstream="localhost:8000", api_key="")
+        make_engine("openai", sim="", upstream="localhost:8000", api_key="", slots=256)
     with pytest.raises(ValueError, match="itl_mss"):
-        make_engine("sim", sim="itl_mss=1", upstream="", api_key="")
+        make_engine("sim", sim="itl_mss=1", upstream="", api_key="", slots=256)

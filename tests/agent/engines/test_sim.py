@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from stream_fabric.frames import Note
 from stream_fabric.ids import StreamId
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.virtual import run_virtual
+from tests.support.waiting import eventually
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
@@ -200,7 +202,15 @@ def test_the_crash_comes_after_its_tokens() -> None:
 def test_what_cannot_be_read_ends_as_the_client_s_fault() -> None:
     async def main() -> None:
         engine = await started("itl_ms=1,num_blocks=16")
-        for request in (chat(1, n="many"), chat(2, max_tokens=1_000_000), chat(3, messages=7)):
+        endless = {"type": "array", "minItems": 1 << 40}
+        for request in (
+            chat(1, n="many"),
+            chat(2, max_tokens=1_000_000),
+            chat(3, messages=7),
+            chat(4, response_format=_schema({"enum": []})),
+            chat(5, response_format=_schema(endless)),
+            chat(6, logprobs=True, top_logprobs=1 << 40),
+        ):
             sink = await answer(engine, request)
             assert sink.status == "failed"
             assert sink.error is not None
@@ -208,6 +218,51 @@ def test_what_cannot_be_read_ends_as_the_client_s_fault() -> None:
         await engine.close()
 
     run_virtual(main())
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def test_a_stop_string_is_looked_for_as_tokens_are_made() -> None:
+    """Neither the whole answer is made beforehand, nor does a beginning of the stop string leave."""
+
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        whole = (await answer(engine, chat(1, max_tokens=200))).body()
+        begun = time.perf_counter()
+        sink = Recorder()
+        engine.submit(chat(2, max_tokens=400_000, stop=[whole[300:330], "never said"]), sink)
+        assert time.perf_counter() - begun < 0.05
+        await asyncio.wait_for(sink.ended.wait(), 3600)
+        assert sink.body() == whole[: whole.index(whole[300:330])]
+        assert sink.end_usage is not None
+        assert sink.end_usage.output > sink.tokens() > 20
+        assert engine.replica.idle
+        assert engine.replica.blocks.used == 0
+        # What looks like one and is none comes out whole
+        near = whole[300:330] + "#"
+        sink = await answer(engine, chat(3, max_tokens=200, stop=[near]))
+        assert (sink.body(), sink.choice_ends()[0].finish_reason) == (whole, "length")
+        assert sink.tokens() == 200
+        await engine.close()
+
+    run_virtual(main())
+
+
+def test_the_least_ttft_holds_beside_a_stream_that_takes_no_time() -> None:
+    async def main() -> float:
+        engine = await started("itl_ms=0,ttft_ms=300,prefill_tokens_per_s=1e9")
+        busy, sink = Recorder(), Recorder()
+        engine.submit(chat(1, max_tokens=400_000), busy)
+        await eventually(lambda: busy.tokens() > 5000)
+        begun = asyncio.get_running_loop().time()
+        engine.submit(chat(2, max_tokens=1), sink)
+        await sink.wait()
+        await engine.close()
+        return sink.times[0] - begun
+
+    assert asyncio.run(main()) >= 0.299
 
 
 def test_a_tool_named_in_the_last_message_is_called() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sim.text import Prompt, cut_at_stop, json_like, logprobs, pieces, words
+from inference.agent.engines.sim.text import Prompt, StopText, json_like, logprobs, pieces, words
 from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Open
 from stream_fabric.ids import StreamId, derived_id
+
+_TOP_LOGPROBS_MAX = 20
 
 Piece = Frame | str | None
 """A frame, a token's text in the block that was opened last, or None: the token has been made."""
@@ -38,6 +40,8 @@ class Answer:
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
         self._pieces = self._plan(body, asked)
         self.tokens_made = 0
+        self._told = 0
+        self.ended = False
 
     def _plan(self, body: dict[str, Any], asked: int | None) -> Iterator[Piece]:
         tool = _tool(body, self._prompt)
@@ -55,19 +59,26 @@ class Answer:
             return self._spell([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
         endless = words(self._prompt, self._seed, self.choice)
-        if stops:
-            tokens, stop = cut_at_stop(list(islice(endless, self.length)), [stops] if isinstance(stops, str) else stops)
-            self.length = max(1, len(tokens))
-            if stop is not None:
-                self._detail = msgspec.Raw(msgspec.json.encode(stop))
-                return self._spell([("text", iter(tokens or [""]), None, None)])
-            endless = iter(tokens)
-        if asked and self.length == asked:
+        if asked:
             self._finish = "length"
+        if stops:
+            endless = self._until_stop(endless, [stops] if isinstance(stops, str) else stops)
         if body.get("reasoning_effort") or (body.get("chat_template_kwargs") or {}).get("enable_thinking"):
             thoughts = self.length // 3
             return self._spell([("reasoning", islice(endless, thoughts), None, None), ("text", endless, None, None)])
         return self._spell([("text", endless, None, None)])
+
+    def _until_stop(self, tokens: Iterator[str], stops: list[str]) -> Iterator[str]:
+        """Tokens before the first stop string, each with as much text as can no more belong to one."""
+        stop = StopText(stops)
+        for number, token in enumerate(islice(tokens, self.length), 1):
+            text = stop.take(token, last=number == self.length)
+            if stop.found is not None:
+                self._finish, self._detail = "stop", msgspec.Raw(msgspec.json.encode(stop.found))
+                self.length = self.tokens_made
+            yield text
+            if stop.found is not None:
+                return
 
     def _spell(self, blocks: list[tuple[Any, Iterator[str], str | None, str | None]]) -> Iterator[Piece]:
         spelled = 0
@@ -76,8 +87,10 @@ class Answer:
             form: Any = {"tool": "function", "reasoning": "raw"}.get(kind)
             yield Open(self._block, self.choice, kind, form, call, name)
             for token in tokens:
-                if self._top >= 0 and kind == "text":
-                    yield Delta(self._block, token, 1, logprobs(token, self._top))
+                if not token:
+                    pass  # made, and held back
+                elif self._top >= 0 and kind == "text":
+                    yield Delta(self._block, token, self.untold(), logprobs(token, self._top))
                 else:
                     yield token
                 spelled += 1
@@ -92,6 +105,11 @@ class Answer:
         """The block that was opened last."""
         return self._block
 
+    def untold(self) -> int:
+        """Tokens since the last text that left: that one's, and those whose text was held back."""
+        tokens, self._told = self.tokens_made - self._told, self.tokens_made
+        return tokens
+
     def token(self) -> Iterator[Piece]:
         """What leaves with the next token; with the last one, what closes the choice."""
         self.tokens_made += 1
@@ -101,6 +119,7 @@ class Answer:
                     return
                 continue
             yield piece
+        self.ended = True
 
 
 def _seed(body: dict[str, Any], settings: SimSettings) -> int:
@@ -113,7 +132,10 @@ def _top_logprobs(body: dict[str, Any]) -> int:
     asked = body.get("logprobs")
     if asked is None or asked is False:
         return -1
-    return int(body.get("top_logprobs") or 0) if asked is True else int(asked)
+    top = int(body.get("top_logprobs") or 0) if asked is True else int(asked)
+    if not 0 <= top <= _TOP_LOGPROBS_MAX:
+        raise ValueError(f"at most {_TOP_LOGPROBS_MAX} logprobs a token, got {top}")
+    return top
 
 
 def _tool(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:

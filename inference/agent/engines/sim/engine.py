@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,11 @@ from inference.agent.engines.sim.model import Replica
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.engines.sim.text import Prompt
 from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import ErrorInfo, Note
+from stream_fabric.frames import ErrorInfo, Note, Usage
 from stream_fabric.ids import StreamId
 from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+
+log = logging.getLogger(__name__)
 
 _YIELD_EVERY_S = 0.002
 _BEHIND_S_MAX = 1.0
@@ -66,12 +68,18 @@ class SimEngine:
         self._task = asyncio.create_task(self._run(), name="sim")
         return [self.settings.model]
 
+    async def serving(self) -> None:
+        assert self._task is not None, "start comes first"
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         try:
             prompt = Prompt(msgspec.json.decode(request.body))
             choices = int(prompt.body.get("n") or 1)
             answers = [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)]
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (msgspec.MsgspecError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
             sink.end(
                 "failed",
                 ErrorInfo(
@@ -123,8 +131,7 @@ class SimEngine:
             self.abort(stream)
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -135,8 +142,10 @@ class SimEngine:
                 await self._work.wait()
                 due = yielded = loop.time()
             step = self.replica.step()
-            due += step.duration_s
             now = loop.time()
+            if not step.duration_s:  # as fast as the loop goes: there is nothing to be late for
+                due = max(due, now)
+            due += step.duration_s
             if due > now:
                 # By the clock, not by the pause: a late step does not slow the ones after it
                 await asyncio.sleep(due - now)
@@ -148,7 +157,11 @@ class SimEngine:
             for (stream, _), cached in step.first:
                 self._begin(stream, cached)
             for stream, choice in step.tokens:
-                self._token(stream, choice)
+                try:
+                    self._token(stream, choice)
+                except Exception as error:  # what a request makes of itself must not end the others
+                    log.exception("request %s cannot be simulated", stream)
+                    self._fail(stream, f"the simulator failed at this request: {error!r}")
             if step.duration_s:
                 self.metrics.decoded(len(step.tokens) - len(step.first), step.duration_s)
                 self._rate += 0.1 * (len(step.tokens) / step.duration_s - self._rate)
@@ -170,32 +183,34 @@ class SimEngine:
         request.made += 1
         self._made += 1
         if request.fails_at and request.made > request.fails_at:
-            self._fail(stream, request)
+            self._fail(stream, "the simulator was told to fail this request")
             return
         answer, sink = request.answers[choice], request.sink
         for piece in answer.token():
             if isinstance(piece, str):
-                sink.text(answer.block, piece)
+                sink.text(answer.block, piece, answer.untold())
             elif piece is not None:
                 sink.frame(piece)
         if stream not in self._requests:  # its sink has had enough
             return
-        if answer.tokens_made >= answer.length:
+        if answer.ended:
+            self.replica.abort((stream, choice))  # a stop string may have come before its last token
             request.left -= 1
             if not request.left:
                 del self._requests[stream]
                 self.metrics.finished(request.made)
-                sink.end("completed")
+                sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, request.made))
         elif settings.stall_after_tokens and answer.tokens_made >= settings.stall_after_tokens:
             self.replica.stall((stream, choice))
         if settings.crash_after_tokens and self._made >= settings.crash_after_tokens:
             self._crash()
 
-    def _fail(self, stream: StreamId, request: _Request) -> None:
-        del self._requests[stream]
+    def _fail(self, stream: StreamId, message: str) -> None:
+        request = self._requests.pop(stream, None)
+        if request is None:
+            return
         for answer in request.answers:
             self.replica.abort((stream, answer.choice))
-        message = "the simulator was told to fail this request"
         request.sink.end(
             "failed", ErrorInfo(EngineFailed.code, message, EngineFailed.type, EngineFailed.http_status, True)
         )

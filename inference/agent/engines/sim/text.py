@@ -24,6 +24,8 @@ _BREAKS = (
     "\n\n> Quoted:",
 )
 _BYTES_PER_TOKEN = 4
+_VALUES_MAX = 1000
+_ANY = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 class Prompt:
@@ -75,19 +77,31 @@ def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
         block += 1
 
 
-def cut_at_stop(tokens: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """Tokens up to the first stop string, without it, and which one it was."""
-    text = "".join(tokens)
-    found = min(((text.find(stop), stop) for stop in stops if stop and stop in text), default=None)
-    if found is None:
-        return tokens, None
-    left, kept = found[0], []
-    for token in tokens:
-        if left <= 0:
-            break
-        kept.append(token[:left])
-        left -= len(token)
-    return kept, found[1]
+class StopText:
+    """Text on its way out, held back for as long as it may be the beginning of a stop string."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.found: str | None = None
+
+    def take(self, text: str, *, last: bool) -> str:
+        """The text that may leave; all that is left before a stop string once one is ``found``, or with the last."""
+        held = self._held + text
+        at, stop = min(((held.find(stop), stop) for stop in self._stops if stop in held), default=(-1, None))
+        if stop is not None:
+            self.found = stop
+            return held[:at]
+        if last:
+            return held
+        keep = max((self._begun(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    @staticmethod
+    def _begun(held: str, stop: str) -> int:
+        """How many characters of the stop string the text ends with."""
+        return next((size for size in range(min(len(stop) - 1, len(held)), 0, -1) if held.endswith(stop[:size])), 0)
 
 
 def pieces(text: str) -> list[str]:
@@ -96,35 +110,42 @@ def pieces(text: str) -> list[str]:
 
 
 def json_like(schema: dict[str, Any] | None, prompt: Prompt, seed: int) -> str:
-    """A JSON value that fits a simple schema."""
-    return msgspec.json.encode(
-        _value(schema or {"type": "object", "properties": {"answer": {"type": "string"}}}, prompt, seed)
-    ).decode()
+    """A JSON value that fits a simple schema. Raises ValueError when it would be too large."""
+    return msgspec.json.encode(_Values(prompt).of(schema or _ANY, seed)).decode()
 
 
-def _value(schema: dict[str, Any], prompt: Prompt, seed: int) -> Any:
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return schema["enum"][prompt.number("enum", seed) % len(schema["enum"])]
-    kind = schema.get("type")
-    match kind[0] if isinstance(kind, list) else kind:
-        case "object":
-            return {
-                name: _value(sub, prompt, seed + i)
-                for i, (name, sub) in enumerate(schema.get("properties", {}).items())
-            }
-        case "array":
-            return [_value(schema.get("items", {}), prompt, seed + i) for i in range(schema.get("minItems", 2))]
-        case "integer":
-            return prompt.number("integer", seed) % 100
-        case "number":
-            return prompt.number("number", seed) % 1000 / 10
-        case "boolean":
-            return bool(prompt.number("boolean", seed) % 2)
-        case "null":
-            return None
-    return _WORDS[prompt.number("string", seed) % len(_WORDS)]
+class _Values:
+    """Makes the values of one schema; a schema of a few bytes may ask for any number of them."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._left = _VALUES_MAX
+
+    def of(self, schema: dict[str, Any], seed: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"the schema asks for more than {_VALUES_MAX} values")
+        prompt = self._prompt
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return schema["enum"][prompt.number("enum", seed) % len(schema["enum"])]
+        kind = schema.get("type")
+        match kind[0] if isinstance(kind, list) else kind:
+            case "object":
+                properties = schema.get("properties", {}).items()
+                return {name: self.of(sub, seed + i) for i, (name, sub) in enumerate(properties)}
+            case "array":
+                return [self.of(schema.get("items", {}), seed + i) for i in range(schema.get("minItems", 2))]
+            case "integer":
+                return prompt.number("integer", seed) % 100
+            case "number":
+                return prompt.number("number", seed) % 1000 / 10
+            case "boolean":
+                return bool(prompt.number("boolean", seed) % 2)
+            case "null":
+                return None
+        return _WORDS[prompt.number("string", seed) % len(_WORDS)]
 
 
 def logprobs(token: str, top: int) -> msgspec.Raw:
