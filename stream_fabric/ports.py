@@ -17,7 +17,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """What an engine is asked to do."""
 
     stream: StreamId
-    kind: Literal["chat", "completions"]
+    kind: Literal["chat", "completions", "embeddings", "rerank"]
+    """Of embeddings and rerank the answer is one block of kind ``item`` whose deltas are the server's JSON body."""
     model: str
     body: msgspec.Raw
     """The request in OpenAI's words, as the client sent it (``stream`` and our own fields taken out)."""
@@ -45,14 +46,24 @@ class FrameSink(Protocol):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """One reading of an engine's load, for the lease."""
+    """One reading of an engine's load, for the lease. What an engine does not tell is 0."""
 
     running: int
     waiting: int
     slots: int
     """How many sequences it runs at once (``max_num_seqs``)."""
+    ready: bool = True
+    """Whether it takes requests: False while it boots, warms up or is being restarted."""
     kv_used_ratio: float = 0.0
-    tokens_per_s: float = 0.0
+    kv_capacity_tokens: int = 0
+    kv_evicted_tokens: int = 0
+    """Tokens whose cached KV has been thrown out, ever; it only grows."""
+    kv_clears: int = 0
+    """How often the whole prefix cache has been thrown away, ever."""
+    prefix_queries_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache, ever."""
+    prefix_hits_tokens: int = 0
+    """Of them, those found."""
 
 
 class Engine(Protocol):

@@ -101,7 +101,7 @@ class OpenAIEngine:
     def load(self) -> EngineLoad:
         running = int(self._gauges.get("num_requests_running", len(self._tasks)))
         waiting = int(self._gauges.get("num_requests_waiting", 0))
-        return EngineLoad(running, waiting, self._slots, self._gauges.get("kv_cache_usage_perc", 0.0))
+        return EngineLoad(running, waiting, self._slots, kv_used_ratio=self._gauges.get("kv_cache_usage_perc", 0.0))
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._ending, *([self._poller] if self._poller else [])]

@@ -62,7 +62,6 @@ class SimEngine:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._made = 0
-        self._rate = 0.0
 
     async def start(self) -> Sequence[str]:
         self._task = asyncio.create_task(self._run(), name="sim")
@@ -122,8 +121,11 @@ class SimEngine:
             len(self.replica.running),
             len(self.replica.waiting),
             self.settings.max_num_seqs,
-            pool.used / pool.total,
-            self._rate,
+            kv_used_ratio=pool.used / pool.total,
+            kv_capacity_tokens=pool.total * self.settings.block_size,
+            kv_evicted_tokens=pool.evictions * self.settings.block_size,
+            prefix_queries_tokens=self.replica.prefix_queries,
+            prefix_hits_tokens=self.replica.prefix_hits,
         )
 
     async def close(self) -> None:
@@ -164,7 +166,6 @@ class SimEngine:
                     self._fail(stream, f"the simulator failed at this request: {error!r}")
             if step.duration_s:
                 self.metrics.decoded(len(step.tokens) - len(step.first), step.duration_s)
-                self._rate += 0.1 * (len(step.tokens) / step.duration_s - self._rate)
 
     def _begin(self, stream: StreamId, cached: int) -> None:
         request = self._requests.get(stream)
