@@ -54,12 +54,14 @@ Step = Run | Gap | Reset
 class Reader:
     """Follows one stream from a cursor."""
 
-    __slots__ = ("_seen", "_start", "epoch", "need", "seq")
+    __slots__ = ("_nonce", "_seen", "_start", "epoch", "need", "seq")
 
-    def __init__(self, after: Cursor) -> None:
+    def __init__(self, after: Cursor, nonce: str = "") -> None:
         self.epoch = after.epoch
         self.seq = after.seq
         self.need = Need.PAGE
+        self._nonce = nonce
+        """The epoch's, once known: a failover may lose a takeover, and another one then gets its number."""
         self._seen = 0
         """The highest seq that a publish has shown."""
         self._start = after.seq
@@ -91,8 +93,14 @@ class Reader:
 
     def receive_page(self, page: Page) -> list[Step]:
         """Take a page of the log that was asked for after ``cursor``."""
+        rival = self._nonce not in ("", page.epoch.nonce) and page.epoch.n == self.epoch
+        steps = self._follow(page, self.epoch if rival else self.epoch + 1)
+        self._nonce = page.epoch.nonce if page.epoch.n == self.epoch else ""
+        return steps
+
+    def _follow(self, page: Page, next_epoch: int) -> list[Step]:
         steps: list[Step] = []
-        n, base = next((taken for taken in page.bases if taken[0] > self.epoch), (self.epoch, self.seq))
+        n, base = next((taken for taken in page.bases if taken[0] >= next_epoch), (self.epoch, self.seq))
         if base < self.seq:
             steps.append(self._reset(n, base))
             if not page.entries or page.entries[0].first > base + 1:

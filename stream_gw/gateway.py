@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,14 +25,14 @@ from stream_fabric.errors import (
     StreamGwError,
 )
 from stream_fabric.frames import ErrorInfo, is_end
-from stream_fabric.ids import GatewayId, StreamId, UserId, is_stream_id, new_stream_id
+from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
 from stream_fabric.ports import EngineRequest
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
-from stream_gw.auth import Authenticator, Principal
+from stream_gw.auth import Authenticator, Principal, Scope
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.accumulate import snapshot
 from stream_gw.dialects.base import Encoder
@@ -43,6 +44,8 @@ from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
 from stream_gw.ws import Channel, Create, Mode, Sub
 
+_CANCELS_KEPT = 10_000
+_CANCELS_KEPT_S = 10.0
 _NO_ENTRIES = Cursor(1 << 40, 0)
 """A position after everything: a page without entries."""
 
@@ -99,6 +102,8 @@ class Gateway:
         self._index = index
         self.directory = directory
         self.draining = False
+        self._cancelled: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_CANCELS_KEPT)
+        hub.on_return = self._cancel_again
 
     def authenticate(self, credential: str | None) -> Principal:
         return self._authenticator.authenticate(credential, time.time())
@@ -225,15 +230,26 @@ class Gateway:
 
     # --- follow --------------------------------------------------------------------------------------------
 
-    async def look(self, who: Principal, stream: str, after: Cursor = _NO_ENTRIES) -> tuple[Page, StreamMeta]:
-        """A stream's head that the caller may read, and a page. Raises NotFound, also for another's."""
-        who.require("read")
-        if not is_stream_id(stream):
-            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
-        page = await self.hub.look(StreamId(stream), who.tenant, after)
+    async def look(self, who: Principal, stream: str, scope: Scope = "read") -> tuple[Page, StreamMeta]:
+        """The head of a stream that the caller may touch. Raises NotFound, also for another's.
+
+        A stream that the fabric lost whole is waited for: its producer makes it again.
+        """
+        who.require(scope)
+        deadline = asyncio.get_running_loop().time() + ORPHAN_GRACE_S
+        while True:
+            try:
+                return await self._look(who, stream)
+            except NotFound:
+                if not self.hub.unsettled or asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.05)
+
+    async def _look(self, who: Principal, stream: str) -> tuple[Page, StreamMeta]:
+        page = await self.hub.look(_stream_id(stream), who.tenant, _NO_ENTRIES)
         meta = _meta_decoder.decode(page.facts)
         if not who.may_see(meta.user):
-            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+            raise _not_found(stream)
         return page, meta
 
     async def follow(
@@ -243,24 +259,13 @@ class Gateway:
 
         Raises NotFound, CursorInvalid, CursorGone, and PastTheEnd when there is nothing after the cursor.
         """
-        page, meta = await self._await_stream(who, stream)
+        page, meta = await self.look(who, stream)
         page = await self._await_head(page, StreamId(stream), who, after)
         if page.status != "live" and after >= (page.epoch.n, page.head):
             raise PastTheEnd
         outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
         subscription = self.hub.follow(StreamId(stream), page, after, outlet, exact=exact)
         return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
-
-    async def _await_stream(self, who: Principal, stream: str) -> tuple[Page, StreamMeta]:
-        """``look``, but a stream that the fabric lost whole is waited for: its producer makes it again."""
-        deadline = asyncio.get_running_loop().time() + ORPHAN_GRACE_S
-        while True:
-            try:
-                return await self.look(who, stream)
-            except NotFound:
-                if not self.hub.unsettled or asyncio.get_running_loop().time() > deadline:
-                    raise
-            await asyncio.sleep(0.05)
 
     async def _await_head(self, page: Page, stream: StreamId, who: Principal, after: Cursor) -> Page:
         """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
@@ -306,33 +311,34 @@ class Gateway:
     async def cancel(self, who: Principal, stream: str) -> CancelReply:
         """Cancel from any gateway. Raises NotFound for another tenant's."""
         who.require("cancel")
-        if not is_stream_id(stream):
-            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
+        name = _stream_id(stream)
         if who.user is not None:
-            await self._check_user(who, StreamId(stream))
-        reply = await self._streams.cancel(StreamId(stream), who.tenant)
+            await self.look(who, stream, "cancel")
+        reply = await self._streams.cancel(name, who.tenant)
         if reply.result == "none":
-            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+            raise _not_found(stream)
+        self._cancelled.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply
 
-    async def _check_user(self, who: Principal, stream: StreamId) -> None:
-        page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
-        if not who.may_see(_meta_decoder.decode(page.facts).user):
-            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
+    def _cancel_again(self) -> None:
+        """A failover may have lost cancels that were acknowledged a moment before: they are said again."""
+        since = asyncio.get_running_loop().time() - _CANCELS_KEPT_S
+        for at, tenant, stream in self._cancelled:
+            if at > since:
+                self.hub.spawn(self._cancel_once_more(tenant, stream))
+
+    async def _cancel_once_more(self, tenant: TenantId, stream: StreamId) -> None:
+        await self._streams.cancel(stream, tenant)
 
     async def input(self, who: Principal, stream: str, input_id: str, item: msgspec.Raw) -> str:
         """Hand the stream's producer an item, durably and once."""
-        who.require("input")
-        if not is_stream_id(stream):
-            raise NotFound(f"no stream {stream[:64]!r}; an id is resp_ and 32 hex digits")
         if not 0 < len(input_id) <= IDEMPOTENCY_KEY_CHARS_MAX:
             raise BadRequest(f"an input's id has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="id")
-        if who.user is not None:
-            await self._check_user(who, StreamId(stream))
-        result = await self._streams.input(StreamId(stream), who.tenant, input_id, item)
-        if result is None:
-            raise NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
-        return result
+        while True:
+            await self.look(who, stream, "input")
+            result = await self._streams.input(StreamId(stream), who.tenant, input_id, item)
+            if result is not None:  # None: lost since it was looked at
+                return result
 
     async def running(self, who: Principal, user: str) -> list[dict[str, Any]]:
         """The tenant's running streams of a user, newest first."""
@@ -342,7 +348,7 @@ class Gateway:
         ended, found = [], []
         for stream in await self._index.live(who.tenant, UserId(user)):
             try:
-                page, meta = await self.look(who, stream)
+                page, meta = await self._look(who, stream)
             except NotFound:
                 ended.append(stream)
                 continue
@@ -387,7 +393,7 @@ class Gateway:
                 return None
             channel.open(new.epoch, new.subscription.local.head, new.subscription.local.status)
             return new.subscription
-        _, meta = await self._await_stream(who, message.stream)
+        _, meta = await self.look(who, message.stream)
         stream = StreamId(message.stream)
         # The terminal is left to the ordinary path, so that it arrives as an end
         page, at, lines = await self.read_all(who, stream)
@@ -421,6 +427,17 @@ def prepared(dialect: str, facts: StreamFacts, structure: tuple[bytes, ...]) -> 
     for line in structure:
         encoder.observe(line)
     return encoder
+
+
+def _stream_id(text: str) -> StreamId:
+    """Raises NotFound: what is no id names no stream."""
+    if not is_stream_id(text):
+        raise NotFound(f"no stream {text[:64]!r}; an id is resp_ and 32 hex digits")
+    return StreamId(text)
+
+
+def _not_found(stream: str) -> NotFound:
+    return NotFound(f"no stream {stream}; it never was, is another's, or its retention has passed")
 
 
 def _channel_maker(channel: Channel, dialect: str, seq: int) -> OutletMaker:

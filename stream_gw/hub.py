@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stream_fabric.cursor import Cursor, Epoch
@@ -109,7 +109,10 @@ class LocalStream:
             parsed = Epoch.parse(epoch.decode())
             if parsed.n < self.epoch_n:
                 return
+            rival = parsed.n == self.epoch_n
             self.epoch, self.epoch_n = epoch, parsed.n
+            if rival:  # a takeover that a failover had lost: only the log knows what of it still holds
+                self.recheck()
         self.head = last
         n, subs = self.epoch_n, self.subs
         for sub in subs if len(subs) == 1 else tuple(subs):
@@ -127,6 +130,12 @@ class LocalStream:
             self.deliver(sub, reader.receive_live(n, first, last, frames))
             if reader.need is Need.PAGE:
                 self.hub.catch_up(sub)
+
+    def recheck(self) -> None:
+        """Have every reader compare itself with the log."""
+        for sub in self.subs:
+            sub.reader.recheck()
+            self.hub.catch_up(sub)
 
     def deliver(self, sub: Subscription, steps: list[Step]) -> None:
         """Write what the reader let through, and end what ended."""
@@ -189,6 +198,8 @@ class Hub:
         self.local: dict[bytes, LocalStream] = {}
         self.subscriber: Subscriber | None = None
         """Brings ``receive`` its messages; set once the process is wired."""
+        self.on_return: Callable[[], None] = lambda: None
+        """Told when the fabric has been away and is back."""
         self._subscribed = False
         self._settled_at = 0.0
 
@@ -228,7 +239,7 @@ class Hub:
 
     def follow_new(self, local: LocalStream, outlet: Outlet) -> Subscription:
         """Read a stream that has no frames yet: nothing to replay."""
-        reader = Reader(Cursor(local.epoch_n, 0))
+        reader = Reader(Cursor(local.epoch_n, 0), Epoch.parse(local.epoch.decode()).nonce)
         reader.need = Need.LIVE
         sub = Subscription(local, outlet, reader, exact=True)
         local.subs.append(sub)
@@ -322,17 +333,20 @@ class Hub:
 
     # --- what pub/sub may have lost ------------------------------------------------------------------------
 
+    def unsettle(self) -> None:
+        """The fabric has just come, or come back: producers may still be making again what it lost."""
+        self._settled_at = asyncio.get_running_loop().time() + _SETTLE_S
+
     def resubscribed(self, channels: list[str]) -> None:
         """Publishes to these channels may have been missed: watch every stream of their partitions again."""
         if self._subscribed:
-            self._settled_at = asyncio.get_running_loop().time() + _SETTLE_S
+            self.unsettle()
+            self.on_return()
         self._subscribed = True
         partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
         for local in self.local.values():
             if local.partition in partitions:
-                for sub in local.subs:
-                    sub.reader.recheck()
-                    self.catch_up(sub)
+                local.recheck()
 
     @property
     def unsettled(self) -> bool:
@@ -375,9 +389,7 @@ class Hub:
                 sub.reader.recheck()
                 self.catch_up(sub)
         if unwatched and not stuck:
-            for sub in local.subs:
-                sub.reader.recheck()
-                self.catch_up(sub)
+            local.recheck()
         # A stream that its producer does not know: the request or the producer was lost without a trace
         orphan = bool(stuck) and head.status == "live" and not await self._directory.produces(head.replica, local.id)
         if not orphan:

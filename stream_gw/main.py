@@ -63,6 +63,8 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             pools = RedisPools(client)
             directory = Directory(pools)
             hub = Hub(name, streams, directory, tasks)
+            if partitions.new:
+                hub.unsettle()
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, RedisIndex(client), directory)

@@ -90,6 +90,7 @@ class RedisPools:
                 msgspec.json.encode(info),
                 *running,
             ],
+            timeout_s=max(ttl_s / 3, 1.0),  # sent again for longer, its list would be out of date
         )
         await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)
 

@@ -18,14 +18,22 @@ class Script:
         self.source = (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(self, client: RedisClient, slot: int, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    async def __call__(
+        self,
+        client: RedisClient,
+        slot: int,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Run where ``slot`` lives; every key must be of that slot."""
         try:
-            return await client.execute(slot, "EVALSHA", self.sha, len(keys), *keys, *args)
+            return await client.execute(slot, "EVALSHA", self.sha, len(keys), *keys, *args, timeout_s=timeout_s)
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
-            return await client.execute(slot, "EVAL", self.source, len(keys), *keys, *args)
+            return await client.execute(slot, "EVAL", self.source, len(keys), *keys, *args, timeout_s=timeout_s)
 
 
 @cache

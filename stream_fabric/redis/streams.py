@@ -23,7 +23,7 @@ from stream_fabric.log import (
     Page,
     error_json,
 )
-from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.client import Partitions, RedisClient, slot_of
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.wire import Arg
 
@@ -199,13 +199,12 @@ async def check_partitions(client: RedisClient, count: int) -> Partitions:
 
     Raises FabricUnavailable when this process is configured otherwise.
     """
-    partitions = Partitions(count)
-    key = "sg:{p0}:partitions"
-    await client.execute(partitions.slots[0], "SET", key, count, "NX")
-    held = int(await client.execute(partitions.slots[0], "GET", key))
+    key, slot = "sg:{p0}:partitions", slot_of("p0")
+    new = await client.execute(slot, "SET", key, count, "NX") is not None
+    held = int(await client.execute(slot, "GET", key))
     if held != count:
         raise FabricUnavailable(
             f"this Redis holds streams in {held} partitions, but this process is set to {count}; "
             f"set STREAM_GW_PARTITIONS={held}, or use another Redis"
         )
-    return partitions
+    return Partitions(count, new=new)

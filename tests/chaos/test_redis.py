@@ -12,6 +12,7 @@ import pytest
 from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import Fleet, fleet, log_of
 from tests.chaos.readers import Answer, Reader, SseReader, python_clients, until_running
+from tests.gateway.wire import Gate
 from tests.support.proxy import Proxy
 from tests.support.redis import RedisServer, SentinelSetup
 from tests.support.waiting import eventually
@@ -46,6 +47,11 @@ async def _heard_more(readers: Sequence[Reader], more: int) -> None:
     await eventually(lambda: all(len(r.heard_at) >= n for r, n in counts.items()), "every stream to go on", 20)
 
 
+async def _known_everywhere(gate: Gate, readers: Sequence[Reader]) -> set[int]:
+    replies = await asyncio.gather(*(gate.ask("GET", f"/v1/streams/{reader.stream}/info") for reader in readers))
+    return {reply.status for reply in replies}
+
+
 async def test_invariant_10_redis_restarts_empty_under_50_streams(
     redis_server: RedisServer, undisturbed: Undisturbed
 ) -> None:
@@ -57,6 +63,12 @@ async def test_invariant_10_redis_restarts_empty_under_50_streams(
             reading = [asyncio.create_task(reader.read()) for reader in readers]
             await until_running(readers, 10)
             await asyncio.to_thread(redis_server.restart)
+            # Nobody is told that there is no such stream while its producer makes it again: neither by the gateways that
+            # saw the loss, nor by one that comes up in the middle of it
+            for answers in await asyncio.gather(
+                *(_known_everywhere(gate, readers[:10]) for gate in [*running.gates, await running.add_gateway("new")])
+            ):
+                assert answers == {200}
             await _heard_more(readers, 5)
             # What was lost is there again, to be read from anywhere
             late = SseReader(running.gates[1:], sse[0].seed, TOKENS)

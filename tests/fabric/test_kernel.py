@@ -41,7 +41,7 @@ from stream_fabric.ids import (
     new_stream_id,
     partition_of,
 )
-from stream_fabric.log import Append, AppendCode, AppendReply, Head, Page, StreamState, cancelled_end
+from stream_fabric.log import Append, AppendCode, AppendReply, Entry, Head, Page, StreamState, cancelled_end
 from stream_fabric.producer import UNKNOWN_MAX, Producer
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step, check_cursor
 from stream_fabric.redis.client import Address, RedisUrl, slot_of
@@ -649,7 +649,7 @@ def test_invariant_8_slow_readers_cost_constant_memory(ops: Sequence[tuple[str, 
             getattr(f, what)(n)
         assert (f.reader.cursor, f.reader.need) == (cursor, Need.DRAIN)
     held = [getattr(f.reader, name) for name in Reader.__slots__]
-    assert all(isinstance(value, int | Need) for value in held), "no container in the reader"
+    assert all(isinstance(value, int | str | Need) for value in held), "no container in the reader"
 
 
 def entry_page(state: StreamState, after: Cursor) -> Page:
@@ -688,6 +688,26 @@ def test_a_cancel_below_what_was_shown_sets_the_reader_back() -> None:
     f.page(9)
     f.answer(0)
     assert f.ended and f.shown[-1] == (1, cancelled_end(Usage()))
+
+
+def test_a_takeover_that_a_failover_lost_is_told_from_the_one_that_got_its_number() -> None:
+    def state(nonce: str, base: int, last: int) -> StreamState:
+        made = StreamState(Epoch(2, nonce), TENANT, b"", bases=[(2, base)])
+        made.entries = [Entry(1 if seq <= base else 2, seq, seq, b'0"%d"' % seq) for seq in range(1, last + 1)]
+        made.last = last
+        return made
+
+    for known in (Reader(Cursor(2, 2), "lost"), Reader(Cursor(1, 0))):
+        known.receive_page(entry_page(state("lost", 2, 5), known.cursor))
+        assert known.cursor == Cursor(2, 5)
+        known.recheck()
+        after = state("kept", 3, 6)
+        assert known.receive_page(entry_page(after, known.cursor)) == [Reset(2, 3)]
+        lines = [b'0"4"', b'0"5"', b'0"6"']
+        assert [line for step in known.receive_page(entry_page(after, known.cursor)) for line in step.lines] == lines
+        known.recheck()
+        assert known.receive_page(entry_page(after, known.cursor)) == []
+        assert known.need is Need.LIVE
 
 
 def test_a_reader_that_begins_after_the_terminal_is_done() -> None:
