@@ -1,0 +1,356 @@
+"""Which replica gets a request, and who waits: the law of a pool, sans I/O.
+
+``PoolState`` is the law. ``redis/lua/place.lua`` and ``report.lua`` implement the same law inside Redis, float for
+float; one contract suite runs on both, and the routing benchmark runs on this one.
+
+Loads are milliseconds of work: a replica's pending prefill tokens by its prefill speed, its pending output tokens by
+the speed of its whole batch. Gateways bring hints (which share of the prompt each candidate holds), agents the truth
+(what they run); every report of an agent replaces what placement had added since the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from stream_fabric.ids import ReplicaId, StreamId, TenantId
+from stream_fabric.limits import PIN_S
+
+BOUND: float = 1.25
+"""No stickiness sends a request to a replica whose load is so many times the pool's mean, and its own cost more."""
+SPILL_AT: float = 0.85
+"""Share of a replica's room above which cache hits go elsewhere, more of them the fuller it is."""
+DECODE_WEIGHT: float = 0.1
+"""What a millisecond of others' pending output counts beside one of waiting for the first token."""
+TIERS = ("interactive", "standard", "batch")
+RATE_WINDOW_MS = 10_000
+
+ReplicaState = Literal["starting", "warming", "warm", "ready", "draining", "sleeping"]
+Reason = Literal["pin", "prefix", "load", "spill", "only"]
+
+
+class Seat(NamedTuple):
+    """A replica as placement sees it."""
+
+    expires_ms: float
+    """When its lease ends, on Redis's clock."""
+    ready: bool
+    slots: int
+    """Sequences it runs at once."""
+    room: int
+    """Streams in flight before placement goes elsewhere."""
+    in_flight: int
+    prefill_ms: float
+    decode_ms: float
+    prefill_per_s: float
+    """Prompt tokens it computes in a second."""
+    decode_per_s: float
+    """Output tokens its full batch makes in a second."""
+
+    @property
+    def load_ms(self) -> float:
+        return self.prefill_ms + self.decode_ms
+
+
+class Ask(NamedTuple):
+    """What placement knows of a request."""
+
+    stream: StreamId
+    tenant: TenantId
+    tier: int
+    """Index into ``TIERS``: a lower one goes first."""
+    model: str
+    session: str
+    """Names the session within the pool; empty: none."""
+    prompt_tokens: int
+    output_tokens: int
+    """As many as it may make, or as many as requests here usually do."""
+    wait_until_ms: float
+    """When it gives up waiting in the queue, on Redis's clock."""
+    jitter: float
+    """Uniform in [0, 1): breaks ties, and decides who spills."""
+
+
+class Scored(NamedTuple):
+    """A candidate, and why it was or was not taken."""
+
+    replica: ReplicaId
+    score_ms: float
+    """Expected time to the first token, and a little for crowding; the least wins. -1: could not be taken."""
+    matched_tokens: int
+    in_flight: int
+    load_ms: float
+    barred: Literal["", "dead", "full", "over"]
+    """``over``: above the bound that holds whatever it has cached."""
+
+
+class Choice(NamedTuple):
+    taken: int
+    """Index of the candidate; -1: nobody has room."""
+    reason: Reason
+    candidates: tuple[Scored, ...]
+
+
+def choose(
+    replicas: Sequence[ReplicaId],
+    seats: Sequence[Seat | None],
+    matched: Sequence[int],
+    ask: Ask,
+    pin: str,
+    now_ms: float,
+) -> Choice:
+    """Score the candidates. ``matched``: tokens of the prompt that each is believed to hold. ``pin``: the replica that
+    the session is bound to, or empty."""
+    alive = [s for s in seats if s is not None and s.ready and s.expires_ms > now_ms]
+    mean_ms = 0.0
+    for s in alive:
+        mean_ms += s.load_ms / len(alive)
+    scored: list[Scored] = []
+    best = pinned = only = -1
+    best_ms = only_ms = most = 0.0
+    count = len(replicas)
+    start = int(ask.jitter * count)
+    for index, (replica, seat) in enumerate(zip(replicas, seats, strict=True)):
+        if seat is None or not seat.ready or seat.expires_ms <= now_ms:
+            scored.append(Scored(replica, -1.0, 0, 0, 0.0, "dead"))
+            continue
+        hit = min(matched[index], ask.prompt_tokens)
+        most = max(most, hit)
+        if seat.in_flight >= seat.room:
+            scored.append(Scored(replica, -1.0, hit, seat.in_flight, seat.load_ms, "full"))
+            continue
+        used = seat.in_flight / seat.room
+        stays = used <= SPILL_AT or ask.jitter < (1 - used) / (1 - SPILL_AT)
+        wait_ms = seat.prefill_ms
+        if seat.in_flight >= seat.slots:
+            wait_ms += seat.decode_ms * (seat.in_flight - seat.slots + 1) / seat.in_flight
+        own_ms = ask.prompt_tokens / seat.prefill_per_s * 1000 + ask.output_tokens / seat.decode_per_s * 1000
+        uncached = ask.prompt_tokens - (hit if stays else 0)
+        score_ms = wait_ms + uncached / seat.prefill_per_s * 1000 + seat.decode_ms * DECODE_WEIGHT
+        over = seat.load_ms > BOUND * mean_ms + own_ms
+        scored.append(Scored(replica, score_ms, hit, seat.in_flight, seat.load_ms, "over" if over else ""))
+        # Of equals the first from the jitter's place on
+        turn = (index - start) % count
+        if only < 0 or (score_ms, turn) < (only_ms, (only - start) % count):
+            only, only_ms = index, score_ms
+        if over:
+            continue
+        if replica == pin and stays:
+            pinned = index
+        if best < 0 or (score_ms, turn) < (best_ms, (best - start) % count):
+            best, best_ms = index, score_ms
+    if pinned >= 0:
+        return Choice(pinned, "pin", tuple(scored))
+    if best < 0:
+        return Choice(only, "only", tuple(scored))
+    hit = scored[best].matched_tokens
+    reason: Reason = "spill" if hit < most else "prefix" if hit > 0 else "load"
+    return Choice(best, reason, tuple(scored))
+
+
+class Placed(NamedTuple):
+    replica: ReplicaId
+    reason: Reason
+    candidates: tuple[Scored, ...]
+
+
+class Queued(NamedTuple):
+    position: int
+    """From 1."""
+    candidates: tuple[Scored, ...]
+
+
+class Refused(NamedTuple):
+    why: Literal["full", "none"]
+    """``full``: the queue holds as many as it may. ``none``: the pool has no live replica and keeps no queue."""
+    retry_after_s: int
+
+
+class Waiting(NamedTuple):
+    ask: Ask
+    start: float
+    """Where its tenant's share of the tier's virtual time puts it."""
+
+
+@dataclass
+class Flight:
+    """A stream on its way or running at a replica, with what placement added for it."""
+
+    prefill_ms: float
+    decode_ms: float
+    session: str
+
+
+@dataclass
+class PoolState:
+    """One pool. Methods do what the scripts of the same names do."""
+
+    queue_max: int
+    seats: dict[ReplicaId, Seat] = field(default_factory=dict)
+    flights: dict[ReplicaId, dict[StreamId, Flight]] = field(default_factory=dict)
+    inboxes: dict[ReplicaId, list[StreamId]] = field(default_factory=dict)
+    at: dict[StreamId, ReplicaId | None] = field(default_factory=dict)
+    """Where each stream of the pool is; None: in the queue."""
+    pins: dict[str, tuple[ReplicaId, float]] = field(default_factory=dict)
+    tiers: list[dict[StreamId, Waiting]] = field(default_factory=lambda: [{} for _ in TIERS])
+    finish: list[dict[TenantId, float]] = field(default_factory=lambda: [{} for _ in TIERS])
+    virtual: list[float] = field(default_factory=lambda: [0.0 for _ in TIERS])
+    popped: int = 0
+    popped_since_ms: float = 0.0
+    rate_per_s: float = 0.0
+
+    # --- a gateway's call ----------------------------------------------------------------------------------
+
+    def place(
+        self, ask: Ask, replicas: Sequence[ReplicaId], matched: Sequence[int], now_ms: float
+    ) -> Placed | Queued | Refused:
+        """Hand the request to the best candidate with room, or let it wait, or refuse it. Asked again, it answers where
+        the stream is."""
+        if ask.stream in self.at:
+            replica = self.at[ask.stream]
+            return Placed(replica, "only", ()) if replica else Queued(self.position(ask.stream), ())
+        pin, until_ms = self.pins.get(ask.session, ("", 0.0))
+        seats = [self.seats.get(r) for r in replicas]
+        choice = choose(replicas, seats, matched, ask, pin if until_ms > now_ms else "", now_ms)
+        if choice.taken < 0 or self._somebody_waits(ask):
+            if all(c.barred == "dead" for c in choice.candidates):
+                return Refused("none", self._retry_after_s())
+            return self._enqueue(ask, choice.candidates)
+        replica = replicas[choice.taken]
+        self._hand(ask, replica, min(matched[choice.taken], ask.prompt_tokens), now_ms)
+        return Placed(replica, choice.reason, choice.candidates)
+
+    def _somebody_waits(self, ask: Ask) -> bool:
+        """Whoever waits in the same tier or a better one goes first."""
+        return any(self.tiers[: ask.tier + 1])
+
+    def _hand(self, ask: Ask, replica: ReplicaId, matched: int, now_ms: float) -> None:
+        seat = self.seats[replica]
+        prefill_ms = (ask.prompt_tokens - matched) / seat.prefill_per_s * 1000
+        decode_ms = ask.output_tokens / seat.decode_per_s * 1000
+        flight = self.flights.setdefault(replica, {})
+        flight[ask.stream] = Flight(prefill_ms, decode_ms, ask.session)
+        self.inboxes.setdefault(replica, []).append(ask.stream)
+        self.at[ask.stream] = replica
+        self.seats[replica] = seat._replace(
+            in_flight=len(flight), prefill_ms=seat.prefill_ms + prefill_ms, decode_ms=seat.decode_ms + decode_ms
+        )
+        if ask.session:
+            self.pins[ask.session] = (replica, now_ms + PIN_S * 1000)
+
+    def _enqueue(self, ask: Ask, candidates: tuple[Scored, ...]) -> Queued | Refused:
+        if sum(map(len, self.tiers)) >= self.queue_max:
+            return Refused("full", self._retry_after_s())
+        finish = self.finish[ask.tier]
+        start = max(self.virtual[ask.tier], finish.get(ask.tenant, 0.0))
+        finish[ask.tenant] = start + ask.prompt_tokens + ask.output_tokens
+        self.tiers[ask.tier][ask.stream] = Waiting(ask, start)
+        self.at[ask.stream] = None
+        return Queued(self.position(ask.stream), candidates)
+
+    def _retry_after_s(self) -> int:
+        waiting = sum(map(len, self.tiers))
+        return 1 if self.rate_per_s <= 0 else max(1, min(60, -int(-(waiting + 1) // self.rate_per_s)))
+
+    def position(self, stream: StreamId) -> int:
+        """A waiting stream's place in the line, from 1; 0: it does not wait."""
+        before = 0
+        for tier in self.tiers:
+            if stream in tier:
+                mine = (tier[stream].start, stream)
+                return before + 1 + sum((w.start, s) < mine for s, w in tier.items())
+            before += len(tier)
+        return 0
+
+    # --- an agent's call -----------------------------------------------------------------------------------
+
+    def report(
+        self,
+        replica: ReplicaId,
+        seat: Seat,
+        models: Sequence[str],
+        ended: Sequence[StreamId],
+        running: Mapping[StreamId, str] | None,
+        now_ms: float,
+    ) -> list[StreamId]:
+        """What an agent says of itself: which streams have ended, and, when it renews its lease, all that it runs
+        (stream → session). ``seat``: its own loads, without what it has not read from its inbox yet. Returns the
+        streams that leave the queue for it."""
+        flight = self.flights.setdefault(replica, {})
+        inbox = self.inboxes.setdefault(replica, [])
+        for stream in ended:
+            gone = flight.pop(stream, None)
+            self.at.pop(stream, None)
+            if gone is not None and gone.session and self.pins.get(gone.session, ("", 0))[0] == replica:
+                self.pins[gone.session] = (replica, now_ms + PIN_S * 1000)
+        if running is not None:
+            unread = {stream: flight[stream] for stream in inbox if stream in flight}
+            flight.clear()
+            flight.update({stream: Flight(0.0, 0.0, session) for stream, session in running.items()})
+            flight.update({stream: kept for stream, kept in unread.items() if stream not in running})
+        pending = [flight[stream] for stream in inbox if stream in flight]
+        self.seats[replica] = seat._replace(
+            in_flight=len(flight),
+            prefill_ms=seat.prefill_ms + sum(f.prefill_ms for f in pending),
+            decode_ms=seat.decode_ms + sum(f.decode_ms for f in pending),
+        )
+        return self._pull(replica, models, now_ms)
+
+    def _pull(self, replica: ReplicaId, models: Sequence[str], now_ms: float) -> list[StreamId]:
+        taken: list[StreamId] = []
+        while self.seats[replica].ready and self.seats[replica].in_flight < self.seats[replica].room:
+            found = self._next(models, now_ms)
+            if found is None:
+                break
+            tier, waiting = found
+            self._forget(waiting.ask.stream, tier)
+            self.virtual[tier] = waiting.start if self.tiers[tier] else 0.0
+            self._count_popped(now_ms)
+            self._hand(waiting.ask, replica, 0, now_ms)
+            taken.append(waiting.ask.stream)
+        return taken
+
+    def _next(self, models: Sequence[str], now_ms: float) -> tuple[int, Waiting] | None:
+        for number, tier in enumerate(self.tiers):
+            for _, _, waiting in sorted((w.start, s, w) for s, w in tier.items()):
+                if waiting.ask.model in models and waiting.ask.wait_until_ms > now_ms:
+                    return number, waiting
+        return None
+
+    def _count_popped(self, now_ms: float) -> None:
+        self.popped += 1
+        if now_ms - self.popped_since_ms >= RATE_WINDOW_MS:
+            if self.popped_since_ms:
+                self.rate_per_s = self.popped * 1000 / (now_ms - self.popped_since_ms)
+            self.popped, self.popped_since_ms = 0, now_ms
+
+    def _forget(self, stream: StreamId, tier: int) -> None:
+        del self.tiers[tier][stream]
+        del self.at[stream]
+        if not self.tiers[tier]:
+            self.finish[tier].clear()
+
+    # --- upkeep --------------------------------------------------------------------------------------------
+
+    def leave(self, stream: StreamId) -> bool:
+        """Take a stream out of the queue: it was cancelled, or waited too long."""
+        for number, tier in enumerate(self.tiers):
+            if stream in tier:
+                self._forget(stream, number)
+                if not tier:
+                    self.virtual[number] = 0.0
+                return True
+        return False
+
+    def overdue(self, now_ms: float) -> list[StreamId]:
+        return sorted(s for tier in self.tiers for s, w in tier.items() if w.ask.wait_until_ms <= now_ms)
+
+    def retire(self, replica: ReplicaId) -> list[StreamId]:
+        """Forget a replica; returns what it had in flight."""
+        self.seats.pop(replica, None)
+        self.inboxes.pop(replica, None)
+        streams = sorted(self.flights.pop(replica, {}))
+        for stream in streams:
+            self.at.pop(stream, None)
+        return streams
