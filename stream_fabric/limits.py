@@ -15,6 +15,10 @@ BODY_S_MAX: Final = 60.0  # a request's body takes longer: 408
 CHOICES_MAX: Final = 16
 USER_CHARS_MAX: Final = 128
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
+UNREAD_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # of a body that nobody wants, thrown away; over: the connection is cut
+LINGER_S_MAX: Final = 30.0  # a sender that was refused is heard out for so long, so that it can read why
+LINGER_IDLE_S_MAX: Final = 2.0  # or until it has sent nothing for so long
+COOKIE_BYTES_MAX: Final = 4096  # name and value; browsers drop a larger one. Over: 400
 
 # Connections.
 WS_MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX  # over: close 1009
@@ -32,6 +36,8 @@ WS_APP_PING_S: Final = 15.0
 WS_PROTOCOL_PING_S: Final = 20.0
 WATCHDOG_S: Final = 2.0
 ORPHAN_GRACE_S: Final = 5.0  # a stream that the fabric lost is waited for so long before its reader is told
+SSE_RETRY_MS_MIN: Final = 250  # an EventSource comes back after so long, by itself only after 3 s; spread, so that
+SSE_RETRY_MS_MAX: Final = 1000  # the readers of a dead gateway do not all come at once
 
 # Streams.
 FLUSH_WINDOW_S: Final = 0.015
@@ -51,6 +57,15 @@ LEASE_TTL_S: Final = 3.0
 LEASE_RENEW_S: Final = 1.0
 REAP_EVERY_S: Final = 0.5
 
+# Placement.
+PIN_S: Final = 300  # a session stays bound to its replica for so long after its last token
+QUEUE_MAX: Final = 10_000  # requests that wait in a pool; over: 429 with a Retry-After from the rate they leave at
+QUEUE_WAIT_S_MAX: Final = 60.0  # over: the stream ends failed, deadline_exceeded
+ATTEMPTS_MAX: Final = 3  # producers a stream may have before its first token: the first and two more
+PREFIX_BLOCK_BYTES: Final = 512
+PREFIX_BLOCKS_MAX: Final = 4096  # of one prompt; what is longer is matched by its beginning
+PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # of one replica: 32 KiB in its lease, 4 MiB of prompts
+
 # The fabric.
 COMMAND_TIMEOUT_S: Final = 5.0
 RECONNECT_S_MAX: Final = 1.0
@@ -62,3 +77,5 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
+assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
+assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
