@@ -25,6 +25,8 @@ DECODE_WEIGHT: float = 0.1
 """What a millisecond of others' pending output counts beside one of waiting for the first token."""
 TIERS = ("interactive", "standard", "batch")
 RATE_WINDOW_MS = 10_000
+SCAN_MAX = 64
+"""How far an agent looks down a line for a request that it can serve."""
 
 ReplicaState = Literal["starting", "warming", "warm", "ready", "draining", "sleeping"]
 Reason = Literal["pin", "prefix", "load", "spill", "only"]
@@ -162,8 +164,8 @@ class Queued(NamedTuple):
 
 
 class Refused(NamedTuple):
-    why: Literal["full", "none"]
-    """``full``: the queue holds as many as it may. ``none``: the pool has no live replica and keeps no queue."""
+    """The queue holds as many as it may."""
+
     retry_after_s: int
 
 
@@ -188,6 +190,7 @@ class PoolState:
 
     queue_max: int
     seats: dict[ReplicaId, Seat] = field(default_factory=dict)
+    models: dict[ReplicaId, tuple[str, ...]] = field(default_factory=dict)
     flights: dict[ReplicaId, dict[StreamId, Flight]] = field(default_factory=dict)
     inboxes: dict[ReplicaId, list[StreamId]] = field(default_factory=dict)
     at: dict[StreamId, ReplicaId | None] = field(default_factory=dict)
@@ -203,27 +206,38 @@ class PoolState:
     # --- a gateway's call ----------------------------------------------------------------------------------
 
     def place(
-        self, ask: Ask, replicas: Sequence[ReplicaId], matched: Sequence[int], now_ms: float
+        self,
+        ask: Ask,
+        replicas: Sequence[ReplicaId],
+        matched: Sequence[int],
+        now_ms: float,
+        instead: ReplicaId | None = None,
     ) -> Placed | Queued | Refused:
         """Hand the request to the best candidate with room, or let it wait, or refuse it. Asked again, it answers where
-        the stream is."""
+        the stream is. ``instead``: take it from this replica, which can run it no more."""
         if ask.stream in self.at:
-            replica = self.at[ask.stream]
-            return Placed(replica, "only", ()) if replica else Queued(self.position(ask.stream), ())
+            held = self.at[ask.stream]
+            if held is None:
+                return Queued(self.position(ask.stream), ())
+            if held != instead:
+                return Placed(held, "only", ())
+            del self.at[ask.stream]
+            self.flights[held].pop(ask.stream, None)
         pin, until_ms = self.pins.get(ask.session, ("", 0.0))
         seats = [self.seats.get(r) for r in replicas]
         choice = choose(replicas, seats, matched, ask, pin if until_ms > now_ms else "", now_ms)
-        if choice.taken < 0 or self._somebody_waits(ask):
-            if all(c.barred == "dead" for c in choice.candidates):
-                return Refused("none", self._retry_after_s())
-            return self._enqueue(ask, choice.candidates)
-        replica = replicas[choice.taken]
-        self._hand(ask, replica, min(matched[choice.taken], ask.prompt_tokens), now_ms)
-        return Placed(replica, choice.reason, choice.candidates)
-
-    def _somebody_waits(self, ask: Ask) -> bool:
-        """Whoever waits in the same tier or a better one goes first."""
-        return any(self.tiers[: ask.tier + 1])
+        if choice.taken >= 0 and not any(self.tiers[: ask.tier + 1]):
+            self._hand(ask, replicas[choice.taken], min(matched[choice.taken], ask.prompt_tokens), now_ms)
+            return Placed(replicas[choice.taken], choice.reason, choice.candidates)
+        if sum(map(len, self.tiers)) >= self.queue_max:
+            return Refused(self._retry_after_s())
+        self._enqueue(ask)
+        if choice.taken >= 0:  # room has come up while others wait: whoever is first gets it
+            self._pull(replicas[choice.taken], now_ms)
+        replica = self.at[ask.stream]
+        if replica is not None:
+            return Placed(replica, choice.reason, choice.candidates)
+        return Queued(self.position(ask.stream), choice.candidates)
 
     def _hand(self, ask: Ask, replica: ReplicaId, matched: int, now_ms: float) -> None:
         seat = self.seats[replica]
@@ -239,15 +253,12 @@ class PoolState:
         if ask.session:
             self.pins[ask.session] = (replica, now_ms + PIN_S * 1000)
 
-    def _enqueue(self, ask: Ask, candidates: tuple[Scored, ...]) -> Queued | Refused:
-        if sum(map(len, self.tiers)) >= self.queue_max:
-            return Refused("full", self._retry_after_s())
+    def _enqueue(self, ask: Ask) -> None:
         finish = self.finish[ask.tier]
         start = max(self.virtual[ask.tier], finish.get(ask.tenant, 0.0))
         finish[ask.tenant] = start + ask.prompt_tokens + ask.output_tokens
         self.tiers[ask.tier][ask.stream] = Waiting(ask, start)
         self.at[ask.stream] = None
-        return Queued(self.position(ask.stream), candidates)
 
     def _retry_after_s(self) -> int:
         waiting = sum(map(len, self.tiers))
@@ -295,12 +306,13 @@ class PoolState:
             prefill_ms=seat.prefill_ms + sum(f.prefill_ms for f in pending),
             decode_ms=seat.decode_ms + sum(f.decode_ms for f in pending),
         )
-        return self._pull(replica, models, now_ms)
+        self.models[replica] = tuple(models)
+        return self._pull(replica, now_ms)
 
-    def _pull(self, replica: ReplicaId, models: Sequence[str], now_ms: float) -> list[StreamId]:
+    def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         taken: list[StreamId] = []
         while self.seats[replica].ready and self.seats[replica].in_flight < self.seats[replica].room:
-            found = self._next(models, now_ms)
+            found = self._next(self.models[replica], now_ms)
             if found is None:
                 break
             tier, waiting = found
@@ -313,7 +325,7 @@ class PoolState:
 
     def _next(self, models: Sequence[str], now_ms: float) -> tuple[int, Waiting] | None:
         for number, tier in enumerate(self.tiers):
-            for _, _, waiting in sorted((w.start, s, w) for s, w in tier.items()):
+            for _, _, waiting in sorted((w.start, s, w) for s, w in tier.items())[:SCAN_MAX]:
                 if waiting.ask.model in models and waiting.ask.wait_until_ms > now_ms:
                     return number, waiting
         return None
@@ -349,6 +361,7 @@ class PoolState:
     def retire(self, replica: ReplicaId) -> list[StreamId]:
         """Forget a replica; returns what it had in flight."""
         self.seats.pop(replica, None)
+        self.models.pop(replica, None)
         self.inboxes.pop(replica, None)
         streams = sorted(self.flights.pop(replica, {}))
         for stream in streams:

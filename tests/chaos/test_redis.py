@@ -63,7 +63,7 @@ async def test_invariant_10_redis_restarts_empty_under_50_streams(
             reading = [asyncio.create_task(reader.read()) for reader in readers]
             await until_running(readers, 10)
             await asyncio.to_thread(redis_server.restart)
-            # Nobody is told that there is no such stream while its producer makes it again: neither by the gateways that
+            # Nobody is told that there is no such stream while its producer makes it again: not by the gateways that
             # saw the loss, nor by one that comes up in the middle of it
             for answers in await asyncio.gather(
                 *(_known_everywhere(gate, readers[:10]) for gate in [*running.gates, await running.add_gateway("new")])
