@@ -66,6 +66,22 @@ PREFIX_BLOCK_BYTES: Final = 512
 PREFIX_BLOCKS_MAX: Final = 4096  # of one prompt; what is longer is matched by its beginning
 PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # of one replica: 32 KiB in its lease, 4 MiB of prompts
 
+# Engines.
+ITEM_CHARS_MAX: Final = 16 << 10  # of an answer that is one JSON document, in one delta
+METRICS_BYTES_MAX: Final = 4 << 20  # of a model server's metrics; the rest is not read
+VLLM_START_S_MAX: Final = 1800.0  # large models load for minutes; over: a failed start (a setting)
+VLLM_WARM_UP_S_MAX: Final = 300.0  # its first token, which may compile kernels; over: a failed start
+VLLM_STARTS_MAX: Final = 5  # starts in a row of which none became ready; then the agent gives up
+VLLM_BACKOFF_S_MIN: Final = 0.5  # doubles from start to start, with jitter
+VLLM_BACKOFF_S_MAX: Final = 30.0
+VLLM_STEADY_S: Final = 60.0  # ready for so long: the backoff begins from its least again
+VLLM_SILENT_S_MAX: Final = 60.0  # its server answers nothing for so long, not even its metrics: it is killed
+VLLM_TERM_S_MAX: Final = 10.0  # from SIGTERM to SIGKILL
+VLLM_TAIL_LINES_MAX: Final = 40  # of what it said last, kept for the error that tells of its end
+VLLM_LINE_CHARS_MAX: Final = 1000  # of one of its lines; the rest is cut
+KV_BACKLOG_MAX: Final = 16_384  # batches of KV events not yet read; over: they are lost, and asked for again
+KV_REPLAY_S_MAX: Final = 5.0  # lost KV events are asked for again; over: counted as a clear
+
 # The fabric.
 COMMAND_TIMEOUT_S: Final = 5.0
 RECONNECT_S_MAX: Final = 1.0
@@ -79,3 +95,5 @@ assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer
 assert RETENTION_S > 300
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
 assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
+assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
+assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S

@@ -22,10 +22,11 @@ from stream_fabric.errors import (
     MethodNotAllowed,
     NotFound,
     StreamGwError,
+    Unauthenticated,
 )
 from stream_fabric.ids import StreamId
 from stream_gw import sse, ws
-from stream_gw.auth import Principal, TokenRequest, bearer
+from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_of, cookie_set
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
@@ -33,10 +34,11 @@ from stream_gw.dialects.requests import parse_create
 from stream_gw.gateway import Gateway, NewStream, PastTheEnd, cancel_json, describe, prepared
 from stream_gw.http import JSON, ClientGone, Request, parse
 from stream_gw.metrics import Metrics
-from stream_gw.server import CONNECTION
+from stream_gw.server import CONNECTION, EdgeHttp
 from stream_gw.sse import SseOutlet
 
 _SWEEP_S = 5.0
+_NO_STORE = [(b"cache-control", b"no-store")]
 _CONTENT_SECURITY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self' ws: wss:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -91,6 +93,7 @@ class Edge:
             routes=[
                 route("/v1/models", get=self._models),
                 route("/v1/tokens", post=self._tokens),
+                route("/v1/cookie", post=self._set_cookie, delete=self._clear_cookie),
                 route("/v1/streams", get=self._running),
                 route("/v1/streams/{id}", get=self._follow),
                 route("/v1/streams/{id}/info", get=self._info),
@@ -116,6 +119,18 @@ class Edge:
 
     def _who(self, request: Request) -> Principal:
         return self.gateway.authenticate(bearer(request.scope["headers"]))
+
+    def _reader(self, request: Request) -> Principal:
+        """Who reads a stream: as ``_who``, or without such a header by the cookie of a browser's EventSource."""
+        headers = request.headers
+        if b"authorization" in headers or b"x-api-key" in headers:
+            return self._who(request)
+        token = cookie_of(request.scope["headers"])
+        if token is None:
+            return self._who(request)
+        if headers.get(b"sec-fetch-site") == b"cross-site":
+            raise Unauthenticated("the cookie is not taken from a page of another site")
+        return self.gateway.authenticator.authenticate_cookie(token, time.time())
 
     # --- create --------------------------------------------------------------------------------------------
 
@@ -180,6 +195,7 @@ class Edge:
         subscription = new.subscription
         outlet.resume = subscription.resume
         self.outlets.add(outlet)
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
 
         def close() -> None:
             self.outlets.discard(outlet)
@@ -201,7 +217,8 @@ class Edge:
                     ],
                 }
             )
-            outlet.open()
+            connection.skip_body()
+            outlet.open(retry=b"text/event-stream" in request.headers.get(b"accept", b""))
         except BaseException:
             close()
             raise
@@ -224,7 +241,7 @@ class Edge:
 
     async def _follow(self, request: Request, send: Send) -> Open | None:
         if request.scope["method"] == "HEAD":
-            await self.gateway.look(self._who(request), request.path_params["id"])
+            await self.gateway.look(self._reader(request), request.path_params["id"])
             await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None
@@ -236,7 +253,7 @@ class Edge:
         return None
 
     async def _followed(self, request: Request, made: list[SseOutlet]) -> NewStream | None:
-        who = self._who(request)
+        who = self._reader(request)
         asked = request.header(b"last-event-id") or request.query.get("after") or str(BEGINNING)
         after = Cursor.parse(asked)
         mode = request.query.get("mode", "tokens")
@@ -297,6 +314,14 @@ class Edge:
         asked = parse(await request.body() or b"{}", TokenRequest)
         token, expires_at = self.gateway.authenticator.mint(who, asked, time.time())
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": asked.scopes})
+
+    async def _set_cookie(self, request: Request, send: Send) -> None:
+        token = bearer(request.scope["headers"])
+        who = self._who(request)
+        await request.answer(204, headers=[*_NO_STORE, cookie_set(who, token or "", time.time(), request.headers)])
+
+    async def _clear_cookie(self, request: Request, send: Send) -> None:
+        await request.answer(204, headers=[*_NO_STORE, cookie_cleared(request.headers)])
 
     async def _healthz(self, request: Request, send: Send) -> None:
         await request.answer(200, b"ok\n", [(b"content-type", b"text/plain")])

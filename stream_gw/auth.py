@@ -9,18 +9,22 @@ import hmac
 import secrets
 import string
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.ids import TenantId, UserId
+from stream_fabric.limits import COOKIE_BYTES_MAX
 
 Scope = Literal["create", "read", "cancel", "input"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"create", "read", "cancel", "input"})
 TOKEN_S_MAX = 24 * 3600
+COOKIE = "stream_gw"
 _CAPABILITY = "cap_"
 _SECRET_CHARS_MAX = 4096
 
@@ -166,6 +170,12 @@ class Authenticator:
             raise Unauthenticated("the credential is unknown or has been revoked")
         return principal
 
+    def authenticate_cookie(self, token: str, now: float) -> Principal:
+        """Who a cookie's token is of, with no scope but ``read``: a browser sends it whoever made the request, so it
+        must not change anything. Raises Unauthenticated, also for an API key."""
+        principal = self.authenticate(token if token.startswith(_CAPABILITY) else None, now)
+        return msgspec.structs.replace(principal, scopes=principal.scopes & {"read"})
+
     def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
         """A capability token within the owner's rights, and when it expires. Raises Forbidden or BadRequest."""
         if owner.expires_at is not None:
@@ -215,6 +225,63 @@ def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         if name == b"x-api-key":
             return value.decode("latin-1")
     return None
+
+
+# --- the cookie, for a browser's EventSource, which sends no header of its own -------------------------------
+
+
+def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The token of our cookie."""
+    for name, value in headers:
+        if name == b"cookie":
+            for pair in value.split(b";"):
+                key, _, token = pair.strip().partition(b"=")
+                if key == COOKIE.encode():
+                    return token.decode("latin-1")
+    return None
+
+
+def cookie_set(who: Principal, token: str, now: float, headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The header that puts the token into a browser's cookie, for as long as it is good.
+
+    Raises Forbidden or BadRequest.
+    """
+    if who.expires_at is None:
+        raise Forbidden("an API key is too long-lived for a cookie; send a capability token, POST /v1/tokens mints it")
+    who.require("read")
+    if len(COOKIE) + len(token) > COOKIE_BYTES_MAX:
+        raise BadRequest(f"the token is too long: browsers keep cookies of {COOKIE_BYTES_MAX} bytes; name fewer models")
+    return _set_cookie(token, int(who.expires_at - now), headers)
+
+
+def cookie_cleared(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    return _set_cookie("", 0, headers)
+
+
+def _set_cookie(value: str, max_age_s: int, headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    secure = "" if _is_plain_and_local(headers) else "; Secure"
+    cookie = f"{COOKIE}={value}; HttpOnly; SameSite=Strict; Path=/v1/streams; Max-Age={max_age_s}{secure}"
+    return b"set-cookie", cookie.encode("latin-1")
+
+
+def _is_plain_and_local(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request is on its way over plain HTTP within one machine, where not every browser takes a Secure
+    cookie. A proxy may have put its own address into ``Host``, so whatever speaks against it counts; no header is
+    trusted for more than making the cookie stricter."""
+    if headers.get(b"x-forwarded-proto", b"http") != b"http":
+        return False
+    origin = headers.get(b"origin")
+    if origin is not None and not (origin.startswith(b"http://") and _is_loopback(origin[7:])):
+        return False
+    return _is_loopback(headers.get(b"host", b""))
+
+
+def _is_loopback(authority: bytes) -> bool:
+    try:
+        name = urlsplit("//" + authority.decode("latin-1")).hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _b64(data: bytes) -> str:

@@ -271,7 +271,7 @@ class Gateway:
         """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
         deadline = asyncio.get_running_loop().time() + RECONNECT_S_MAX
         while (
-            self.hub.unsettled
+            self.hub.shaken
             and page.status == "live"
             and after.epoch == page.epoch.n
             and after.seq > page.head

@@ -15,6 +15,7 @@ from stream_fabric.errors import BadRequest, BodyTooLarge, RequestTimeout, Strea
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
+from stream_gw.server import CONNECTION, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
@@ -82,6 +83,8 @@ class Request:
         if close:
             all_headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        connection: EdgeHttp = self.scope["state"][CONNECTION]
+        connection.answer_begun()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def forget(self) -> None:

@@ -202,6 +202,7 @@ class Hub:
         """Told when the fabric has been away and is back."""
         self._subscribed = False
         self._settled_at = 0.0
+        self._shaken_until = 0.0
 
     # --- the data path -------------------------------------------------------------------------------------
 
@@ -337,22 +338,27 @@ class Hub:
         """The fabric has just come, or come back: producers may still be making again what it lost."""
         self._settled_at = asyncio.get_running_loop().time() + _SETTLE_S
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the fabric is new here, or has been away a moment ago: streams may still be on their way back."""
+        return self.shaken or asyncio.get_running_loop().time() < self._settled_at
+
+    @property
+    def shaken(self) -> bool:
+        """Whether the fabric is or has been away a moment ago: logs may be behind what was shown."""
+        away = self.subscriber is not None and not self.subscriber.healthy
+        return away or asyncio.get_running_loop().time() < self._shaken_until
+
     def resubscribed(self, channels: list[str]) -> None:
         """Publishes to these channels may have been missed: watch every stream of their partitions again."""
         if self._subscribed:
-            self.unsettle()
+            self._shaken_until = asyncio.get_running_loop().time() + _SETTLE_S
             self.on_return()
         self._subscribed = True
         partitions = {int(name[name.index("{p") + 2 : name.index("}")]) for name in channels}
         for local in self.local.values():
             if local.partition in partitions:
                 local.recheck()
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the fabric is or has been away a moment ago: what it lost may still be on its way back."""
-        away = self.subscriber is not None and not self.subscriber.healthy
-        return away or asyncio.get_running_loop().time() < self._settled_at
 
     async def watchdog(self) -> None:
         """Compare every local stream with its log, so that no lost message, tail or terminal stays lost."""

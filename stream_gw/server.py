@@ -19,14 +19,16 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from stream_fabric.limits import (
     HEAD_S_MAX,
     HEADER_BYTES_MAX,
+    LINGER_IDLE_S_MAX,
+    LINGER_S_MAX,
     OUTBOX_BYTES_LOW,
     OUTBOX_BYTES_MAX,
+    UNREAD_BYTES_MAX,
     URL_BYTES_MAX,
     WS_MESSAGE_BYTES_MAX,
     WS_PROTOCOL_PING_S,
 )
 
-_LINGER_S = 1.0
 CONNECTION = "stream_gw.connection"
 """Where a scope's ``state`` holds its connection."""
 
@@ -71,6 +73,8 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
     _head_bytes = 0
     _too_large = False
     _refused = False
+    """The connection's last answer is out: what comes is read only to be thrown away."""
+    _thrown_away = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,6 +83,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self._throw_away(data)
             return
         super().data_received(data)
         if not self._in_head:
@@ -99,7 +104,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = self._head_bytes = 0
+        self._header_bytes = self._head_bytes = self._thrown_away = 0
         self._in_head = self._head_began = True
         self._head_timer.cancel()
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.abort)
@@ -136,9 +141,54 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:  # an earlier request is still being answered
             self.transport.close()
             return
-        # A connection closed over unread input is reset, and the answer with it: what still comes is thrown away
-        self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self._linger()
+
+    # --- bodies that nobody reads --------------------------------------------------------------------------
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_started:
+            self._throw_away(body)
+        else:
+            super().on_body(body)
+
+    def skip_body(self) -> None:
+        """A response opens, and stays open. Whatever is left of its request's body is thrown away as it comes: unread
+        it would stop the reading, and with it the notice of a disconnect."""
+        if not self.pipeline and not self.transport.is_closing():
+            self.cycle.body = bytearray()
+            self.flow.resume_reading()
+
+    def answer_begun(self) -> None:
+        """An answer's head is out. If the connection is to end with it while the request's body still comes, it does
+        so only when the peer has had time to read the answer."""
+        if self.pipeline or self.cycle.keep_alive or not self.cycle.more_body or self.transport.is_closing():
+            return
+        self.cycle.keep_alive = self._refused = True  # else uvicorn closes at the answer's end
+        self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        if self._refused:
+            self._linger()
+        else:
+            super().on_response_complete()
+
+    def _linger(self) -> None:
+        """End a connection whose peer may still be sending: closed over unread input it would be reset, and the answer
+        with it."""
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
+
+    def _linger_on(self, seen: int, until: float) -> None:
+        if self._thrown_away == seen or self.loop.time() >= until:
+            self.transport.close()
+        else:
+            self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._thrown_away, until)
+
+    def _throw_away(self, data: bytes) -> None:
+        self._thrown_away += len(data)
+        if self._thrown_away > UNREAD_BYTES_MAX:
+            self.transport.abort()
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
 from stream_fabric.cursor import Cursor
 from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import Status
-from stream_fabric.limits import STALL_S_MAX
+from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN, STALL_S_MAX
 from stream_fabric.reader import Gap, Reset
 from stream_gw.dialects.base import Encoder
 from stream_gw.server import EdgeHttp
@@ -51,10 +52,12 @@ class SseOutlet:
         if connection.transport.is_closing():  # the reader left while its stream was being found
             self.connection_lost()
 
-    def open(self) -> None:
-        """The headers are out: write the first heartbeat and what came meanwhile."""
+    def open(self, *, retry: bool) -> None:
+        """The headers are out: write the first heartbeat and what came meanwhile. ``retry``: tell an EventSource when
+        to come back. The line belongs to the first event: alone it would be an event without data to some clients."""
         early, self._early = self._early, None
-        self._write(_chunk(_HEARTBEAT + b"".join(early or ())))
+        line = b"retry: %d\n" % random.randint(SSE_RETRY_MS_MIN, SSE_RETRY_MS_MAX) if retry else b""
+        self._write(_chunk(_HEARTBEAT + line + b"".join(early or ())))
 
     # --- Outlet --------------------------------------------------------------------------------------------
 

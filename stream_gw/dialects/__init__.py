@@ -6,7 +6,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import ENCODER_VERSION, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
-from stream_gw.dialects.openai_completions import CompletionsEncoder
+from stream_gw.dialects.openai_completions import CompletionsEncoder, MeasuringEncoder
 
 DIALECTS: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.completions": CompletionsEncoder}
 
@@ -24,4 +24,4 @@ def encoder_for(dialect: str, facts: StreamFacts) -> Encoder:
         raise Unsupported(
             f"this stream is spelled by encoder {facts.encoder}; this gateway has {ENCODER_VERSION}, ask another"
         )
-    return made(facts)
+    return MeasuringEncoder(facts) if made is CompletionsEncoder and facts.logprobs else made(facts)

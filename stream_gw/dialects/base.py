@@ -61,7 +61,7 @@ class Encoder:
         """What stands around the block's text, and chunks to send now."""
         raise NotImplementedError
 
-    def logprobs(self, raw: msgspec.Raw, *, refusal: bool) -> bytes:
+    def logprobs(self, raw: msgspec.Raw, block: int) -> bytes:
         raise NotImplementedError
 
     def finish(self, frame: ChoiceEnd) -> bytes:
@@ -141,7 +141,7 @@ class Encoder:
                 if logprobs is None:
                     return [whole]
                 before, _, after = whole.rpartition(NO_LOGPROBS)
-                spelled = self.logprobs(logprobs, refusal=number in self._refusals)
+                spelled = self.logprobs(logprobs, number)
                 return [b'%b"logprobs":%b%b' % (before, spelled, after)]
             case ChoiceEnd():
                 return [*self._begin(), self.finish(frame)]

@@ -13,7 +13,8 @@ ENCODER_VERSION = 1
 
 
 class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Frozen with the stream. ``created``: unix seconds. ``encoder``: the version that spells it."""
+    """Frozen with the stream. ``created``: unix seconds. ``encoder``: the version that spells it. ``logprobs``: they
+    were asked for."""
 
     stream: StreamId
     created: int
@@ -22,7 +23,16 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 1
     include_usage: bool = False
     encoder: int = ENCODER_VERSION
+    logprobs: bool = False
 
     @classmethod
     def of(cls, stream: StreamId, created: int, request: CreateRequest) -> StreamFacts:
-        return cls(stream, created, request.model, request.kind, request.n, request.include_usage)
+        return cls(
+            stream,
+            created,
+            request.model,
+            request.kind,
+            request.n,
+            request.include_usage,
+            logprobs=request.logprobs,
+        )

@@ -53,8 +53,8 @@ class ChatEncoder(Encoder):
         before = start + b'"tool_calls":[{"index":%d,"%b":{"%b":"' % (index, kind.encode(), field.encode())
         return (before, b"}}]" + end), [first]
 
-    def logprobs(self, raw: msgspec.Raw, *, refusal: bool) -> bytes:
-        content, refused = (b"null", bytes(raw)) if refusal else (bytes(raw), b"null")
+    def logprobs(self, raw: msgspec.Raw, block: int) -> bytes:
+        content, refused = (b"null", bytes(raw)) if block in self._refusals else (bytes(raw), b"null")
         return b'{"content":%b,"refusal":%b}' % (content, refused)
 
     def finish(self, frame: ChoiceEnd) -> bytes:

@@ -31,6 +31,7 @@ class CreateRequest(msgspec.Struct, frozen=True):
     stream: bool
     n: int
     include_usage: bool
+    logprobs: bool
     user: str | None
     session_id: str | None
     background: bool
@@ -98,6 +99,7 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
         stream=_field(fields, "stream", bool | None) or False,
         n=1 if n is None else n,
         include_usage=bool(options and options.include_usage),
+        logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
         user=user or None,
         session_id=session,
         background=_field(fields, "background", bool | None) or False,

@@ -171,6 +171,12 @@ def streams(
     error = ErrorInfo("engine_error", "the engine broke", retriable=True) if ended == "failed" else None
     frames.append(End(ended, draw(st.builds(Usage, counts, counts, counts, counts, counts)), error))
     facts = StreamFacts(
-        STREAM, 1763712000, draw(st.sampled_from(["sim-small", 'a"b/ü'])), spelled, n, draw(st.booleans())
+        STREAM,
+        1763712000,
+        draw(st.sampled_from(["sim-small", 'a"b/ü'])),
+        spelled,
+        n,
+        draw(st.booleans()),
+        logprobs=logprobs,
     )
     return Stream(facts, frames)

@@ -206,13 +206,11 @@ LOGPROBS = [
     {"token": "A", "logprob": -0.5, "top_logprobs": [{"token": "A", "logprob": -0.5}, {"token": "B", "logprob": -2}]},
     {"token": " river", "logprob": -1.5, "top_logprobs": []},
 ]
-LEGACY = (
-    '{"tokens":["A"," river"],"token_logprobs":[-0.5,-1.5],"top_logprobs":[{"A":-0.5,"B":-2},{}],"text_offset":[0,1]}'
-)
+LEGACY = '{"tokens":["A"," river"],"token_logprobs":[-0.5,-1.5],"top_logprobs":[{"A":-0.5,"B":-2},{}],"text_offset":%s}'
 
 
 def test_completions() -> None:
-    own = raw({"tokens": ["."], "token_logprobs": [None], "top_logprobs": None, "text_offset": [7]})
+    own = raw({"tokens": ["."], "token_logprobs": [None], "top_logprobs": None, "text_offset": [70]})
     frames = (
         Note("prompt", 3, 0),
         Open(0, 0, "text"),
@@ -229,7 +227,7 @@ def test_completions() -> None:
     usage = chunk("", kind="completions", tail=f',"usage":{USAGE_JSON}')
     expected = "".join(
         (
-            event(text('"A river"', 0, LEGACY), "1-3"),
+            event(text('"A river"', 0, LEGACY % "[0,1]"), "1-3"),
             event(text('"."', 0, bytes(own).decode()), "1-4"),
             event(text(r'''"\n"''', 1), "1-8"),
             event(text('""', 1, "null", '"stop"'), "1-9"),
@@ -237,11 +235,66 @@ def test_completions() -> None:
             "data: [DONE]\nid: 1-11\n\n",
         )
     )
-    made = facts(kind="completions", n=2)
+    made = facts(kind="completions", n=2, logprobs=True)
     assert spelled(made, *frames) == expected
-    with_usage = spelled(facts(kind="completions", n=2, include_usage=True), *frames)
+    with_usage = spelled(facts(kind="completions", n=2, include_usage=True, logprobs=True), *frames)
     assert with_usage.endswith(f"data: {usage}\n\ndata: [DONE]\nid: 1-11\n\n")
     assert with_usage.replace(',"usage":null', "").replace(f"data: {usage}\n\n", "") == expected
+
+
+PLACED = (
+    Open(0, 0, "text"),
+    Open(1, 1, "text"),
+    Open(2, 0, "reasoning", "raw"),
+    Delta(2, "not of the text"),
+    Delta(0, "Où? ", 2),
+    Delta(1, "Yes \U0001f680", 1, raw(LOGPROBS[:1])),
+    Delta(0, "A river", 2, raw(LOGPROBS)),
+    Delta(1, "A river", 2, raw(LOGPROBS)),
+    Close(0),
+    Open(3, 0, "text"),
+    Delta(3, "A river", 2, raw(LOGPROBS)),
+)
+PLACES = {6: [0], 7: [4, 5], 8: [5, 6], 11: [11, 12]}
+
+
+def places(body: bytes) -> dict[int, Any]:
+    """By the seq of each event with logprobs, the tokens' places."""
+    found = {}
+    for block in body.decode().split("\n\n")[:-1]:
+        data, cursor = block.split("\n")
+        (choice,) = msgspec.json.decode(data[6:])["choices"]
+        if choice["logprobs"]:
+            found[int(cursor.partition("-")[2])] = choice["logprobs"]["text_offset"]
+    return found
+
+
+def test_the_places_of_tokens_count_from_the_start_of_their_choices_text() -> None:
+    made = facts(kind="completions", n=2, logprobs=True)
+    lines = [encode(frame) for frame in PLACED]
+    assert places(encoder_for("openai.completions", made).sse(lines, 1, 1)) == PLACES
+    one = encoder_for("openai.completions", made)
+    assert places(b"".join(one.sse([line], 1, seq) for seq, line in enumerate(lines, 1))) == PLACES
+    chunks = [msgspec.json.decode(chunk) for chunk in encoder_for("openai.completions", made).chunks(lines)]
+    told = [choice["logprobs"]["text_offset"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    assert told == list(PLACES.values())
+
+
+@pytest.mark.parametrize("after", range(1, len(PLACED)))
+def test_a_reader_from_the_middle_is_told_no_places_rather_than_wrong_ones(after: int) -> None:
+    made = facts(kind="completions", n=2, logprobs=True)
+    lines = [encode(frame) for frame in PLACED]
+    encoder = encoder_for("openai.completions", made)
+    for frame in PLACED[:after]:
+        if isinstance(frame, Open):
+            encoder.observe(encode(frame))
+    assert places(encoder.sse(lines[after:], 1, after + 1)) == {seq: None for seq in PLACES if seq > after}
+
+
+def test_without_having_asked_for_logprobs_nothing_is_measured() -> None:
+    lines = [encode(frame) for frame in PLACED]
+    told = places(encoder_for("openai.completions", facts(kind="completions", n=2)).sse(lines, 1, 1))
+    assert told == dict.fromkeys(PLACES)
 
 
 def accumulated(made: StreamFacts, *frames: Frame) -> Any:
@@ -325,7 +378,7 @@ def test_the_registry() -> None:
 
 
 def test_facts_are_json_and_back() -> None:
-    for made in (facts(), facts(kind="completions", n=3, include_usage=True)):
+    for made in (facts(), facts(kind="completions", n=3, include_usage=True, logprobs=True)):
         assert msgspec.json.decode(msgspec.json.encode(made), type=StreamFacts) == made
 
 

@@ -33,12 +33,18 @@ def test_the_least_body() -> None:
         stream=False,
         n=1,
         include_usage=False,
+        logprobs=False,
         user=None,
         session_id=None,
         background=False,
         on_disconnect_s=UNSET,
         body=msgspec.Raw(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
     )
+
+
+def test_whether_logprobs_were_asked_for() -> None:
+    assert chat(logprobs=True).logprobs and completions("p", logprobs=0).logprobs
+    assert not (chat(logprobs=False).logprobs or completions("p", logprobs=None).logprobs)
 
 
 def test_what_is_ours_is_read_and_taken_out() -> None:

@@ -89,6 +89,12 @@ def test_the_helper_comes_to_the_same_answer(canned: Canned, stream: Stream) -> 
 
 
 @given(streams("chat", "completed"))
+def test_the_helper_takes_a_first_event_that_says_when_to_come_back(canned: Canned, stream: Stream) -> None:
+    body = b": hb\nretry: 500\n" + encoder(stream).sse(stream.lines, 1, 1)
+    assert canned.streamed(body, stream.facts.n) == whole(stream)
+
+
+@given(streams("chat", "completed"))
 def test_the_helper_reads_joined_deltas(canned: Canned, stream: Stream) -> None:
     assert canned.streamed(encoder(stream).sse(coalesce(stream.lines), 1, 1), stream.facts.n) == whole(stream)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,23 +12,39 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, WebSocket, expect
 
-from tests.gateway.wire import Gate, chat, text_of_chunks
+from tests.gateway.processes import Running
+from tests.gateway.wire import Gate, chat, events, text_of_chunks
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 EVENT_SOURCE = """(url) => new Promise((resolve) => {
     const events = [];
     let opened = 0;
-    const source = new EventSource(url);
-    source.onopen = () => { opened += 1; };
+    let lost = 0;
+    let away_ms = 0;
+    const source = new EventSource(url, { withCredentials: true });
+    source.onopen = () => {
+        opened += 1;
+        if (lost && !away_ms) away_ms = performance.now() - lost;
+    };
     source.onmessage = ({ data, lastEventId }) => {
         events.push([lastEventId, data]);
         window.seen = events.length;
     };
     source.onerror = () => {
-        if (source.readyState === EventSource.CLOSED) resolve({ events, opened });
+        lost = lost || performance.now();
+        if (source.readyState === EventSource.CLOSED) resolve({ events, opened, away_ms });
     };
 })"""
+
+COOKIE = """async (token) => {
+    const headers = { Authorization: `Bearer ${token}` };
+    return (await fetch("/v1/cookie", { method: "POST", headers })).status;
+}"""
+
+LOOK = """async (url) => {
+    await fetch(url, { method: "HEAD", mode: "no-cors", credentials: "include" });
+}"""
 
 SOCKET = """({ url, token, body }) => new Promise((resolve, reject) => {
     const socket = new WebSocket(url, ["tokenstream.v1", `bearer.${token}`]);
@@ -61,24 +78,76 @@ async def whole_text(gate: Gate, tokens: int, seed: int) -> str:
     return text
 
 
+async def signed_in(browser: Browser | BrowserContext, origin: str, token: str) -> Page:
+    """A page of the gateway whose script has had its token made a cookie."""
+    page = await browser.new_page()
+    await page.goto(f"{origin}/healthz")
+    assert await page.evaluate(COOKIE, token) == 204
+    assert await page.evaluate("document.cookie") == "", "no script can read it"
+    return page
+
+
+async def mint(gate: Gate, **asked: Any) -> str:
+    reply = await gate.ask("POST", "/v1/tokens", asked)
+    token: str = reply.json["token"]
+    return token
+
+
+async def check_whole(told: dict[str, Any], gate: Gate, stream: str) -> None:
+    """The events are those of one uncut answer, byte by byte, and 204 has told the browser to stay away."""
+    body = (await gate.ask("GET", f"/v1/streams/{stream}")).body
+    assert told["events"] == [[event.id, event.data] for event in events(body)]
+    assert told["opened"] == 2, "one connection was lost"
+    assert told["away_ms"] < 2800, "a browser by itself waits 3 s"
+
+
 async def test_event_source_resumes_by_itself(browser: Browser, one: Gate, two: Gate) -> None:
-    """It can send no header of its own, so the key is added on its way, as a proxy before the gateway would."""
     stream = await one.background(150, seed=7)
     async with Proxy.before(two.port) as proxy:
-        origin = f"http://127.0.0.1:{proxy.port}"
-        page = await browser.new_page(extra_http_headers={"Authorization": f"Bearer {two.key}"})
-        await page.goto(f"{origin}/healthz")
-        reading = asyncio.create_task(page.evaluate(EVENT_SOURCE, f"{origin}/v1/streams/{stream}"))
+        page = await signed_in(browser, f"http://127.0.0.1:{proxy.port}", await mint(one, scopes=["read"]))
+        reading = asyncio.create_task(page.evaluate(EVENT_SOURCE, f"/v1/streams/{stream}"))
         await page.wait_for_function("window.seen > 10")
         proxy.cut_all()
         told = await reading
         await page.close()
-    events = told["events"]
-    assert told["opened"] == 2, "one connection was cut; after the end 204 told it to stay away"
-    numbers = [int(name.partition("-")[2]) for name, _ in events]
-    assert numbers == sorted(set(numbers)), "every event once and in order"
-    assert events[-1][1] == "[DONE]"
-    assert text_of_chunks(json.loads(data) for _, data in events[:-1]) == await whole_text(one, 150, 7)
+    await check_whole(told, one, stream)
+
+
+async def test_event_source_outlives_its_gateway(platform: Running, browser: Browser, one: Gate) -> None:
+    env = {"STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
+    first, second = await asyncio.gather(*(asyncio.to_thread(platform.gateway, **env) for _ in range(2)))
+    with first as killed, second as other:
+        gates = [Gate(process.facts["url"], process.pid, platform.key) for process in (killed, other)]
+        stream = await one.background(150, seed=9)
+        async with Proxy.before(gates[0].port) as proxy:
+            page = await signed_in(browser, f"http://127.0.0.1:{proxy.port}", await mint(gates[1], scopes=["read"]))
+            reading = asyncio.create_task(page.evaluate(EVENT_SOURCE, f"/v1/streams/{stream}"))
+            await page.wait_for_function("window.seen > 10")
+            killed.kill()
+            proxy.point_at(gates[1].port)
+            told = await reading
+            await page.close()
+        await check_whole(told, one, stream)
+
+
+async def test_event_source_of_another_site_has_no_cookie(context: BrowserContext, one: Gate) -> None:
+    stream = await one.background(10)
+    where = f"{one.url}/v1/streams/{stream}"
+    page = await signed_in(context, one.url, await mint(one, scopes=["read"]))
+
+    async def status(page: Page) -> int:
+        async with page.expect_response(where) as response:
+            await page.evaluate(LOOK, where)
+        return (await response.value).status
+
+    assert await status(page) == 200
+    elsewhere = await context.new_page()
+    await elsewhere.goto(f"http://localhost:{one.port}/healthz")
+    assert await status(elsewhere) == 401
+    told = await elsewhere.evaluate(EVENT_SOURCE, where)
+    assert (told["events"], told["opened"]) == ([], 0)
+    assert await page.evaluate("async () => (await fetch('/v1/cookie', { method: 'DELETE' })).status") == 204
+    assert await status(page) == 401
 
 
 async def test_event_source_without_a_key_is_refused_and_stays_away(browser: Browser, one: Gate) -> None:
@@ -86,7 +155,7 @@ async def test_event_source_without_a_key_is_refused_and_stays_away(browser: Bro
     page = await browser.new_page()
     await page.goto(f"{one.url}/healthz")
     told = await page.evaluate(EVENT_SOURCE, f"{one.url}/v1/streams/{stream}")
-    assert told == {"events": [], "opened": 0}
+    assert (told["events"], told["opened"]) == ([], 0)
     await page.close()
 
 

@@ -50,6 +50,9 @@ class Teller:
     async def start(self) -> Sequence[str]:
         return ["m"]
 
+    async def serving(self) -> None:
+        await asyncio.Event().wait()
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         self.tasks[request.stream] = asyncio.create_task(self._tell(sink))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from stream_fabric.limits import (
     HEAD_S_MAX,
     HEADER_BYTES_MAX,
     JSON_DEPTH_MAX,
+    LINGER_IDLE_S_MAX,
+    UNREAD_BYTES_MAX,
     URL_BYTES_MAX,
 )
 from tests.gateway.processes import Running
@@ -29,6 +33,7 @@ from tests.gateway.wire import (
     events,
     refusal,
 )
+from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -171,6 +176,64 @@ async def test_a_body_too_large_is_refused_when_it_has_grown_so(gate: Gate) -> N
                 sent += 0x10000
         refusal(await answer, 413, "body_too_large")
         assert sent < 4 * BODY_BYTES_MAX, "it is not read to its end"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_sender_of_20_mib_reads_why_it_was_refused(gate: Gate, chunked: bool) -> None:
+    """It sends all before it reads, as most clients do, and slowly: a reset on the way would fail ``send``."""
+    piece, count = b" " * (128 << 10), 160
+    length = {"content-length": "", "transfer-encoding": "chunked"} if chunked else {"content-length": str(20 << 20)}
+    async with gate.connection() as exchange:
+        await exchange.send(gate.request("POST", CHAT, None, length))
+        for _ in range(count):
+            await exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await asyncio.sleep(0.015)
+        reply = await exchange.answer()
+        refusal(reply, 413, "body_too_large")
+        assert reply.headers["connection"] == "close"
+        assert await exchange.closed() == b""
+
+
+async def test_any_last_answer_is_read_by_who_is_still_sending(gate: Gate) -> None:
+    """One refused for another reason, whose connection ends with its answer."""
+    headers = {"authorization": "Bearer sk-wrong", "connection": "close", "content-length": str(4 << 20)}
+    async with gate.connection() as exchange:
+        await exchange.send(gate.request("POST", CHAT, None, headers))
+        for _ in range(64):
+            await exchange.send(b" " * 0x10000)
+            await asyncio.sleep(0.005)
+        refusal(await exchange.answer(), 401, "invalid_api_key")
+        assert await exchange.closed() == b""
+
+
+def sockets_of(gate: Gate) -> int:
+    """Open file descriptors of the gateway that are sockets."""
+    folder = Path(f"/proc/{gate.pid}/fd")
+    links = []
+    for name in folder.iterdir():
+        with suppress(OSError):
+            links.append(os.readlink(name))
+    return sum(link.startswith("socket:") for link in links)
+
+
+async def test_a_refused_sender_is_not_heard_for_ever(two: Gate) -> None:
+    await two.until_open_streams(0)
+    head = two.request("POST", CHAT, b"{", {"content-length": str(BODY_BYTES_MAX + 1)})
+    async with two.connection() as exchange:
+        before = sockets_of(two)
+        await exchange.send(head)
+        refusal(await exchange.answer(), 413, "body_too_large")
+        assert sockets_of(two) >= before, "it may go on sending"
+        # Neither sends nor closes
+        await eventually(lambda: sockets_of(two) < before, "the connection to be let go", 2 * LINGER_IDLE_S_MAX + 3)
+    async with two.connection() as exchange:
+        await exchange.send(head)
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 2 * UNREAD_BYTES_MAX:
+                await exchange.send(b" " * 0x10000)
+                sent += 0x10000
+        assert sent > UNREAD_BYTES_MAX
 
 
 async def test_a_large_body_is_read(gate: Gate) -> None:

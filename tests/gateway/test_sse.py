@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import StreamId
-from stream_fabric.limits import SSE_HEARTBEAT_S, SUBSCRIBERS_PER_STREAM_MAX
+from stream_fabric.limits import SSE_HEARTBEAT_S, SUBSCRIBERS_PER_STREAM_MAX, UNREAD_BYTES_MAX
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from tests.gateway.conftest import Tenants
@@ -19,6 +20,7 @@ from tests.gateway.wire import (
     DONE,
     HEARTBEAT,
     MODEL,
+    Event,
     Gate,
     after_heartbeat,
     chat,
@@ -109,6 +111,33 @@ async def test_completions_stream_as_completions(one: Gate) -> None:
     stream = reply.headers["x-stream-id"]
     again = await follow(one, stream)
     assert again == reply.body, "a stream is resumed in the dialect that it was created in"
+
+
+async def test_completions_tell_each_token_its_place_in_the_text(one: Gate, two: Gate) -> None:
+    body = {"model": MODEL, "prompt": "Tell me of rivers.", "max_tokens": 8, "seed": 1, "n": 2, "logprobs": 1}
+    whole = (await one.ask("POST", "/v1/completions", body)).json["choices"]
+    for choice in whole:
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == 8
+        for token, at in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert choice["text"][at : at + len(token)] == token
+    reply = await two.ask("POST", "/v1/completions", body | {"stream": True})
+    found = events(reply.body)
+
+    def places(some: Sequence[Event]) -> dict[int, list[int] | None]:
+        told: dict[int, list[int] | None] = {}
+        for choice in (choice for event in some[:-1] for choice in event.json["choices"]):
+            if choice["logprobs"] is not None:
+                offsets = choice["logprobs"]["text_offset"]
+                told[choice["index"]] = None if offsets is None else (told.get(choice["index"]) or []) + offsets
+        return told
+
+    assert places(found) == {choice["index"]: choice["logprobs"]["text_offset"] for choice in whole}
+    stream = reply.headers["x-stream-id"]
+    assert await follow(one, stream) == reply.body, "from the beginning it is the same"
+    tail = events(after_heartbeat(await follow(one, stream, found[8].id or "")))
+    assert places(tail) == {0: None, 1: None}, "who starts in the middle is told none, and none that is wrong"
+    assert [event.id for event in tail] == [event.id for event in found[9:]]
 
 
 async def test_two_readers_of_one_stream_see_the_same(one: Gate, two: Gate) -> None:
@@ -414,6 +443,61 @@ async def test_a_disconnect_is_noticed_while_no_token_flows(platform: Running, o
             assert await exchange.piece() == HEARTBEAT
             assert await one.open_streams() == 1
         await one.until_open_streams(0, 1.5)
+
+
+def padding(size: int, *, chunked: bool) -> tuple[dict[str, str], bytes]:
+    """A body that a GET has no use for, and the headers that announce it."""
+    if chunked:
+        return {"transfer-encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (size, b" " * size)
+    return {"content-length": str(size)}, b" " * size
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("when", ["at once", "later"])
+async def test_a_disconnect_behind_an_unread_body_is_noticed(
+    platform: Running, one: Gate, two: Gate, chunked: bool, when: str
+) -> None:
+    await two.until_open_streams(0)
+    stream = await one.background(2000)
+    headers, body = padding(512 << 10, chunked=chunked)
+    head = two.request("GET", f"/v1/streams/{stream}", None, headers)
+    with platform.silent():
+        async with two.connection() as exchange:
+            await exchange.send(head + body if when == "at once" else head)
+            await exchange.head()
+            if when == "later":
+                await exchange.send(body)
+            assert exchange.status == 200
+            assert await two.open_streams() == 1
+        await two.until_open_streams(0, 1.5)
+    await one.cancel(stream)
+
+
+async def test_a_reader_with_a_large_body_gets_its_stream_and_another(one: Gate, two: Gate) -> None:
+    stream, whole = await one.finished(20)
+    for chunked in (False, True):
+        headers, body = padding(1 << 20, chunked=chunked)
+        async with two.connection() as exchange:
+            request = two.request("GET", f"/v1/streams/{stream}", None, headers) + body
+            await exchange.send(request + two.request("GET", f"/v1/streams/{stream}"))
+            for _ in range(2):
+                await exchange.head()
+                assert (exchange.status, await exchange.rest()) == (200, whole)
+
+
+async def test_a_reader_that_sends_without_end_is_cut(one: Gate, two: Gate) -> None:
+    stream = await one.background(6000)
+    headers = {"content-length": str(100 * UNREAD_BYTES_MAX)}
+    async with two.open("GET", f"/v1/streams/{stream}", headers=headers) as exchange:
+        assert exchange.status == 200
+        sent = 0
+        with pytest.raises(ConnectionError):
+            while sent < 2 * UNREAD_BYTES_MAX:
+                await exchange.send(b" " * 0x10000)
+                sent += 0x10000
+        assert sent > UNREAD_BYTES_MAX
+    await two.until_open_streams(0)
+    await one.cancel(stream)
 
 
 async def test_a_resume_whose_reader_left_at_once_holds_nothing(one: Gate, two: Gate) -> None:
