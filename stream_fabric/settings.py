@@ -9,11 +9,12 @@ from stream_fabric.redis.client import RedisUrl
 
 
 class FabricSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="STREAM_GW_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="STREAM_GW_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         description="Where Redis is: redis://, rediss://, redis+sentinel://a,b/master or redis+cluster://a,b",
+        repr=False,
     )
     partitions: int = Field(
         16, ge=1, le=4096, description="Slots the streams are spread over; the same in the whole fleet, for good"

@@ -72,7 +72,7 @@ async def _redis(report: _Report, url: str) -> None:
         else:
             report.missing("a live replica", f"start stream-gw agent; leases live {LEASE_TTL_S:g} s", needed=False)
     except (FabricUnavailable, ReplyError) as error:
-        report.missing(f"Redis at {url.rpartition('@')[2]}", str(error))
+        report.missing(f"Redis at {', '.join(map(str, client.url.addresses))}", str(error))
     finally:
         await client.close()
         await asyncio.sleep(0)

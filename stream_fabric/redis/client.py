@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl as ssl_module
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
-from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Push, ReplyError
+from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Login, Push, Refused, ReplyError
 
 SLOTS = 16384
 _RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "OOM", "MISCONF"}
@@ -35,44 +36,68 @@ def slot_of(tag: str) -> int:
     return crc_hqx(tag.encode(), 0) % SLOTS
 
 
+_MODES = {
+    "redis": ("single", False),
+    "rediss": ("single", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+_FILES = ("ca", "cert", "key")
+_OF_SENTINELS = ("sentinel_user", "sentinel_password")
+
+
 @dataclass(frozen=True)
 class RedisUrl:
     """Where Redis is: ``redis://host:6379/0``, ``rediss://`` with TLS, ``redis+sentinel://a:26379,b:26379/mymaster``,
-    ``redis+cluster://a:6379,b:6379``; credentials as ``user:password@``."""
+    ``redis+cluster://a:6379,b:6379``; credentials as ``user:password@``.
+
+    With TLS: ``?ca=<path>`` to trust that CA in place of the system's, ``?cert=<path>&key=<path>`` to show a
+    certificate. With Sentinel: ``?sentinel_user=…&sentinel_password=…``. What is reserved in URLs is percent-encoded.
+    """
 
     mode: str
     addresses: tuple[Address, ...]
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     database: int
     master: str
     tls: bool
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    sentinel_user: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
-        """Raises ValueError that says what is allowed."""
-        parts = urlsplit(url)
-        modes = {
-            "redis": ("single", False),
-            "rediss": ("single", True),
-            "redis+sentinel": ("sentinel", False),
-            "rediss+sentinel": ("sentinel", True),
-            "redis+cluster": ("cluster", False),
-            "rediss+cluster": ("cluster", True),
-        }
-        if parts.scheme not in modes:
+        """Raises ValueError that says what is allowed and repeats nothing that may be of a password."""
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # its text may have the password
             raise ValueError(
-                f"a Redis URL starts with one of {', '.join(f'{m}://' for m in modes)}; got {parts.scheme!r}"
+                "a Redis URL has its reserved characters percent-encoded, those of a password too"
+            ) from None
+        if parts.scheme not in _MODES:
+            raise ValueError(
+                f"a Redis URL starts with one of {', '.join(f'{m}://' for m in _MODES)}; got {parts.scheme!r}"
             )
-        mode, tls = modes[parts.scheme]
+        mode, tls = _MODES[parts.scheme]
+        if parts.fragment or "@" in parts.path or ("@" in parts.query and "@" not in parts.netloc):
+            raise ValueError(
+                "the password in a Redis URL has '/', '?', '#' and '@' percent-encoded, as %2F, %3F, %23, %40"
+            )
         credentials, _, hosts = parts.netloc.rpartition("@")
         user, colon, password = credentials.partition(":")
         default_port = 26379 if mode == "sentinel" else 6379
         addresses = []
-        for host in hosts.split(","):
+        for number, host in enumerate(hosts.split(","), 1):
             name, _, port = host.rpartition(":") if ":" in host else (host, "", "")
-            if not name or (port and not port.isdecimal()):
-                raise ValueError(f"a Redis URL names hosts as host:port, separated by commas; got {hosts!r}")
+            if not name or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+                raise ValueError(
+                    f"a Redis URL names hosts as host:port, separated by commas, ports up to 65535; see number {number}"
+                )
             addresses.append(Address(name.strip("[]"), int(port or default_port)))
         path = parts.path.strip("/")
         if mode == "single" and path and not path.isdecimal():
@@ -85,7 +110,65 @@ class RedisUrl:
             database=int(path or 0) if mode == "single" else 0,
             master=path or "mymaster",
             tls=tls,
+            **_parameters(parts.query, mode, tls),
         )
+
+    def logins(self) -> tuple[Login, Login]:
+        """As whom the servers are asked that hold the data, and the sentinels. Raises ValueError when a file holds
+        something else than it should."""
+        ssl = self._tls() if self.tls else None
+        return (
+            Login("Redis", self.username, self.password, ssl),
+            Login(
+                "the sentinel",
+                self.sentinel_user,
+                self.sentinel_password,
+                ssl,
+                "?sentinel_user=…&sentinel_password=…",
+            ),
+        )
+
+    def _tls(self) -> ssl_module.SSLContext:
+        # It verifies certificates and the names of hosts
+        try:
+            context = ssl_module.create_default_context(cafile=self.ca)
+        except OSError as error:
+            raise ValueError(f"ca of the Redis URL: {self.ca} cannot be read as certificates in PEM form") from error
+        if self.cert is not None:
+            try:
+                # With a password given OpenSSL does not ask the terminal for one
+                context.load_cert_chain(self.cert, self.key, password="")
+            except OSError as error:
+                raise ValueError(
+                    f"cert and key of the Redis URL: {self.cert} and {self.key} are not a certificate and its key in "
+                    "PEM form, without a passphrase"
+                ) from error
+        return context
+
+
+def _parameters(query: str, mode: str, tls: bool) -> dict[str, str]:
+    """What stands after the question mark, by name. Raises ValueError."""
+    allowed = (*(_FILES if tls else ()), *(_OF_SENTINELS if mode == "sentinel" else ()))
+    hint = f"allowed here: {', '.join(allowed) or 'none'} (ca, cert and key with rediss, sentinel_… with +sentinel)"
+    found: dict[str, str] = {}
+    for item in query.split("&") if query else ():
+        name, _, value = item.partition("=")
+        if name not in allowed:
+            # Cut, as it may be the end of a password that holds a question mark
+            shown = repr(name) if name.isidentifier() and len(name) <= 32 else "a parameter"
+            raise ValueError(f"the Redis URL has {shown}, which it may not have; {hint}")
+        if name in found:
+            raise ValueError(f"the Redis URL has {name} twice; {hint}")
+        if not value:
+            raise ValueError(f"{name} of the Redis URL is empty; {hint}")
+        found[name] = unquote(value)
+    for name in _FILES:
+        if name in found and not os.path.isfile(found[name]):
+            raise ValueError(f"{name} of the Redis URL is the path of a PEM file; there is none at {found[name]!r}")
+    for name, other in (("cert", "key"), ("key", "cert"), ("sentinel_user", "sentinel_password")):
+        if name in found and other not in found:
+            raise ValueError(f"the Redis URL has {name} but not {other}; they go together")
+    return found
 
 
 class Topology(Protocol):
@@ -118,8 +201,9 @@ class Single:
 class Sentinel:
     """Follows the master that the sentinels name."""
 
-    def __init__(self, url: RedisUrl) -> None:
+    def __init__(self, url: RedisUrl, login: Login) -> None:
         self._url = url
+        self._login = login
         self._address: Address | None = None
 
     def address(self, slot: int) -> Address:
@@ -131,25 +215,35 @@ class Sentinel:
 
     async def refresh(self) -> None:
         failures = []
+        refused: Refused | None = None
         for sentinel in self._url.addresses:
             try:
-                connection = await Connection.connect(sentinel.host, sentinel.port, timeout_s=1.0)
-                try:
-                    reply = await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
-                finally:
-                    connection.close()
+                reply = await self._ask(sentinel)
             except (ConnectionLost, ReplyError) as error:
+                refused = refused or (error if isinstance(error, Refused) else None)
                 failures.append(f"{sentinel}: {error}")
                 continue
             if reply:
                 self._address = Address(reply[0].decode(), int(reply[1]))
                 return
             failures.append(f"{sentinel}: does not know the master {self._url.master!r}")
-        raise ConnectionLost("; ".join(failures))
+        raise refused or ConnectionLost("; ".join(failures))
+
+    async def _ask(self, sentinel: Address) -> Any:
+        connection = await Connection.connect(*sentinel, timeout_s=1.0, login=self._login)
+        try:
+            return await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
+        except ReplyError as error:
+            if error.denied:
+                raise self._login.refused(str(sentinel), error) from error
+            raise
+        finally:
+            connection.close()
 
 
 class Cluster:
-    def __init__(self, url: RedisUrl, connect: Connect) -> None:
+    def __init__(self, url: RedisUrl, login: Login, connect: Connect) -> None:
+        self._login = login
         self._connect = connect
         self._seeds = url.addresses
         self._slots: list[Address | None] = [None] * SLOTS
@@ -165,10 +259,14 @@ class Cluster:
 
     async def refresh(self) -> None:
         failures = []
+        refused: Refused | None = None
         for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // 64] if a), *self._seeds]):
             try:
                 reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")
             except (ConnectionLost, ReplyError) as error:
+                if isinstance(error, ReplyError) and error.denied:
+                    error = self._login.refused(str(node), error)
+                refused = refused or (error if isinstance(error, Refused) else None)
                 failures.append(f"{node}: {error}")
                 continue
             slots: list[Address | None] = [None] * SLOTS
@@ -177,7 +275,7 @@ class Cluster:
                 slots[start : end + 1] = [Address(host, primary[1])] * (end - start + 1)
             self._slots = slots
             return
-        raise ConnectionLost("no node of the cluster answers: " + "; ".join(failures))
+        raise refused or ConnectionLost("no node of the cluster answers: " + "; ".join(failures))
 
 
 class RedisClient:
@@ -186,23 +284,30 @@ class RedisClient:
     def __init__(self, url: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
         self.url = RedisUrl.parse(url)
         self._timeout_s = timeout_s
-        self._ssl = ssl_module.create_default_context() if self.url.tls else None
+        self._login, sentinel_login = self.url.logins()
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._refreshing: asyncio.Task[None] | None = None
+        self._started = False
         self._closed = False
         self.topology: Topology
-        if self.url.mode == "cluster":
-            self.topology = Cluster(self.url, self.connection)
-        else:
-            self.topology = Sentinel(self.url) if self.url.mode == "sentinel" else Single(self.url)
+        match self.url.mode:
+            case "cluster":
+                self.topology = Cluster(self.url, self._login, self.connection)
+            case "sentinel":
+                self.topology = Sentinel(self.url, sentinel_login)
+            case _:
+                self.topology = Single(self.url)
         self.publish = "PUBLISH"
         self.publish_is_counted = True
 
     async def start(self) -> None:
-        """Find the servers and what they offer. Raises FabricUnavailable."""
+        """Find the servers, what they offer and whether they let us. Raises FabricUnavailable, at once for what no
+        waiting would mend; later that is an outage like others, which may be over before a command's deadline."""
         try:
             await self.topology.refresh()
+        except Refused as error:
+            raise FabricUnavailable(str(error)) from error
         except (ConnectionLost, ReplyError) as error:
             raise FabricUnavailable(f"cannot reach Redis: {error}") from error
         info = await self.execute(0, "COMMAND", "INFO", "SPUBLISH")
@@ -210,6 +315,10 @@ class RedisClient:
         self.publish = "SPUBLISH" if sharded else "PUBLISH"
         # A classic publish in a cluster reaches the other nodes' subscribers but does not count them
         self.publish_is_counted = sharded or self.url.mode != "cluster"
+        # Whether our keys and channels are allowed: a user of Redis 7 has no channel unless it is given some
+        await self.execute(slot_of("p0"), "GET", "sg:{p0}:partitions")
+        await self.execute(slot_of("p0"), self.publish, "sg:{p0}:>", "")
+        self._started = True
 
     async def dedicated(
         self, address: Address, *, on_push: Push | None = None, on_lost: Callable[[], None] | None = None
@@ -218,10 +327,8 @@ class RedisClient:
             address.host,
             address.port,
             timeout_s=self._timeout_s,
-            username=self.url.username,
-            password=self.url.password,
+            login=self._login,
             database=self.url.database,
-            ssl=self._ssl,
             on_push=on_push,
             on_lost=on_lost,
         )
@@ -261,8 +368,10 @@ class RedisClient:
         redirect: Address | None = None
         asking = False
         while True:
+            server: Address | None = redirect
             try:
-                connection = await self.connection(redirect or self.topology.address(slot))
+                server = server or self.topology.address(slot)
+                connection = await self.connection(server)
                 if asking:
                     asked = connection.call("ASKING")
                     asked.add_done_callback(_consume)
@@ -277,12 +386,17 @@ class RedisClient:
                     asking = error.code == "ASK"
                     if not asking:
                         self.topology.moved(slot, redirect)
+                elif error.denied:
+                    cause = self._login.refused(str(server), error)
                 elif error.code not in _RETRY:
                     raise
             except ConnectionLost as error:
                 redirect, asking = None, False
                 cause = error
-            if loop.time() + delay_s >= deadline:
+            late = loop.time() + delay_s >= deadline
+            if isinstance(cause, Refused) and (late or not self._started):
+                raise FabricUnavailable(str(cause)) from cause
+            if late:
                 raise FabricUnavailable(
                     f"Redis did not answer in {timeout_s or self._timeout_s:g} s: {cause}"
                 ) from cause
@@ -310,6 +424,8 @@ def _consume(future: asyncio.Future[Any]) -> None:
 class Partitions:
     """The slots that streams are spread over: keys of partition k carry the tag ``{p<k>}``."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, new: bool = False) -> None:
         self.count = count
+        self.new = new
+        """Whether this Redis knew of no partitions yet: nobody has used it, or it has lost everything."""
         self.slots: Sequence[int] = [slot_of(f"p{k}") for k in range(count)]

@@ -1,4 +1,6 @@
-"""One platform a test process: Redis, two simulated replicas, two gateways, and a third with a keys file."""
+"""One platform a test process: Redis, two simulated replicas, two gateways, and a third with a keys file.
+
+With ``STREAM_GW_TEST_FABRIC=cluster`` its Redis is a cluster."""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from dataclasses import dataclass
 import pytest
 
 from stream_gw.auth import key_digest, new_key
-from tests.gateway.processes import Process, Running, running
+from tests.gateway.processes import Process, Running, on_cluster, running
 from tests.gateway.wire import MODEL, Gate
 
 
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Running]:
     with running(sim="itl_ms=5,ttft_ms=10") as started:
+        assert started.redis_url.startswith("redis+cluster://") is on_cluster()
         yield started
 
 

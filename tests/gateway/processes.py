@@ -19,6 +19,7 @@ import pytest
 
 from stream_gw.up import redis_binary
 from tests.gateway.wire import Gate
+from tests.support.redis import RedisCluster
 
 START_S = 60.0
 STOP_S = 30.0
@@ -129,7 +130,8 @@ class Running:
     gates: list[Gate]
     agents: list[int]
     redis_url: str
-    redis_pid: int
+    redis_pid: int | None
+    """None: a cluster's."""
     process: Process
     key: str = "sk-dev"
     secret: str = field(default="", repr=False)
@@ -160,10 +162,14 @@ def _signal_all(pids: Sequence[int], number: int) -> None:
 
 @contextlib.contextmanager
 def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2) -> Iterator[Running]:
-    """The platform, as ``stream-gw up`` starts it."""
+    """The platform, as ``stream-gw up`` starts it: on a Redis of its own, or where ``STREAM_GW_TEST_FABRIC=cluster`` is
+    set on a Redis Cluster of three primaries."""
     need_redis()
     command = ["up", "--port", "0", "--gateways", str(gateways), "--replicas", str(replicas), "--sim", sim, *flags]
-    with Process(*command) as process:
+    with contextlib.ExitStack() as stack:
+        if on_cluster():
+            command += ["--redis-url", stack.enter_context(RedisCluster()).url]
+        process = stack.enter_context(Process(*command))
         facts = process.facts
         yield Running(
             [Gate(gateway["url"], gateway["pid"], facts["key"]) for gateway in facts["gateways"]],
@@ -173,6 +179,14 @@ def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2) -> Iter
             process,
             facts["key"],
         )
+
+
+def on_cluster() -> bool:
+    """Whether the suite runs on a Redis Cluster, from ``STREAM_GW_TEST_FABRIC``."""
+    fabric = os.environ.get("STREAM_GW_TEST_FABRIC", "single")
+    if fabric not in ("single", "cluster"):
+        pytest.fail(f"STREAM_GW_TEST_FABRIC is single or cluster, not {fabric!r}")
+    return fabric == "cluster"
 
 
 def need_redis() -> None:

@@ -11,11 +11,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.tls import Authority
 
 SLOTS = 16384
 
@@ -60,12 +64,53 @@ def free_port() -> int:
             return port
 
 
+@dataclass(frozen=True)
+class Secured:
+    """What a server is made safe with; empty, it is open to anybody."""
+
+    tls: Authority | None = None
+    clients: bool = False
+    """Clients need certificates."""
+    password: str = ""
+    """Of the user default, who may do everything."""
+
+    def config(self, port: int) -> dict[str, str | int]:
+        config: dict[str, str | int] = {"port": 0 if self.tls else port}
+        if self.tls:
+            config |= {"tls-port": port, **self.tls.config(clients=self.clients)}
+        if self.password:
+            config |= {"requirepass": self.password}
+        return config
+
+    def url(self, kind: str, hosts: str, path: str = "", query: str = "") -> str:
+        """For a client that has what it needs; ``query`` is added to it."""
+        parameters = [query] if query else []
+        if self.tls:
+            parameters.append(f"ca={self.tls.ca}")
+            if self.clients:
+                parameters += [f"cert={self.tls.client.cert}", f"key={self.tls.client.key}"]
+        scheme = kind.replace("redis", "rediss", 1) if self.tls else kind
+        login = f":{self.password}@" if self.password else ""
+        return f"{scheme}://{login}{hosts}{path}" + ("?" + "&".join(parameters) if parameters else "")
+
+
+OPEN = Secured()
+
+
 class Wire:
     """One blocking connection. Error replies raise ``hiredis.ReplyError``."""
 
-    def __init__(self, port: int, timeout_s: float = 5.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 5.0, secured: Secured = OPEN) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._reader = hiredis.Reader()
+        try:
+            if secured.tls:
+                self._socket = secured.tls.context().wrap_socket(self._socket, server_hostname="127.0.0.1")
+            if secured.password:
+                self("AUTH", secured.password)
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, *args: str | bytes | int) -> Any:
         self._socket.sendall(hiredis.pack_command(args))  # type: ignore[arg-type]
@@ -82,9 +127,9 @@ class Wire:
         self._socket.close()
 
 
-def call(port: int, *args: str | bytes | int) -> Any:
+def call(port: int, *args: str | bytes | int, secured: Secured = OPEN) -> Any:
     """One command on a connection of its own."""
-    wire = Wire(port)
+    wire = Wire(port, secured=secured)
     try:
         return wire(*args)
     finally:
@@ -94,7 +139,8 @@ def call(port: int, *args: str | bytes | int) -> Any:
 class RedisServer:
     """One server process without persistence, on a free loopback port."""
 
-    def __init__(self, **config: str | int) -> None:
+    def __init__(self, secured: Secured = OPEN, **config: str | int) -> None:
+        self.secured = secured
         self._config = config
         self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +148,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return self.secured.url("redis", f"127.0.0.1:{self.port}", "/0")
 
     @property
     def log(self) -> str:
@@ -120,13 +166,14 @@ class RedisServer:
     def _launch(self, binary: str, port: int) -> bool:
         config: dict[str, str | int] = {
             "bind": "127.0.0.1",
-            "port": port,
+            **self.secured.config(port),
             "save": "",
             "appendonly": "no",
             "dir": str(self._dir),
             "logfile": str(self._dir / "log"),
             "repl-diskless-sync-delay": 0,
             "hz": 50,
+            **({"masterauth": self.secured.password} if self.secured.password else {}),
             **self._config,
         }
         if config.get("cluster-enabled") == "yes":
@@ -136,19 +183,21 @@ class RedisServer:
         process = subprocess.Popen([binary, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def answers() -> bool:
-            return process.poll() is not None or call(port, "PING") == b"PONG"
+            return process.poll() is not None or call(port, "PING", secured=self.secured) == b"PONG"
 
         wait_for(answers, "PING", every_s=0.005)
         # Another server may hold the port: the one that answers must be ours
-        if process.poll() is not None or f"process_id:{process.pid}\r" not in call(port, "INFO", "server").decode():
-            process.kill()
-            process.wait()
-            return False
-        self._process = process
-        return True
+        if process.poll() is None:
+            info: bytes = call(port, "INFO", "server", secured=self.secured)
+            if b"process_id:%d\r" % process.pid in info:
+                self._process = process
+                return True
+        process.kill()
+        process.wait()
+        return False
 
     def __call__(self, *args: str | bytes | int) -> Any:
-        return call(self.port, *args)
+        return call(self.port, *args, secured=self.secured)
 
     def kill(self) -> None:
         """SIGKILL: nothing is told to anybody."""
@@ -191,20 +240,23 @@ class RedisServer:
 class RedisCluster:
     """Three primaries with a replica each."""
 
-    def __init__(self, primaries: int = 3, node_timeout_ms: int = 1000) -> None:
-        config = {
+    def __init__(self, primaries: int = 3, node_timeout_ms: int = 1000, secured: Secured = OPEN) -> None:
+        self.secured = secured
+        config: dict[str, str | int] = {
             "cluster-enabled": "yes",
             "cluster-node-timeout": node_timeout_ms,
             "cluster-require-full-coverage": "no",
             "cluster-allow-replica-migration": "no",
             "cluster-replica-validity-factor": 0,
         }
-        self.nodes = [RedisServer(**config) for _ in range(primaries * 2)]
+        if secured.tls:
+            config["tls-cluster"] = "yes"
+        self.nodes = [RedisServer(secured, **config) for _ in range(primaries * 2)]
         self._primaries = primaries
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return self.secured.url("redis+cluster", ",".join(f"127.0.0.1:{node.port}" for node in self.nodes))
 
     def start(self) -> RedisCluster:
         for number, node in enumerate(self.nodes, 1):
@@ -323,7 +375,9 @@ class SlotMove:
 
     def migrate(self, keys: list[bytes]) -> None:
         if keys:
-            self.source("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys)
+            password = self.target.secured.password
+            auth = ("AUTH", password) if password else ()
+            self.source("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, *auth, "KEYS", *keys)
 
     def finish(self) -> None:
         """Move what is left and hand the slot over."""
@@ -334,16 +388,23 @@ class SlotMove:
 
 
 class SentinelSetup:
-    """A primary, a replica and three sentinels that agree within a second."""
+    """A primary, a replica and three sentinels that agree within a second. The sentinels have a password of their own
+    where ``sentinel_password`` is given."""
 
-    def __init__(self) -> None:
-        self.servers = [RedisServer(), RedisServer()]
+    def __init__(self, secured: Secured = OPEN, sentinel_password: str = "") -> None:
+        self.secured = secured
+        self.sentinels_secured = replace(secured, password=sentinel_password)
+        self.servers = [RedisServer(secured), RedisServer(secured)]
         self.sentinels: list[tuple[int, subprocess.Popen[bytes]]] = []
         self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-sentinel-"))
 
     @property
     def url(self) -> str:
-        return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port, _ in self.sentinels) + "/mymaster"
+        hosts = ",".join(f"127.0.0.1:{port}" for port, _ in self.sentinels)
+        password = self.sentinels_secured.password
+        return self.secured.url(
+            "redis+sentinel", hosts, "/mymaster", f"sentinel_password={password}" if password else ""
+        )
 
     def start(self) -> SentinelSetup:
         binary = find_binary("redis-sentinel", "valkey-sentinel")
@@ -354,26 +415,29 @@ class SentinelSetup:
         for number in range(3):
             port = free_port()
             conf = self._dir / f"{number}.conf"
-            conf.write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {self._dir}\nlogfile {self._dir}/{number}.log\n"
-                f"sentinel monitor mymaster 127.0.0.1 {primary.port} 2\n"
-                "sentinel down-after-milliseconds mymaster 500\n"
-                "sentinel failover-timeout mymaster 3000\n"
-            )
+            own, data = self.sentinels_secured, self.secured
+            lines = [f"{name} {value}" for name, value in own.config(port).items()]
+            lines += ["bind 127.0.0.1", f"dir {self._dir}", f"logfile {self._dir}/{number}.log"]
+            lines += [f"sentinel monitor mymaster 127.0.0.1 {primary.port} 2"]
+            lines += ["sentinel down-after-milliseconds mymaster 500", "sentinel failover-timeout mymaster 3000"]
+            lines += [f"sentinel auth-pass mymaster {data.password}"] if data.password else []
+            lines += [f"sentinel sentinel-pass {own.password}"] if own.password else []
+            conf.write_text("\n".join(lines) + "\n")
             process = subprocess.Popen([binary, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.sentinels.append((port, process))
         for port, _ in self.sentinels:
             wait_for(lambda p=port: self._sees_all(p), "the sentinels to find each other", every_s=0.05)
         return self
 
-    @staticmethod
-    def _sees_all(port: int) -> bool:
-        flat = call(port, "SENTINEL", "MASTER", "mymaster")
+    def _sees_all(self, port: int) -> bool:
+        flat = call(port, "SENTINEL", "MASTER", "mymaster", secured=self.sentinels_secured)
         facts = dict(zip(flat[::2], flat[1::2], strict=True))
         return facts[b"num-other-sentinels"] == b"2" and facts[b"num-slaves"] == b"1" and facts[b"flags"] == b"master"
 
     def primary(self) -> RedisServer:
-        _, port = call(self.sentinels[0][0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")
+        _, port = call(
+            self.sentinels[0][0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster", secured=self.sentinels_secured
+        )
         return next(server for server in self.servers if server.port == int(port))
 
     def close(self) -> None:
