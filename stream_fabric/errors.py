@@ -16,6 +16,7 @@
     ├── TooMany 429 / 4429           a bounded thing is full; retriable
     ├── Draining 503 / 1012          this process is going away; retriable
     ├── NoReplica 503 / 1013         nobody can serve the model now; retriable
+    │   └── PoolFull                 its queue holds as many as it may
     ├── FabricUnavailable 503 / 1013 Redis cannot be reached in time; retriable
     ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
@@ -154,6 +155,10 @@ class NoReplica(StreamGwError):
     http_status = 503
     close_code = 1013
     retriable = True
+
+
+class PoolFull(NoReplica):
+    code = "pool_full"
 
 
 class FabricUnavailable(StreamGwError):

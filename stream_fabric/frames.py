@@ -124,6 +124,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
 
 END_PREFIX = b'{"k":"end"'
+STARTED_PREFIX = b'{"k":"note","kind":"started"'
 
 
 def json_string(text: str) -> bytes:

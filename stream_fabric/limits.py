@@ -59,8 +59,9 @@ REAP_EVERY_S: Final = 0.5
 
 # Placement.
 PIN_S: Final = 300  # a session stays bound to its replica for so long after its last token
-QUEUE_MAX: Final = 10_000  # requests that wait in a pool; over: 429 with a Retry-After from the rate they leave at
+QUEUE_MAX: Final = 10_000  # requests that wait in a pool; over: 503 with a Retry-After from the rate they leave at
 QUEUE_WAIT_S_MAX: Final = 60.0  # over: the stream ends failed, deadline_exceeded
+CANDIDATES_MAX: Final = 64  # replicas that placement looks at for one request
 ATTEMPTS_MAX: Final = 3  # producers a stream may have before its first token: the first and two more
 PREFIX_BLOCK_BYTES: Final = 512
 PREFIX_BLOCKS_MAX: Final = 4096  # of one prompt; what is longer is matched by its beginning

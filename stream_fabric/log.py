@@ -71,6 +71,12 @@ class CancelReply(NamedTuple):
     status: str
 
 
+class Takeover(NamedTuple):
+    epoch: Epoch
+    base: int
+    """The last frame before the new epoch."""
+
+
 class Entry(NamedTuple):
     epoch: int
     first: int
@@ -109,9 +115,15 @@ class StreamLog(Protocol):
     """All calls are idempotent and may raise FabricUnavailable."""
 
     async def create(
-        self, stream: StreamId, epoch: Epoch, tenant: TenantId, facts: bytes, gateway: GatewayId | None
+        self,
+        stream: StreamId,
+        epoch: Epoch,
+        tenant: TenantId,
+        facts: bytes,
+        gateway: GatewayId | None,
+        model: str = "",
     ) -> CreateCode:
-        """Make the stream, with ``gateway`` as its first watcher."""
+        """Make the stream, with ``gateway`` as its first watcher. Its usage is the tenant's, under ``model``."""
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
@@ -121,6 +133,9 @@ class StreamLog(Protocol):
 
     async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
         """End a live stream whose producer (``replica``; None: whichever) is gone, in a new epoch."""
+
+    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
+        """Begin a new epoch for another producer, when the stream lives and ``replica`` is the one it had."""
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
@@ -181,7 +196,7 @@ class StreamState:
             return AppendReply(AppendCode.CLOSED, self.last)
         if request.first != self.last + 1:
             return AppendReply(AppendCode.GAP, self.last)
-        if self.last == 0:
+        if self.replica is None:
             self.replica = replica
         self.entries.append(Entry(self.epoch.n, request.first, request.last, request.frames))
         self.last = request.last
@@ -211,6 +226,14 @@ class StreamState:
         self.bases.append((self.epoch.n, self.last))
         self._finish(failed_end(self.usage, error), "failed")
         return True
+
+    def takeover(self, replica: ReplicaId, nonce: str) -> Takeover | None:
+        if self.status != "live" or (self.replica and self.replica != replica):
+            return None
+        self.epoch = Epoch(self.epoch.n + 1, nonce)
+        self.bases.append((self.epoch.n, self.last))
+        self.replica = None
+        return Takeover(self.epoch, self.last)
 
     def _finish(self, frame: bytes, status: Status) -> None:
         self.last += 1

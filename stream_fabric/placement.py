@@ -292,7 +292,8 @@ class PoolState:
         inbox = self.inboxes.setdefault(replica, [])
         for stream in ended:
             gone = flight.pop(stream, None)
-            self.at.pop(stream, None)
+            if self.at.get(stream) == replica:
+                del self.at[stream]
             if gone is not None and gone.session and self.pins.get(gone.session, ("", 0))[0] == replica:
                 self.pins[gone.session] = (replica, now_ms + PIN_S * 1000)
         if running is not None:
@@ -300,13 +301,19 @@ class PoolState:
             flight.clear()
             flight.update({stream: Flight(0.0, 0.0, session) for stream, session in running.items()})
             flight.update({stream: kept for stream, kept in unread.items() if stream not in running})
+        held = self.seats.get(replica)
+        if running is None:
+            if held is None:  # the pool has been lost, and the next renewal makes it again
+                return []
+            seat = seat._replace(expires_ms=held.expires_ms)
+        else:
+            self.models[replica] = tuple(models)
         pending = [flight[stream] for stream in inbox if stream in flight]
         self.seats[replica] = seat._replace(
             in_flight=len(flight),
             prefill_ms=seat.prefill_ms + sum(f.prefill_ms for f in pending),
             decode_ms=seat.decode_ms + sum(f.decode_ms for f in pending),
         )
-        self.models[replica] = tuple(models)
         return self._pull(replica, now_ms)
 
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:

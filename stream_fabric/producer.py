@@ -22,14 +22,18 @@ UNKNOWN_MAX = 64
 
 
 class Producer:
-    """Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
+    """``base``: of a stream that it takes over, the last frame before.
+
+    Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
 
     __slots__ = (
         "_frames",
         "_output",
         "_unknown",
         "_usages",
+        "_used_before",
         "acked",
+        "base",
         "bytes_held",
         "created",
         "ended",
@@ -43,55 +47,64 @@ class Producer:
         "usage",
     )
 
-    def __init__(self, stream: StreamId, epoch: Epoch) -> None:
+    def __init__(self, stream: StreamId, epoch: Epoch, base: int = 0) -> None:
         self.stream = stream
         self.epoch = str(epoch)
+        self.base = base
+        """The last frame before this epoch: what came before it, another producer has made."""
+        self._used_before = Usage()
         self._frames: list[bytes] = []
         self.structure: list[tuple[int, bytes]] = []
-        self.acked = 0
-        self.sent = 0
+        self.acked = base
+        self.sent = base
         self.in_flight = False
-        self.created = False
+        self.created = base > 0
         self.status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
         self.ended = False
         self.stopped = False
-        self.usage = Usage()
+        self.usage = self._used_before
+        """Of the whole stream, as far as it is known."""
         self._unknown = 0
         self._output: list[int] = []
         self._usages: list[Usage] = []
         self.bytes_held = 0
 
+    def receive_used(self, usage: Usage) -> None:
+        """Before any frame: what had been used by the producers before this one."""
+        self._used_before = self.usage = usage
+
     @property
     def last(self) -> int:
-        return len(self._frames)
+        return self.base + len(self._frames)
 
     @property
     def pending(self) -> int:
         """Frames the log has not acknowledged and that are not on their way."""
-        return 0 if self.stopped else len(self._frames) - (self.sent if self.in_flight else self.acked)
+        return 0 if self.stopped else self.last - (self.sent if self.in_flight else self.acked)
 
     def usage_at(self, seq: int) -> Usage:
         """What has been used when frame ``seq`` is the last one shown: the same whenever it is asked."""
-        if not 0 < seq <= len(self._output):
-            return Usage()
-        u, output = self._usages[seq - 1], self._output[seq - 1]
+        index = seq - self.base - 1
+        if not 0 <= index < len(self._output):
+            return self._used_before
+        u, output = self._usages[index], self._output[index]
         return Usage(u.prompt, u.cached, u.written, output, min(u.reasoning, output))
 
     def push(self, line: bytes, tokens: int = 0, *, structural: bool = False) -> None:
         """Take one frame with so many output tokens."""
         assert not self.status, "nothing follows a terminal"
-        self._output.append(tokens + (self._output[-1] if self._output else 0))
+        self._output.append(tokens + (self._output[-1] if self._output else self._used_before.output))
         self._usages.append(self.usage)
         self._frames.append(line)
         self.bytes_held += len(line)
         if structural:
-            self.structure.append((len(self._frames), line))
+            self.structure.append((self.last, line))
 
     def finish(self, end: End) -> None:
         """Take the terminal."""
         assert not self.status, "a stream has one terminal"
         if end.status == "cancelled":  # spelled as the log spells it: a cancel may come first at the same place
-            end = End("cancelled", self.usage_at(len(self._frames)))
+            end = End("cancelled", self.usage_at(self.last))
         self._frames.append(encode(end))
         if end.usage is not None:
             self.usage = end.usage
@@ -102,19 +115,19 @@ class Producer:
 
         At least one frame, then as many as fit. Behind by more than a batch (after a loss) it sends bigger ones.
         """
-        if self.in_flight or self.stopped or self.acked == len(self._frames):
+        if self.in_flight or self.stopped or self.acked == self.last:
             return None
         first = self.acked + 1
-        behind = len(self._frames) - self.acked
-        if behind > frames_max:
+        base, last = self.base, self.last
+        if last - self.acked > frames_max:
             frames_max, bytes_max = frames_max * 8, bytes_max * 8
         stop, size = self.acked, 0
-        while stop < len(self._frames) and stop - self.acked < frames_max:
-            size += len(self._frames[stop])
+        while stop < last and stop - self.acked < frames_max:
+            size += len(self._frames[stop - base])
             if size > bytes_max and stop > self.acked:
                 break
             stop += 1
-        whole = stop == len(self._frames)
+        whole = stop == last
         structure = b"".join(b"%d %b\n" % (seq, line) for seq, line in self.structure if first <= seq <= stop)
         self.in_flight = True
         self.sent = stop
@@ -123,7 +136,7 @@ class Producer:
             self.epoch,
             first,
             stop,
-            b"\n".join(self._frames[self.acked : stop]),
+            b"\n".join(self._frames[self.acked - base : stop - base]),
             self.usage if whole and self.status else self.usage_at(stop),
             structure,
             self.status if whole else "",
@@ -138,18 +151,18 @@ class Producer:
             case AppendCode.OK | AppendCode.DUPLICATE:
                 self.created = True
                 # The log may hold more than was sent last: an earlier append whose reply was lost
-                self.acked = min(reply.seq, len(self._frames))
-                if self.status and self.acked == len(self._frames):
+                self.acked = min(reply.seq, self.last)
+                if self.status and self.acked == self.last:
                     self.ended = True
                     return "ended"
                 return ""
-            case AppendCode.GAP:
-                self.acked = min(reply.seq, len(self._frames))
+            case AppendCode.GAP if reply.seq >= self.base:
+                self.acked = min(reply.seq, self.last)
                 return ""
             case AppendCode.CANCELLED:
                 self.receive_cancel(reply.seq)
                 return "stop"
-            case AppendCode.NOSTREAM:
+            case AppendCode.NOSTREAM if not self.base:
                 if self.created:
                     self.acked = 0
                     return "create"
@@ -157,6 +170,7 @@ class Producer:
                 self._unknown += 1
                 if self._unknown < UNKNOWN_MAX:
                     return ""
+        # Fenced, closed, never created; or the log lost what was made before this producer, who cannot make it again
         self.stopped = True
         return "stop"
 
@@ -170,11 +184,11 @@ class Producer:
         if self.ended or self.stopped:
             return
         usage = self.usage_at(at)
-        del self._frames[at:]
+        del self._frames[max(at - self.base, 0) :]
         self._frames.append(cancelled_end(usage))
         self.status = "cancelled"
         self.created = True
-        self.acked = self.sent = len(self._frames)
+        self.acked = self.sent = self.last
         self.in_flight = False
         self.ended = True
 
@@ -185,6 +199,9 @@ class Producer:
         if head is None:
             if not self.created:
                 return ""
+            if self.base:
+                self.stopped = True
+                return "stop"
             self.acked = 0
             self.ended = False
             return "create"
@@ -195,6 +212,9 @@ class Producer:
             self.receive_cancel(head.cancelled_at)
             return "stop"
         if head.status == "live" and head.last < self.acked:  # a failover lost the tail
+            if head.last < self.base:
+                self.stopped = True
+                return "stop"
             self.acked = head.last
             self.ended = False
         return ""

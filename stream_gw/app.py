@@ -97,6 +97,7 @@ class Edge:
                 route("/v1/streams", get=self._running),
                 route("/v1/streams/{id}", get=self._follow),
                 route("/v1/streams/{id}/info", get=self._info),
+                route("/v1/streams/{id}/placement", get=self._placement),
                 route("/v1/streams/{id}/cancel", post=self._cancel),
                 route("/v1/streams/{id}/input", post=self._input),
                 route("/healthz", get=self._healthz),
@@ -271,6 +272,10 @@ class Edge:
         who = self._who(request)
         page, meta = await self.gateway.look(who, request.path_params["id"])
         await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
+
+    async def _placement(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        await request.json(200, await self.gateway.placement(who, request.path_params["id"]))
 
     async def _cancel(self, request: Request, send: Send) -> None:
         who = self._who(request)

@@ -49,6 +49,9 @@ class CollectOutlet:
     def rise(self, epoch: str, head: int) -> None:
         pass
 
+    def waits(self, position: int, of: int) -> None:
+        pass
+
     def end(self, status: Status) -> None:
         if status == "completed":
             self._settle(self._accumulator.result(), None)

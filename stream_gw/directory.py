@@ -1,19 +1,35 @@
 """What the gateway believes of the pools: refreshed each second, so that a request asks nobody.
 
-Agents own the truth."""
+Agents own the truth; here are hints. What each replica holds of prompts is read again when its agent says that it has
+changed, for pools that this gateway has used of late.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
+from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
+from stream_fabric.prefix import PrefixView
+from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo
 
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
+_USED_S = 60.0
+_OUTPUT_TOKENS = 256.0
+"""Of requests that do not say how much they may make, until a pool has told what is usual."""
+
+
+class Estimates(NamedTuple):
+    """What requests of a pool are usually like."""
+
+    bytes_per_token: float
+    output_tokens: float
 
 
 class Directory:
@@ -23,6 +39,8 @@ class Directory:
         self._pools = pools
         self._by_pool: dict[str, list[ReplicaInfo]] = {}
         self._seen_models: dict[str, str] = {}
+        self._views: dict[ReplicaId, PrefixView] = {}
+        self._used_at: dict[str, float] = {}
         self._refreshed = asyncio.Lock()
 
     async def run(self) -> None:
@@ -40,38 +58,86 @@ class Directory:
                 for replica in replicas:
                     for model in replica.models:
                         self._seen_models[model] = pool
+            await self._refresh_views()
+
+    async def _refresh_views(self) -> None:
+        since = asyncio.get_running_loop().time() - _USED_S
+        views: dict[ReplicaId, PrefixView] = {}
+        for pool, replicas in self._by_pool.items():
+            if self._used_at.get(pool, -_USED_S) < since:
+                continue
+            for info in replicas:
+                view = self._views.get(info.replica) or PrefixView()
+                if view.version != info.prefix_version:
+                    view = PrefixView(await self._pools.prefix(pool, info.replica), info.prefix_version)
+                views[info.replica] = view
+        self._views = views
 
     def models(self) -> dict[str, ReplicaInfo]:
         """Models that a live replica serves, each with one of its replicas."""
         return {model: r for replicas in self._by_pool.values() for r in replicas for model in r.models}
 
-    async def candidates(self, model: str) -> tuple[str, list[ReplicaId]]:
-        """The model's pool and its ready replicas. Raises ModelNotFound or NoReplica."""
-        found = self._candidates(model)
-        if found is None:  # it may have come up within the last second
+    async def pool_of(self, model: str) -> str:
+        """The pool that serves a model. Raises ModelNotFound or NoReplica."""
+        pool = self._pool_of(model)
+        if pool is None:  # it may have come up within the last second
             await self.refresh()
-            found = self._candidates(model)
-        if found is not None:
-            return found
+            pool = self._pool_of(model)
+        if pool is not None:
+            now = asyncio.get_running_loop().time()
+            if now - self._used_at.get(pool, -_USED_S) >= _USED_S:
+                self._used_at[pool] = now
+                await self._refresh_views_now()
+            self._used_at[pool] = now
+            return pool
         if model in self._seen_models:
             raise NoReplica(f"no replica serves {model!r} at the moment", retry_after_s=2)
         known = ", ".join(sorted(self._seen_models)[:20]) or "none"
         raise ModelNotFound(f"no such model {model[:128]!r}; served here: {known}", param="model")
 
-    def _candidates(self, model: str) -> tuple[str, list[ReplicaId]] | None:
-        for pool, replicas in self._by_pool.items():
-            ready = [r.replica for r in replicas if model in r.models and r.state == "ready"]
-            if ready:
-                return pool, ready
-        return None
+    async def _refresh_views_now(self) -> None:
+        async with self._refreshed:
+            await self._refresh_views()
+
+    def _pool_of(self, model: str) -> str | None:
+        return next((pool for pool, rs in self._by_pool.items() if any(model in r.models for r in rs)), None)
+
+    def estimates(self, pool: str) -> Estimates:
+        replicas = self._by_pool[pool]
+        usual = [r.output_tokens_mean for r in replicas if r.output_tokens_mean]
+        return Estimates(
+            sum(r.bytes_per_token for r in replicas) / len(replicas),
+            sum(usual) / len(usual) if usual else _OUTPUT_TOKENS,
+        )
+
+    def candidates(self, pool: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
+        """The pool's replicas of the model, with what each is believed to hold of the prompt. Of a large pool, those
+        that hold most and then those with least to do."""
+        found: list[tuple[Candidate, float]] = []
+        for info in self._by_pool[pool]:
+            if model not in info.models:
+                continue
+            view = self._views.get(info.replica)
+            blocks = view.match(hashes) if view is not None and hashes else 0
+            matched = int(blocks * PREFIX_BLOCK_BYTES / info.bytes_per_token)
+            found.append((Candidate(info.replica, matched), info.prefill_ms + info.decode_ms))
+        if len(found) > CANDIDATES_MAX:
+            found.sort(key=lambda item: (-item[0].matched_tokens, item[1]))
+            best, rest = found[: CANDIDATES_MAX // 2], found[CANDIDATES_MAX // 2 :]
+            found = best + sorted(rest, key=lambda item: item[1])[: CANDIDATES_MAX // 2]
+        return [candidate for candidate, _ in found]
+
+    def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
+        """A request with this prompt went to the replica."""
+        view = self._views.get(replica)
+        if view is not None and hashes:
+            view.sent(hashes)
 
     async def produces(self, replica: ReplicaId | None, stream: StreamId) -> bool:
-        """Whether the stream is on a live replica's own list. A stream that nobody claimed yet counts while any
-        replica has it in its inbox."""
+        """Whether a live replica has the stream, or it waits in a queue. A stream that nobody has claimed yet counts
+        while any replica has it in its inbox."""
         for pool, replicas in self._by_pool.items():
-            for info in replicas:
-                if replica is not None and info.replica != replica:
-                    continue
-                if await self._pools.holds(pool, info.replica, stream):
-                    return True
+            where = await self._pools.where(pool, stream)
+            if where == "queue" or any(info.replica == where for info in replicas):
+                return True
         return False

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import random
 import secrets
 import time
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -19,18 +22,21 @@ from stream_fabric.errors import (
     Draining,
     FabricUnavailable,
     IdempotencyMismatch,
-    NoReplica,
     NotFound,
+    PoolFull,
     StreamFailed,
     StreamGwError,
 )
-from stream_fabric.frames import ErrorInfo, is_end
+from stream_fabric.frames import STARTED_PREFIX, ErrorInfo, Note, decode, is_end
 from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
+from stream_fabric.placement import Placed, Refused
 from stream_fabric.ports import EngineRequest
+from stream_fabric.prefix import block_hashes
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools, Work
+from stream_fabric.redis.rescue import explain, wait_s
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_gw.auth import Authenticator, Principal, Scope
 from stream_gw.dialects import encoder_for
@@ -40,10 +46,12 @@ from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest, fingerprint, parse_create
 from stream_gw.directory import Directory
 from stream_gw.hub import Hub, Subscription
+from stream_gw.lines import Lines
 from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
 from stream_gw.ws import Channel, Create, Mode, Sub
 
+_OUTPUT_RATIO_MAX = 4.0
 _CANCELS_KEPT = 10_000
 _CANCELS_KEPT_S = 10.0
 _NO_ENTRIES = Cursor(1 << 40, 0)
@@ -102,6 +110,7 @@ class Gateway:
         self._index = index
         self.directory = directory
         self.draining = False
+        self.lines = Lines(pools)
         self._cancelled: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_CANCELS_KEPT)
         hub.on_return = self._cancel_again
 
@@ -133,7 +142,7 @@ class Gateway:
         who.require("create")
         who.require_model(request.model)
         user = self._user(who, request.user)
-        pool, candidates = await self.directory.candidates(request.model)
+        pool = await self.directory.pool_of(request.model)
         now_ms = time.time_ns() // 1_000_000
         stream = new_stream_id(now_ms, os.urandom(10))
         if key is not None:
@@ -151,32 +160,62 @@ class Gateway:
         facts = StreamFacts.of(stream, now_ms // 1000, request)
         meta = _meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, secrets.token_hex(4))
-        work = Work(
-            EngineRequest(stream, request.kind, request.model, request.body),
-            str(epoch),
-            who.tenant,
-            meta,
-            self._grace_s(request, kept=kept or key is not None),
-        )
+        work = self._work(who, request, stream, epoch, meta, pool, kept=kept or key is not None)
         outlet = make_outlet(stream, facts, ())  # it may refuse the dialect, so before anything is kept
         local = self.hub.expect(stream, who.tenant, epoch)
         subscription = self.hub.follow_new(local, outlet)
         try:
-            await self._create_and_place(who, work, pool, candidates, user, now_ms)
+            await self._create_and_place(who, work, pool, subscription, user, now_ms)
         except BaseException:
             subscription.close()
             raise
         return NewStream(stream, str(epoch), facts, subscription, attached=False)
 
+    def _work(
+        self,
+        who: Principal,
+        request: CreateRequest,
+        stream: StreamId,
+        epoch: Epoch,
+        meta: bytes,
+        pool: str,
+        *,
+        kept: bool,
+    ) -> Work:
+        usual = self.directory.estimates(pool)
+        most = usual.output_tokens * _OUTPUT_RATIO_MAX if request.max_tokens is None else request.max_tokens
+        deadline_s = request.deadline_s
+        return Work(
+            EngineRequest(
+                stream,
+                request.kind,
+                request.model,
+                request.body,
+                0 if deadline_s is None else int((time.time() + deadline_s) * 1000),
+            ),
+            str(epoch),
+            who.tenant,
+            meta,
+            self._grace_s(request, kept=kept),
+            tier=request.tier,
+            session=_session_key(who.tenant, request.session_id),
+            prompt_tokens=max(1, int(request.prompt_bytes / usual.bytes_per_token)),
+            # What it may make is often far more than anybody makes
+            output_tokens=max(1, int(min(most, usual.output_tokens * _OUTPUT_RATIO_MAX))) * request.n,
+            prefix=array("I", block_hashes(request.model.encode(), request.prompt)).tobytes(),
+        )
+
     async def _create_and_place(
-        self, who: Principal, work: Work, pool: str, candidates: list[Any], user: str | None, now_ms: int
+        self, who: Principal, work: Work, pool: str, subscription: Subscription, user: str | None, now_ms: int
     ) -> None:
         stream = work.request.stream
+        hashes = array("I", work.prefix)
+        candidates = self.directory.candidates(pool, work.request.model, hashes)
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and a stream that no replica claims is ended by the watchdog.
         calls: list[Awaitable[Any]] = [
-            self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name),
-            self._pools.place(pool, work, candidates),
+            self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name, work.request.model),
+            self._pools.place(pool, work, candidates, wait_s=wait_s(work), jitter=random.random()),
         ]
         if user is not None:
             calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))
@@ -187,14 +226,18 @@ class Gateway:
             raise
         if created is CreateCode.CANCELLED:
             raise StreamFailed("the stream was cancelled before it began")
-        if isinstance(placed, str):
-            error = NoReplica(
-                f"every replica of {work.request.model!r} is full" if placed == "full" else
-                f"no replica serves {work.request.model!r} at the moment",
-                retry_after_s=1,
-            )  # fmt: skip
+        if isinstance(placed, Refused):
+            error = PoolFull(
+                f"every replica of {work.request.model!r} is full, and as many wait as may; ask again later",
+                retry_after_s=placed.retry_after_s,
+            )
             self.hub.spawn(self._withdraw(stream, error))
             raise error
+        self.hub.spawn(self._streams.put_placement(stream, explain(work, placed)))
+        if isinstance(placed, Placed):
+            self.directory.sent(placed.replica, hashes)
+        else:
+            self.lines.add(pool, subscription)
 
     async def _withdraw(self, stream: StreamId, error: StreamGwError) -> None:
         await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))
@@ -280,6 +323,27 @@ class Gateway:
             await asyncio.sleep(0.05)
             page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
         return page
+
+    async def placement(self, who: Principal, stream: str) -> dict[str, Any]:
+        """Why a stream is where it is: each placement's candidates, scores and reason, and its producers."""
+        page, _ = await self.look(who, stream)
+        producers: list[dict[str, Any]] = []
+        seq = 0
+        async for page in self._pages(who, StreamId(stream)):
+            for entry in page.entries:
+                for seq, line in enumerate(entry.frames.split(b"\n"), entry.first):
+                    if line.startswith(STARTED_PREFIX):
+                        note = decode(line)
+                        assert isinstance(note, Note)
+                        told = {} if note.body is None else msgspec.json.decode(note.body)
+                        producers.append({**told, "epoch": entry.epoch, "from": f"{entry.epoch}-{seq}"})
+        placements = await self._streams.placements(StreamId(stream))
+        return {
+            "id": stream,
+            "placements": [msgspec.Raw(record) for record in placements],
+            "producers": producers,
+            "head": str(Cursor(page.epoch.n, seq)),
+        }
 
     async def read_all(self, who: Principal, stream: StreamId) -> tuple[Page, Cursor, list[bytes]]:
         """Everything but the terminal: the first page, the last frame's position and the frames."""
@@ -376,6 +440,7 @@ class Gateway:
         request = parse_create(bytes(message.body), kind)
         # A socket's readers leave with it, so its streams get the longer grace
         make = _channel_maker(channel, message.dialect, 0)
+        channel.tells_queue = message.queued
         new = await self.create(who, request, key=message.key, kept=True, after=None, make_outlet=make)
         head = new.subscription.local.head
         channel.open(new.epoch, head, new.subscription.local.status)
@@ -427,6 +492,12 @@ def prepared(dialect: str, facts: StreamFacts, structure: tuple[bytes, ...]) -> 
     for line in structure:
         encoder.observe(line)
     return encoder
+
+
+def _session_key(tenant: TenantId, session: str | None) -> str:
+    if session is None:
+        return ""
+    return hashlib.sha256(f"{tenant}\0{session}".encode()).hexdigest()[:24]
 
 
 def _stream_id(text: str) -> StreamId:

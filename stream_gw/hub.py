@@ -20,7 +20,7 @@ from stream_fabric.errors import (
     StreamLost,
     TooMany,
 )
-from stream_fabric.frames import End, Status, coalesce_from, decode
+from stream_fabric.frames import End, ErrorInfo, Status, coalesce_from, decode
 from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import (
     ORPHAN_GRACE_S,
@@ -407,7 +407,7 @@ class Hub:
 
     async def _fence(self, local: LocalStream, head: Head) -> None:
         try:
-            await self.log.fence(local.id, head.replica, secrets.token_hex(4), LOST)
+            await self.log.fence(local.id, head.replica, secrets.token_hex(4), ErrorInfo.of(LOST))
         except FabricUnavailable as error:
             log.warning("stream %s cannot be ended: %s", local.id, error)
 

@@ -74,6 +74,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 tasks.create_task(subscriber.run()),
                 tasks.create_task(directory.run()),
                 tasks.create_task(hub.watchdog()),
+                tasks.create_task(gateway.lines.run()),
                 tasks.create_task(edge.sweep()),
                 tasks.create_task(Reaper(pools, streams).run()),
             ]

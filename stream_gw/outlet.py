@@ -28,6 +28,9 @@ class Outlet(Protocol):
     def rise(self, epoch: str, head: int) -> None:
         """Another producer took over."""
 
+    def waits(self, position: int, of: int) -> None:
+        """The stream stands in its pool's queue, first is 1; told each second to whoever can be told."""
+
     def end(self, status: Status) -> None:
         """The terminal has been written."""
 

@@ -79,6 +79,11 @@ class SseOutlet:
     def rise(self, epoch: str, head: int) -> None:
         pass  # the id lines carry the epoch
 
+    def waits(self, position: int, of: int) -> None:
+        if self._early is None and not self.full and not self._connection.transport.is_closing():
+            self._silent = False
+            self._write(_chunk(b": queued %d of %d\n" % (position, of)))
+
     def end(self, status: Status) -> None:
         if not self.done.done():
             self.done.set_result(True)

@@ -49,6 +49,8 @@ class Create(msgspec.Struct, tag_field="t", tag="create"):
     dialect: str = "openai.chat"
     key: str | None = None
     mode: Mode = "tokens"
+    queued: bool = False
+    """Tell where the stream stands while it waits for a replica."""
 
 
 class Sub(msgspec.Struct, tag_field="t", tag="sub"):
@@ -112,11 +114,12 @@ class Commands(Protocol):
 class Channel:
     """``Outlet`` of one stream on a socket."""
 
-    __slots__ = ("_early", "encoder", "end_frame", "full", "handle", "number", "seq", "socket", "stream")
+    __slots__ = ("_early", "encoder", "end_frame", "full", "handle", "number", "seq", "socket", "stream", "tells_queue")
 
     def __init__(self, socket: Socket, number: int) -> None:
         self.socket = socket
         self.number = number
+        self.tells_queue = False
         self.full = socket.full
         self.stream = ""
         self.seq = 0
@@ -183,6 +186,10 @@ class Channel:
     def rise(self, epoch: str, head: int) -> None:
         if self._early is None:
             self.ok(epoch, head, "live")
+
+    def waits(self, position: int, of: int) -> None:
+        if self.tells_queue:
+            self._send(_encode({"t": "queued", "ch": self.number, "position": position, "of": of}))
 
     def end(self, status: Status) -> None:
         message: dict[str, Any] = {"t": "end", "ch": self.number, "s": self.seq, "status": status}

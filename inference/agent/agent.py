@@ -1,6 +1,8 @@
 """The agent: takes requests from its replica's inbox, runs them on the engine, and pumps their frames to the log.
 
-It dials out only. What it runs is its own list; leases, placement counts and the watchdog are told from it.
+It dials out only. What it runs is its own list; leases, placement's counts and the watchdog are told from it. A stream
+that its engine fails goes to another replica (``stream_fabric.redis.rescue``), and one that comes from another is
+continued from what its log holds (``inference.agent.continuation``).
 """
 
 from __future__ import annotations
@@ -10,20 +12,30 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, said, spent
+from inference.agent.meter import Breaker, Meter
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
-from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
-from stream_fabric.frames import Note
+from stream_fabric.cursor import BEGINNING, Cursor
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricUnavailable, ReplicaLost
+from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.limits import ENDED_KEPT_S
+from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S, PREFIX_BLOCK_BYTES
 from stream_fabric.log import UNIT, CreateCode, Head
-from stream_fabric.ports import Engine
+from stream_fabric.placement import ReplicaState
+from stream_fabric.ports import Engine, EngineRequest, FrameSink
+from stream_fabric.prefix import PrefixLedger
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import ConnectionLost, Inbox, RedisPools, ReplicaInfo, ReplicaState, ReplyError, Work
+from stream_fabric.redis.pool import ConnectionLost, Inbox, RedisPools, ReplicaInfo, ReplyError, Work
+from stream_fabric.redis.reaper import LOST
+from stream_fabric.redis.rescue import Rescue
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 
@@ -34,6 +46,11 @@ _VANISHED_S = 30.0
 """Readers whose gateway died get so long to come back elsewhere, whatever the stream's own grace."""
 _ENDED_BYTES_MAX = 64 << 20
 _INBOX_BLOCK_S = 1.0
+_REPORT_SOON_S = 0.01
+"""Streams that end within so long are reported together."""
+_RETRY_S = 0.25
+_LOST_CODES = frozenset({EngineLost.code, "engine_unreachable", "upstream_truncated"})
+"""Failures that are the replica's, not the request's: another may do better."""
 
 
 class AgentPolicy(msgspec.Struct, frozen=True):
@@ -45,10 +62,14 @@ class AgentPolicy(msgspec.Struct, frozen=True):
     lease_renew_s: float
     room_ratio: float
     drain_s: float
+    standby: bool = False
+    """Join the pool warm, and take requests only once an operator or a controller activates the replica."""
+    region: str = ""
+    hardware: str = ""
 
 
 class Agent:
-    """Run with ``run``; ``drain`` makes it finish what runs and return."""
+    """Run with ``run``; ``drain`` makes it finish what runs, hand over what does not end in time, and return."""
 
     def __init__(
         self, policy: AgentPolicy, replica: ReplicaId, engine: Engine, client: RedisClient, partitions: Partitions
@@ -60,19 +81,31 @@ class Agent:
         self._partitions = partitions
         self._log = RedisStreamLog(client, partitions, replica)
         self._pools = RedisPools(client)
+        self._rescue = Rescue(self._pools, self._log)
         self._inbox = Inbox(client, policy.pool, replica)
         self.running: dict[StreamId, RunningStream] = {}
         self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
         self._ended_bytes = 0
-        self._state: ReplicaState = "starting"
+        self._unsaid: dict[StreamId, None] = {}
+        """Streams that have ended and that the pool has not been told of."""
+        self._reporting = False
+        self._loop = asyncio.get_running_loop()
+        self.meter = Meter(self._loop.time())
+        self.breaker = Breaker()
+        self.ledger = PrefixLedger()
+        self._published_version = 0
+        self._evicted_tokens = 0
+        self._clears = 0
+        self._started = False
+        self._active = not policy.standby
         self._draining = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._broken: EngineLost | None = None
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until drained. Raises FabricUnavailable when Redis is out of reach at the start, and EngineFailed once
-        the engine can serve no more; its streams have then been ended."""
+        """Serve until drained. Raises FabricUnavailable when Redis is out of reach at the start, and EngineLost once
+        the engine can serve no more; its streams are then elsewhere, or have been ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -87,7 +120,7 @@ class Agent:
                     tasks.create_task(subscriber.run(), name="doorbell"),
                 ]
                 await subscriber.wait_ready()
-                self._state = "ready"
+                self._started = True
                 await self._renew()
                 background += [
                     tasks.create_task(self._renew_loop(), name="renew"),
@@ -107,19 +140,21 @@ class Agent:
             raise self._broken
 
     async def _watch_engine(self) -> None:
-        """An engine that fails as a whole tells its requests nothing: they are ended here, and the replica leaves."""
+        """An engine that fails as a whole tells its requests nothing: they go elsewhere, and the replica leaves."""
         try:
             await self._engine.serving()
-        except Exception as error:  # the engine is a guest: whatever it dies of, its streams get their terminals
+        except Exception as error:  # the engine is a guest: whatever it dies of, its streams are looked after
             log.exception("the engine failed")
             self._broken = EngineLost(f"the engine failed: {error!r}")
-            for stream in list(self.running.values()):
-                stream.fail(self._broken)
             self._draining.set()
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs within the grace, leave."""
+        """Take nothing new, finish what runs within the grace, hand over the rest, leave."""
         self._draining.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(work)
 
     # --- requests ------------------------------------------------------------------------------------------
 
@@ -127,31 +162,61 @@ class Agent:
         while True:
             try:
                 entries = await self._inbox.read(_INBOX_BLOCK_S)
-                for _, work in entries:
-                    self._start(work)
+                for _, stream, work in entries:
+                    self._start(stream, work)
                 if entries:
-                    await self._inbox.done([entry_id for entry_id, _ in entries])
+                    await self._inbox.done([entry_id for entry_id, _, _ in entries])
             except (ConnectionLost, ReplyError, FabricUnavailable) as error:
                 log.warning("the inbox cannot be read: %s", error)
                 await asyncio.sleep(0.05)
                 await self._client.refresh()
 
-    def _start(self, work: Work) -> None:
-        stream = work.request.stream
-        if stream in self.running or stream in self._ended:  # read again, because its deletion was lost
+    def _start(self, name: StreamId, work: Work | None) -> None:
+        if work is None:
+            log.error("the work of %s cannot be read; do gateways and agents run the same version?", name)
+            self._spawn(self._give_up(name))
             return
-        running = RunningStream(work, self._log.partition(stream), self._pump.dirty, self._engine.abort)
-        self.running[stream] = running
+        held = self.running.get(name) or self._ended.get(name, (0.0, None))[1]
+        if held is not None and held.work.epoch == work.epoch:  # read again, because its deletion was lost
+            return
+        stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time())
+        self.running[name] = stream
+        if stream.hashes:
+            stream.believed_blocks = self.ledger.match(stream.hashes)
+            stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
+            self.ledger.touch(stream.hashes)
+        if work.request.deadline_unix_ms:
+            left_s = work.request.deadline_unix_ms / 1000 - time.time()
+            self._loop.call_later(max(left_s, 0.0), self._overdue, stream)
+        if work.base:
+            self._spawn(self._take_over(stream))
+            return
         # The first append also asks whether the stream exists and has not been cancelled
-        running.frame(Note("started"))
+        stream.frame(self._started_note(work))
+        self._submit(stream, work.request, stream)
+
+    def _started_note(self, work: Work) -> Note:
+        told = {"replica": self.replica, "attempt": work.attempt}
+        return Note("started", body=msgspec.Raw(msgspec.json.encode(told)))
+
+    def _submit(self, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
         if self._broken is not None:
-            running.fail(self._broken)
+            self._hand_over(stream, self._broken)
             return
         try:
-            self._engine.submit(work.request, running)
+            self._engine.submit(request, sink)
         except Exception as error:  # one request must not cost the others their agent
-            log.exception("request %s cannot be given to the engine", stream)
-            running.fail(EngineFailed(f"the engine failed at this request: {error!r}"))
+            log.exception("request %s cannot be given to the engine", request.stream)
+            stream.fail(EngineFailed(f"the engine failed at this request: {error!r}"))
+
+    async def _give_up(self, stream: StreamId) -> None:
+        error = EngineFailed("this replica cannot read the request; ask again")
+        await self._until_done(self._rescue.end, self.policy.pool, self.replica, stream, error)
+
+    def _overdue(self, stream: RunningStream) -> None:
+        if not stream.closed and self.running.get(stream.work.request.stream) is stream:
+            stream.fail(DeadlineExceeded("the request's deadline has passed"))
+            self._engine.abort(stream.work.request.stream)
 
     def _on_outcome(self, stream: RunningStream, outcome: Outcome) -> None:
         match outcome:
@@ -160,20 +225,37 @@ class Agent:
             case "stop":
                 self._stop(stream)
             case "create":
-                assert self._tasks is not None
-                self._tasks.create_task(self._create_again(stream))
+                self._spawn(self._create_again(stream))
 
     def _stop(self, stream: RunningStream) -> None:
-        """Somebody else ended the stream."""
+        """Somebody else ended the stream, or it cannot go on here."""
         stream.closed = True
         self._engine.abort(stream.work.request.stream)
+        if stream.work.base and not stream.producer.ended:
+            # It may be ours still: the log lost what was before our epoch, which we cannot make again
+            self._spawn(
+                self._until_done(
+                    self._log.fence,
+                    stream.work.request.stream,
+                    self.replica,
+                    secrets.token_hex(4),
+                    ErrorInfo.of(LOST),
+                )
+            )
         self._forget(stream, keep=stream.producer.ended)
 
     def _forget(self, stream: RunningStream, *, keep: bool) -> None:
         name = stream.work.request.stream
-        if self.running.pop(name, None) is None or not keep:
+        if self.running.get(name) is not stream:
             return
-        self._ended[name] = (asyncio.get_running_loop().time() + ENDED_KEPT_S, stream)
+        del self.running[name]
+        self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
+        self._unsaid[name] = None
+        self._report_soon()
+        if not keep:
+            return
+        self.meter.receive_end(stream.tokens)
+        self._ended[name] = (self._loop.time() + ENDED_KEPT_S, stream)
         self._ended_bytes += stream.producer.bytes_held
         while self._ended_bytes > _ENDED_BYTES_MAX:
             self._release(next(iter(self._ended)))
@@ -186,7 +268,9 @@ class Agent:
         """The log lost the stream whole: make it again and send everything again."""
         work = stream.work
         try:
-            code = await self._log.create(work.request.stream, work.parsed_epoch(), work.tenant, work.facts, None)
+            code = await self._log.create(
+                work.request.stream, work.parsed_epoch(), work.tenant, work.facts, None, work.request.model
+            )
         except FabricUnavailable as error:
             log.warning("stream %s cannot be made again yet: %s", work.request.stream, error)
         else:
@@ -195,6 +279,104 @@ class Agent:
                 self._stop(stream)
                 return
         self._pump.dirty(stream, True)
+
+    # --- to and from other replicas ------------------------------------------------------------------------
+
+    def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
+        if error.http_status < 500:
+            return False
+        self.breaker.receive_failure(self._loop.time())
+        if error.code not in _LOST_CODES or stream.work.attempt >= ATTEMPTS_MAX:
+            return False
+        self._hand_over(stream, EngineLost(error.message))
+        return True
+
+    def _hand_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
+        """Another replica goes on with the stream from what the log has of it."""
+        if not stream.closed:
+            stream.closed = True
+            self._spawn(self._handed_over(stream, error))
+
+    async def _handed_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
+        name = stream.work.request.stream
+        self._engine.abort(name)
+        comes_back = self._broken is None and not self._draining.is_set()
+        rescue = partial(self._rescue.rescue, comes_back=comes_back)
+        await self._until_done(rescue, self.policy.pool, self.replica, name, error)
+        stream.producer.stopped = True
+        self._forget(stream, keep=False)
+
+    async def _until_done(self, call: Any, *args: Any) -> None:
+        """Call until the fabric takes it, or has been away for longer than this replica's lease lives."""
+        deadline = self._loop.time() + self.policy.lease_ttl_s * 2
+        while True:
+            try:
+                await call(*args)
+                return
+            except FabricUnavailable as error:
+                log.warning("cannot be done yet: %s", error)
+                if self._loop.time() > deadline:  # others have found this replica dead by now
+                    return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _take_over(self, stream: RunningStream) -> None:
+        """Go on with a stream of another replica's."""
+        work = stream.work
+        try:
+            body = msgspec.json.decode(work.request.body, type=dict[str, msgspec.Raw])
+            choices = int(msgspec.json.decode(body["n"]) or 1) if "n" in body else 1
+            before = said(await self._lines_before(stream), choices)
+            stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens))
+            if before.nothing:
+                stream.frame(self._started_note(work))
+                self._submit(stream, work.request, stream)
+            elif before.complete or spent(work.request, before):
+                self._complete(stream, before)
+            else:
+                request = continued(work.request, before)
+                stream.frame(self._started_note(work))
+                self._submit(stream, request, ContinuingSink(stream, before))
+        except CannotContinue as why:
+            stream.fail(ReplicaLost(f"the replica that produced this stream died, and {why}; ask again"))
+        except FabricUnavailable as error:
+            self._hand_over(stream, ReplicaLost(error.message))
+
+    def _complete(self, stream: RunningStream, before: Said) -> None:
+        if not before.complete:
+            stream.frame(Close(before.block))
+            stream.frame(ChoiceEnd(0, "length"))
+        stream.end("completed")
+
+    async def _lines_before(self, stream: RunningStream) -> list[bytes]:
+        """The stream's frames up to its new epoch. Raises FabricUnavailable or CannotContinue."""
+        lines: list[bytes] = []
+        after = BEGINNING
+        while len(lines) < stream.work.base:
+            page = await self._log.watch(stream.work.request.stream, stream.work.tenant, None, after)
+            if page is None or not page.entries or page.entries[0].first != len(lines) + 1:
+                raise CannotContinue("what it had said is lost")
+            for entry in page.entries:
+                lines += entry.frames.split(b"\n")
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+        return lines[: stream.work.base]
+
+    # --- what the engine tells -----------------------------------------------------------------------------
+
+    def on_first_token(self, stream: RunningStream) -> None:
+        now = self._loop.time()
+        stream.first_at = now
+        prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
+        cached = stream.producer.usage.cached or stream.matched_tokens
+        self.meter.receive_first(max(prompt - cached, 0), now - stream.started_at, now)
+        self.breaker.receive_success()
+
+    def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
+        self.meter.receive_prompt(len(stream.work.request.body), tokens)
+        if stream.first_at is None and cached:
+            self.ledger.settle(stream.believed_blocks, cached * self.meter.bytes_per_token / PREFIX_BLOCK_BYTES)
+
+    def on_too_large(self, stream: RunningStream) -> None:
+        self._engine.abort(stream.work.request.stream)
 
     # --- doorbell and watchdog -----------------------------------------------------------------------------
 
@@ -211,8 +393,7 @@ class Agent:
                 stream.producer.stopped = True
                 self._stop(stream)
             case b"input":
-                assert self._tasks is not None
-                self._tasks.create_task(self._take_inputs(stream))
+                self._spawn(self._take_inputs(stream))
 
     async def _check_loop(self) -> None:
         while True:
@@ -223,7 +404,7 @@ class Agent:
                 log.warning("the streams' heads cannot be read: %s", error)
 
     async def _check(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         while self._ended and next(iter(self._ended.values()))[0] < now:
             self._release(next(iter(self._ended)))
         by_partition: dict[int, list[RunningStream]] = {}
@@ -263,6 +444,16 @@ class Agent:
 
     # --- lease ---------------------------------------------------------------------------------------------
 
+    @property
+    def state(self) -> ReplicaState:
+        if not self._started:
+            return "starting"
+        if self._draining.is_set():
+            return "draining"
+        if not self._engine.load().ready:
+            return "warming"
+        return "ready" if self._active else "warm"
+
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self.policy.lease_renew_s)
@@ -272,31 +463,116 @@ class Agent:
                 log.warning("the lease cannot be renewed: %s", error)
 
     async def _renew(self) -> None:
+        """Renew the lease with all that this replica runs, and publish what it holds of prompts."""
+        now = self._loop.time()
+        for stream in self.running.values():
+            self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
+            stream.metered_tokens = stream.tokens
+        self.meter.tick(sum(s.first_at is not None for s in self.running.values()), now)
+        self._tend_ledger()
+        if self.ledger.version != self._published_version:
+            version = self.ledger.version
+            await self._pools.put_prefix(self.policy.pool, self.replica, self.ledger.summary())
+            self._published_version = version
+        await self._report(renew=True)
+
+    def _tend_ledger(self) -> None:
+        """Follow what the engine says of its cache."""
         load = self._engine.load()
-        policy = self.policy
-        info = ReplicaInfo(self.replica, policy.pool, policy.engine, policy.models, self._state, load, policy.simulated)
-        room = max(1, int(load.slots * policy.room_ratio))
-        await self._pools.renew(info, policy.lease_ttl_s, room, list(self.running))
+        block_tokens = PREFIX_BLOCK_BYTES / self.meter.bytes_per_token
+        self.ledger.bound(load.kv_capacity_tokens / block_tokens)
+        if load.kv_clears > self._clears:
+            self.ledger.clear()
+        elif load.kv_evicted_tokens > self._evicted_tokens and load.kv_capacity_tokens:
+            # Of what was thrown out, the ledger's share: the cache holds answers, too
+            share = len(self.ledger) * block_tokens / load.kv_capacity_tokens
+            evicted = (load.kv_evicted_tokens - self._evicted_tokens) / block_tokens
+            self.ledger.evict(int(evicted * min(share, 1.0)))
+        self._clears, self._evicted_tokens = load.kv_clears, load.kv_evicted_tokens
+
+    def _report_soon(self) -> None:
+        if not self._reporting:
+            self._reporting = True
+            self._spawn(self._report_ended())
+
+    async def _report_ended(self) -> None:
+        """Tell the pool of room: whoever waits gets it."""
+        await asyncio.sleep(_REPORT_SOON_S)
+        self._reporting = False
+        try:
+            await self._report(renew=False)
+        except FabricUnavailable as error:
+            log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
+
+    async def _report(self, *, renew: bool) -> None:
+        ended = list(self._unsaid)
+        running = {name: stream.work.session for name, stream in self.running.items()} if renew else None
+        report = await self._pools.report(
+            self.info(), ttl_s=self.policy.lease_ttl_s if renew else None, ended=ended, running=running
+        )
+        for name in ended:
+            self._unsaid.pop(name, None)
+        match report.desired:
+            case "draining":
+                self.drain()
+            case "ready":
+                self._active = True
+
+    def info(self) -> ReplicaInfo:
+        """What the pool is told of this replica now."""
+        policy, meter, load = self.policy, self.meter, self._engine.load()
+        prefill = decode = 0.0
+        for stream in self.running.values():
+            if stream.first_at is None:
+                prefill += max(stream.work.prompt_tokens - stream.matched_tokens, 1)
+            # Of one that has made more than was expected, as much again by a tenth
+            decode += max(stream.work.output_tokens - stream.tokens, stream.tokens / 10)
+        decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
+        return ReplicaInfo(
+            self.replica,
+            policy.pool,
+            policy.engine,
+            policy.models,
+            self.state,
+            load,
+            policy.simulated,
+            room=self.breaker.room(max(1, int(load.slots * policy.room_ratio)), self._loop.time()),
+            prefill_ms=prefill / meter.prefill_per_s * 1000,
+            decode_ms=decode / decode_per_s * 1000,
+            prefill_per_s=meter.prefill_per_s,
+            decode_per_s=decode_per_s,
+            tokens_per_s=meter.tokens_per_s,
+            output_tokens_mean=meter.output_mean,
+            bytes_per_token=meter.bytes_per_token,
+            prefix_version=self._published_version,
+            queue_p99_ms=meter.queue_p99_ms,
+            region=policy.region,
+            hardware=policy.hardware,
+        )
 
     async def _finish(self) -> None:
-        """Drain: placement stops with the next renewal; what runs ends by itself or is handed back."""
-        self._state = "draining"
-        loop = asyncio.get_running_loop()
+        """Placement stops with the next report; what runs ends by itself or goes elsewhere."""
         try:
             await self._renew()
-            deadline = loop.time() + self.policy.drain_s
-            quiet_since = loop.time()
-            # A request placed just before the renewal may still come in
-            while loop.time() < deadline and loop.time() - quiet_since < _INBOX_BLOCK_S / 4:
-                if self.running:
-                    quiet_since = loop.time()
-                await asyncio.sleep(0.02)
+            grace_s = 0.0 if self._broken is not None else self.policy.drain_s
+            await self._until_quiet(self._loop.time() + grace_s)
+            error = self._broken or ReplicaLost("the replica that produced this stream went away; ask again")
             for stream in list(self.running.values()):
-                self._engine.abort(stream.work.request.stream)
-            if not self.running:
-                await self._pools.retire(self.policy.pool, self.replica, leaving=True)
+                if not stream.producer.status:
+                    self._hand_over(stream, error)
+            await self._until_quiet(self._loop.time() + self.policy.lease_ttl_s)
+            await self._report(renew=True)
+            await self._pools.retire(self.policy.pool, self.replica, leaving=True)
         except FabricUnavailable as error:
             log.warning("left without telling the pool: %s", error)
+
+    async def _until_quiet(self, deadline: float) -> None:
+        """A request placed just before the pool heard that this replica leaves may still come in."""
+        quiet_since = self._loop.time()
+        while self._loop.time() < deadline and self._loop.time() - quiet_since < _INBOX_BLOCK_S / 4:
+            if self.running:
+                quiet_since = self._loop.time()
+            await asyncio.sleep(0.02)
 
 
 def new_replica_id(name: str) -> ReplicaId:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from typing import Protocol
 
 from stream_fabric.errors import StreamGwError, StreamTooLarge
 from stream_fabric.frames import (
@@ -18,8 +20,12 @@ from stream_fabric.frames import (
     encode,
     encode_text,
 )
-from stream_fabric.ids import StreamId
-from stream_fabric.limits import FLUSH_BYTES_MAX, FLUSH_FRAMES_MAX, FRAME_BYTES_MAX, STREAM_BYTES_MAX
+from stream_fabric.limits import (
+    FLUSH_BYTES_MAX,
+    FLUSH_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    STREAM_BYTES_MAX,
+)
 from stream_fabric.producer import Producer
 from stream_fabric.redis.pool import Work
 
@@ -27,26 +33,69 @@ from stream_fabric.redis.pool import Work
 _TEXT_CHARS_MAX = FRAME_BYTES_MAX // 8
 
 
+class Owner(Protocol):
+    """Who hears of a stream. Calls come from within the engine's calls, so they only take note."""
+
+    def on_first_token(self, stream: RunningStream) -> None: ...
+
+    def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
+        """The engine has told the prompt's length and how much of it was cached."""
+
+    def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
+        """The engine has failed it. True: it will be tried elsewhere, and this is not its end."""
+
+    def on_too_large(self, stream: RunningStream) -> None: ...
+
+
 class RunningStream:
     """``FrameSink`` of one request. ``dirty(self, urgent)`` tells the pump that there is something to append."""
 
-    __slots__ = ("_dirty", "_tokens", "_too_large", "closed", "inputs_seen", "partition", "producer", "work")
+    __slots__ = (
+        "_dirty",
+        "_owner",
+        "believed_blocks",
+        "closed",
+        "first_at",
+        "hashes",
+        "inputs_seen",
+        "matched_tokens",
+        "metered_tokens",
+        "partition",
+        "producer",
+        "started_at",
+        "tokens",
+        "work",
+    )
 
     def __init__(
         self,
         work: Work,
         partition: int,
         dirty: Callable[[RunningStream, bool], None],
-        too_large: Callable[[StreamId], None],
+        owner: Owner,
+        started_at: float,
     ) -> None:
         self.work = work
         self.partition = partition
-        self.producer = Producer(work.request.stream, work.parsed_epoch())
+        self.producer = Producer(work.request.stream, work.parsed_epoch(), work.base)
         self._dirty = dirty
-        self._too_large = too_large
-        self._tokens = 0
+        self._owner = owner
+        self.tokens = 0
+        """Output tokens of the whole stream."""
         self.closed = False
         self.inputs_seen: set[str] = set()
+        self.started_at = started_at
+        self.first_at: float | None = None
+        """When its first token came, on the loop's clock; here, not of an earlier producer."""
+        self.hashes = array("I", work.prefix)
+        self.believed_blocks = 0
+        self.matched_tokens = 0
+        self.metered_tokens = 0
+
+    def take_over(self, used: Usage) -> None:
+        """Before any frame: what the producers before this one had used."""
+        self.tokens = used.output
+        self.producer.receive_used(used)
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         if self.closed:
@@ -55,10 +104,12 @@ class RunningStream:
             self.text(block, text[:_TEXT_CHARS_MAX], 0)
             self.text(block, text[_TEXT_CHARS_MAX:], tokens)
             return
-        first = self._tokens == 0
-        self._tokens += tokens
+        first = self.first_at is None
+        self.tokens += tokens
         producer = self.producer
         producer.push(encode_text(block, text, tokens), tokens)
+        if first:
+            self._owner.on_first_token(self)
         # The first token leaves at once; later ones wait for the window unless a batch is full
         self._dirty(self, first or producer.pending >= FLUSH_FRAMES_MAX)
         if producer.bytes_held > STREAM_BYTES_MAX:
@@ -72,30 +123,40 @@ class RunningStream:
         if len(line) > FRAME_BYTES_MAX:
             self._overflow()
             return
-        first = self._tokens == 0 and tokens > 0
-        self._tokens += tokens
+        first = self.first_at is None and tokens > 0
+        self.tokens += tokens
         structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
         self.producer.push(line, tokens, structural=structural)
+        if first:
+            self._owner.on_first_token(self)
         self._dirty(self, first or len(line) > FLUSH_BYTES_MAX or isinstance(frame, Note))
         if self.producer.bytes_held > STREAM_BYTES_MAX:
             self._overflow()
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
-        self.producer.usage = Usage(prompt, cached, written, self._tokens, reasoning)
+        self.producer.usage = Usage(prompt, cached, written, self.tokens, reasoning)
+        self._owner.on_prompt(self, prompt, cached)
 
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if self.closed:
             return
-        self.closed = True
+        if error is not None and self._owner.on_failure(self, error):
+            return
         u = self.producer.usage
-        final = usage or Usage(u.prompt, u.cached, u.written, self._tokens, u.reasoning)
-        self.producer.finish(End(status, final, error))
-        self._dirty(self, True)
+        self._finish(status, error, usage or Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning))
 
     def fail(self, error: StreamGwError) -> None:
         """End for a reason that is not the engine's to tell."""
-        self.end("failed", ErrorInfo.of(error))
+        if not self.closed:
+            u = self.producer.usage
+            used = Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
+            self._finish("failed", ErrorInfo.of(error), used)
+
+    def _finish(self, status: TerminalStatus, error: ErrorInfo | None, usage: Usage) -> None:
+        self.closed = True
+        self.producer.finish(End(status, usage, error))
+        self._dirty(self, True)
 
     def _overflow(self) -> None:
         self.fail(StreamTooLarge(f"the output passed {STREAM_BYTES_MAX >> 20} MiB, the most one stream may hold"))
-        self._too_large(self.work.request.stream)
+        self._owner.on_too_large(self)

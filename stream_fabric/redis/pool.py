@@ -1,26 +1,33 @@
-"""Pools in Redis: replica leases, placement, inboxes. All of a pool's keys share one slot, ``{pool:<name>}``."""
+"""Pools in Redis: replica leases, placement, the queue, inboxes. A pool's keys share one slot, ``{pool:<name>}``."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Any, Literal
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from stream_fabric import placement
 from stream_fabric.cursor import Epoch
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
+from stream_fabric.limits import PIN_S, QUEUE_MAX
+from stream_fabric.placement import Placed, Queued, Reason, Refused, ReplicaState, Scored, Seat
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import RedisClient, slot_of
 from stream_fabric.redis.scripts import script
-from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
+from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ReplyError
 
 _POOLS = "sg:{pools}"
-ReplicaState = Literal["starting", "ready", "draining"]
+_SCORED = struct.Struct("<dIIdB")
+_BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
+_PREFIX_TTL_MS = 60_000
+UNIT = "\x1f"
 
 
-class Work(msgspec.Struct, frozen=True):
-    """A request on its way to a replica: with it the producer can make the stream again after a total loss."""
+class Work(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request on its way to a replica. With it the producer can make the stream again after a total loss, and another
+    replica can take it over."""
 
     request: EngineRequest
     epoch: str
@@ -28,12 +35,24 @@ class Work(msgspec.Struct, frozen=True):
     facts: bytes
     unwatched_s: float | None
     """Cancel so long after the last reader left; None: never."""
+    tier: int = 1
+    session: str = ""
+    """Names the session within the pool; empty: none."""
+    prompt_tokens: int = 1
+    """As the gateway estimates them; so ``output_tokens``, the most it may make or usually does."""
+    output_tokens: int = 1
+    prefix: bytes = b""
+    """The prompt's block hashes, 4 bytes each."""
+    base: int = 0
+    """The last frame before this producer's epoch: where it takes over."""
+    attempt: int = 1
+    """Producers the stream has had, this one counted."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)
 
 
-class ReplicaInfo(msgspec.Struct, frozen=True):
+class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an agent says of itself at each renewal."""
 
     replica: ReplicaId
@@ -43,25 +62,59 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     state: ReplicaState
     load: EngineLoad
     simulated: bool = False
+    room: int = 1
+    """Streams in flight before placement goes elsewhere."""
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    prefill_per_s: float = 1.0
+    decode_per_s: float = 1.0
+    """Measured: prompt tokens it computes, and output tokens its full batch makes, in a second."""
+    tokens_per_s: float = 0.0
+    """Output tokens of the last seconds."""
+    output_tokens_mean: float = 0.0
+    bytes_per_token: float = 4.0
+    prefix_version: int = 0
+    queue_p99_ms: float = 0.0
+    """From a request's arrival at the agent to its first token's computation, 99th percentile of the last minute."""
+    region: str = ""
+    hardware: str = ""
+
+    def seat(self) -> Seat:
+        return Seat(
+            0.0,
+            self.state == "ready",
+            max(self.load.slots, 1),
+            self.room,
+            0,
+            self.prefill_ms,
+            self.decode_ms,
+            self.prefill_per_s,
+            self.decode_per_s,
+        )
+
+
+class Report(NamedTuple):
+    desired: str
+    """The state an operator asked for; empty: none."""
+    pulled: int
+    """Requests that left the queue for this replica's inbox."""
+    waiting: int
+    """Requests that still wait in the pool's queue."""
+
+
+class Candidate(NamedTuple):
+    replica: ReplicaId
+    matched_tokens: int
+    """Tokens of the prompt that it is believed to hold."""
 
 
 _work_encoder = msgspec.json.Encoder()
 _work_decoder = msgspec.json.Decoder(Work)
+_info_decoder = msgspec.json.Decoder(ReplicaInfo)
 
 
-class Placed(msgspec.Struct, frozen=True):
-    replica: ReplicaId
-    in_flight: int
-    slots: int
-
-
-def _keys(pool: str, replica: str) -> list[str]:
-    prefix = f"sg:{{pool:{pool}}}:{replica}:"
-    return [prefix + "info", prefix + "flight", prefix + "inbox"]
-
-
-def _leases(pool: str) -> str:
-    return f"sg:{{pool:{pool}}}:leases"
+def _prefix(pool: str) -> str:
+    return f"sg:{{pool:{pool}}}:"
 
 
 def _slot(pool: str) -> int:
@@ -71,72 +124,180 @@ def _slot(pool: str) -> int:
 class RedisPools:
     """Every process's view of the pools."""
 
-    def __init__(self, client: RedisClient) -> None:
+    def __init__(self, client: RedisClient, queue_max: int = QUEUE_MAX) -> None:
         self._client = client
+        self._queue_max = queue_max
 
-    async def renew(self, info: ReplicaInfo, ttl_s: float, room: int, running: Sequence[StreamId]) -> None:
-        """Take or renew the lease. ``room``: how many streams may be in flight before placement goes elsewhere."""
-        slot = _slot(info.pool)
-        await script("renew")(
+    async def report(
+        self,
+        info: ReplicaInfo,
+        *,
+        ttl_s: float | None,
+        ended: Sequence[StreamId] = (),
+        running: Mapping[StreamId, str] | None = None,
+    ) -> Report:
+        """Say which streams have ended and what is still to do; with ``ttl_s`` also take or renew the lease, when
+        ``running`` (stream → session) is all that the replica runs. Requests may leave the queue for its inbox."""
+        seat = info.seat()
+        args: list[Arg] = [
+            info.replica,
+            "" if ttl_s is None else int(ttl_s * 1000),
+            int(seat.ready),
+            seat.slots,
+            seat.room,
+            seat.prefill_ms,
+            seat.decode_ms,
+            seat.prefill_per_s,
+            seat.decode_per_s,
+            UNIT.join(info.models),
+            b"" if ttl_s is None else msgspec.json.encode(info),
+            PIN_S * 1000,
+            len(ended),
+            *ended,
+        ]
+        for stream, session in (running or {}).items():
+            args += (stream, session)
+        desired, pulled, waiting = await script("report")(
             self._client,
-            slot,
-            [_leases(info.pool), *_keys(info.pool, info.replica)],
-            [
-                info.replica,
-                int(ttl_s * 1000),
-                info.state,
-                max(info.load.slots, 1),
-                room,
-                msgspec.json.encode(info),
-                *running,
-            ],
-            timeout_s=max(ttl_s / 3, 1.0),  # sent again for longer, its list would be out of date
+            _slot(info.pool),
+            [_prefix(info.pool)],
+            args,
+            # Said again for longer, its list would be out of date
+            timeout_s=None if ttl_s is None else max(ttl_s / 3, 1.0),
         )
-        await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)
+        if ttl_s is not None:
+            await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)
+        return Report(desired.decode(), pulled, waiting)
 
     async def pools(self) -> list[str]:
         return sorted(name.decode() for name in await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS))
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
         """The replicas whose lease is alive."""
-        slot = _slot(pool)
-        dead = set(await script("expired")(self._client, slot, [_leases(pool)], []))
-        alive = [r for r in await self._client.execute(slot, "ZRANGE", _leases(pool), 0, -1) if r not in dead]
-        infos = await asyncio.gather(
-            *(self._client.execute(slot, "HGET", _keys(pool, replica.decode())[0], "info") for replica in alive)
-        )
-        return [msgspec.json.decode(info, type=ReplicaInfo) for info in infos if info]
+        slot, prefix = _slot(pool), _prefix(pool)
+        dead = set(await script("expired")(self._client, slot, [prefix + "leases"], []))
+        alive = [r for r in await self._client.execute(slot, "ZRANGE", prefix + "leases", 0, -1) if r not in dead]
+        if not alive:
+            return []
+        infos = await self._client.execute(slot, "MGET", *(f"{prefix}{replica.decode()}:info" for replica in alive))
+        return [_info_decoder.decode(info) for info in infos if info]
 
-    async def place(self, pool: str, work: Work, candidates: Sequence[ReplicaId]) -> Placed | Literal["full", "none"]:
-        """Hand the request to the least loaded candidate with room."""
-        keys = [_leases(pool)]
-        for replica in candidates:
-            keys += _keys(pool, replica)
-        reply = await script("place")(
-            self._client, _slot(pool), keys, [work.request.stream, _work_encoder.encode(work), *candidates]
+    async def place(
+        self,
+        pool: str,
+        work: Work,
+        candidates: Sequence[Candidate],
+        *,
+        wait_s: float,
+        jitter: float,
+        instead: ReplicaId | None = None,
+    ) -> Placed | Queued | Refused:
+        """``PoolState.place`` for a request that gives up waiting after ``wait_s``."""
+        args: list[Arg] = [
+            work.request.stream,
+            _work_encoder.encode(work),
+            work.tenant,
+            work.tier,
+            work.request.model,
+            work.session,
+            work.prompt_tokens,
+            work.output_tokens,
+            int(wait_s * 1000),
+            jitter,
+            self._queue_max,
+            PIN_S * 1000,
+            instead or "",
+            placement.BOUND,
+            placement.SPILL_AT,
+            placement.DECODE_WEIGHT,
+        ]
+        for candidate in candidates:
+            args += candidate
+        code, value, reason, packed = await script("place")(self._client, _slot(pool), [_prefix(pool)], args)
+        if code == 2:
+            return Refused(value)
+        scored = tuple(
+            Scored(candidate.replica, score_ms, matched, in_flight, load_ms, _BARRED[barred])
+            for candidate, (score_ms, matched, in_flight, load_ms, barred) in zip(
+                candidates, _SCORED.iter_unpack(packed), strict=False
+            )
         )
-        if reply[0] == 0:
-            return Placed(ReplicaId(reply[1].decode()), reply[2], reply[3])
-        return "full" if reply[0] == 1 else "none"
+        if code == 1:
+            return Queued(value, scored)
+        why: Reason = reason.decode()
+        return Placed(ReplicaId(value.decode()), why, scored)
+
+    async def leave(self, pool: str, streams: Sequence[StreamId]) -> int:
+        """Take streams out of the queue; how many were in it."""
+        left: int = await script("leave")(self._client, _slot(pool), [_prefix(pool)], streams)
+        return left
+
+    async def line(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        """How many wait, and where these streams stand, from 1; 0: not in line."""
+        waiting, *positions = await script("line")(self._client, _slot(pool), [_prefix(pool)], streams)
+        return waiting, positions
+
+    async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
+        """Streams in the queue, or only those that have waited too long."""
+        now_ms = "+inf"
+        if overdue:
+            seconds, micros = await self._client.execute(_slot(pool), "TIME")
+            now_ms = str(int(seconds) * 1000 + int(micros) // 1000)
+        reply = await self._client.execute(_slot(pool), "ZRANGEBYSCORE", _prefix(pool) + "late", "-inf", now_ms)
+        return [StreamId(item.decode()) for item in reply]
+
+    async def where(self, pool: str, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
+        """The replica that has the stream in flight, or the queue; None: nobody."""
+        reply = await self._client.execute(_slot(pool), "HGET", _prefix(pool) + "at", stream)
+        if reply is None:
+            return None
+        return ReplicaId(reply.decode()) if reply else "queue"
+
+    async def work(self, pool: str, stream: StreamId) -> Work | None:
+        """What a stream in flight or in the queue was asked to be. Raises msgspec.MsgspecError on another version's."""
+        reply = await self._client.execute(_slot(pool), "HGET", _prefix(pool) + "work", stream)
+        return None if reply is None else _work_decoder.decode(reply)
 
     async def expired(self, pool: str) -> list[ReplicaId]:
-        reply = await script("expired")(self._client, _slot(pool), [_leases(pool)], [])
+        reply = await script("expired")(self._client, _slot(pool), [_prefix(pool) + "leases"], [])
         return [ReplicaId(item.decode()) for item in reply]
 
     async def in_flight(self, pool: str, replica: ReplicaId) -> list[StreamId]:
         """The streams a replica was running or about to run when it last said so."""
-        reply = await self._client.execute(_slot(pool), "HKEYS", _keys(pool, replica)[1])
+        reply = await self._client.execute(_slot(pool), "HKEYS", f"{_prefix(pool)}{replica}:flight")
         return [StreamId(item.decode()) for item in reply]
 
     async def holds(self, pool: str, replica: ReplicaId, stream: StreamId) -> bool:
         """Whether the stream is on the replica's list, or was handed to it since it last said so."""
-        return bool(await self._client.execute(_slot(pool), "HEXISTS", _keys(pool, replica)[1], stream))
+        return bool(await self._client.execute(_slot(pool), "HEXISTS", f"{_prefix(pool)}{replica}:flight", stream))
 
-    async def retire(self, pool: str, replica: ReplicaId, *, leaving: bool = False) -> None:
-        """Forget a replica; unless ``leaving``, only if its lease is still dead."""
-        await script("retire")(
-            self._client, _slot(pool), [_leases(pool), *_keys(pool, replica)], [replica, int(leaving)]
-        )
+    async def drop(self, pool: str, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
+        """These streams of a replica need nobody any more."""
+        if streams:
+            await script("drop")(self._client, _slot(pool), [_prefix(pool)], [replica, *streams])
+
+    async def retire(self, pool: str, replica: ReplicaId, *, leaving: bool = False) -> bool:
+        """Forget a replica without streams in flight; unless ``leaving``, only if its lease is still dead."""
+        reply = await script("retire")(self._client, _slot(pool), [_prefix(pool)], [replica, int(leaving)])
+        return bool(reply)
+
+    async def claim_rescue(self, pool: str, replica: ReplicaId, ttl_s: float) -> bool:
+        """Whether this process is the one to look after a dead replica's streams, for so long."""
+        key = f"{_prefix(pool)}{replica}:rescue"
+        return await self._client.execute(_slot(pool), "SET", key, "1", "NX", "PX", int(ttl_s * 1000)) is not None
+
+    async def desire(self, pool: str, replica: ReplicaId, state: Literal["draining", "ready"]) -> None:
+        """What the replica's agent hears at its next report."""
+        await self._client.execute(_slot(pool), "HSET", _prefix(pool) + "desired", replica, state)
+
+    async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
+        """Publish what a replica holds of prompts; ``ReplicaInfo.prefix_version`` tells of a new one."""
+        key = f"{_prefix(pool)}{replica}:prefix"
+        await self._client.execute(_slot(pool), "SET", key, summary, "PX", _PREFIX_TTL_MS)
+
+    async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
+        reply = await self._client.execute(_slot(pool), "GET", f"{_prefix(pool)}{replica}:prefix")
+        return bytes(reply or b"")
 
 
 class Inbox:
@@ -145,11 +306,12 @@ class Inbox:
     def __init__(self, client: RedisClient, pool: str, replica: ReplicaId) -> None:
         self._client = client
         self._slot = _slot(pool)
-        self._key = _keys(pool, replica)[2]
+        self._key = f"{_prefix(pool)}{replica}:inbox"
         self._connection: Connection | None = None
 
-    async def read(self, block_s: float) -> list[tuple[str, Work]]:
-        """Wait for requests: (entry id, work) of all that are there, none after ``block_s``.
+    async def read(self, block_s: float) -> list[tuple[str, StreamId, Work | None]]:
+        """Wait for requests: (entry id, stream, work) of all that are there, none after ``block_s``. Work that cannot
+        be read, another version's, is None.
 
         Raises ConnectionLost or ReplyError; the next call connects again.
         """
@@ -168,7 +330,7 @@ class Inbox:
         if not reply:
             return []
         ((_, entries),) = reply.items()
-        return [(entry_id.decode(), _work_decoder.decode(fields[3])) for entry_id, fields in entries]
+        return [(entry_id.decode(), StreamId(f[1].decode()), _decoded(f[3])) for entry_id, f in entries]
 
     async def done(self, entry_ids: Sequence[str]) -> None:
         await self._client.execute(self._slot, "XDEL", self._key, *entry_ids)
@@ -179,4 +341,24 @@ class Inbox:
             self._connection = None
 
 
-__all__ = ["ConnectionLost", "Inbox", "Placed", "RedisPools", "ReplicaInfo", "ReplyError", "Work"]
+def _decoded(payload: bytes) -> Work | None:
+    try:
+        return _work_decoder.decode(payload)
+    except msgspec.MsgspecError:
+        return None
+
+
+__all__ = [
+    "Candidate",
+    "ConnectionLost",
+    "Inbox",
+    "Placed",
+    "Queued",
+    "RedisPools",
+    "Refused",
+    "ReplicaInfo",
+    "ReplicaState",
+    "ReplyError",
+    "Report",
+    "Work",
+]

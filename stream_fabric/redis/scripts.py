@@ -11,11 +11,14 @@ from typing import Any
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.wire import Arg, ReplyError
 
+_OF_POOLS = {"place", "report", "leave", "line", "retire", "drop"}
+
 
 class Script:
     def __init__(self, name: str) -> None:
         folder = files("stream_fabric.redis") / "lua"
-        self.source = (folder / "prelude.lua").read_text() + (folder / f"{name}.lua").read_text()
+        parts = ["prelude", *(["pool"] if name in _OF_POOLS else []), name]
+        self.source = "".join((folder / f"{part}.lua").read_text() for part in parts)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(

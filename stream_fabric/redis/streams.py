@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,9 +10,16 @@ import msgspec
 
 from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable, TooMany
-from stream_fabric.frames import ErrorInfo, Status
+from stream_fabric.frames import ErrorInfo, Status, Usage
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
-from stream_fabric.limits import INPUTS_MAX, LIVE_TTL_S, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S, RETENTION_S
+from stream_fabric.limits import (
+    ATTEMPTS_MAX,
+    INPUTS_MAX,
+    LIVE_TTL_S,
+    PAGE_ENTRIES_MAX,
+    PENDING_CANCEL_TTL_S,
+    RETENTION_S,
+)
 from stream_fabric.log import (
     Append,
     AppendCode,
@@ -21,6 +29,7 @@ from stream_fabric.log import (
     Entry,
     Head,
     Page,
+    Takeover,
     error_json,
 )
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
@@ -47,11 +56,17 @@ class RedisStreamLog:
         return self._partitions.slots[k], f"sg:{{p{k}}}:{stream}:", f"sg:{{p{k}}}:>"
 
     async def create(
-        self, stream: StreamId, epoch: Epoch, tenant: TenantId, facts: bytes, gateway: GatewayId | None
+        self,
+        stream: StreamId,
+        epoch: Epoch,
+        tenant: TenantId,
+        facts: bytes,
+        gateway: GatewayId | None,
+        model: str = "",
     ) -> CreateCode:
         slot, key, _ = self._where(stream)
         reply = await script("create")(
-            self._client, slot, [key + "m", key + "l"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS]
+            self._client, slot, [key + "m", key + "l"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model]
         )
         return CreateCode(reply[0])
 
@@ -111,6 +126,41 @@ class RedisStreamLog:
             [stream, replica or "", nonce, error_json(error), channel, self._client.publish, _RETENTION_MS],
         )
         return bool(reply[0] == 0)
+
+    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
+        slot, key, channel = self._where(stream)
+        code, epoch, last = await script("takeover")(
+            self._client, slot, [key + "m"], [stream, replica, nonce, channel, self._client.publish]
+        )
+        return Takeover(Epoch.parse(epoch.decode()), last) if code == 0 else None
+
+    async def put_placement(self, stream: StreamId, record: bytes) -> None:
+        """Keep a placement's explanation beside the stream for as long as the stream is kept."""
+        slot, key, _ = self._where(stream)
+        await script("explain")(self._client, slot, [key + "p"], [record, _LIVE_MS + _RETENTION_MS, ATTEMPTS_MAX])
+
+    async def placements(self, stream: StreamId) -> list[bytes]:
+        slot, key, _ = self._where(stream)
+        reply: list[bytes] = await self._client.execute(slot, "LRANGE", key + "p", 0, -1)
+        return reply
+
+    async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+        """What a tenant's streams that ended in an hour (of unix time) have used: model → (streams, usage).
+
+        Counted in the same step as each stream's terminal, so once for every stream, whoever ended it.
+        """
+        replies = await asyncio.gather(
+            *(
+                self._client.execute(slot, "HGETALL", f"sg:{{p{k}}}:usage:{tenant}:{hour}")
+                for k, slot in enumerate(self._partitions.slots)
+            )
+        )
+        totals: dict[str, list[int]] = {}
+        for reply in replies:
+            for name, value in reply.items():
+                model, _, kind = name.decode().rpartition(" ")
+                totals.setdefault(model, [0] * 6)[int(kind)] += int(value)
+        return {model: (count, Usage(*tokens)) for model, (count, *tokens) in totals.items()}
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor

@@ -14,7 +14,10 @@ from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MA
 
 Kind = Literal["chat", "completions"]
 
-_OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options")
+_OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
+_TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
+"""OpenAI's words and ours → index into ``placement.TIERS``."""
+_DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _STOPS_MAX = 16
@@ -38,6 +41,18 @@ class CreateRequest(msgspec.Struct, frozen=True):
     on_disconnect_s: float | UnsetType | None
     """Cancel so long after the last reader left; None: run on; UNSET: not said."""
     body: msgspec.Raw
+    tier: int = 1
+    """Index into ``placement.TIERS``."""
+    deadline_s: float | None = None
+    """After so long the stream ends failed, wherever it is."""
+    max_tokens: int | None = None
+    """Of one choice."""
+    prompt: tuple[bytes, ...] = ()
+    """What its KV prefix rests on, as the client wrote it: tools, then each message; or the prompt."""
+
+    @property
+    def prompt_bytes(self) -> int:
+        return sum(map(len, self.prompt))
 
 
 class _Name:
@@ -93,6 +108,14 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
         if value is not None and not least <= len(value) <= USER_CHARS_MAX:
             raise BadRequest(f"{name} must have {least} to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
     options = _field(fields, "stream_options", _StreamOptions | None)
+    tier = _field(fields, "service_tier", str | None) or "default"
+    if tier not in _TIERS:
+        raise BadRequest(f"service_tier is one of {', '.join(_TIERS)}; got {_short(tier, 60)!r}", param="service_tier")
+    deadline_s = _field(fields, "deadline_s", float | None)
+    if deadline_s is not None and not 0 < deadline_s <= _DEADLINE_S_MAX:
+        raise BadRequest(
+            f"deadline_s must be above 0, at most {_DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
+        )
     return CreateRequest(
         kind=kind,
         model=model,
@@ -105,7 +128,20 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
         background=_field(fields, "background", bool | None) or False,
         on_disconnect_s=_on_disconnect(_field(fields, "on_disconnect", str | None)),
         body=_without_ours(fields),
+        tier=_TIERS[tier],
+        deadline_s=deadline_s,
+        max_tokens=_field(fields, "max_completion_tokens", int | None) or _field(fields, "max_tokens", int | None),
+        prompt=_prompt(fields, kind),
     )
+
+
+def _prompt(fields: dict[str, msgspec.Raw], kind: Kind) -> tuple[bytes, ...]:
+    """A conversation's next request begins with the bytes of the one before, message by message."""
+    if kind == "completions":
+        return (bytes(fields["prompt"]),)
+    messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
+    tools = [bytes(fields["tools"])] if "tools" in fields else []
+    return (*tools, *map(bytes, messages))
 
 
 def _fields(body: bytes) -> dict[str, msgspec.Raw]:

@@ -20,7 +20,7 @@ from stream_fabric.frames import End, decode
 from stream_fabric.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import Placed, RedisPools, Work
+from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
 from tests.support.waiting import eventually
 
@@ -55,7 +55,9 @@ class Bench:
         request = EngineRequest(stream, "chat", model, msgspec.Raw(body))
         work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", None)
-        assert isinstance(await self.pools.place(self.pool, work, [self.agent.replica]), Placed)
+        assert isinstance(
+            await self.pools.place(self.pool, work, [Candidate(self.agent.replica, 0)], wait_s=60, jitter=0.0), Placed
+        )
         return stream
 
     async def head(self, stream: StreamId) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import astuple
+
 from stream_fabric.cursor import BEGINNING, Cursor
-from stream_fabric.frames import End, decode, is_end
-from stream_fabric.ids import StreamId
+from stream_fabric.frames import End, Usage, decode, is_end
+from stream_fabric.ids import StreamId, TenantId
 from stream_fabric.log import Head
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
 from stream_fabric.redis.pool import RedisPools
@@ -21,6 +24,7 @@ from tests.support.waiting import eventually
 
 PARTITIONS = 4
 KEY = "sk-chaos"
+TENANT = TenantId("dev")
 
 
 @dataclass
@@ -152,6 +156,16 @@ class LogReader:
         (head,) = await self._log.heads(self._log.partition(StreamId(stream)), [StreamId(stream)], None)
         assert head is not None, f"{stream} is not in the log"
         return head
+
+    async def usage(self) -> tuple[int, Usage]:
+        """Streams settled to the tenant in this hour and the one before, and what they have used."""
+        hour = int(time.time() // 3600)
+        streams, total = 0, Usage()
+        for totals in [await self._log.usage(TENANT, at) for at in (hour - 1, hour)]:
+            for count, usage in totals.values():
+                streams += count
+                total = Usage(*(a + b for a, b in zip(astuple(total), astuple(usage), strict=True)))
+        return streams, total
 
     async def in_flight(self, pool: str = MODEL) -> dict[str, int]:
         """Streams that each replica of the pool is believed to run; replicas without a lease included."""

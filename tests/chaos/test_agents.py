@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,6 @@ from stream_fabric.limits import LEASE_TTL_S
 from tests.chaos.conftest import Tell, Undisturbed
 from tests.chaos.fleet import fleet, log_of
 from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, until_running
-from tests.gateway.wire import tokens_of_chunks
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
@@ -26,7 +26,7 @@ NO_ZOMBIE_S = 5.0
 async def test_invariant_6_an_agent_dies_under_100_streams(
     redis_server: RedisServer, undisturbed: Undisturbed, tell: Tell
 ) -> None:
-    """Its streams end with one terminal each, the other agent's go on to their ends."""
+    """Its streams go on at the other agent from the token they had come to: nobody can tell, but for a pause."""
     tokens = 120
     expected = await undisturbed(SEEDS, tokens)
     async with (
@@ -41,25 +41,51 @@ async def test_invariant_6_an_agent_dies_under_100_streams(
             victim = running.agents["replica0"]
             produced_by = {r.stream: (await log.head(r.stream)).replica for r in readers}
             lost = [r for r in readers if produced_by[r.stream] == victim.facts["replica"]]
-            assert len(lost) == 100, "placement is even"
+            assert 80 <= len(lost) <= 120, "placement is even"
             killed_at = asyncio.get_running_loop().time()
             victim.kill()
             await asyncio.gather(*reading)
-        seconds = [reader.ended_at - killed_at for reader in lost]
-        tell(f"terminal after the agent's death: {figures(seconds)}")
+        seconds = [_silent_s(reader, killed_at) for reader in lost]
+        tell(f"streaming again at another agent after the first one's death: {figures(seconds)}")
         assert max(seconds) < NO_ZOMBIE_S
         for reader in readers:
+            reader.check_whole(expected[reader.seed])
+            assert len(reader.connected_at) == 1, "no reader was sent away"
             end = await log.terminal(reader.stream)
-            if reader in lost:
-                reader.check_lost(expected[reader.seed])
-                assert end.status == "failed" and end.error is not None and end.error.code == "replica_lost"
-                assert end.usage is not None and end.usage.output == tokens_of_chunks(reader.chunks), (
-                    "billed: what was sent"
-                )
-            else:
-                reader.check_whole(expected[reader.seed])
-                assert end.status == "completed"
-                assert len(reader.connected_at) == 1, "the others are undisturbed"
+            assert end.status == "completed"
+            assert end.usage is not None and end.usage.output == tokens, "billed once, whoever made which part"
+        streams, usage = await log.usage()
+        assert (streams, usage.output) == (len(readers), len(readers) * tokens)
+        await log.until_no_slot_is_taken()
+
+
+def _silent_s(reader: Reader, killed_at: float) -> float:
+    """From the death to the first news from the next producer: the longest silence after it."""
+    heard = [killed_at, *(at for at in reader.heard_at if at > killed_at)]
+    gap, after = max((b - a, b) for a, b in pairwise(heard))
+    assert gap > 1.0, f"{reader.stream} was not interrupted"
+    return after - killed_at
+
+
+async def test_one_stream_survives_a_gateways_and_its_replicas_death(
+    redis_server: RedisServer, undisturbed: Undisturbed
+) -> None:
+    """At the same moment."""
+    tokens = 150
+    expected = await undisturbed(SEEDS, tokens)
+    async with (
+        fleet(redis_server.url, sim="itl_ms=40,ttft_ms=20,max_num_seqs=64") as running,
+        log_of(running.redis_url) as log,
+    ):
+        readers = [SseReader(running.gates, seed, tokens) for seed in SEEDS]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers)
+        running.agents["replica0"].kill()
+        os.kill(running.gates[0].pid, signal.SIGKILL)
+        await asyncio.gather(*reading)
+        for reader in readers:
+            reader.check_whole(expected[reader.seed])
+            assert len(reader.connected_at) >= 2
         await log.until_no_slot_is_taken()
 
 

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
 from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+from stream_fabric.prefix import block_hashes
 from stream_gw.dialects.requests import CreateRequest, Kind, check_depth, fingerprint, parse_create
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -39,6 +40,33 @@ def test_the_least_body() -> None:
         background=False,
         on_disconnect_s=UNSET,
         body=msgspec.Raw(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
+        prompt=(b'{"role":"user","content":"hi"}',),
+    )
+
+
+def test_what_placement_goes_by() -> None:
+    request = chat(service_tier="flex", deadline_s=2.5, max_tokens=7, tools=[{"type": "function"}])
+    assert (request.tier, request.deadline_s, request.max_tokens) == (2, 2.5, 7)
+    assert request.prompt == (b'[{"type":"function"}]', b'{"role":"user","content":"hi"}')
+    assert set(msgspec.json.decode(request.body)) == {"model", "messages", "max_tokens", "tools"}
+    assert completions("p", max_completion_tokens=9).max_tokens == 9
+    for wrong in ({"service_tier": "gold"}, {"deadline_s": 0}, {"deadline_s": "soon"}):
+        with pytest.raises(BadRequest, match=next(iter(wrong))):
+            chat(**wrong)
+
+
+def test_a_conversations_next_turn_begins_with_the_blocks_of_the_one_before() -> None:
+    turn = [{"role": "user", "content": "a" * 3000}]
+    longer = [*turn, {"role": "assistant", "content": "b" * 3000}, {"role": "user", "content": "more"}]
+    first, second = (
+        block_hashes(b"m", parse_create(msgspec.json.encode({"model": "m", "messages": m}), "chat").prompt)
+        for m in (turn, longer)
+    )
+    assert len(first) == 5
+    assert second[:5] == first
+    assert (
+        block_hashes(b"other", parse_create(msgspec.json.encode({"model": "m", "messages": turn}), "chat").prompt)
+        != first
     )
 
 

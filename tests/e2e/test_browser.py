@@ -249,7 +249,15 @@ async def check(tab: Tab, gate: Gate, stream: str) -> None:
     await tab.until_done()
     text = await text_in_the_log(gate, stream)
     assert len(text.split()) > 30
-    assert await tab.shown() == await tab.should_show(text)
+    whole = await tab.should_show(text)
+
+    async def shows_it() -> bool:
+        return await tab.shown() == whole
+
+    # A page that has just been loaded looks done before it has begun to resume
+    await eventually(shows_it, "the page to show the stream whole")
+    await tab.until_done()
+    assert await tab.shown() == whole
 
 
 async def test_the_chat_page_reloaded_in_the_middle(context: BrowserContext, one: Gate, two: Gate) -> None:

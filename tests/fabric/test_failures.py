@@ -24,7 +24,7 @@ from stream_fabric.log import CreateCode, unpack_parts
 from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
 from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
-from stream_fabric.redis.pool import Placed, RedisPools, Work
+from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from tests.support.proxy import Proxy
@@ -105,7 +105,7 @@ class Follower:
         self.readers[stream].need = Need.LIVE
         code = await self.log.create(stream, Epoch(1, "aa"), ACME, work.facts, self.name)
         assert code in (CreateCode.CREATED, CreateCode.EXISTS)
-        placed = await self.pools.place(POOL, work, [replica])
+        placed = await self.pools.place(POOL, work, [Candidate(replica, 0)], wait_s=60, jitter=0.0)
         assert isinstance(placed, Placed)
         return stream
 

@@ -6,20 +6,31 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
 
 from stream_fabric.cursor import BEGINNING, Epoch
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.frames import End, Usage, decode, encode_text
-from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.frames import End, ErrorInfo, Usage, decode, encode_text
+from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.log import Append, AppendCode
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
-from stream_fabric.redis.pool import Inbox, Placed, RedisPools, ReplicaInfo, ReplicaState, Work
+from stream_fabric.redis.pool import (
+    Candidate,
+    Inbox,
+    Placed,
+    Queued,
+    RedisPools,
+    ReplicaInfo,
+    ReplicaState,
+    Report,
+    Work,
+)
 from stream_fabric.redis.reaper import LOST, Reaper
+from stream_fabric.redis.rescue import Rescue
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
@@ -35,6 +46,15 @@ class Pool:
         self.pools = RedisPools(client)
         self.name = f"pool-{os.urandom(4).hex()}"
 
+    def info(
+        self, replica: ReplicaId, state: ReplicaState = "ready", slots: int = 4, room: int | None = None
+    ) -> ReplicaInfo:
+        load = EngineLoad(0, 0, slots)
+        room = slots if room is None else room
+        return ReplicaInfo(
+            replica, self.name, "sim", ("m",), state, load, True, room, prefill_per_s=8000, decode_per_s=1e3
+        )
+
     async def renew(
         self,
         replica: ReplicaId,
@@ -43,12 +63,16 @@ class Pool:
         slots: int = 4,
         room: int | None = None,
         ttl_s: float = 30.0,
-    ) -> None:
-        info = ReplicaInfo(replica, self.name, "sim", ("m",), state, EngineLoad(len(running), 0, slots), True)
-        await self.pools.renew(info, ttl_s, slots if room is None else room, running)
+        ended: Sequence[StreamId] = (),
+    ) -> Report:
+        info = self.info(replica, state, slots, room)
+        return await self.pools.report(info, ttl_s=ttl_s, ended=ended, running=dict.fromkeys(running, ""))
 
-    async def place(self, stream: StreamId, *replicas: ReplicaId) -> Placed | str:
-        return await self.pools.place(self.name, work(stream), replicas)
+    async def place(self, stream: StreamId, *replicas: ReplicaId) -> str:
+        """Where it went: the replica, or the queue."""
+        candidates = [Candidate(replica, 0) for replica in replicas]
+        placed = await self.pools.place(self.name, work(stream), candidates, wait_s=60, jitter=0.0)
+        return placed.replica if isinstance(placed, Placed) else "queue"
 
     async def flight(self, replica: ReplicaId) -> set[StreamId]:
         return set(await self.pools.in_flight(self.name, replica))
@@ -78,31 +102,20 @@ def work(stream: StreamId) -> Work:
     return Work(request, "1.aa", ACME, b'{"facts":1}', 2.0)
 
 
-async def test_place_takes_the_least_loaded(pool: Pool) -> None:
-    big, small = replica("big"), replica("small")
-    await pool.renew(big, *(new_stream() for _ in range(3)), slots=8)
-    await pool.renew(small, new_stream(), slots=2)
-    placed = await pool.place(new_stream(), small, big)
-    assert placed == Placed(big, 4, 8)  # 3 of 8 before 1 of 2
-    assert await pool.place(new_stream(), small, big) == Placed(small, 2, 2)  # both half full: the first
-    assert await pool.place(new_stream(), small, big) == Placed(big, 5, 8)
-
-
 async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:
     one, two = replica("one"), replica("two")
     await pool.renew(one)
     await pool.renew(two, new_stream(), slots=100)
     stream = new_stream()
-    first = await pool.place(stream, one, two)
-    assert isinstance(first, Placed) and first.replica == one
+    assert await pool.place(stream, one, two) == one
     for _ in range(3):
-        again = await pool.place(stream, two, one)
-        assert isinstance(again, Placed) and again.replica == one
+        assert await pool.place(stream, two, one) == one
     assert await pool.pools.holds(pool.name, one, stream)
     assert not await pool.pools.holds(pool.name, two, stream)
     inbox = pool.inbox(one)
-    ((entry_id, got),) = await inbox.read(0.1)
-    assert got == work(stream)
+    ((entry_id, name, got),) = await inbox.read(0.1)
+    assert (name, got) == (stream, work(stream))
+    assert await pool.pools.work(pool.name, stream) == got
     assert len(await inbox.read(0.1)) == 1  # it stays until it is done with
     await inbox.done([entry_id])
     assert await inbox.read(0.01) == []
@@ -114,8 +127,7 @@ async def test_room_is_respected_under_64_concurrent_callers(pool: Pool) -> None
     await pool.renew(one, slots=20, room=24)
     await pool.renew(two, slots=10, room=12)
     replies = await asyncio.gather(*(pool.place(new_stream(), one, two) for _ in range(64)))
-    placed = Counter(reply.replica if isinstance(reply, Placed) else reply for reply in replies)
-    assert placed == {one: 24, two: 12, "full": 28}
+    assert Counter(replies) == {one: 24, two: 12, "queue": 28}
     assert (len(await pool.flight(one)), len(await pool.flight(two))) == (24, 12)
 
 
@@ -125,11 +137,12 @@ async def test_only_ready_and_living_replicas_get_work(pool: Pool) -> None:
     await pool.renew(starting, state="starting")
     await pool.renew(dead, ttl_s=0.001)
     await eventually(lambda: _is_expired(pool, dead))
-    assert await pool.place(new_stream(), draining, starting, dead, replica("unknown")) == "none"
-    await pool.renew(ready, slots=1)
-    placed = await pool.place(new_stream(), draining, ready, dead)
-    assert isinstance(placed, Placed) and placed.replica == ready
-    assert await pool.place(new_stream(), draining, ready, dead) == "full"
+    waiting = new_stream()
+    assert await pool.place(waiting, draining, starting, dead, replica("unknown")) == "queue"
+    assert (await pool.renew(draining, state="draining")).pulled == 0
+    assert await pool.renew(ready, slots=2) == Report("", 1, 0)
+    assert await pool.place(new_stream(), draining, ready, dead) == ready
+    assert await pool.place(new_stream(), draining, ready, dead) == "queue"
     assert {info.replica for info in await pool.pools.replicas(pool.name)} == {ready, draining, starting}
     assert pool.name in await pool.pools.pools()
 
@@ -144,22 +157,59 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
     await pool.renew(one, slots=2)
     for stream in (a, b):
         await pool.place(stream, one)
-    assert await pool.place(c, one) == "full"
+    assert await pool.place(c, one) == "queue"
     inbox = pool.inbox(one)
     entries = await inbox.read(0.1)
     # What the agent has not taken from its inbox counts, whatever its list says
     await pool.renew(one, slots=2)
     assert await pool.flight(one) == {a, b}
-    await inbox.done([entry_id for entry_id, _ in entries])
-    await pool.renew(one, a, b, slots=2)
-    assert await pool.place(c, one) == "full"
-    # `b` ended, however it did: its slot is free with the next renewal
-    await pool.renew(one, a, slots=2)
-    assert await pool.flight(one) == {a}
-    assert await pool.place(c, one) == Placed(one, 2, 2)
+    await inbox.done([entry_id for entry_id, _, _ in entries])
+    assert (await pool.renew(one, a, b, slots=2)).waiting == 1
+    # `b` ended, however it did: with the next renewal its slot goes to who waits
+    assert await pool.renew(one, a, slots=2) == Report("", 1, 0)
+    assert await pool.flight(one) == {a, c}
     # A renewal that was composed before the agent read the inbox leaks nothing and loses nothing
     await pool.renew(one, a, slots=2)
     assert await pool.flight(one) == {a, c}
+    inbox.close()
+
+
+async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
+    one, stream = replica("one"), new_stream()
+    await pool.renew(one)
+    await pool.place(stream, one)
+    inbox = pool.inbox(one)
+    ((entry_id, _, _),) = await inbox.read(0.1)
+    await inbox.done([entry_id])
+    inbox.close()
+    assert await pool.pools.where(pool.name, stream) == one
+    await pool.pools.report(pool.info(one), ttl_s=None, ended=[stream])
+    assert await pool.pools.where(pool.name, stream) is None
+    assert await pool.pools.work(pool.name, stream) is None
+    assert await pool.flight(one) == set()
+
+
+async def test_what_an_operator_asks_for_is_heard_at_the_next_report(pool: Pool) -> None:
+    one = replica("one")
+    assert (await pool.renew(one)).desired == ""
+    await pool.pools.desire(pool.name, one, "draining")
+    assert (await pool.renew(one)).desired == "draining"
+
+
+async def test_what_a_replica_holds_of_prompts_is_read_as_it_was_written(pool: Pool) -> None:
+    one = replica("one")
+    assert await pool.pools.prefix(pool.name, one) == b""
+    await pool.pools.put_prefix(pool.name, one, bytes(range(256)) * 4)
+    assert await pool.pools.prefix(pool.name, one) == bytes(range(256)) * 4
+
+
+async def test_work_of_another_version_is_told_from_work(pool: Pool) -> None:
+    one = replica("one")
+    key = f"sg:{{pool:{pool.name}}}:{one}:inbox"
+    await pool.client.execute(slot_of(f"pool:{pool.name}"), "XADD", key, "*", "s", "resp_x", "w", b'{"new":1}')
+    inbox = pool.inbox(one)
+    ((_, stream, got),) = await inbox.read(0.1)
+    assert (stream, got) == ("resp_x", None)
     inbox.close()
 
 
@@ -175,26 +225,42 @@ async def test_invariant_7_no_leaked_slot_after_a_total_loss(redis_server: Redis
     await client.close()
 
 
-async def test_retire_spares_a_replica_that_came_back(pool: Pool) -> None:
-    one = replica("one")
-    await pool.renew(one, new_stream())
-    await pool.pools.retire(pool.name, one)
-    assert len(await pool.flight(one)) == 1
-    await pool.pools.retire(pool.name, one, leaving=True)
-    assert await pool.flight(one) == set()
+async def test_retire_spares_a_replica_that_came_back_and_one_whose_streams_are_not_looked_after(pool: Pool) -> None:
+    one, stream = replica("one"), new_stream()
+    await pool.renew(one, stream)
+    assert not await pool.pools.retire(pool.name, one)
+    assert not await pool.pools.retire(pool.name, one, leaving=True)
+    assert await pool.flight(one) == {stream}
+    await pool.pools.drop(pool.name, one, [stream])
+    assert await pool.pools.retire(pool.name, one, leaving=True)
     assert await pool.pools.replicas(pool.name) == []
-    assert await pool.place(new_stream(), one) == "none"
+    assert await pool.place(new_stream(), one) == "queue"
 
 
-async def test_pool_keys_expire_but_for_the_leases(pool: Pool) -> None:
+async def test_every_key_of_a_pool_expires(pool: Pool) -> None:
     one = replica("one")
-    await pool.renew(one, new_stream())
+    await pool.renew(one, new_stream(), slots=3)
     await pool.place(new_stream(), one)
+    await pool.pools.put_prefix(pool.name, one, b"1234")
+    await pool.pools.desire(pool.name, one, "ready")
     await pool.renew(one, new_stream())
     slot = slot_of(f"pool:{pool.name}")
-    for part in ("info", "flight", "inbox"):
-        ttl = await pool.client.execute(slot, "PTTL", f"sg:{{pool:{pool.name}}}:{one}:{part}")
-        assert ttl > 0, part
+    keys = []
+    async for key in _keys(pool, slot):
+        keys.append(key)
+        assert await pool.client.execute(slot, "PTTL", key) > 0, key
+    assert len(keys) >= 8
+
+
+async def _keys(pool: Pool, slot: int) -> AsyncIterator[str]:
+    pattern, cursor = f"sg:{{pool:{pool.name}}}:*", "0"
+    while True:
+        reply = await pool.client.execute(slot, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        for key in reply[1]:
+            yield key.decode()
+        cursor = reply[0].decode()
+        if cursor == "0":
+            return
 
 
 async def test_an_inbox_reader_wakes_at_once_and_survives_its_connection(pool: Pool) -> None:
@@ -205,8 +271,8 @@ async def test_an_inbox_reader_wakes_at_once_and_survives_its_connection(pool: P
     stream = new_stream()
     await pool.place(stream, one)
     started = asyncio.get_running_loop().time()
-    ((_, got),) = await reading
-    assert got.request.stream == stream
+    ((_, _, got),) = await reading
+    assert got is not None and got.request.stream == stream
     assert asyncio.get_running_loop().time() - started < 2.0
     inbox.close()
     assert len(await inbox.read(0.1)) == 1
@@ -233,13 +299,16 @@ class Streams:
         return page.status
 
 
-async def test_invariant_6_no_zombie_the_reaper_ends_a_dead_replicas_streams(pool: Pool) -> None:
+async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end(pool: Pool) -> None:
     dead, alive = replica("dead"), replica("alive")
     of_dead, of_alive = Streams(pool, dead), Streams(pool, alive)
-    lost, kept = await of_dead.begin(), await of_alive.begin()
+    lost, kept, begun = await of_dead.begin(), await of_alive.begin(), await of_dead.begin()
     unread = new_stream()
     await of_dead.log.create(unread, Epoch(1, "aa"), ACME, b"{}", None)
-    await pool.renew(dead, lost, ttl_s=0.3)
+    await pool.renew(dead)
+    await pool.place(begun, dead)
+    await _read(pool, dead)
+    await pool.renew(dead, lost, begun, ttl_s=0.3)  # nobody knows what `lost` was asked to be
     await pool.renew(alive, kept)
     await pool.place(unread, dead)  # in its inbox when it dies
     reapers = [asyncio.create_task(Reaper(pool.pools, of_alive.log).run()) for _ in range(3)]
@@ -251,12 +320,78 @@ async def test_invariant_6_no_zombie_the_reaper_ends_a_dead_replicas_streams(poo
             reaper.cancel()
         await asyncio.gather(*reapers, return_exceptions=True)
     assert asyncio.get_running_loop().time() - started < 3.0
-    assert [await of_dead.status(s) for s in (lost, unread, kept)] == ["failed", "failed", "live"]
+    streams = (lost, unread, begun, kept)
+    assert [await of_dead.status(s) for s in streams] == ["failed", "live", "live", "live"]
     page = await of_dead.log.watch(lost, ACME, None, BEGINNING)
     assert page is not None
-    assert decode(page.entries[-1].frames) == End("failed", Usage(output=1), LOST)
+    assert decode(page.entries[-1].frames) == End("failed", Usage(output=1), ErrorInfo.of(LOST))
     assert page.bases == ((2, 1),)  # three reapers, one fence
-    assert await pool.flight(alive) == {kept}
+    assert await pool.flight(alive) == {kept, unread, begun}
+    moved = {stream: got for _, stream, got in await _read(pool, alive)}
+    assert {(w.epoch[:2], w.base, w.attempt) for w in moved.values() if w is not None} == {("2.", 0, 2), ("2.", 1, 2)}
+    # The dead one's late words do not count
+    item = Append(begun, "1.aa", 2, 2, encode_text(0, "x"), Usage(output=2))
+    ((code, _),) = await of_dead.log.append(of_dead.log.partition(begun), [item])
+    assert code is AppendCode.FENCED
+
+
+async def _read(pool: Pool, name: ReplicaId) -> list[tuple[str, StreamId, Work | None]]:
+    inbox = pool.inbox(name)
+    entries = await inbox.read(0.1)
+    await inbox.done([entry_id for entry_id, _, _ in entries])
+    inbox.close()
+    return entries
+
+
+async def test_a_stream_that_kills_its_replicas_is_not_handed_on_for_ever(pool: Pool) -> None:
+    streams = Streams(pool, replica("any"))
+    stream = new_stream()
+    await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+    rescue = Rescue(pool.pools, streams.log)
+    first, second, third, fourth = (replica(name) for name in ("one", "two", "three", "four"))
+    await pool.renew(first)
+    assert await pool.place(stream, first) == first
+    for one, other in ((first, second), (second, third)):
+        await pool.renew(one, state="draining")
+        await pool.renew(other)
+        await rescue.rescue(pool.name, one, stream, LOST)
+        assert await pool.pools.where(pool.name, stream) == other
+        assert await streams.status(stream) == "live"
+    await pool.renew(fourth)
+    await rescue.rescue(pool.name, third, stream, LOST)
+    assert await streams.status(stream) == "failed"
+    assert await pool.pools.where(pool.name, stream) is None
+
+
+async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -> None:
+    streams = Streams(pool, replica("any"))
+    overdue, cancelled, left, kept = (new_stream() for _ in range(4))
+    await pool.renew(replica("full"), state="draining")
+    for stream in (overdue, cancelled, left, kept):
+        gateway = None if stream == left else GatewayId("g")
+        await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", gateway)
+        asked = msgspec.structs.replace(work(stream), unwatched_s=0.05)
+        wait_s = 0.0 if stream == overdue else 60
+        assert isinstance(await pool.pools.place(pool.name, asked, [], wait_s=wait_s, jitter=0.0), Queued)
+    await streams.log.cancel(cancelled, ACME)
+    reaper = asyncio.create_task(Reaper(pool.pools, streams.log).run())
+
+    async def settled() -> bool:
+        if reaper.done():
+            reaper.result()
+        return await pool.pools.waiting(pool.name) == [kept]
+
+    try:
+        await eventually(settled, "the queue to be swept", 5)
+    finally:
+        reaper.cancel()
+        await asyncio.gather(reaper, return_exceptions=True)
+    assert [await streams.status(s) for s in (overdue, cancelled, left, kept)] == [
+        "failed",
+        "cancelled",
+        "cancelled",
+        "live",
+    ]
 
 
 async def _gone(pool: Pool, name: ReplicaId) -> bool:

@@ -39,7 +39,7 @@ from tests.support.waiting import eventually
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
 ADMIN, LIMITED, OF_SENTINELS = "hunter2admin", "hunter2limited", "hunter2sentinel"
-OF_TESTS = ("+pttl", "+script|flush", "+pubsub|numsub", "+pubsub|shardnumsub")
+OF_TESTS = ("+pttl", "+scan", "+script|flush", "+pubsub|numsub", "+pubsub|shardnumsub")
 """What the contracts' suites ask for themselves."""
 AT_ONCE_S = 2.0
 """Far under the 5 s that an outage may last, and above what a busy machine needs for a handshake."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
 from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import TooMany
-from stream_fabric.frames import ErrorInfo
+from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.limits import INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
 from stream_fabric.log import (
@@ -22,6 +23,7 @@ from stream_fabric.log import (
     Head,
     Page,
     StreamState,
+    Takeover,
 )
 
 Publish = Callable[[str, bytes], bool]
@@ -40,10 +42,12 @@ class MemoryStreamLog:
         self.pending: dict[StreamId, tuple[TenantId, int]] = {}
         """Cancels that came before their stream: tenant, and until when they are kept."""
         self._inputs: dict[StreamId, dict[str, bytes]] = {}
+        self._models: dict[StreamId, str] = {}
 
     def view(self, replica: str) -> MemoryStreamLog:
         other = MemoryStreamLog(self._partitions, self._publish, self._now_ms, replica)
         other.streams, other.pending, other._inputs = self.streams, self.pending, self._inputs
+        other._models = self._models
         return other
 
     def partition(self, stream: StreamId) -> int:
@@ -61,7 +65,13 @@ class MemoryStreamLog:
         return state if state is not None and tenant in (None, state.tenant) else None
 
     async def create(
-        self, stream: StreamId, epoch: Epoch, tenant: TenantId, facts: bytes, gateway: GatewayId | None
+        self,
+        stream: StreamId,
+        epoch: Epoch,
+        tenant: TenantId,
+        facts: bytes,
+        gateway: GatewayId | None,
+        model: str = "",
     ) -> CreateCode:
         state = self.streams.get(stream)
         if state is not None:
@@ -73,6 +83,7 @@ class MemoryStreamLog:
         if gateway is None:
             state.unwatched, state.unwatched_since_ms = "L", self._now_ms()
         self.streams[stream] = state
+        self._models[stream] = model
         return CreateCode.CREATED
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
@@ -131,6 +142,26 @@ class MemoryStreamLog:
             return False
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True
+
+    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
+        state = self.streams.get(stream)
+        if state is None:
+            return None
+        old, last, had = str(state.epoch), state.last, state.replica
+        taken = state.takeover(replica, nonce)
+        if taken is not None and had:
+            self._publish(had, UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
+        return taken
+
+    async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+        """Of all hours: nothing that is tested here lasts longer."""
+        totals: dict[str, tuple[int, Usage]] = {}
+        for stream, state in self.streams.items():
+            if state.tenant == tenant and state.status != "live":
+                count, total = totals.get(self._models[stream], (0, Usage()))
+                summed = (a + b for a, b in zip(astuple(total), astuple(state.usage), strict=True))
+                totals[self._models[stream]] = (count + 1, Usage(*summed))
+        return totals
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor

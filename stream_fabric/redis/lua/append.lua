@@ -9,7 +9,7 @@ local replies, parts, metas = {}, {}, {}
 for i = 1, #KEYS / 2 do
   local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 8
   local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx')
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't')
   local code, seq = 0, tonumber(v[2] or 0)
   if not v[1] then
     code = 6
@@ -28,6 +28,7 @@ for i = 1, #KEYS / 2 do
     redis.call('XADD', l, epoch_number(epoch) .. '-' .. last, 'f', first, 'd', frames)
     if status ~= '' then
       redis.call('HSET', m, 's', last, 'us', ARGV[a + 6], 'st', status)
+      settle(m, v[7], ARGV[a + 6])
       redis.call('PEXPIRE', m, ARGV[6])
       redis.call('PEXPIRE', l, ARGV[6])
       if status == 'cancelled' then redis.call('HSET', m, 'cx', string.format('%d', last - 1)) end

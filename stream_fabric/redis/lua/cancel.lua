@@ -21,7 +21,7 @@ if ARGV[7] ~= '' then
 end
 redis.call('HSET', m, 'cx', v[3])
 finish(m, l, id, v[1], last, '{"k":"end","status":"cancelled","usage":' .. usage_json(v[8]) .. '}', 'cancelled',
-  v[6], ARGV[3], ARGV[4], ARGV[5])
+  v[6], ARGV[3], ARGV[4], ARGV[5], tenant, v[8])
 if v[7] ~= '' then
   redis.call(ARGV[4], ARGV[3] .. v[7], 'cancel' .. UNIT .. id .. UNIT .. v[1] .. UNIT .. v[3])
 end

@@ -1,4 +1,4 @@
--- KEYS: meta, log. ARGV: epoch, tenant, facts, gateway ('' none), live ttl ms.
+-- KEYS: meta, log. ARGV: epoch, tenant, facts, gateway ('' none), live ttl ms, model.
 -- Returns {code, last}: 0 created, 1 exists with the same epoch and tenant, 2 exists otherwise, 3 cancelled before.
 local m = KEYS[1]
 local v = redis.call('HMGET', m, 'e', 't', 's', 'cx')
@@ -12,6 +12,6 @@ local watchers, unwatched = '', 'L' .. now
 if ARGV[4] ~= '' then watchers, unwatched = ARGV[4] .. ' ', '' end
 redis.call('DEL', m, KEYS[2]) -- eviction may have left either
 redis.call('HSET', m, 'e', ARGV[1], 's', '0', 'st', 'live', 't', ARGV[2], 'f', ARGV[3], 'w', watchers,
-  'uw', unwatched, 'x', now, 'r', '', 'us', '', 'b', '', 'o', '')
+  'uw', unwatched, 'x', now, 'r', '', 'us', '', 'b', '', 'o', '', 'mo', ARGV[6])
 redis.call('PEXPIRE', m, ARGV[5])
 return {0, 0}

@@ -2,7 +2,7 @@
 -- KEYS: meta, log. ARGV: id, replica it is lost with ('' any), nonce of the new epoch, error JSON, channel prefix,
 --   publish command, retention ms. Returns {code, epoch, last}: 0 fenced, 1 not live, 2 has another producer, 3 none.
 local m, l = KEYS[1], KEYS[2]
-local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'r', 'us', 'b')
+local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'r', 'us', 'b', 't')
 if not v[1] then return {3, '', 0} end
 local last = tonumber(v[2])
 if v[3] ~= 'live' then return {1, v[1], last} end
@@ -12,7 +12,7 @@ local epoch = n .. '.' .. ARGV[3]
 redis.call('HSET', m, 'e', epoch, 'b', v[7] .. n .. ':' .. v[2] .. ' ')
 finish(m, l, ARGV[1], epoch, last,
   '{"k":"end","status":"failed","usage":' .. usage_json(v[6]) .. ',"error":' .. ARGV[4] .. '}', 'failed', v[4],
-  ARGV[5], ARGV[6], ARGV[7])
+  ARGV[5], ARGV[6], ARGV[7], v[8], v[6])
 if v[5] ~= '' then
   redis.call(ARGV[6], ARGV[5] .. v[5], 'fence' .. UNIT .. ARGV[1] .. UNIT .. v[1] .. UNIT .. v[2])
 end

@@ -1,25 +1,120 @@
--- Choose the least loaded live replica with room and hand it the request, atomically.
--- KEYS: leases, then of each candidate: info, in flight, inbox. ARGV: stream id, work, candidates' ids.
--- Returns {0, replica, in flight, slots}, {1} when all are full, {2} when none lives.
-local now, id = now_ms(), ARGV[1]
-local best, best_load, best_count, best_slots
-local alive = false
-for i = 1, (#KEYS - 1) / 3 do
-  local replica = ARGV[2 + i]
-  local expiry = redis.call('ZSCORE', KEYS[1], replica)
-  if redis.call('HEXISTS', KEYS[3 * i], id) == 1 then return {0, replica, 0, 0} end
-  if expiry and tonumber(expiry) > now then
-    local v = redis.call('HMGET', KEYS[3 * i - 1], 'state', 'slots', 'room')
-    if v[1] == 'ready' then
-      alive = true
-      local count, slots = redis.call('HLEN', KEYS[3 * i]), tonumber(v[2])
-      if count < tonumber(v[3]) and (not best or count / slots < best_load) then
-        best, best_load, best_count, best_slots = i, count / slots, count, slots
+-- Hand a request to the best candidate with room, or let it wait, or refuse it.
+-- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
+--   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight; then of each candidate:
+--   replica, matched tokens.
+-- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused;
+--   scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full, 3 over).
+local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
+local pin_ms, instead = ARGV[12], ARGV[13]
+local BOUND, SPILL_AT, DECODE_WEIGHT = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
+local FIRST = 17
+local now = now_ms()
+
+local held = redis.call('HGET', P .. 'at', id)
+if held == '' then return {1, position(id), '', ''} end
+if held then
+  if held ~= instead then return {0, held, 'only', ''} end
+  redis.call('HDEL', P .. 'at', id)
+  redis.call('HDEL', P .. held .. ':flight', id)
+end
+
+local count = (#ARGV - FIRST + 1) / 2
+local names = {}
+for i = 1, count do names[i] = ARGV[FIRST + 2 * i - 2] end
+local pin = session ~= '' and redis.call('GET', P .. 'pin:' .. session)
+local board = count > 0 and redis.call('HMGET', P .. 'board', unpack(names)) or {}
+local slots, room, flight, prefill, decode, prefill_s, decode_s, load = {}, {}, {}, {}, {}, {}, {}, {}
+local alive = 0
+for i = 1, count do
+  if board[i] then
+    local expires, ready
+    expires, ready, slots[i], room[i], flight[i], prefill[i], decode[i], prefill_s[i], decode_s[i] =
+      struct.unpack(SEAT, board[i])
+    if ready == 1 and expires > now then
+      alive = alive + 1
+      load[i] = prefill[i] + decode[i]
+    end
+  end
+end
+local mean_ms = 0
+for i = 1, count do
+  if load[i] then mean_ms = mean_ms + load[i] / alive end
+end
+
+local scored = {}
+local best, pinned, only, best_ms, only_ms, most = 0, 0, 0, 0, 0, 0
+local hits = {}
+local start = math.floor(jitter * count)
+for i = 1, count do
+  if not load[i] then
+    scored[i] = struct.pack('<dI4I4dB', -1, 0, 0, 0, 1)
+  else
+    local hit = math.min(tonumber(ARGV[FIRST + 2 * i - 1]), prompt)
+    hits[i] = hit
+    most = math.max(most, hit)
+    if flight[i] >= room[i] then
+      scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
+    else
+      local used = flight[i] / room[i]
+      local stays = used <= SPILL_AT or jitter < (1 - used) / (1 - SPILL_AT)
+      local wait_ms = prefill[i]
+      if flight[i] >= slots[i] then wait_ms = wait_ms + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
+      local own_ms = prompt / prefill_s[i] * 1000 + output / decode_s[i] * 1000
+      local uncached = prompt - (stays and hit or 0)
+      local score = wait_ms + uncached / prefill_s[i] * 1000 + decode[i] * DECODE_WEIGHT
+      local over = load[i] > BOUND * mean_ms + own_ms
+      scored[i] = struct.pack('<dI4I4dB', score, hit, flight[i], load[i], over and 3 or 0)
+      local turn = (i - 1 - start) % count
+      if only == 0 or score < only_ms or (score == only_ms and turn < (only - 1 - start) % count) then
+        only, only_ms = i, score
+      end
+      if not over then
+        if names[i] == pin and stays then pinned = i end
+        if best == 0 or score < best_ms or (score == best_ms and turn < (best - 1 - start) % count) then
+          best, best_ms = i, score
+        end
       end
     end
   end
 end
-if not best then return {alive and 1 or 2} end
-redis.call('HSET', KEYS[3 * best], id, now)
-redis.call('XADD', KEYS[3 * best + 1], '*', 's', id, 'w', ARGV[2])
-return {0, ARGV[2 + best], best_count + 1, best_slots}
+local explained = table.concat(scored)
+local taken, reason = best, 'load'
+if pinned > 0 then
+  taken, reason = pinned, 'pin'
+elseif best == 0 then
+  taken, reason = only, 'only'
+elseif hits[best] < most then
+  reason = 'spill'
+elseif hits[best] > 0 then
+  reason = 'prefix'
+end
+
+local ahead = 0
+for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
+if taken > 0 and ahead == 0 then
+  redis.call('HSET', P .. 'work', id, payload)
+  hand(id, payload, names[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000, output / decode_s[taken] * 1000,
+    session, pin_ms)
+  return {0, names[taken], reason, explained}
+end
+local waiting = waiting_count()
+if waiting >= tonumber(ARGV[11]) then
+  local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
+  redis.call('HDEL', P .. 'work', id)
+  return {2, rate <= 0 and 1 or math.max(1, math.min(60, math.ceil((waiting + 1) / rate))), '', explained}
+end
+redis.call('HSET', P .. 'work', id, payload)
+local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
+local begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
+redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + prompt + output))
+redis.call('ZADD', P .. 'q' .. tier, string.format('%.17g', begins), id)
+local wait_until = now + tonumber(ARGV[9])
+redis.call('ZADD', P .. 'late', wait_until, id)
+redis.call('HSET', P .. 'ask', id, table.concat({tier, tenant, model, session, string.format('%d', prompt),
+  string.format('%d', output), string.format('%d', wait_until)}, '\31'))
+redis.call('HSET', P .. 'at', id, '')
+if taken > 0 then pull(names[taken], now, pin_ms) end
+held = redis.call('HGET', P .. 'at', id)
+if held ~= '' then return {0, held, reason, explained} end
+return {1, position(id), '', explained}

@@ -3,6 +3,7 @@
 --   w ids of the gateways that watch, each followed by a space   uw since when nobody watches: "L<ms>" the last
 --   reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
 --   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
+--   mo model, what its usage is counted under
 local UNIT, RECORD = '\31', '\30'
 
 local function now_ms()
@@ -32,11 +33,27 @@ local function usage_json(us)
   return '{"prompt":' .. p .. ',"cached":' .. c .. ',"written":' .. w .. ',"output":' .. o .. ',"reasoning":' .. r .. '}'
 end
 
+-- Count a stream's usage to its tenant, in the step that gives it its one terminal. Fields of an hour's hash: model, a
+-- space, and which figure: 0 streams, then the five of us.
+local USAGE_TTL_MS = 40 * 86400000
+local function settle(m, tenant, us)
+  local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now_ms() / 3600000)
+  local model = redis.call('HGET', m, 'mo') or ''
+  redis.call('HINCRBY', key, model .. ' 0', 1)
+  local kind = 1
+  for figure in string.gmatch(us or '', '%d+') do
+    if figure ~= '0' then redis.call('HINCRBY', key, model .. ' ' .. kind, figure) end
+    kind = kind + 1
+  end
+  redis.call('PEXPIRE', key, USAGE_TTL_MS)
+end
+
 -- Append a terminal in the producer's stead: the caller has checked that the stream lives.
-local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms)
+local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms, tenant, us)
   local seq = string.format('%d', last + 1)
   redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)
   redis.call('HSET', m, 's', seq, 'st', status)
+  settle(m, tenant, us)
   redis.call('PEXPIRE', m, retention_ms)
   redis.call('PEXPIRE', l, retention_ms)
   local message = part(id, epoch, seq, seq, frame)

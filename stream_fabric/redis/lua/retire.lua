@@ -1,7 +1,12 @@
--- Forget a replica whose streams have been fenced, unless its agent came back meanwhile.
--- KEYS: leases, info, in flight, inbox. ARGV: replica, 1 when the agent itself leaves.
-local expiry = redis.call('ZSCORE', KEYS[1], ARGV[1])
+-- Forget a replica, unless its agent came back meanwhile or it still has streams in flight to be looked after.
+-- KEYS: the pool's prefix. ARGV: replica, 1 when the agent itself leaves. Returns 1 when it is forgotten.
+local key = P .. ARGV[1] .. ':'
+local expiry = redis.call('ZSCORE', P .. 'leases', ARGV[1])
 if ARGV[2] ~= '1' and expiry and tonumber(expiry) > now_ms() then return 0 end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
+  if redis.call('HGET', P .. 'at', id) == ARGV[1] then return 0 end
+end
+redis.call('ZREM', P .. 'leases', ARGV[1])
+for _, name in ipairs({'board', 'models', 'desired'}) do redis.call('HDEL', P .. name, ARGV[1]) end
+redis.call('DEL', key .. 'info', key .. 'flight', key .. 'inbox', key .. 'prefix')
 return 1

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sim.text import Prompt, StopText, json_like, logprobs, pieces, words
+from inference.agent.engines.sim.text import Prompt, StopText, json_like, logprobs, pieces, skip, words
 from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Open
 from stream_fabric.ids import StreamId, derived_id
 
@@ -38,6 +38,7 @@ class Answer:
         spread = settings.length_max - settings.length_min + 1
         natural = settings.length_min + prompt.number("length", self._seed + choice) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
+        self._natural = asked is None
         self._pieces = self._plan(body, asked)
         self.tokens_made = 0
         self._told = 0
@@ -59,6 +60,9 @@ class Answer:
             return self._spell([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
         endless = words(self._prompt, self._seed, self.choice)
+        if self._prompt.continued:
+            said = skip(endless, self._prompt.continued)
+            self.length = max(1, self.length - said) if self._natural else self.length
         if asked:
             self._finish = "length"
         if stops:

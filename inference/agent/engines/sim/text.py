@@ -33,13 +33,20 @@ class Prompt:
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
+        self.continued = ""
+        """What of the answer has been said before: the request is to go on with it."""
         if "messages" in body:
-            parts = [f"<{m.get('role')}>{_content(m.get('content'))}" for m in body["messages"]]
+            messages = body["messages"]
+            if body.get("continue_final_message") and messages[-1].get("role") == "assistant":
+                *messages, last = messages
+                self.continued = _content(last.get("content"))
+            parts = [f"<{m.get('role')}>{_content(m.get('content'))}" for m in messages]
         else:
             parts = [_content(body.get("prompt"))]
-        self.data = "".join(parts).encode("utf-8", "replace")
+        asked = "".join(parts).encode("utf-8", "replace")
+        self.digest = hashlib.blake2b(asked, digest_size=16).digest()
+        self.data = asked + self.continued.encode("utf-8", "replace")
         self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
-        self.digest = hashlib.blake2b(self.data, digest_size=16).digest()
 
     def hashes(self, block_size: int) -> list[int]:
         """Of each full block of tokens, over it and all before it."""
@@ -75,6 +82,18 @@ def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
                 yield " " + (word.capitalize() if capital else word)
                 capital, worded = False, worded + 1
         block += 1
+
+
+def skip(tokens: Iterator[str], text: str) -> int:
+    """Take the tokens that the text is made of; how many they were. Raises ValueError when they say something else."""
+    count = 0
+    while text:
+        token = next(tokens)
+        if not text.startswith(token):
+            raise ValueError("the simulator would have said something else")
+        text = text[len(token) :]
+        count += 1
+    return count
 
 
 class StopText:

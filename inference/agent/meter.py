@@ -1,0 +1,95 @@
+"""What a replica does in a second, measured from what passes its agent. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_PREFILL_PER_S = 8000.0
+_TOKENS_PER_S = 20.0
+_SMOOTHING = 0.2
+_FADE = 0.98
+_WINDOW_S = 60.0
+_SAMPLES_MAX = 2000
+
+
+class Meter:
+    """Until something is measured, the figures are those of a small model on a middling GPU."""
+
+    def __init__(self, now: float) -> None:
+        self.prefill_per_s = _PREFILL_PER_S
+        """Prompt tokens, the best of late: what others' prefill takes in between is theirs."""
+        self.sequence_per_s = _TOKENS_PER_S
+        """Output tokens of one sequence."""
+        self.tokens_per_s = 0.0
+        """Output tokens of all."""
+        self.output_mean = 0.0
+        self.bytes_per_token = 4.0
+        self._measured = False
+        self._made = 0
+        self._ticked_at = now
+        self._waits: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_MAX)
+
+    def receive_prompt(self, body_bytes: int, tokens: int) -> None:
+        """The engine has told how many tokens a request's prompt has."""
+        if tokens:
+            self.bytes_per_token += _SMOOTHING * (min(max(body_bytes / tokens, 1.0), 16.0) - self.bytes_per_token)
+
+    def receive_first(self, uncached_tokens: int, took_s: float, now: float) -> None:
+        """A request's first token has come, so long after it was submitted."""
+        sample = uncached_tokens / max(took_s, 1e-4)
+        if uncached_tokens >= 64:  # of less, the time is that of a step
+            best = self.prefill_per_s * _FADE if self._measured else 0.0
+            self.prefill_per_s, self._measured = max(best, sample, 1.0), True
+        self._waits.append((now, max(0.0, took_s - uncached_tokens / self.prefill_per_s) * 1000))
+
+    def receive_tokens(self, count: int) -> None:
+        self._made += count
+
+    def receive_end(self, output_tokens: int) -> None:
+        if output_tokens:
+            self.output_mean += (_SMOOTHING if self.output_mean else 1.0) * (output_tokens - self.output_mean)
+
+    def tick(self, decoding: int, now: float) -> None:
+        """Once a second; ``decoding``: sequences that have had their first token."""
+        passed_s, made = now - self._ticked_at, self._made
+        if passed_s <= 0:
+            return
+        self._ticked_at, self._made = now, 0
+        self.tokens_per_s = made / passed_s
+        if decoding and made:
+            self.sequence_per_s += _SMOOTHING * (made / passed_s / decoding - self.sequence_per_s)
+        while self._waits and now - self._waits[0][0] > _WINDOW_S:
+            self._waits.popleft()
+
+    @property
+    def queue_p99_ms(self) -> float:
+        """Time to the first token beyond the prompt's own computation, of the last minute."""
+        waits = sorted(wait for _, wait in self._waits)
+        return waits[min(len(waits) - 1, int(len(waits) * 0.99))] if waits else 0.0
+
+
+class Breaker:
+    """Takes a replica out of placement when its engine fails request after request, and tries it again with one."""
+
+    def __init__(self, failures_max: int = 5, open_s: float = 2.0, open_s_max: float = 60.0) -> None:
+        self._failures_max = failures_max
+        self._open_s_first, self._open_s_max = open_s, open_s_max
+        self._failures = 0
+        self._open_s = open_s
+        self._until = 0.0
+
+    def receive_success(self) -> None:
+        self._failures, self._until, self._open_s = 0, 0.0, self._open_s_first
+
+    def receive_failure(self, now: float) -> None:
+        self._failures += 1
+        if self._failures >= self._failures_max and now >= self._until:
+            if self._until:
+                self._open_s = min(self._open_s * 2, self._open_s_max)
+            self._until = now + self._open_s
+
+    def room(self, room: int, now: float) -> int:
+        """Of so much room, what may be used: all, none, or one request for a try."""
+        if not self._until:
+            return room
+        return 0 if now < self._until else 1

@@ -1,0 +1,13 @@
+-- Take streams out of the queue: they were cancelled, or waited too long. KEYS: the pool's prefix. ARGV: streams.
+-- Returns how many were there.
+local count = 0
+for _, id in ipairs(ARGV) do
+  for tier = 0, TIERS - 1 do
+    if redis.call('ZSCORE', P .. 'q' .. tier, id) then
+      forget(id, tier)
+      redis.call('HDEL', P .. 'work', id)
+      count = count + 1
+    end
+  end
+end
+return count

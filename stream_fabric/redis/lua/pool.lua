@@ -1,0 +1,109 @@
+-- Put before the scripts of a pool, whose keys share the slot of KEYS[1], its prefix "sg:{pool:<name>}:". Behind it:
+--   leases zset replica → expiry   board hash replica → seat   models hash replica → names, one a unit
+--   work hash stream → work   at hash stream → replica that has it, "" in the queue   pin:<session> replica
+--   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
+--   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue
+--   desired hash replica → state an operator asked for   <replica>:info JSON   <replica>:flight hash stream → costs
+--   <replica>:inbox stream
+-- The law is ``stream_fabric/placement.py``.
+local P = KEYS[1]
+local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
+local TIERS, SCAN_MAX, RATE_WINDOW_MS = 3, 64, 10000
+
+local function waiting_count()
+  local count = 0
+  for tier = 0, TIERS - 1 do count = count + redis.call('ZCARD', P .. 'q' .. tier) end
+  return count
+end
+
+local function position(id)
+  local before = 0
+  for tier = 0, TIERS - 1 do
+    local rank = redis.call('ZRANK', P .. 'q' .. tier, id)
+    if rank then return before + rank + 1 end
+    before = before + redis.call('ZCARD', P .. 'q' .. tier)
+  end
+  return 0
+end
+
+-- Put a stream into a replica's inbox and its costs on the replica's seat.
+local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms)
+  local key = P .. replica .. ':'
+  redis.call('HSET', key .. 'flight', id, string.format('%.17g %.17g %s', prefill_ms, decode_ms, session))
+  redis.call('XADD', key .. 'inbox', '*', 's', id, 'w', payload)
+  redis.call('HSET', P .. 'at', id, replica)
+  local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s =
+    struct.unpack(SEAT, redis.call('HGET', P .. 'board', replica))
+  local count = redis.call('HLEN', key .. 'flight')
+  redis.call('HSET', P .. 'board', replica, struct.pack(SEAT, expires, ready, slots, room, count,
+    prefill + prefill_ms, decode + decode_ms, prefill_s, decode_s))
+  if session ~= '' then redis.call('SET', P .. 'pin:' .. session, replica, 'PX', pin_ms) end
+  return count < room
+end
+
+-- Take a stream out of its tier's line.
+local function forget(id, tier)
+  redis.call('ZREM', P .. 'q' .. tier, id)
+  redis.call('ZREM', P .. 'late', id)
+  redis.call('HDEL', P .. 'ask', id)
+  redis.call('HDEL', P .. 'at', id)
+  if redis.call('EXISTS', P .. 'q' .. tier) == 1 then return false end
+  redis.call('DEL', P .. 'f' .. tier)
+  redis.call('HDEL', P .. 'stat', 'v' .. tier)
+  return true
+end
+
+local function asked(id)
+  return string.match(redis.call('HGET', P .. 'ask', id),
+    '^(%d+)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)$')
+end
+
+local function next_waiting(serves, now)
+  for tier = 0, TIERS - 1 do
+    local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1)
+    for _, id in ipairs(line) do
+      local _, _, model, session, prompt, output, wait_until = asked(id)
+      if serves[model] and tonumber(wait_until) > now then
+        return id, tier, session, tonumber(prompt), tonumber(output)
+      end
+    end
+  end
+end
+
+local function count_popped(now)
+  local v = redis.call('HMGET', P .. 'stat', 'popped', 'since')
+  local popped, since = tonumber(v[1] or 0) + 1, tonumber(v[2] or 0)
+  if now - since >= RATE_WINDOW_MS then
+    if since > 0 then
+      redis.call('HSET', P .. 'stat', 'rate', string.format('%.17g', popped * 1000 / (now - since)))
+    end
+    popped, since = 0, now
+  end
+  redis.call('HSET', P .. 'stat', 'popped', popped, 'since', string.format('%.17g', since))
+end
+
+-- Whoever is first in line goes to the replica, for as long as it has room.
+local function pull(replica, now, pin_ms)
+  local taken = {}
+  local packed = redis.call('HGET', P .. 'board', replica)
+  if not packed then return taken end
+  local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
+  local has_room = ready == 1 and count < room
+  local serves
+  while has_room do
+    if not serves then
+      if waiting_count() == 0 then break end
+      serves = {}
+      for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
+    end
+    local id, tier, session, prompt, output = next_waiting(serves, now)
+    if not id then break end
+    local start = redis.call('ZSCORE', P .. 'q' .. tier, id)
+    if not forget(id, tier) then redis.call('HSET', P .. 'stat', 'v' .. tier, start) end
+    count_popped(now)
+    has_room = hand(id, redis.call('HGET', P .. 'work', id), replica, prompt / prefill_s * 1000,
+      output / decode_s * 1000, session, pin_ms)
+    taken[#taken + 1] = id
+  end
+  return taken
+end

@@ -1,0 +1,61 @@
+-- What an agent says of itself: which streams have ended and, when it renews its lease, all that it runs. In flight is
+-- rebuilt from its own list and what it has not read yet: nothing counts up in one place and down in another.
+-- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
+--   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, how many ended, the ended streams; then of each
+--   running stream: id, session.
+-- Returns {state an operator asked for or '', how many were pulled from the queue, how many wait}.
+local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[13])
+local key = P .. replica .. ':'
+local now = now_ms()
+for i = 14, 13 + ended do
+  local id = ARGV[i]
+  local costs = redis.call('HGET', key .. 'flight', id)
+  redis.call('HDEL', key .. 'flight', id)
+  if redis.call('HGET', P .. 'at', id) == replica then
+    redis.call('HDEL', P .. 'at', id)
+    redis.call('HDEL', P .. 'work', id)
+  end
+  local session = costs and string.match(costs, '^%S+ %S+ (.+)$')
+  if session and redis.call('GET', P .. 'pin:' .. session) == replica then
+    redis.call('PEXPIRE', P .. 'pin:' .. session, ARGV[12])
+  end
+end
+local packed = redis.call('HGET', P .. 'board', replica)
+local expires = packed and struct.unpack('<d', packed) or 0
+local inbox = redis.call('XRANGE', key .. 'inbox', '-', '+')
+local unread = {}
+for i, entry in ipairs(inbox) do unread[i] = {entry[2][2], redis.call('HGET', key .. 'flight', entry[2][2])} end
+if ttl ~= '' then
+  expires = now + ttl
+  redis.call('ZADD', P .. 'leases', expires, replica)
+  redis.call('SET', key .. 'info', ARGV[11], 'PX', 3600000)
+  redis.call('HSET', P .. 'models', replica, ARGV[10])
+  redis.call('DEL', key .. 'flight')
+  for _, item in ipairs(unread) do
+    if item[2] then redis.call('HSET', key .. 'flight', item[1], item[2]) end
+  end
+  for i = 14 + ended, #ARGV, 2 do
+    redis.call('HSET', key .. 'flight', ARGV[i], '0 0 ' .. ARGV[i + 1])
+    redis.call('HSETNX', P .. 'at', ARGV[i], replica)
+  end
+  -- A pool that nobody renews any more leaves nothing behind, once the reapers had their time
+  redis.call('PEXPIRE', key .. 'flight', 3600000)
+  redis.call('PEXPIRE', key .. 'inbox', 3600000)
+  for _, name in ipairs({'leases', 'board', 'models', 'work', 'at', 'stat', 'desired'}) do
+    redis.call('PEXPIRE', P .. name, 3600000)
+  end
+end
+if ttl ~= '' or packed then
+  local prefill, decode = tonumber(ARGV[6]), tonumber(ARGV[7])
+  for _, item in ipairs(unread) do
+    local costs = item[2] and redis.call('HGET', key .. 'flight', item[1])
+    if costs then
+      local p, d = string.match(costs, '^(%S+) (%S+)')
+      prefill, decode = prefill + p, decode + d
+    end
+  end
+  redis.call('HSET', P .. 'board', replica, struct.pack(SEAT, expires, tonumber(ARGV[3]), tonumber(ARGV[4]),
+    tonumber(ARGV[5]), redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9])))
+end
+local taken = pull(replica, now, ARGV[12])
+return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting_count()}

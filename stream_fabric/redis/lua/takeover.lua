@@ -1,0 +1,16 @@
+-- A new epoch for a live stream whose producer can go on no more: another replica will append to it.
+-- KEYS: meta. ARGV: id, replica that had it, nonce of the new epoch, channel prefix, publish command.
+-- Returns {code, epoch, last}: 0 taken over, 1 not live, 2 has another producer, 3 no such stream.
+local m = KEYS[1]
+local v = redis.call('HMGET', m, 'e', 's', 'st', 'r', 'b')
+if not v[1] then return {3, '', 0} end
+local last = tonumber(v[2])
+if v[3] ~= 'live' then return {1, v[1], last} end
+if v[4] ~= '' and v[4] ~= ARGV[2] then return {2, v[1], last} end
+local n = epoch_number(v[1]) + 1
+local epoch = string.format('%d.%s', n, ARGV[3])
+redis.call('HSET', m, 'e', epoch, 'b', v[5] .. string.format('%d', n) .. ':' .. v[2] .. ' ', 'r', '', 'x', '0')
+if v[4] ~= '' then
+  redis.call(ARGV[5], ARGV[4] .. v[4], 'fence' .. UNIT .. ARGV[1] .. UNIT .. v[1] .. UNIT .. v[2])
+end
+return {0, epoch, last}

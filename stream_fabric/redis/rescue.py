@@ -1,0 +1,96 @@
+"""Streams that lose their producer: another replica takes them over, or they get their terminal.
+
+A dead replica's streams are looked after by whoever claims it first, a living agent's by itself. Every step is
+idempotent; what is left half-done is found again, because the stream stays on its replica's list until it is elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+
+import msgspec
+
+from stream_fabric.errors import DeadlineExceeded, StreamGwError
+from stream_fabric.frames import ErrorInfo
+from stream_fabric.ids import ReplicaId, StreamId
+from stream_fabric.limits import ATTEMPTS_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.placement import Placed, Queued, Refused
+from stream_fabric.redis.pool import Candidate, RedisPools, Work
+from stream_fabric.redis.streams import RedisStreamLog
+
+
+class Rescue:
+    def __init__(self, pools: RedisPools, streams: RedisStreamLog) -> None:
+        self._pools = pools
+        self._streams = streams
+
+    async def rescue(
+        self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError, *, comes_back: bool = False
+    ) -> None:
+        """Have another replica produce the stream; where that cannot be, end it with the error. ``comes_back``: the
+        replica's engine is being restarted, so that even the only replica of a model is worth waiting for.
+
+        Raises FabricUnavailable: nothing is lost by another call.
+        """
+        try:
+            work = await self._pools.work(pool, stream)
+        except msgspec.MsgspecError:  # another version's: nobody here could run it
+            work = None
+        others = (
+            []
+            if work is None
+            else [
+                Candidate(info.replica, 0)
+                for info in await self._pools.replicas(pool)
+                if info.replica != replica and work.request.model in info.models
+            ]
+        )
+        if work is None or work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
+            await self.end(pool, replica, stream, error)
+            return
+        taken = await self._streams.takeover(stream, replica, secrets.token_hex(4))
+        if taken is None:  # it has ended, or another has it
+            await self._pools.drop(pool, replica, [stream])
+            return
+        again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1)
+        placed = await self._pools.place(
+            pool, again, others, wait_s=wait_s(work), jitter=random.random(), instead=replica
+        )
+        if isinstance(placed, Refused):
+            await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))
+        else:
+            await self._streams.put_placement(stream, explain(again, placed))
+
+    async def end(self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError) -> None:
+        """Give the stream its terminal, and take it off the replica's list."""
+        await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error))
+        await self._pools.drop(pool, replica, [stream])
+
+
+def wait_s(work: Work) -> float:
+    """How long a request may wait in the queue."""
+    deadline_ms = work.request.deadline_unix_ms
+    left_s = deadline_ms / 1000 - time.time() if deadline_ms else QUEUE_WAIT_S_MAX
+    return min(max(left_s, 0.0), QUEUE_WAIT_S_MAX)
+
+
+def waited_too_long(seconds: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"no replica had room within {seconds:g} s; ask again later", retry_after_s=5)
+
+
+def explain(work: Work, placed: Placed | Queued) -> bytes:
+    """One placement, as it is told."""
+    return msgspec.json.encode(
+        {
+            "at_unix_ms": time.time_ns() // 1_000_000,
+            "attempt": work.attempt,
+            "replica": placed.replica if isinstance(placed, Placed) else None,
+            "reason": placed.reason if isinstance(placed, Placed) else "queued",
+            "position": placed.position if isinstance(placed, Queued) else 0,
+            "prompt_tokens": work.prompt_tokens,
+            "output_tokens": work.output_tokens,
+            "candidates": [scored._asdict() for scored in placed.candidates],
+        }
+    )

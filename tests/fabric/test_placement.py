@@ -1,0 +1,399 @@
+"""The law of placement and the scripts that implement it: the same answers to the same calls."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+import msgspec
+import pytest
+
+from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused, Seat, choose
+from stream_fabric.ports import EngineLoad, EngineRequest
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Work
+
+FAR_S = 3600.0
+QUEUE_MAX = 12
+
+
+_made = count(time.time_ns() // 1_000_000)
+
+
+def new_stream() -> StreamId:
+    """Ids in the order of their making, as streams have them that are made milliseconds apart."""
+    return new_stream_id(next(_made), os.urandom(10))
+
+
+class LawPool:
+    """The law behind the calls that ``RedisPools`` has."""
+
+    def __init__(self, queue_max: int) -> None:
+        self.state = PoolState(queue_max)
+
+    async def place(
+        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None
+    ) -> Placed | Queued | Refused:
+        names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
+        return self.state.place(ask, names, matched, _now_ms(), instead)
+
+    async def report(
+        self, info: ReplicaInfo, ended: Sequence[StreamId], running: dict[StreamId, str] | None
+    ) -> tuple[int, int]:
+        expires = _now_ms() + FAR_S * 1000
+        seat = info.seat()._replace(expires_ms=expires)
+        taken = self.state.report(info.replica, seat, info.models, ended, running, _now_ms())
+        return len(taken), sum(map(len, self.state.tiers))
+
+    async def leave(self, stream: StreamId) -> int:
+        return int(self.state.leave(stream))
+
+    async def line(self, streams: Sequence[StreamId]) -> list[int]:
+        return [self.state.position(stream) for stream in streams]
+
+    async def where(self, stream: StreamId) -> str | None:
+        return (self.state.at[stream] or "queue") if stream in self.state.at else None
+
+    async def flight(self, replica: ReplicaId) -> set[StreamId]:
+        return set(self.state.flights.get(replica, {}))
+
+    async def read_inbox(self, replica: ReplicaId) -> list[StreamId]:
+        streams, self.state.inboxes[replica] = self.state.inboxes.get(replica, []), []
+        return streams
+
+
+class RedisPool:
+    def __init__(self, client: RedisClient, queue_max: int) -> None:
+        self.client = client
+        self.pools = RedisPools(client, queue_max)
+        self.name = f"pool-{os.urandom(4).hex()}"
+
+    async def place(
+        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None
+    ) -> Placed | Queued | Refused:
+        wait_s = (ask.wait_until_ms - _now_ms()) / 1000
+        return await self.pools.place(
+            self.name, work_of(ask), candidates, wait_s=wait_s, jitter=ask.jitter, instead=instead
+        )
+
+    async def report(
+        self, info: ReplicaInfo, ended: Sequence[StreamId], running: dict[StreamId, str] | None
+    ) -> tuple[int, int]:
+        info = msgspec.structs.replace(info, pool=self.name)
+        ttl_s = None if running is None else FAR_S
+        reply = await self.pools.report(info, ttl_s=ttl_s, ended=ended, running=running)
+        return reply.pulled, reply.waiting
+
+    async def leave(self, stream: StreamId) -> int:
+        return await self.pools.leave(self.name, [stream])
+
+    async def line(self, streams: Sequence[StreamId]) -> list[int]:
+        return (await self.pools.line(self.name, streams))[1]
+
+    async def where(self, stream: StreamId) -> str | None:
+        return await self.pools.where(self.name, stream)
+
+    async def flight(self, replica: ReplicaId) -> set[StreamId]:
+        return set(await self.pools.in_flight(self.name, replica))
+
+    async def read_inbox(self, replica: ReplicaId) -> list[StreamId]:
+        inbox = Inbox(self.client, self.name, replica)
+        entries = await inbox.read(0.001)
+        if entries:
+            await inbox.done([entry_id for entry_id, _, _ in entries])
+        inbox.close()
+        return [stream for _, stream, _ in entries]
+
+
+def _now_ms() -> float:
+    return time.time() * 1000
+
+
+def work_of(ask: Ask) -> Work:
+    request = EngineRequest(ask.stream, "chat", ask.model, msgspec.Raw(b"{}"))
+    return Work(
+        request, "1.aa", ask.tenant, b"", 2.0, ask.tier, ask.session, ask.prompt_tokens, ask.output_tokens
+    )  # fmt: skip
+
+
+def info_of(
+    name: str, *, ready: bool = True, slots: int = 4, room: int = 5, prefill_ms: float = 0, decode_ms: float = 0,
+    prefill_per_s: float = 8000, decode_per_s: float = 2000, models: tuple[str, ...] = ("m",),
+) -> ReplicaInfo:  # fmt: skip
+    state = "ready" if ready else "draining"
+    return ReplicaInfo(
+        ReplicaId(name), "", "sim", models, state, EngineLoad(0, 0, slots), room=room, prefill_ms=prefill_ms,
+        decode_ms=decode_ms, prefill_per_s=prefill_per_s, decode_per_s=decode_per_s,
+    )  # fmt: skip
+
+
+def ask(
+    *, tenant: str = "acme", tier: int = 1, session: str = "", prompt: int = 1000, output: int = 100,
+    wait_s: float = 60, jitter: float = 0.0, model: str = "m",
+) -> Ask:  # fmt: skip
+    until = _now_ms() + wait_s * 1000
+    return Ask(new_stream(), TenantId(tenant), tier, model, session, prompt, output, until, jitter)
+
+
+Pool = LawPool | RedisPool
+
+
+@pytest.fixture(params=["law", "redis", "cluster"])
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
+    if request.param == "law":
+        yield LawPool(QUEUE_MAX)
+        return
+    client = RedisClient(request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url"))
+    await client.start()
+    yield RedisPool(client, QUEUE_MAX)
+    await client.close()
+
+
+def to(*names: str, **matched: int) -> list[Candidate]:
+    return [Candidate(ReplicaId(name), matched.get(name, 0)) for name in names]
+
+
+async def placed(pool: Pool, asked: Ask, candidates: Sequence[Candidate]) -> tuple[str, str]:
+    reply = await pool.place(asked, candidates, None)
+    assert isinstance(reply, Placed), reply
+    return reply.replica, reply.reason
+
+
+async def test_least_time_to_the_first_token_wins(pool: Pool) -> None:
+    await pool.report(info_of("a", prefill_ms=400), [], {})
+    await pool.report(info_of("b", prefill_ms=100), [], {})
+    assert await placed(pool, ask(), to("a", "b")) == ("b", "load")
+    # A prefix that saves more than the wait costs
+    assert await placed(pool, ask(prompt=8000), to("a", "b", a=7000)) == ("a", "prefix")
+
+
+async def test_what_placement_adds_counts_until_the_agent_says_otherwise(pool: Pool) -> None:
+    for name in ("a", "b"):
+        await pool.report(info_of(name), [], {})
+    took = Counter([(await placed(pool, ask(jitter=k / 10), to("a", "b")))[0] for k in range(8)])
+    assert took == {"a": 4, "b": 4}
+
+
+async def test_a_session_stays_until_its_replica_is_over_the_bound(pool: Pool) -> None:
+    for name in ("a", "b", "c"):
+        await pool.report(info_of(name, slots=100, room=125), [], {})
+    first, _ = await placed(pool, ask(session="s", jitter=0.5), to("a", "b", "c"))
+    for jitter in (0.1, 0.9, 0.4):
+        await pool.read_inbox(ReplicaId(first))
+        await pool.report(info_of(first, slots=100, room=125, prefill_ms=50), [], {})
+        assert await placed(pool, ask(session="s", jitter=jitter), to("a", "b", "c")) == (first, "pin")
+    await pool.report(info_of(first, slots=100, room=125, prefill_ms=60_000), [], {})
+    elsewhere, reason = await placed(pool, ask(session="s"), to("a", "b", "c"))
+    assert elsewhere != first and reason == "load"
+    assert await placed(pool, ask(session="s"), to("a", "b", "c")) == (elsewhere, "pin")
+
+
+async def test_no_prefix_leads_into_an_overloaded_replica(pool: Pool) -> None:
+    await pool.report(info_of("hot", slots=100, room=125, decode_ms=50_000), [], {})
+    for name in ("b", "c"):
+        await pool.report(info_of(name, slots=100, room=125, decode_ms=1000), [], {})
+    replica, reason = await placed(pool, ask(prompt=40_000), to("hot", "b", "c", hot=40_000))
+    assert replica != "hot" and reason == "spill"
+
+
+async def test_above_85_percent_hits_spill_more_the_fuller(pool: Pool) -> None:
+    running = {new_stream(): "" for _ in range(95)}
+    reasons = []
+    for jitter in (0.0, 0.2, 0.4, 0.6, 0.99):
+        await pool.report(info_of("full", slots=100, room=100, prefill_ms=200), [], running)
+        await pool.report(info_of("free", slots=100, room=100, prefill_ms=50), [], {})
+        reply = await pool.place(ask(prompt=8000, jitter=jitter), to("full", "free", full=8000), None)
+        assert isinstance(reply, Placed)
+        reasons.append(reply.replica)
+        await pool.read_inbox(reply.replica)
+    assert reasons == ["full", "full", "free", "free", "free"]
+
+
+async def test_asked_again_the_answer_is_the_same_and_nothing_is_handed_out_twice(pool: Pool) -> None:
+    await pool.report(info_of("a", room=1), [], {})
+    first, second = ask(), ask()
+    assert (await placed(pool, first, to("a")))[0] == "a"
+    assert isinstance(await pool.place(second, to("a"), None), Queued)
+    assert (await placed(pool, first, to("a")))[0] == "a"
+    again = await pool.place(second, to("a"), None)
+    assert isinstance(again, Queued) and again.position == 1
+    assert await pool.read_inbox(ReplicaId("a")) == [first.stream]
+
+
+async def test_who_waits_goes_when_a_slot_frees_better_tiers_first_and_fair_between_tenants(pool: Pool) -> None:
+    await pool.report(info_of("a", slots=1, room=1), [], {})
+    running = ask()
+    await placed(pool, running, to("a"))
+    greedy = [ask(tenant="greedy") for _ in range(5)]
+    late = [ask(tenant="modest") for _ in range(2)]
+    batch, urgent = ask(tier=2), ask(tier=0)
+    for waiting in (batch, *greedy, *late, urgent):
+        assert isinstance(await pool.place(waiting, to("a"), None), Queued)
+    assert await pool.line([urgent.stream, greedy[0].stream, late[0].stream, batch.stream]) == [1, 2, 3, 9]
+    order: list[StreamId] = []
+    await pool.read_inbox(ReplicaId("a"))
+    ended = running.stream
+    for _ in range(9):
+        pulled, _ = await pool.report(info_of("a", slots=1, room=1), [ended], None)
+        assert pulled == 1
+        (ended,) = await pool.read_inbox(ReplicaId("a"))
+        order.append(ended)
+    g, m = [a.stream for a in greedy], [a.stream for a in late]
+    assert order == [urgent.stream, g[0], m[0], g[1], m[1], *g[2:], batch.stream]
+    assert await pool.report(info_of("a", slots=1, room=1), [ended], None) == (0, 0)
+
+
+async def test_the_queue_is_bounded_and_says_when_to_come_back(pool: Pool) -> None:
+    await pool.report(info_of("a", room=1), [], {})
+    await placed(pool, ask(), to("a"))
+    for _ in range(QUEUE_MAX):
+        assert isinstance(await pool.place(ask(), to("a"), None), Queued)
+    refused = await pool.place(ask(), to("a"), None)
+    assert isinstance(refused, Refused) and refused.retry_after_s >= 1
+
+
+async def test_who_came_first_is_not_overtaken_when_room_comes_up(pool: Pool) -> None:
+    """A replica joins: the next request's place finds room there, and the one before it in line gets it."""
+    first, second = ask(), ask()
+    assert isinstance(await pool.place(first, [], None), Queued)
+    await pool.report(info_of("a", room=1, models=("other",)), [], {})
+    await pool.report(info_of("b", room=1, ready=False), [], {})
+    assert isinstance(await pool.place(second, to("b"), None), Queued)
+    await pool.report(info_of("b", room=1), [], {})
+    assert await pool.where(first.stream) == "b"
+
+
+async def test_what_leaves_or_waits_too_long_is_not_handed_out(pool: Pool) -> None:
+    gone, overdue, kept = ask(), ask(wait_s=0), ask()
+    for waiting in (gone, overdue, kept):
+        assert isinstance(await pool.place(waiting, [], None), Queued)
+    assert await pool.leave(gone.stream) == 1
+    assert await pool.leave(gone.stream) == 0
+    pulled, waiting_count = await pool.report(info_of("a"), [], {})
+    assert (pulled, waiting_count) == (1, 1)
+    assert await pool.where(kept.stream) == "a"
+    assert await pool.where(overdue.stream) == "queue"
+    assert await pool.where(gone.stream) is None
+
+
+async def test_a_stream_is_taken_from_a_replica_that_can_run_it_no_more(pool: Pool) -> None:
+    for name in ("a", "b"):
+        await pool.report(info_of(name), [], {})
+    asked = ask()
+    assert (await placed(pool, asked, to("a")))[0] == "a"
+    moved = await pool.place(asked, to("b"), ReplicaId("a"))
+    assert isinstance(moved, Placed) and moved.replica == "b"
+    assert await pool.flight(ReplicaId("a")) == set()
+    # Who comes second finds it there
+    assert (await pool.place(asked, to("a"), ReplicaId("a"))) == Placed(ReplicaId("b"), "only", ())
+    # and the first one's late word that it has ended does not take it from the second
+    await pool.report(info_of("a"), [asked.stream], None)
+    assert await pool.where(asked.stream) == "b"
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["redis", "cluster"])
+async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.FixtureRequest) -> None:
+    """Random lives of a pool, the same calls to both: the same answers, scores and positions at every step."""
+    client = RedisClient(request.getfixturevalue("redis_url" if kind == "redis" else "redis_cluster_url"))
+    await client.start()
+    law, real = LawPool(QUEUE_MAX), RedisPool(client, QUEUE_MAX)
+    rng = random.Random(seed)
+    names = [f"r{k}" for k in range(rng.choice([1, 3, 6]))]
+    known: list[Ask] = []
+    running: dict[str, dict[StreamId, str]] = {name: {} for name in names}
+    kinds = Counter[str]()
+    for _ in range(150):
+        match rng.choice(["place"] * 5 + ["again", "end", "end", "renew", "read", "read", "leave", "move"]):
+            case "place":
+                asked = ask(
+                    tenant=rng.choice("xyz"), tier=rng.randrange(3), session=rng.choice(["", "", "s1", "s2"]),
+                    prompt=rng.choice([1, 50, 3000, 40_000]), output=rng.choice([1, 200, 4000]),
+                    wait_s=rng.choice([0, 600, 600]), jitter=rng.random(), model=rng.choice(["m", "m", "lora"]),
+                )  # fmt: skip
+                known.append(asked)
+                some = rng.sample(names, rng.randint(0, len(names)))
+                candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
+                ours, theirs = await law.place(asked, candidates, None), await real.place(asked, candidates, None)
+                _check_same(ours, theirs)
+                kinds[type(ours).__name__] += 1
+            case "again" if known:
+                asked = rng.choice(known)
+                if await law.where(asked.stream) is not None:
+                    _check_same(await law.place(asked, [], None), await real.place(asked, [], None))
+            case "move" if known:
+                asked = rng.choice(known)
+                at = await law.where(asked.stream)
+                if at not in (None, "queue"):
+                    assert at is not None
+                    running[at].pop(asked.stream, None)
+                    others = to(*(n for n in names if n != at))
+                    moved = [await pool.place(asked, others, ReplicaId(at)) for pool in (law, real)]
+                    _check_same(*moved)
+            case "end":
+                name = rng.choice(names)
+                ended = [s for s in running[name] if rng.random() < 0.5]
+                for stream in ended:
+                    del running[name][stream]
+                info = _random_info(rng, name)
+                assert await law.report(info, ended, None) == await real.report(info, ended, None)
+            case "renew":
+                name = rng.choice(names)
+                info = _random_info(rng, name)
+                assert await law.report(info, [], running[name]) == await real.report(info, [], running[name])
+            case "read":
+                name = rng.choice(names)
+                mine = await law.read_inbox(ReplicaId(name))
+                assert mine == await real.read_inbox(ReplicaId(name))
+                sessions = {a.stream: a.session for a in known}
+                running[name] |= {s: sessions[s] for s in mine if await law.where(s) == name}
+            case "leave" if known:
+                stream = rng.choice(known).stream
+                assert await law.leave(stream) == await real.leave(stream)
+        streams = [a.stream for a in known]
+        if streams:
+            assert await law.line(streams) == await real.line(streams)
+        for asked in known[-30:]:
+            assert await law.where(asked.stream) == await real.where(asked.stream)
+        for name in names:
+            assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
+    assert len(kinds) > 1, kinds
+    await client.close()
+
+
+def _random_info(rng: random.Random, name: str) -> ReplicaInfo:
+    return info_of(
+        name, ready=rng.random() < 0.85, slots=rng.choice([1, 4]), room=rng.choice([1, 3, 5]),
+        prefill_ms=rng.choice([0, 10.5, 4000]), decode_ms=rng.choice([0, 33.25, 90_000]),
+        prefill_per_s=rng.choice([800.5, 8000, 20_000]), decode_per_s=rng.choice([100, 2000]),
+        models=rng.choice([("m",), ("m", "lora")]),
+    )  # fmt: skip
+
+
+def _check_same(ours: Placed | Queued | Refused, theirs: Placed | Queued | Refused) -> None:
+    assert type(ours) is type(theirs), (ours, theirs)
+    if isinstance(ours, Refused) or isinstance(theirs, Refused):
+        assert ours == theirs
+        return
+    assert ours[:-1] == theirs[:-1]
+    assert len(ours.candidates) == len(theirs.candidates)
+    for mine, other in zip(ours.candidates, theirs.candidates, strict=True):
+        assert (mine.replica, mine.matched_tokens, mine.in_flight, mine.barred) == (
+            other.replica, other.matched_tokens, other.in_flight, other.barred,
+        )  # fmt: skip
+        assert other.score_ms == pytest.approx(mine.score_ms)
+        assert other.load_ms == pytest.approx(mine.load_ms)
+
+
+def test_every_candidate_is_explained() -> None:
+    seat = Seat(1e15, True, 4, 5, 0, 0.0, 0.0, 8000.0, 2000.0)
+    seats = [seat, None, seat._replace(in_flight=5), seat._replace(ready=False), seat._replace(decode_ms=1e6)]
+    names = [ReplicaId(f"r{k}") for k in range(5)]
+    choice = choose(names, seats, [100, 0, 0, 0, 5000], ask(), "", 0.0)
+    assert [c.barred for c in choice.candidates] == ["", "dead", "full", "dead", "over"]
+    assert (choice.taken, choice.reason) == (0, "spill")
