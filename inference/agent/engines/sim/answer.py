@@ -61,8 +61,11 @@ class Answer:
         stops = body.get("stop") or []
         endless = words(self._prompt, self._seed, self.choice)
         if self._prompt.continued:
-            said = skip(endless, self._prompt.continued)
-            self.length = max(1, self.length - said) if self._natural else self.length
+            said, endless = skip(endless, self._prompt.continued)
+            if self._natural:
+                if said >= self.length:  # all has been said but that it is the end
+                    endless = iter([""])
+                self.length = max(1, self.length - said)
         if asked:
             self._finish = "length"
         if stops:

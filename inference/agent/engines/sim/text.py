@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -84,16 +85,19 @@ def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
         block += 1
 
 
-def skip(tokens: Iterator[str], text: str) -> int:
-    """Take the tokens that the text is made of; how many they were. Raises ValueError when they say something else."""
+def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:
+    """Take the tokens that the text is made of: how many they were, and what follows them. Raises ValueError when they
+    say something else."""
     count = 0
     while text:
         token = next(tokens)
         if not text.startswith(token):
+            if token.startswith(text):  # its end was held back, for it might have begun a stop string
+                return count, chain([token[len(text) :]], tokens)
             raise ValueError("the simulator would have said something else")
         text = text[len(token) :]
         count += 1
-    return count
+    return count, tokens
 
 
 class StopText:

@@ -1,0 +1,67 @@
+"""What an agent measures of its engine, and when it stops sending it requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.agent.meter import Breaker, Meter
+
+
+def test_speeds_settle_at_what_passes() -> None:
+    meter = Meter(0.0)
+    for second in range(1, 60):
+        meter.receive_tokens(4 * 50)
+        meter.tick(4, float(second))
+    assert meter.tokens_per_s == 200
+    assert meter.sequence_per_s == pytest.approx(50, rel=0.01)
+    meter.tick(0, 61.0)
+    assert meter.sequence_per_s == pytest.approx(50, rel=0.01), "idle tells nothing of the speed"
+
+
+def test_prefill_is_what_it_can_be_not_what_others_left_of_it() -> None:
+    meter = Meter(0.0)
+    for k in range(100):
+        meter.receive_first(2000, 0.1 if k % 5 == 0 else 0.5, float(k))
+    assert 18_000 < meter.prefill_per_s <= 20_000
+    before = meter.prefill_per_s
+    meter.receive_first(3, 0.5, 200.0)  # a short prompt's time is a step's
+    assert meter.prefill_per_s == before
+
+
+def test_queue_time_is_what_the_prompts_computation_does_not_explain() -> None:
+    meter = Meter(0.0)
+    for k in range(200):
+        meter.receive_first(2000, 0.1, k / 100)
+    assert meter.queue_p99_ms < 5
+    for k in range(10):
+        meter.receive_first(2000, 3.1, 2 + k / 100)
+    assert meter.queue_p99_ms == pytest.approx(3000, rel=0.05)
+    meter.tick(0, 100.0)
+    assert meter.queue_p99_ms == 0, "of the last minute"
+
+
+def test_bytes_per_token_stays_within_reason() -> None:
+    meter = Meter(0.0)
+    for _ in range(50):
+        meter.receive_prompt(300, 100)
+    assert meter.bytes_per_token == pytest.approx(3, rel=0.01)
+    for _ in range(50):
+        meter.receive_prompt(10_000_000, 1)
+    assert meter.bytes_per_token <= 16
+
+
+def test_the_breaker_opens_after_failures_in_a_row_and_tries_with_one_request() -> None:
+    breaker = Breaker(failures_max=3, open_s=2, open_s_max=5)
+    for _ in range(2):
+        breaker.receive_failure(0.0)
+    assert breaker.room(10, 0.0) == 10
+    breaker.receive_success()
+    for _ in range(3):
+        breaker.receive_failure(1.0)
+    assert [breaker.room(10, at) for at in (1.0, 2.9, 3.1)] == [0, 0, 1]
+    breaker.receive_failure(3.1)  # the try failed: twice as long, bounded
+    assert [breaker.room(10, at) for at in (3.2, 7.0, 7.2)] == [0, 0, 1]
+    breaker.receive_failure(7.2)
+    assert [breaker.room(10, at) for at in (12.1, 12.3)] == [0, 1]
+    breaker.receive_success()
+    assert breaker.room(10, 12.4) == 10
