@@ -215,7 +215,9 @@ class Gateway:
         # stream does not exist, and a stream that no replica claims is ended by the watchdog.
         calls: list[Awaitable[Any]] = [
             self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name, work.request.model),
-            self._pools.place(pool, work, candidates, wait_s=wait_s(work), jitter=random.random()),
+            self._pools.place(
+                pool, work, candidates, wait_s=wait_s(work, self.settings.queue_wait_s), jitter=random.random()
+            ),
         ]
         if user is not None:
             calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))

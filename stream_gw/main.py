@@ -60,7 +60,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         partitions = await check_partitions(client, settings.partitions)
         async with asyncio.TaskGroup() as tasks:
             streams = RedisStreamLog(client, partitions)
-            pools = RedisPools(client)
+            pools = RedisPools(client, settings.queue_max)
             directory = Directory(pools)
             hub = Hub(name, streams, directory, tasks)
             if partitions.new:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
 from stream_fabric.settings import FabricSettings
 
 
@@ -22,6 +23,12 @@ class GatewaySettings(FabricSettings):
     )
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long open streams may go on")
     drain_spread_s: float = Field(5.0, ge=0, le=600, description="Reconnect hints are spread over so long")
+    queue_max: int = Field(
+        QUEUE_MAX, ge=0, le=1_000_000, description="Requests that may wait for a replica in a pool; over: 503 pool_full"
+    )
+    queue_wait_s: float = Field(
+        QUEUE_WAIT_S_MAX, ge=0, le=3600, description="How long a request may wait for a replica; then it fails"
+    )
     plain_grace_s: float = Field(
         2.0, ge=0, le=3600, description="A plain stream is cancelled so long after its last reader left"
     )

@@ -46,8 +46,8 @@ _VANISHED_S = 30.0
 """Readers whose gateway died get so long to come back elsewhere, whatever the stream's own grace."""
 _ENDED_BYTES_MAX = 64 << 20
 _INBOX_BLOCK_S = 1.0
-_REPORT_SOON_S = 0.01
-"""Streams that end within so long are reported together."""
+_REPORT_SOON_S = 0.02
+"""First tokens and ends within so long are reported together."""
 _RETRY_S = 0.25
 _LOST_CODES = frozenset({EngineLost.code, "engine_unreachable", "upstream_truncated"})
 """Failures that are the replica's, not the request's: another may do better."""
@@ -369,6 +369,7 @@ class Agent:
         cached = stream.producer.usage.cached or stream.matched_tokens
         self.meter.receive_first(max(prompt - cached, 0), now - stream.started_at, now)
         self.breaker.receive_success()
+        self._report_soon()
 
     def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
         self.meter.receive_prompt(len(stream.work.request.body), tokens)
@@ -493,10 +494,10 @@ class Agent:
     def _report_soon(self) -> None:
         if not self._reporting:
             self._reporting = True
-            self._spawn(self._report_ended())
+            self._spawn(self._report_once())
 
-    async def _report_ended(self) -> None:
-        """Tell the pool of room: whoever waits gets it."""
+    async def _report_once(self) -> None:
+        """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""
         await asyncio.sleep(_REPORT_SOON_S)
         self._reporting = False
         try:

@@ -8,13 +8,13 @@ import logging
 import random
 import secrets
 
-from stream_fabric.errors import FabricUnavailable, ReplicaLost
+from stream_fabric.errors import DeadlineExceeded, FabricUnavailable, ReplicaLost
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.limits import LEASE_TTL_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
+from stream_fabric.limits import LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.log import Head
 from stream_fabric.redis.pool import RedisPools
-from stream_fabric.redis.rescue import Rescue, waited_too_long
+from stream_fabric.redis.rescue import Rescue
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.wire import ReplyError
 
@@ -25,6 +25,7 @@ _SEEN_DEAD_S = 0.9
 _QUEUE = ReplicaId("(queue)")
 _HEADS_MAX = 500
 
+WAITED = DeadlineExceeded("no replica had room in time; ask again later")
 LOST = ReplicaLost("the replica that produced this stream died; ask again")
 
 
@@ -68,7 +69,7 @@ class Reaper:
         waiting = await self._pools.waiting(pool)
         if not waiting or not await self._pools.claim_rescue(pool, _QUEUE, REAP_EVERY_S / 2):
             return
-        error = ErrorInfo.of(waited_too_long(QUEUE_WAIT_S_MAX))
+        error = ErrorInfo.of(WAITED)
         overdue = await self._pools.waiting(pool, overdue=True)
         for stream in overdue:
             await self._streams.fence(stream, None, secrets.token_hex(4), error)

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from stream_fabric.errors import DeadlineExceeded, StreamGwError
+from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, QUEUE_WAIT_S_MAX
@@ -69,15 +69,11 @@ class Rescue:
         await self._pools.drop(pool, replica, [stream])
 
 
-def wait_s(work: Work) -> float:
+def wait_s(work: Work, most_s: float = QUEUE_WAIT_S_MAX) -> float:
     """How long a request may wait in the queue."""
     deadline_ms = work.request.deadline_unix_ms
-    left_s = deadline_ms / 1000 - time.time() if deadline_ms else QUEUE_WAIT_S_MAX
-    return min(max(left_s, 0.0), QUEUE_WAIT_S_MAX)
-
-
-def waited_too_long(seconds: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"no replica had room within {seconds:g} s; ask again later", retry_after_s=5)
+    left_s = deadline_ms / 1000 - time.time() if deadline_ms else most_s
+    return min(max(left_s, 0.0), most_s)
 
 
 def explain(work: Work, placed: Placed | Queued) -> bytes:

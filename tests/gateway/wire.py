@@ -284,7 +284,7 @@ def whole_events(body: bytes) -> list[Event]:
     at = 0
     while (stop := body.find(b"\n\n", at)) >= 0:
         lines = body[at:stop].split(b"\n")
-        while lines[0] == b": hb":
+        while lines[0] == b": hb" or lines[0].startswith(b": queued "):
             lines.pop(0)
         data = [line for line in lines if line.startswith(b"data: ")]
         ids = [line for line in lines if line.startswith(b"id: ")]

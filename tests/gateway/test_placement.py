@@ -1,0 +1,212 @@
+"""Placement as clients see it: sessions that stay, prefixes that are found, a queue that tells, deadlines, reasons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.pool import RedisPools
+from tests.gateway.processes import Process, Running
+from tests.gateway.wire import DONE, Gate, chat, events, refusal, text
+from tests.support.waiting import eventually
+
+NARROW, WIDE = "sim-narrow", "sim-wide"
+
+
+@pytest.fixture(scope="module")
+def narrow(platform: Running) -> Iterator[Gate]:
+    """A model with one replica that runs two requests, and a gateway that lets six wait, three seconds at most."""
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    sim = f"model={NARROW},itl_ms=10,ttft_ms=20,max_num_seqs=2"
+    with (
+        Process("agent", "--replica", "narrow", "--room-ratio", "1", "--sim", sim, **env),
+        platform.gateway("--queue-max", "6", "--queue-wait-s", "3") as process,
+    ):
+        yield Gate(process.facts["url"], process.pid, platform.key)
+
+
+@pytest.fixture(scope="module")
+def wide(platform: Running) -> Iterator[Gate]:
+    """A model with four replicas of small caches and slow prefill."""
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    sim = f"model={WIDE},itl_ms=2,ttft_ms=0,prefill_tokens_per_s=5000,max_num_seqs=16"
+    agents = [Process("agent", "--replica", f"wide{k}", "--sim", sim, **env) for k in range(4)]
+    try:
+        with platform.gateway() as process:
+            yield Gate(process.facts["url"], process.pid, platform.key)
+    finally:
+        for agent in agents:
+            agent.close()
+
+
+async def placement(gate: Gate, stream: str) -> dict[str, object]:
+    reply = await gate.ask("GET", f"/v1/streams/{stream}/placement")
+    assert reply.status == 200
+    found: dict[str, object] = reply.json
+    return found
+
+
+async def reasons(gate: Gate, stream: str) -> list[tuple[str, str]]:
+    """(reason, replica) of each placement, once it has been written down."""
+
+    async def told() -> list[tuple[str, str]]:
+        found = await placement(gate, stream)
+        return [(p["reason"], p["replica"]) for p in found["placements"]]  # type: ignore[attr-defined,index]
+
+    listed: list[tuple[str, str]] = await eventually(told, "the placement to be told")
+    return listed
+
+
+async def finish(gate: Gate, **more: object) -> str:
+    async with gate.create(chat(**{"tokens": 3, "model": WIDE, **more})) as exchange:  # type: ignore[arg-type]
+        body = await exchange.rest()
+        assert events(body)[-1].data == DONE
+        return str(exchange.headers["x-stream-id"])
+
+
+async def test_a_sessions_turns_stay_with_the_replica_that_holds_their_cache(wide: Gate) -> None:
+    history = [{"role": "user", "content": "Once upon a time " * 200}]
+    first = await finish(wide, messages=history, session_id="tale")
+    ((_, replica),) = await reasons(wide, first)
+    for turn in range(3):
+        history += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And then? {turn}"}]
+        stream = await finish(wide, messages=history, session_id="tale")
+        assert await reasons(wide, stream) == [("pin", replica)]
+    # Another tenant's session, or none, of the same name is another
+    other = await finish(wide, messages=[{"role": "user", "content": "Hi"}], session_id="tale2")
+    assert (await reasons(wide, other))[0][0] == "load"
+
+
+async def test_a_prefix_is_found_without_a_session_and_by_a_gateway_that_has_just_begun(
+    platform: Running, wide: Gate
+) -> None:
+    manual = [{"role": "system", "content": "The manual says: " + "turn the crank. " * 400}]
+    first = await finish(wide, messages=[*manual, {"role": "user", "content": "How?"}])
+    ((_, replica),) = await reasons(wide, first)
+
+    async def found_again() -> bool:
+        again = await finish(wide, messages=[*manual, {"role": "user", "content": "Why?"}])
+        return await reasons(wide, again) == [("prefix", replica)]
+
+    await eventually(found_again, "the replica to have told that it is free again")
+
+    async def known_to_a_new_gateway() -> bool:
+        with await asyncio.to_thread(platform.gateway) as process:
+            fresh = Gate(process.facts["url"], process.pid, platform.key)
+            stream = await finish(fresh, messages=[*manual, {"role": "user", "content": "Since when?"}])
+            return await reasons(fresh, stream) == [("prefix", replica)]
+
+    await eventually(known_to_a_new_gateway, "the replica's next renewal", 5)
+
+
+async def test_every_candidate_is_explained(wide: Gate) -> None:
+    stream = await finish(wide, messages=[{"role": "user", "content": "Explain"}])
+    await reasons(wide, stream)
+    found = await placement(wide, stream)
+    (placed,) = found["placements"]  # type: ignore[misc]
+    assert len(placed["candidates"]) == 4
+    assert {c["barred"] for c in placed["candidates"]} == {""}
+    best = min(c["score_ms"] for c in placed["candidates"])
+    assert next(c for c in placed["candidates"] if c["replica"] == placed["replica"])["score_ms"] == best
+    (producer,) = found["producers"]  # type: ignore[misc]
+    assert (producer["replica"], producer["attempt"], producer["epoch"]) == (placed["replica"], 1, 1)
+    refusal(
+        await Gate(wide.url, wide.pid, "sk-wrong").ask("GET", f"/v1/streams/{stream}/placement"), 401, "invalid_api_key"
+    )
+
+
+async def test_who_waits_hears_where_and_goes_in_order(narrow: Gate) -> None:
+    async with AsyncExitStack() as stack:
+        running = [await stack.enter_async_context(narrow.create(chat(150, seed=k, model=NARROW))) for k in range(2)]
+        for exchange in running:
+            await exchange.events(1)
+        batch = await stack.enter_async_context(narrow.create(chat(20, seed=5, model=NARROW, service_tier="batch")))
+        plain = await stack.enter_async_context(narrow.create(chat(20, seed=6, model=NARROW)))
+        socket = await stack.enter_async_context(narrow.socket())
+        await socket.create(1, chat(20, seed=7, model=NARROW, service_tier="priority"), queued=True)
+        told = await socket.until_t("queued", ch=1)
+        assert (told["position"], told["of"]) == (1, 3), "the better tier first"
+        seen = b""
+        while b": queued 3 of 3\n" not in seen:
+            seen += await batch.piece()
+        first = asyncio.create_task(plain.rest())
+        last = asyncio.create_task(batch.rest())
+        await socket.until_t("end", ch=1)
+        whole = events(await first)
+        assert whole[-1].data == DONE and text(whole)
+        assert events(await last)[-1].data == DONE
+        for exchange in running:
+            assert events(await exchange.rest())[-1].data == DONE
+
+
+async def until_idle(platform: Running, pool: str) -> None:
+    """The pool has been told that nothing runs or waits any more."""
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    pools = RedisPools(client)
+
+    async def idle() -> bool:
+        replicas = await pools.replicas(pool)
+        return not await pools.waiting(pool) and not any([await pools.in_flight(pool, r.replica) for r in replicas])
+
+    await eventually(idle, "the pool to be idle")
+    await client.close()
+
+
+async def test_a_queue_that_is_full_says_when_to_come_back(platform: Running, narrow: Gate) -> None:
+    await until_idle(platform, NARROW)
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(narrow.create(chat(400, seed=k, model=NARROW))) for k in range(8)]
+        assert all(exchange.status == 200 for exchange in opened)
+        reply = await narrow.ask("POST", "/v1/chat/completions", chat(1, model=NARROW))
+        error = refusal(reply, 503, "pool_full")
+        assert error["retriable"] is True
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        streams = [exchange.headers["x-stream-id"] for exchange in opened]
+        # Who leaves the queue makes room in it, also by cancelling
+        assert (await narrow.cancel(streams[7]))["result"] == "accepted"
+
+        async def room() -> bool:
+            return (
+                await narrow.ask("POST", "/v1/chat/completions", chat(1, model=NARROW) | {"background": True})
+            ).status == 200
+
+        await eventually(room, "room in the queue")
+        for stream in streams:
+            await narrow.cancel(stream)
+
+
+async def test_who_waits_too_long_is_told(platform: Running, narrow: Gate) -> None:
+    await until_idle(platform, NARROW)
+    async with AsyncExitStack() as stack:
+        for k in range(2):
+            exchange = await stack.enter_async_context(narrow.create(chat(2000, seed=k, model=NARROW)))
+            await exchange.events(1)
+            stack.push_async_callback(narrow.cancel, exchange.headers["x-stream-id"])
+        began = asyncio.get_running_loop().time()
+        async with narrow.create(chat(5, model=NARROW)) as waiting:
+            found = events(await waiting.rest())
+        assert 2.5 < asyncio.get_running_loop().time() - began < 6
+        assert found[-1].json["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_deadline_holds_in_the_queue_and_at_the_engine(platform: Running, narrow: Gate) -> None:
+    await until_idle(platform, NARROW)
+    body = chat(2000, model=NARROW, deadline_s=0.6)
+    async with AsyncExitStack() as stack:
+        began = asyncio.get_running_loop().time()
+        running = [await stack.enter_async_context(narrow.create(body | {"seed": k})) for k in range(2)]
+        waiting = await stack.enter_async_context(narrow.create(body | {"deadline_s": 0.3}))
+        for exchange in running:
+            found = events(await exchange.rest())
+            assert len(found) > 5
+            assert found[-1].json["error"]["code"] == "deadline_exceeded"
+        assert 0.5 < asyncio.get_running_loop().time() - began < 3
+        assert events(await waiting.rest())[-1].json["error"]["code"] == "deadline_exceeded"
+    # The engine was told, too: its slots are free
+    async with narrow.create(chat(3, model=NARROW)) as exchange:
+        assert events(await exchange.rest())[-1].data == DONE
