@@ -177,10 +177,10 @@ class LogReader:
             for replica in leases
         }
 
-    async def until_no_slot_is_taken(self) -> None:
+    async def until_no_slot_is_taken(self, within_s: float = 10.0) -> None:
         """Invariant 7."""
 
         async def free() -> bool:
             return not any((await self.in_flight()).values())
 
-        await eventually(free, "invariant 7: every in-flight list to be empty")
+        await eventually(free, "invariant 7: every in-flight list to be empty", within_s)
