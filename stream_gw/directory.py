@@ -69,7 +69,7 @@ class Directory:
             for info in replicas:
                 view = self._views.get(info.replica) or PrefixView()
                 if view.version != info.prefix_version:
-                    view = PrefixView(await self._pools.prefix(pool, info.replica), info.prefix_version)
+                    view.renew(await self._pools.prefix(pool, info.replica), info.prefix_version)
                 views[info.replica] = view
         self._views = views
 

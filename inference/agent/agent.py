@@ -18,22 +18,21 @@ from typing import Any
 
 import msgspec
 
-from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, said, spent
-from inference.agent.meter import Breaker, Meter
+from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, may_continue, said, spent
+from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
 from stream_fabric.cursor import BEGINNING, Cursor
 from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricUnavailable, ReplicaLost
 from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S, PREFIX_BLOCK_BYTES
+from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S
 from stream_fabric.log import UNIT, CreateCode, Head
 from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import Engine, EngineRequest, FrameSink
-from stream_fabric.prefix import PrefixLedger
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import ConnectionLost, Inbox, RedisPools, ReplicaInfo, ReplyError, Work
+from stream_fabric.redis.pool import ConnectionLost, Inbox, RedisPools, ReplyError, Work
 from stream_fabric.redis.reaper import LOST
 from stream_fabric.redis.rescue import Rescue
 from stream_fabric.redis.streams import RedisStreamLog
@@ -46,26 +45,17 @@ _VANISHED_S = 30.0
 """Readers whose gateway died get so long to come back elsewhere, whatever the stream's own grace."""
 _ENDED_BYTES_MAX = 64 << 20
 _INBOX_BLOCK_S = 1.0
-_REPORT_SOON_S = 0.02
-"""First tokens and ends within so long are reported together."""
 _RETRY_S = 0.25
-_LOST_CODES = frozenset({EngineLost.code, "engine_unreachable", "upstream_truncated"})
+_LOST_CODES = frozenset({EngineLost.code, "upstream_truncated"})
 """Failures that are the replica's, not the request's: another may do better."""
 
 
 class AgentPolicy(msgspec.Struct, frozen=True):
-    pool: str
-    engine: str
-    models: tuple[str, ...]
-    simulated: bool
-    lease_ttl_s: float
+    lease: LeasePolicy
     lease_renew_s: float
-    room_ratio: float
     drain_s: float
     standby: bool = False
     """Join the pool warm, and take requests only once an operator or a controller activates the replica."""
-    region: str = ""
-    hardware: str = ""
 
 
 class Agent:
@@ -82,24 +72,25 @@ class Agent:
         self._log = RedisStreamLog(client, partitions, replica)
         self._pools = RedisPools(client)
         self._rescue = Rescue(self._pools, self._log)
-        self._inbox = Inbox(client, policy.pool, replica)
+        self._inbox = Inbox(client, policy.lease.pool, replica)
         self.running: dict[StreamId, RunningStream] = {}
         self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
         self._ended_bytes = 0
-        self._unsaid: dict[StreamId, None] = {}
-        """Streams that have ended and that the pool has not been told of."""
-        self._reporting = False
-        self._loop = asyncio.get_running_loop()
-        self.meter = Meter(self._loop.time())
-        self.breaker = Breaker()
-        self.ledger = PrefixLedger()
-        self._published_version = 0
-        self._evicted_tokens = 0
-        self._clears = 0
         self._started = False
         self._active = not policy.standby
         self._draining = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lease = Lease(
+            policy.lease,
+            replica,
+            engine,
+            self._pools,
+            self.running.values,
+            lambda: self.state,
+            self._on_desired,
+            self._spawn,
+        )
         self._broken: EngineLost | None = None
         self.ready = asyncio.Event()
 
@@ -121,7 +112,7 @@ class Agent:
                 ]
                 await subscriber.wait_ready()
                 self._started = True
-                await self._renew()
+                await self._lease.renew()
                 background += [
                     tasks.create_task(self._renew_loop(), name="renew"),
                     tasks.create_task(self._check_loop(), name="check"),
@@ -181,10 +172,7 @@ class Agent:
             return
         stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time())
         self.running[name] = stream
-        if stream.hashes:
-            stream.believed_blocks = self.ledger.match(stream.hashes)
-            stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
-            self.ledger.touch(stream.hashes)
+        self._lease.receive_start(stream)
         if work.request.deadline_unix_ms:
             left_s = work.request.deadline_unix_ms / 1000 - time.time()
             self._loop.call_later(max(left_s, 0.0), self._overdue, stream)
@@ -211,7 +199,7 @@ class Agent:
 
     async def _give_up(self, stream: StreamId) -> None:
         error = EngineFailed("this replica cannot read the request; ask again")
-        await self._until_done(self._rescue.end, self.policy.pool, self.replica, stream, error)
+        await self._until_done(self._rescue.end, self.policy.lease.pool, self.replica, stream, error)
 
     def _overdue(self, stream: RunningStream) -> None:
         if not stream.closed and self.running.get(stream.work.request.stream) is stream:
@@ -249,12 +237,9 @@ class Agent:
         if self.running.get(name) is not stream:
             return
         del self.running[name]
-        self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
-        self._unsaid[name] = None
-        self._report_soon()
+        self._lease.receive_end(stream, whole=keep)
         if not keep:
             return
-        self.meter.receive_end(stream.tokens)
         self._ended[name] = (self._loop.time() + ENDED_KEPT_S, stream)
         self._ended_bytes += stream.producer.bytes_held
         while self._ended_bytes > _ENDED_BYTES_MAX:
@@ -285,9 +270,12 @@ class Agent:
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
         if error.http_status < 500:
             return False
-        self.breaker.receive_failure(self._loop.time())
+        self._lease.breaker.receive_failure(self._loop.time())
         if error.code not in _LOST_CODES or stream.work.attempt >= ATTEMPTS_MAX:
             return False
+        structure = [line for _, line in stream.producer.structure]
+        if stream.tokens and not may_continue(stream.work.request, structure):
+            return False  # told at once, not after another replica has looked
         self._hand_over(stream, EngineLost(error.message))
         return True
 
@@ -302,13 +290,13 @@ class Agent:
         self._engine.abort(name)
         comes_back = self._broken is None and not self._draining.is_set()
         rescue = partial(self._rescue.rescue, comes_back=comes_back)
-        await self._until_done(rescue, self.policy.pool, self.replica, name, error)
+        await self._until_done(rescue, self.policy.lease.pool, self.replica, name, error)
         stream.producer.stopped = True
         self._forget(stream, keep=False)
 
     async def _until_done(self, call: Any, *args: Any) -> None:
         """Call until the fabric takes it, or has been away for longer than this replica's lease lives."""
-        deadline = self._loop.time() + self.policy.lease_ttl_s * 2
+        deadline = self._loop.time() + self.policy.lease.ttl_s * 2
         while True:
             try:
                 await call(*args)
@@ -363,18 +351,10 @@ class Agent:
     # --- what the engine tells -----------------------------------------------------------------------------
 
     def on_first_token(self, stream: RunningStream) -> None:
-        now = self._loop.time()
-        stream.first_at = now
-        prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
-        cached = stream.producer.usage.cached or stream.matched_tokens
-        self.meter.receive_first(max(prompt - cached, 0), now - stream.started_at, now)
-        self.breaker.receive_success()
-        self._report_soon()
+        self._lease.receive_first_token(stream)
 
     def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
-        self.meter.receive_prompt(len(stream.work.request.body), tokens)
-        if stream.first_at is None and cached:
-            self.ledger.settle(stream.believed_blocks, cached * self.meter.bytes_per_token / PREFIX_BLOCK_BYTES)
+        self._lease.receive_prompt(stream, tokens, cached)
 
     def on_too_large(self, stream: RunningStream) -> None:
         self._engine.abort(stream.work.request.stream)
@@ -459,111 +439,30 @@ class Agent:
         while True:
             await asyncio.sleep(self.policy.lease_renew_s)
             try:
-                await self._renew()
+                await self._lease.renew()
             except FabricUnavailable as error:
                 log.warning("the lease cannot be renewed: %s", error)
 
-    async def _renew(self) -> None:
-        """Renew the lease with all that this replica runs, and publish what it holds of prompts."""
-        now = self._loop.time()
-        for stream in self.running.values():
-            self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
-            stream.metered_tokens = stream.tokens
-        self.meter.tick(sum(s.first_at is not None for s in self.running.values()), now)
-        self._tend_ledger()
-        if self.ledger.version != self._published_version:
-            version = self.ledger.version
-            await self._pools.put_prefix(self.policy.pool, self.replica, self.ledger.summary())
-            self._published_version = version
-        await self._report(renew=True)
-
-    def _tend_ledger(self) -> None:
-        """Follow what the engine says of its cache."""
-        load = self._engine.load()
-        block_tokens = PREFIX_BLOCK_BYTES / self.meter.bytes_per_token
-        self.ledger.bound(load.kv_capacity_tokens / block_tokens)
-        if load.kv_clears > self._clears:
-            self.ledger.clear()
-        elif load.kv_evicted_tokens > self._evicted_tokens and load.kv_capacity_tokens:
-            # Of what was thrown out, the ledger's share: the cache holds answers, too
-            share = len(self.ledger) * block_tokens / load.kv_capacity_tokens
-            evicted = (load.kv_evicted_tokens - self._evicted_tokens) / block_tokens
-            self.ledger.evict(int(evicted * min(share, 1.0)))
-        self._clears, self._evicted_tokens = load.kv_clears, load.kv_evicted_tokens
-
-    def _report_soon(self) -> None:
-        if not self._reporting:
-            self._reporting = True
-            self._spawn(self._report_once())
-
-    async def _report_once(self) -> None:
-        """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""
-        await asyncio.sleep(_REPORT_SOON_S)
-        self._reporting = False
-        try:
-            await self._report(renew=False)
-        except FabricUnavailable as error:
-            log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
-
-    async def _report(self, *, renew: bool) -> None:
-        ended = list(self._unsaid)
-        running = {name: stream.work.session for name, stream in self.running.items()} if renew else None
-        report = await self._pools.report(
-            self.info(), ttl_s=self.policy.lease_ttl_s if renew else None, ended=ended, running=running
-        )
-        for name in ended:
-            self._unsaid.pop(name, None)
-        match report.desired:
+    def _on_desired(self, state: str) -> None:
+        match state:
             case "draining":
                 self.drain()
             case "ready":
                 self._active = True
 
-    def info(self) -> ReplicaInfo:
-        """What the pool is told of this replica now."""
-        policy, meter, load = self.policy, self.meter, self._engine.load()
-        prefill = decode = 0.0
-        for stream in self.running.values():
-            if stream.first_at is None:
-                prefill += max(stream.work.prompt_tokens - stream.matched_tokens, 1)
-            # Of one that has made more than was expected, as much again by a tenth
-            decode += max(stream.work.output_tokens - stream.tokens, stream.tokens / 10)
-        decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
-        return ReplicaInfo(
-            self.replica,
-            policy.pool,
-            policy.engine,
-            policy.models,
-            self.state,
-            load,
-            policy.simulated,
-            room=self.breaker.room(max(1, int(load.slots * policy.room_ratio)), self._loop.time()),
-            prefill_ms=prefill / meter.prefill_per_s * 1000,
-            decode_ms=decode / decode_per_s * 1000,
-            prefill_per_s=meter.prefill_per_s,
-            decode_per_s=decode_per_s,
-            tokens_per_s=meter.tokens_per_s,
-            output_tokens_mean=meter.output_mean,
-            bytes_per_token=meter.bytes_per_token,
-            prefix_version=self._published_version,
-            queue_p99_ms=meter.queue_p99_ms,
-            region=policy.region,
-            hardware=policy.hardware,
-        )
-
     async def _finish(self) -> None:
         """Placement stops with the next report; what runs ends by itself or goes elsewhere."""
         try:
-            await self._renew()
+            await self._lease.renew()
             grace_s = 0.0 if self._broken is not None else self.policy.drain_s
             await self._until_quiet(self._loop.time() + grace_s)
             error = self._broken or ReplicaLost("the replica that produced this stream went away; ask again")
             for stream in list(self.running.values()):
                 if not stream.producer.status:
                     self._hand_over(stream, error)
-            await self._until_quiet(self._loop.time() + self.policy.lease_ttl_s)
-            await self._report(renew=True)
-            await self._pools.retire(self.policy.pool, self.replica, leaving=True)
+            await self._until_quiet(self._loop.time() + self.policy.lease.ttl_s)
+            await self._lease.renew()
+            await self._pools.retire(self.policy.lease.pool, self.replica, leaving=True)
         except FabricUnavailable as error:
             log.warning("left without telling the pool: %s", error)
 

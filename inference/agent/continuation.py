@@ -89,6 +89,17 @@ def continued(request: EngineRequest, before: Said) -> EngineRequest:
     return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)))
 
 
+def may_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
+    """Whether a stream of which these structural frames are known could be continued."""
+    body: dict[str, Any] = msgspec.json.decode(request.body)
+    try:
+        said(structure, body.get("n") or 1)
+        _check(request, body)
+    except CannotContinue:
+        return False
+    return True
+
+
 def spent(request: EngineRequest, before: Said) -> bool:
     """Whether the stream had made all the tokens it may."""
     body: dict[str, Any] = msgspec.json.decode(request.body)

@@ -13,11 +13,14 @@ import uvloop
 
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines import make_engine
+from inference.agent.lease import LeasePolicy
 from inference.agent.monitor import monitor
 from inference.agent.settings import AgentSettings
 from stream_fabric.ids import ReplicaId
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import check_partitions
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
@@ -25,32 +28,40 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
 
     Raises ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
     """
-    engine = make_engine(
-        settings.engine,
-        sim=settings.sim,
-        upstream=settings.upstream,
-        api_key=settings.upstream_api_key.get_secret_value(),
-        slots=settings.upstream_slots,
-    )
+    engine = make_engine(settings)
     client = RedisClient(settings.redis_url)
+    loop = asyncio.get_running_loop()
     try:
-        models = tuple(await engine.start())
+        # A model loads for minutes: a signal meanwhile ends the engine with us
+        starting = asyncio.ensure_future(engine.start())
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, starting.cancel)
+        try:
+            models = tuple(await starting)
+        except asyncio.CancelledError:
+            if not starting.cancelled():
+                raise
+            return
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         policy = AgentPolicy(
-            pool=settings.pool or models[0],
-            engine=settings.engine,
-            models=models,
-            simulated=settings.engine == "sim",
-            lease_ttl_s=settings.lease_ttl_s,
+            LeasePolicy(
+                pool=settings.pool or models[0],
+                engine=settings.engine,
+                models=models,
+                simulated=settings.engine == "sim",
+                ttl_s=settings.lease_ttl_s,
+                room_ratio=settings.room_ratio,
+                region=settings.region,
+                hardware=settings.hardware,
+            ),
             lease_renew_s=settings.lease_renew_s,
-            room_ratio=settings.room_ratio,
             drain_s=settings.drain_s,
+            standby=settings.standby,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
         agent = Agent(policy, replica, engine, client, partitions)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, agent.drain)
         async with monitor(agent, engine, settings.metrics_port), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(agent.run())

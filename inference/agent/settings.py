@@ -6,24 +6,42 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S
+from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.settings import FabricSettings
 
 
 class AgentSettings(FabricSettings):
-    engine: Literal["sim", "openai"] = Field(
-        "sim", description="What serves the model: the simulator, or a server by URL"
+    engine: Literal["sim", "openai", "vllm"] = Field(
+        "sim", description="What serves the model: the simulator, a server by URL, or vLLM started by the agent"
     )
     sim: str = Field("", description="The simulator's settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
     upstream: str = Field("", description="engine openai: the server's base URL, for example http://127.0.0.1:8000")
-    upstream_api_key: SecretStr = Field(SecretStr(""), description="engine openai: a bearer key for the server")
+    upstream_api_key: SecretStr = Field(SecretStr(""), description="engines openai, vllm: a bearer key for the server")
     upstream_slots: int = Field(
-        256, ge=1, le=100_000, description="engine openai: sequences the server runs at once (vLLM's max_num_seqs)"
+        256,
+        ge=1,
+        le=100_000,
+        description="engines openai, vllm: sequences the server runs at once (vLLM's max_num_seqs; vLLM is told)",
     )
+    model: str = Field("", description="engine vllm: the model's name or folder")
+    vllm_flags: str = Field(
+        "", description="engine vllm: vLLM's own flags, as a shell reads them; on the command line they follow --"
+    )
+    vllm_python: str = Field(
+        "",
+        description="engine vllm: the Python of vLLM's environment; empty: the vllm command of ours, or the PATH's",
+    )
+    vllm_start_s: float = Field(
+        VLLM_START_S_MAX, gt=0, le=86_400, description="engine vllm: a start that takes longer has failed"
+    )
+    kv_events: bool = Field(False, description="engine vllm: count what its prefix cache throws out; needs pyzmq")
     pool: str = Field("", max_length=128, description="The pool to join; empty: the first model served")
     replica: str = Field("", max_length=64, description="A name for the replica; empty: the host's and process's")
+    region: str = Field("", max_length=64, description="Where the replica is, as stream-gw replicas shows it")
+    hardware: str = Field("", max_length=64, description="What it runs on, as stream-gw replicas shows it")
+    standby: bool = Field(False, description="Join the pool warm: take requests only once activated")
     room_ratio: float = Field(
-        4.0,
+        1.25,
         ge=1,
         le=64,
         description="Streams in flight at most, as a multiple of the sequences the engine runs at once",

@@ -14,6 +14,7 @@ import pytest
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.lease import LeasePolicy
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import EngineFailed, EngineLost
 from stream_fabric.frames import End, decode
@@ -89,7 +90,11 @@ async def running(redis_url: str, sim: str = "itl_ms=5,ttft_ms=0") -> AsyncItera
     await client.start()
     pool = f"pool-{os.urandom(4).hex()}"
     agent = Agent(
-        AgentPolicy(pool, "sim", models, True, 3.0, 1.0, 4.0, 2.0), new_replica_id("r"), engine, client, PARTITIONS
+        AgentPolicy(LeasePolicy(pool, "sim", models, True, 3.0, 4.0), 1.0, 2.0),
+        new_replica_id("r"),
+        engine,
+        client,
+        PARTITIONS,
     )
     task = asyncio.create_task(agent.run())
     try:

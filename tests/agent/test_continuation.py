@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, said, spent
+from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, may_continue, said, spent
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Note, Open, Usage, encode, encode_text
@@ -79,6 +79,12 @@ def test_the_rest_is_asked_for() -> None:
     assert spent(chat(1, max_tokens=4), Said("Once", 4, 0))
     assert not spent(chat(1, max_tokens=5), Said("Once", 4, 0))
     assert not spent(chat(1), Said("Once", 4, 0))
+
+
+def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opened() -> None:
+    assert may_continue(chat(1), lines(*TEXT))
+    assert not may_continue(chat(1, n=2), lines(*TEXT))
+    assert not may_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
 
 
 class Log(Recorder):

@@ -15,6 +15,7 @@ import pytest
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.lease import LeasePolicy
 from stream_fabric.ids import StreamId
 from stream_fabric.redis.client import Partitions, RedisClient
 from tests.chaos.conftest import Tell, Undisturbed
@@ -102,7 +103,7 @@ async def agent_here(url: str, sim: str) -> AsyncIterator[Aborts]:
     models = tuple(await engine.start())
     client = RedisClient(url)
     await client.start()
-    policy = AgentPolicy(MODEL, "sim", models, True, 3.0, 1.0, 4.0, 1.0)
+    policy = AgentPolicy(LeasePolicy(MODEL, "sim", models, True, 3.0, 4.0), 1.0, 1.0)
     agent = Agent(policy, new_replica_id("here"), engine, client, Partitions(PARTITIONS))
     task = asyncio.create_task(agent.run())
     try:

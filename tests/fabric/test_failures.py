@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
+from inference.agent.lease import LeasePolicy
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.frames import End, decode, is_end, is_text, text_parts
@@ -180,7 +181,7 @@ async def running(url: str, engine: Teller, *, agent_url: str = "") -> AsyncIter
     await ours.start()
     await agents.start()
     follower = Follower(ours)
-    policy = AgentPolicy(POOL, "teller", ("m",), True, 3.0, 0.3, 1.0, 1.0)
+    policy = AgentPolicy(LeasePolicy(POOL, "teller", ("m",), True, 3.0, 1.0), 0.3, 1.0)
     agent = Agent(policy, new_replica_id("r"), engine, agents, Partitions(PARTITIONS))
     tasks = [asyncio.create_task(work) for work in (follower.subscriber.run(), follower.pages(), agent.run())]
     try:

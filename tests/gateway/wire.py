@@ -75,6 +75,11 @@ class Exchange:
             return cls(*await asyncio.open_connection(gate.host, gate.port))
         return cls(*await asyncio.open_connection(sock=await _connected(gate, receive_buffer), limit=1024))
 
+    @property
+    def local_port(self) -> int:
+        port: int = self._writer.get_extra_info("sockname")[1]
+        return port
+
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()

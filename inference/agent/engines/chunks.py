@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from stream_fabric.errors import EngineLost
 from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Open, Usage
 from stream_fabric.ids import StreamId, derived_id
+from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
 
 
@@ -49,6 +51,7 @@ class _Details(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -59,8 +62,15 @@ class _Chunk(msgspec.Struct):
     error: MaybeRaw = None
 
 
+class _Whole(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 _decoder = msgspec.json.Decoder(_Chunk)
+_whole_decoder = msgspec.json.Decoder(_Whole)
 _NULL = b"null"
+_ENGINE_DEAD = "EngineCore encountered an issue"
+"""vLLM's words when its engine has died under its server, in a stream as in an answer."""
 
 
 class _Call:
@@ -77,7 +87,7 @@ class _Call:
 class _Open:
     """The blocks of a choice that are open: one of text kind, and the tool calls by the server's index."""
 
-    __slots__ = ("block", "by_index", "calls", "finished", "kind", "last")
+    __slots__ = ("block", "by_index", "calls", "finished", "held", "kind", "last")
 
     def __init__(self) -> None:
         self.kind: BlockKind | None = None
@@ -86,6 +96,8 @@ class _Open:
         self.calls: list[_Call] = []
         self.last = -1
         self.finished = False
+        self.held: list[msgspec.Raw] = []
+        """Logprobs of tokens without a text so far (half a character), to come with the first that has one."""
 
 
 class ChunkReader:
@@ -149,20 +161,22 @@ class ChunkReader:
 
     def _choice(self, state: _Open, choice: _Choice) -> None:
         delta = choice.delta
-        if choice.text:
+        if choice.text is not None:
             self._text(state, choice.index, "text", choice.text, choice.logprobs)
         elif delta is not None:
             thought = delta.reasoning_content or delta.reasoning
             if thought:
                 self._text(state, choice.index, "reasoning", thought, None)
-            if delta.content:
-                self._text(state, choice.index, "text", delta.content, choice.logprobs)
+            if delta.content or not (thought or delta.refusal or delta.tool_calls):
+                self._text(state, choice.index, "text", delta.content or "", choice.logprobs)
             if delta.refusal:
                 self._text(state, choice.index, "refusal", delta.refusal, choice.logprobs)
             for part in delta.tool_calls or ():
                 self._tool(state, choice.index, part)
         if choice.finish_reason:
             state.finished = True
+            if state.held and not state.calls:  # all that it said was the end
+                self._put(state, choice.index, "text", "", *_joined(state.held))
             self._close(state)
             for call in state.calls:
                 if call.block < 0:
@@ -171,16 +185,30 @@ class ChunkReader:
             self._sink.frame(ChoiceEnd(choice.index, choice.finish_reason, _given(choice.stop_reason)))
 
     def _text(self, state: _Open, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None) -> None:
+        given = _given(logprobs)
+        raw, tokens = (None, 1) if given is None else _logprobs(given, kind)
+        if not text:  # half a character, or a token that is none: told for its logprobs alone
+            if raw is None or not tokens or state.kind == "reasoning" or state.calls:
+                return
+            if state.kind is None and bytes(raw).startswith(b"["):
+                state.held.append(raw)
+                return
+        elif raw is not None and state.held:
+            raw, tokens = _joined([*state.held, raw])
+        self._put(state, index, kind, text, raw, tokens)
+
+    def _put(
+        self, state: _Open, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None, tokens: int
+    ) -> None:
+        state.held.clear()
         if state.kind != kind:
             self._close(state)
             state.kind, state.block = kind, self._take_block()
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
-        given = _given(logprobs)
-        if given is None:
+        if logprobs is None:
             self._sink.text(state.block, text)
-            return
-        raw, tokens = _logprobs(given, kind)
-        self._sink.frame(Delta(state.block, text, tokens, raw))
+        else:
+            self._sink.frame(Delta(state.block, text, max(1, tokens), logprobs))
 
     def _tool(self, state: _Open, index: int, part: _ToolCall) -> None:
         function = part.function or _Function()
@@ -235,26 +263,54 @@ def _logprobs(raw: msgspec.Raw, kind: BlockKind) -> tuple[msgspec.Raw, int]:
     """The list of a chunk's tokens, or the older object whole, and how many tokens it is of."""
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     if "tokens" in fields:
-        return raw, max(1, len(msgspec.json.decode(fields["tokens"], type=list[msgspec.Raw])))
+        return raw, len(msgspec.json.decode(fields["tokens"], type=list[msgspec.Raw]))
     items = _given(fields.get("refusal" if kind == "refusal" else "content")) or msgspec.Raw(b"[]")
-    return items, max(1, len(msgspec.json.decode(items, type=list[msgspec.Raw])))
+    return items, len(msgspec.json.decode(items, type=list[msgspec.Raw]))
+
+
+def _joined(lists: list[msgspec.Raw]) -> tuple[msgspec.Raw, int]:
+    """JSON lists as one, and its length."""
+    items = [item for raw in lists for item in msgspec.json.decode(raw, type=list[msgspec.Raw])]
+    return msgspec.Raw(msgspec.json.encode(items)), len(items)
+
+
+def put_item(sink: FrameSink, body: bytes) -> Usage:
+    """An answer that is one JSON document, as a block whose text is the document. Raises msgspec.MsgspecError on what
+    is none, before the sink hears anything."""
+    told = _whole_decoder.decode(body).usage or _Usage()
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as wrong:  # in a part that the decoder passed over
+        raise msgspec.DecodeError(str(wrong)) from wrong
+    sink.frame(Open(0, 0, "item"))
+    for at in range(0, len(text), ITEM_CHARS_MAX):
+        sink.text(0, text[at : at + ITEM_CHARS_MAX], 0)
+    sink.frame(Close(0))
+    sink.frame(ChoiceEnd(0, "stop"))
+    # Of a rerank some servers tell the total alone, and nothing but the prompt is in it
+    return Usage(prompt=told.prompt_tokens or told.total_tokens or 0)
 
 
 def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
-    """An error object of a server, whatever its shape."""
-    message, code = bytes(raw).decode("utf-8", "replace")[:500], "engine_error"
+    """An error object of a server, whatever its shape. ``status``: of the response, or 502 within a stream."""
+    message, code = bytes(raw).decode("utf-8", "replace")[:500], None
     try:
         parsed: Any = msgspec.json.decode(raw)
     except msgspec.MsgspecError:
         parsed = None
+    if isinstance(parsed, dict):
+        parsed = parsed.get("error") or parsed.get("detail") or parsed
     if isinstance(parsed, str):
         message = parsed[:2000]
     elif isinstance(parsed, dict):
-        inner = parsed.get("error", parsed)
-        if isinstance(inner, str):
-            message = inner[:2000]
-        elif isinstance(inner, dict):
-            message = str(inner.get("message") or message)[:2000]
-            code = str(inner.get("code") or code)
-    type_ = "invalid_request_error" if 400 <= status < 500 else "server_error"
+        message = str(parsed.get("message") or message)[:2000]
+        code = parsed.get("code")
+    if message.startswith(_ENGINE_DEAD):
+        return ErrorInfo.of(EngineLost(message))
+    if isinstance(code, int) and status == 502 and 400 <= code < 600:  # within a stream it is all there is
+        status = code
+    refused = 400 <= status < 500
+    if not isinstance(code, str) or code.isdecimal():  # vLLM repeats the status there
+        code = "invalid_request" if refused else "engine_error"
+    type_ = "invalid_request_error" if refused else "server_error"
     return ErrorInfo(code, message, type_, status, retriable=status >= 500 or status == 429)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 
 import aiohttp
 import msgspec
 
-from inference.agent.engines.chunks import ChunkReader, upstream_error
+from inference.agent.engines.chunks import ChunkReader, put_item, upstream_error
+from inference.agent.engines.prometheus import Rising, VllmMetrics, read_metrics
 from inference.agent.engines.sse import EventParser, EventTooLarge
-from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import ErrorInfo
+from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
+from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import StreamId
-from stream_fabric.limits import CHOICES_MAX, STREAM_BYTES_MAX
+from stream_fabric.limits import CHOICES_MAX, METRICS_BYTES_MAX, STREAM_BYTES_MAX
 from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
 
 log = logging.getLogger(__name__)
@@ -25,9 +25,12 @@ _SILENCE_S = 600.0
 """A server that says nothing for so long, prefill included, has lost the request."""
 _CONNECTIONS_MAX = 4096
 _LOAD_EVERY_S = 1.0
-_GAUGES = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)\{[^}]*\} (\S+)", re.MULTILINE
-)
+_PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
 
 
 class OpenAIEngine:
@@ -38,10 +41,14 @@ class OpenAIEngine:
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: dict[StreamId, asyncio.Task[None]] = {}
+        self._tasks: dict[StreamId, tuple[asyncio.Task[None], FrameSink]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
-        self._gauges: dict[str, float] = {}
+        self._refused = False
+        self._clears = 0
+        self._queries = Rising()
+        self._hits = Rising()
+        self.metrics = VllmMetrics()
 
     async def start(self) -> Sequence[str]:
         self._session = aiohttp.ClientSession(
@@ -80,11 +87,11 @@ class OpenAIEngine:
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
-        self._tasks[request.stream] = task
+        self._tasks[request.stream] = (task, sink)
         task.add_done_callback(lambda done: self._served(request, sink, done))
 
     def _served(self, request: EngineRequest, sink: FrameSink, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(request.stream) is task:
+        if self._tasks.get(request.stream) == (task, sink):
             del self._tasks[request.stream]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("request %s cannot be read from the model server", request.stream, exc_info=error)
@@ -92,19 +99,41 @@ class OpenAIEngine:
 
     def abort(self, stream: StreamId) -> None:
         """Closing the connection is how these servers are told."""
-        task = self._tasks.pop(stream, None)
-        if task is not None:
-            task.cancel()
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+        self._cancel(stream)
+
+    def lose(self, error: EngineLost) -> None:
+        """The server is known to be gone: end what it was asked now, not when its connections say so."""
+        for stream in list(self._tasks):
+            sink = self._cancel(stream)
+            if sink is not None:
+                sink.end("failed", ErrorInfo.of(error))
+
+    def _cancel(self, stream: StreamId) -> FrameSink | None:
+        """Forget a request; its sink, if it was still to be served."""
+        task, sink = self._tasks.pop(stream, (None, None))
+        if task is None or task.done():  # done: the task's callback is on its way to tell the sink, if it has to
+            return None
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return sink
 
     def load(self) -> EngineLoad:
-        running = int(self._gauges.get("num_requests_running", len(self._tasks)))
-        waiting = int(self._gauges.get("num_requests_waiting", 0))
-        return EngineLoad(running, waiting, self._slots, kv_used_ratio=self._gauges.get("kv_cache_usage_perc", 0.0))
+        metrics = self.metrics
+        return EngineLoad(
+            running=metrics.running if metrics.told else len(self._tasks),
+            waiting=metrics.waiting,
+            slots=self._slots,
+            ready=not self._refused,
+            kv_used_ratio=metrics.kv_used_ratio,
+            kv_capacity_tokens=metrics.kv_capacity_tokens,
+            kv_clears=self._clears,
+            prefix_queries_tokens=self._queries.total,
+            prefix_hits_tokens=self._hits.total,
+        )
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *self._ending, *([self._poller] if self._poller else [])]
+        tasks = [*(task for task, _ in self._tasks.values()), *self._ending, *([self._poller] if self._poller else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,44 +141,39 @@ class OpenAIEngine:
             await self._session.close()
 
     async def _serve(self, request: EngineRequest, sink: FrameSink) -> None:
+        usage: Usage | None = None
         try:
-            choices = _choices(request.body)
-        except (msgspec.MsgspecError, ValueError, TypeError) as wrong:
-            sink.end("failed", ErrorInfo("invalid_request", f"n cannot be read: {wrong}", "invalid_request_error", 400))
-            return
-        reader = ChunkReader(request.stream, sink, choices)
-        try:
-            error = await self._stream(request, reader)
+            if request.kind in ("chat", "completions"):
+                try:
+                    choices = _choices(request.body)
+                except (msgspec.MsgspecError, ValueError, TypeError) as wrong:
+                    message = f"n cannot be read: {wrong}"
+                    sink.end("failed", ErrorInfo("invalid_request", message, "invalid_request_error", 400))
+                    return
+                reader = ChunkReader(request.stream, sink, choices)
+                error = await self._stream(request, reader)
+                usage = reader.usage
+            else:
+                error, usage = await self._whole(request, sink)
         except EventTooLarge:
             error = _broken("an event of the model server passed the largest a stream may have")
         except msgspec.MsgspecError as wrong:
-            error = _broken(f"the model server sent what is no chunk: {str(wrong)[:200]}")
+            error = _broken(f"the model server sent what cannot be read: {str(wrong)[:200]}")
         except (aiohttp.ClientError, TimeoutError, OSError) as lost:
-            error = ErrorInfo(
-                "engine_unreachable", f"the model server failed: {lost or 'timed out'}", http_status=502, retriable=True
-            )
+            error = ErrorInfo.of(EngineLost(f"the model server failed: {lost or 'timed out'}"))
         if error is None:
-            sink.end("completed", usage=reader.usage)
+            sink.end("completed", usage=usage)
         else:
             sink.end("failed", error)
 
     async def _stream(self, request: EngineRequest, reader: ChunkReader) -> ErrorInfo | None:
-        assert self._session is not None
-        path = "/v1/chat/completions" if request.kind == "chat" else "/v1/completions"
         body = bytes(request.body).rstrip()[:-1]
         comma = b"," if body.rstrip() != b"{" else b""
         body += comma + b'"stream":true,"stream_options":{"include_usage":true}}'
         parser = EventParser(STREAM_BYTES_MAX)
-        async with self._session.post(
-            self._base_url + path,
-            data=body,
-            headers={"content-type": "application/json", "x-request-id": request.stream},
-        ) as response:
-            if response.status in (401, 403, 407):  # our key, not the client's
-                log.error("the model server refuses this agent's key (%d); set upstream_api_key", response.status)
-                return _broken("the model server refuses the platform's own key; its operator must set it right")
-            if response.status != 200:
-                return upstream_error(await response.content.read(1 << 16), response.status)
+        async with self._post(request, body) as response:
+            if (refused := await _refusal(response)) is not None:
+                return refused
             async for chunk in response.content.iter_any():
                 for event in parser.receive(chunk):
                     reader.receive(event)
@@ -162,20 +186,64 @@ class OpenAIEngine:
                 log.debug("the model server cut an event of %s", request.stream)  # and so the answer: end() says it
         return reader.end()
 
+    async def _whole(self, request: EngineRequest, sink: FrameSink) -> tuple[ErrorInfo | None, Usage | None]:
+        """An answer that is one JSON document: an item."""
+        async with self._post(request, bytes(request.body)) as response:
+            if (refused := await _refusal(response)) is not None:
+                return refused, None
+            body = await _read(response, STREAM_BYTES_MAX + 1)
+        if len(body) > STREAM_BYTES_MAX:
+            return ErrorInfo.of(StreamTooLarge(f"the answer passed {STREAM_BYTES_MAX >> 20} MiB")), None
+        return None, put_item(sink, body)
+
+    def _post(self, request: EngineRequest, body: bytes) -> aiohttp.client._RequestContextManager:
+        assert self._session is not None
+        headers = {"content-type": "application/json", "x-request-id": request.stream}
+        return self._session.post(self._base_url + _PATHS[request.kind], data=body, headers=headers)
+
     async def _poll(self) -> None:
         """The server's own load, where it tells it under vLLM's names."""
         assert self._session is not None
         headers = {"accept": "text/plain; version=0.0.4"}
+        timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
         while True:
             try:
-                async with self._session.get(
-                    self._base_url + "/metrics", headers=headers, timeout=aiohttp.ClientTimeout(total=_CONNECT_S)
-                ) as response:
-                    text = await response.content.read(4 << 20) if response.status == 200 else b""
-                self._gauges = {name.decode(): float(value) for name, value in _GAUGES.findall(text)}
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
+                    text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+                self._heard(read_metrics(text))
+                self._refused = False
+            except aiohttp.ClientConnectorError as error:
+                self._refused = True
+                log.debug("the model server takes no connection: %s", error)
+            except (aiohttp.ClientError, TimeoutError) as error:
                 log.debug("the model server's metrics cannot be read: %s", error)
             await asyncio.sleep(_LOAD_EVERY_S)
+
+    def _heard(self, metrics: VllmMetrics) -> None:
+        self.metrics = metrics
+        anew = self._queries.receive(metrics.prefix_queries)
+        if self._hits.receive(metrics.prefix_hits) or anew:
+            self._clears += 1  # another process answers now, and its cache began empty
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> ErrorInfo | None:
+    """Why the server does not serve the request, if it does not."""
+    if response.status in (401, 403, 407):  # our key, not the client's
+        log.error("the model server refuses this agent's key (%d); set upstream_api_key", response.status)
+        return _broken("the model server refuses the platform's own key; its operator must set it right")
+    if response.status != 200:
+        return upstream_error(await _read(response, 1 << 16), response.status)
+    return None
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body up to ``most`` bytes."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= most:
+            break
+    return bytes(body[:most])
 
 
 def _choices(body: msgspec.Raw) -> int:

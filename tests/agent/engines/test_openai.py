@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from aiohttp import web
 
-from inference.agent.engines.chunks import ChunkReader
+from inference.agent.engines.chunks import ChunkReader, upstream_error
 from inference.agent.engines.openai import OpenAIEngine
-from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import Usage
+from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.frames import ErrorInfo, Open, Usage
+from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.ports import EngineRequest
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import Handler, play, server
@@ -247,6 +248,46 @@ def test_logprobs_stay_aligned_when_a_chunk_holds_several_tokens() -> None:
     assert msgspec.json.decode(only.logprobs) == items
 
 
+def spelled(token: str) -> dict[str, Any]:
+    return {"token": token, "logprob": -0.5}
+
+
+def said(text: str, *tokens: str, finish: str | None = None) -> bytes:
+    logprobs = {"content": [spelled(token) for token in tokens]}
+    return event(choices=[{"index": 0, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": finish}])
+
+
+@pytest.mark.parametrize(
+    ("chunks", "texts", "tokens"),
+    [
+        pytest.param([said("a", "a"), said("", "<end>", finish="stop")], ["a", ""], ["a", "<end>"], id="the end"),
+        pytest.param([said("", "\\xf0"), said("🙂", "\\x9f")], ["🙂"], ["\\xf0", "\\x9f"], id="half a character first"),
+        pytest.param([said("a", "a"), said("", "c"), said("ü", "b")], ["a", "", "ü"], ["a", "c", "b"], id="later"),
+        pytest.param([said("", "<end>", finish="stop")], [""], ["<end>"], id="nothing but the end"),
+        pytest.param([said(""), said("a", "a"), said("")], ["a"], ["a"], id="no tokens"),
+    ],
+)  # fmt: skip
+def test_logprobs_of_tokens_without_a_text_are_not_lost(
+    chunks: list[bytes], texts: list[str], tokens: list[str]
+) -> None:
+    sink = read(*chunks, delta(finish="stop"))
+    assert [delta.text for delta in sink.deltas()] == texts
+    assert [block.kind for block in sink.opens()] == ["text"]
+    items = [item for delta in sink.deltas() if delta.logprobs for item in msgspec.json.decode(delta.logprobs)]
+    assert items == [spelled(token) for token in tokens]
+    assert sink.tokens() == len(tokens)
+
+
+def test_logprobs_around_a_tool_call_open_no_text() -> None:
+    sink = read(
+        said("", "<call>"),
+        call(**ONE, function={"name": "f", "arguments": "{}"}),
+        said("", "<end>"),
+        said("", finish="tool_calls"),
+    )
+    assert [block.kind for block in sink.opens()] == ["tool"]
+
+
 def test_nothing_of_a_choice_follows_its_end() -> None:
     read(delta(content="x"), delta(finish="stop"), delta(content="late"), DONE)
 
@@ -415,6 +456,50 @@ async def test_load_is_the_server_s_own_where_it_tells_it() -> None:
         assert (engine.load().waiting, engine.load().kv_used_ratio) == (2, 0.25)
 
 
+async def test_load_tells_what_the_server_s_cache_does_over_its_restarts() -> None:
+    hits = 40
+    filler = "# HELP something Something long enough that the text comes in many pieces.\n" * 20_000
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        lines = (
+            'vllm:prefix_cache_queries_total{engine="0"} 100.0',
+            f'vllm:prefix_cache_hits_total{{engine="0"}} {hits}',
+            'vllm:cache_config_info{block_size="32",num_gpu_blocks="10"} 1.0',
+        )
+        return web.Response(text=filler + "\n".join(lines) + "\n")
+
+    async with engine_on(play(), gets={"/metrics": metrics}) as engine:
+        await eventually(lambda: engine.load().prefix_hits_tokens == 40)
+        load = engine.load()
+        assert (load.prefix_queries_tokens, load.kv_capacity_tokens, load.kv_clears) == (100, 320, 0)
+        hits = 10
+        await eventually(lambda: engine.load().prefix_hits_tokens == 50)
+        assert engine.load().kv_clears == 1
+
+
+async def test_load_says_when_the_server_takes_no_connection() -> None:
+    async with server({}) as url:
+        engine = OpenAIEngine(url)
+        await engine.start()
+        assert engine.load().ready
+    await eventually(lambda: not engine.load().ready)
+    await engine.close()
+
+
+async def test_what_a_lost_server_was_asked_ends_at_once_and_the_rest_is_as_it_was() -> None:
+    async with engine_on(play(delta(content="x"), delta(finish="stop"), DONE)) as engine:
+        done, lost = Recorder(), Recorder()
+        engine.submit(chat(1), done)
+        await done.wait()
+        engine.submit(chat(2), lost)
+        engine.lose(EngineLost("it is gone"))
+        assert (lost.status, lost.error) == ("failed", ErrorInfo.of(EngineLost("it is gone")))
+        assert done.status == "completed"
+        again = Recorder()
+        engine.submit(chat(3), again)
+        assert (await again.wait()).status == "completed"
+
+
 async def test_load_without_metrics_is_what_was_sent() -> None:
     async with engine_on(play()) as engine:
         assert (engine.load().running, engine.load().waiting) == (0, 0)
@@ -447,3 +532,72 @@ async def test_an_answer_that_the_adapter_chokes_on_ends_its_stream() -> None:
         assert sink.error is not None
         assert "unforeseen" in sink.error.message
         assert engine.load().running == 0
+
+
+# --- answers that are one document ---------------------------------------------------------------------------
+
+
+def question(kind: Literal["embeddings", "rerank"], **body: Any) -> EngineRequest:
+    return EngineRequest(stream_id(1), kind, "m", msgspec.Raw(msgspec.json.encode(body)))
+
+
+async def whole(handler: Handler, kind: Literal["embeddings", "rerank"] = "embeddings", **body: Any) -> Recorder:
+    async with engine_on(handler, f"/v1/{kind}") as engine:
+        sink = Recorder()
+        engine.submit(question(kind, **body), sink)
+        return await sink.wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "usage"),
+    [("embeddings", {"prompt_tokens": 7, "total_tokens": 7}), ("rerank", {"total_tokens": 7})],
+)
+async def test_the_document_is_an_item_of_bounded_deltas(kind: Literal["embeddings", "rerank"], usage: Any) -> None:
+    document = msgspec.json.encode({"data": ["ü" * 40_000], "usage": usage})
+    seen: list[Any] = []
+    sink = await whole(play(document[:99], document[99:], seen=seen), kind, input=["a"], model="m")
+    assert seen[0][1] == {"input": ["a"], "model": "m"}, "nothing of streams is asked"
+    assert sink.opens() == [Open(0, 0, "item")]
+    assert sink.body("item").encode() == document
+    assert max(len(delta.text) for delta in sink.deltas()) == ITEM_CHARS_MAX
+    assert sink.tokens() == 0
+    assert sink.choice_ends()[0].finish_reason == "stop"
+    assert (sink.status, sink.end_usage) == ("completed", Usage(prompt=7))
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"[1]", b'{"usage": 7}', b'{"data": "\xff"}'])
+async def test_what_is_no_document_fails_and_nothing_of_it_is_told(junk: bytes) -> None:
+    sink = await whole(play(junk))
+    assert sink.error is not None
+    assert (sink.status, sink.error.http_status, sink.frames) == ("failed", 502, [])
+
+
+async def test_a_document_beyond_bounds_fails() -> None:
+    sink = await whole(play(b'{"data":"', b"x" * STREAM_BYTES_MAX, b'"}'))
+    assert sink.error is not None
+    assert sink.error.code == "stream_too_large"
+
+
+async def test_a_refused_question_keeps_the_status_and_the_message() -> None:
+    sink = await whole(play(b'{"detail":"Not Found"}', status=404), "rerank")
+    assert sink.error == ErrorInfo("invalid_request", "Not Found", "invalid_request_error", 404)
+
+
+# --- the codes of errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        ({"message": "m", "code": 400}, 400, ("invalid_request", 400, False)),
+        ({"message": "m", "code": "context_length_exceeded"}, 400, ("context_length_exceeded", 400, False)),
+        ({"message": "m", "code": 500}, 500, ("engine_error", 500, True)),
+        ({"message": "m", "code": None}, 429, ("invalid_request", 429, True)),
+        ({"message": "m", "code": 400}, 502, ("invalid_request", 400, False)),
+        ({"message": "m", "code": 500}, 502, ("engine_error", 500, True)),
+        ({"message": "EngineCore encountered an issue. See …", "code": 500}, 502, ("engine_lost", 502, True)),
+    ],
+)
+def test_an_error_has_a_code_and_not_a_status_twice(error: Any, status: int, told: tuple[str, int, bool]) -> None:
+    info = upstream_error(msgspec.json.encode({"error": error}), status)
+    assert (info.code, info.http_status, info.retriable) == told

@@ -1,6 +1,9 @@
-"""The simulator's settings, as they are written on a command line."""
+"""Settings of engines, as they are written on a command line."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import pytest
 
@@ -8,6 +11,9 @@ from inference.agent.engines import make_engine
 from inference.agent.engines.openai import OpenAIEngine
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.engines.vllm import VllmEngine
+from inference.agent.settings import AgentSettings
+from stream_fabric.ports import Engine
 
 
 def test_settings_are_read_and_the_rest_stays() -> None:
@@ -35,13 +41,23 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(text: str, told: str) -> 
         SimSettings.parse(text)
 
 
+def made(**given: Any) -> Engine:
+    return make_engine(AgentSettings(**given))
+
+
 def test_make_engine_gives_the_kind_or_says_what_is_wrong() -> None:
-    sim = make_engine("sim", sim="itl_ms=1", upstream="", api_key="", slots=256)
-    assert isinstance(sim, SimEngine)
-    assert isinstance(
-        make_engine("openai", sim="", upstream="http://127.0.0.1:1/v1/", api_key="", slots=256), OpenAIEngine
-    )
-    with pytest.raises(ValueError, match="STREAM_GW_UPSTREAM"):
-        make_engine("openai", sim="", upstream="localhost:8000", api_key="", slots=256)
-    with pytest.raises(ValueError, match="itl_mss"):
-        make_engine("sim", sim="itl_mss=1", upstream="", api_key="", slots=256)
+    assert isinstance(made(engine="sim", sim="itl_ms=1"), SimEngine)
+    assert isinstance(made(engine="openai", upstream="http://127.0.0.1:1/v1/"), OpenAIEngine)
+    flags = "--max-num-seqs 3 --override-generation-config '{\"top_k\": 1}'"
+    vllm = made(engine="vllm", model="m", vllm_python=sys.executable, vllm_flags=flags)
+    assert isinstance(vllm, VllmEngine)
+    assert vllm.load().slots == 3
+    for wrong, told in (
+        ({"engine": "openai", "upstream": "localhost:8000"}, "STREAM_GW_UPSTREAM"),
+        ({"engine": "sim", "sim": "itl_mss=1"}, "itl_mss"),
+        ({"engine": "vllm"}, "STREAM_GW_MODEL"),
+        ({"engine": "vllm", "model": "m", "vllm_flags": "--x 'y"}, "STREAM_GW_VLLM_FLAGS"),
+        ({"engine": "vllm", "model": "m", "vllm_python": sys.executable, "vllm_flags": "--port 1"}, "--port"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            made(**wrong)

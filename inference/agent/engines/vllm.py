@@ -1,0 +1,560 @@
+"""vLLM as a child: its OpenAI server started, warmed up, watched, started again, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import aiohttp
+import msgspec
+
+from inference.agent.engines.openai import OpenAIEngine
+from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
+from stream_fabric.ids import StreamId
+from stream_fabric.limits import (
+    VLLM_BACKOFF_S_MAX,
+    VLLM_BACKOFF_S_MIN,
+    VLLM_LINE_CHARS_MAX,
+    VLLM_SILENT_S_MAX,
+    VLLM_START_S_MAX,
+    VLLM_STARTS_MAX,
+    VLLM_STEADY_S,
+    VLLM_TAIL_LINES_MAX,
+    VLLM_TERM_S_MAX,
+    VLLM_WARM_UP_S_MAX,
+)
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+
+if TYPE_CHECKING:
+    from inference.agent.engines.kv_events import KvEvents
+
+log = logging.getLogger(__name__)
+
+_BOOT_PROBE_EVERY_S = 0.2
+_HEALTH_EVERY_S = 1.0
+_PROBE_S = 5.0
+_LAST_WORDS_S = 2.0
+_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_OURS = {
+    "host": "the agent's own; vLLM listens on loopback",
+    "port": "the agent's own; vLLM listens on a free port",
+    "uds": "the agent's own; vLLM listens on loopback",
+    "model": "--model of stream-gw",
+    "api-key": "--upstream-api-key of stream-gw",
+    "ssl-keyfile": "not for loopback",
+    "ssl-certfile": "not for loopback",
+    "root-path": "not for loopback",
+    "headless": "not for a server",
+}
+"""vLLM's flags that are not for the user, with what stands in their place."""
+
+
+class VllmOptions(msgspec.Struct, frozen=True):
+    model: str
+    flags: tuple[str, ...] = ()
+    """vLLM's own, as on its command line; they win over what we would pass."""
+    python: str = ""
+    """The interpreter whose environment holds vLLM; empty: the ``vllm`` command beside our own, or on the PATH."""
+    slots: int = 256
+    """``max_num_seqs``, unless the flags say it: no address of vLLM's tells it, so it is always passed."""
+    api_key: str = ""
+    kv_events: bool = False
+    start_s: float = VLLM_START_S_MAX
+
+
+class RestartPolicy(msgspec.Struct, frozen=True):
+    backoff_s_min: float = VLLM_BACKOFF_S_MIN
+    backoff_s_max: float = VLLM_BACKOFF_S_MAX
+    steady_s: float = VLLM_STEADY_S
+    starts_max: int = VLLM_STARTS_MAX
+    silent_s: float = VLLM_SILENT_S_MAX
+    term_s: float = VLLM_TERM_S_MAX
+
+    def delay_s(self, attempt: int, luck: float) -> float:
+        """How long to wait before the start number ``attempt``, from 0, since it was steady. ``luck``: 0 to 1."""
+        longest = min(self.backoff_s_max, self.backoff_s_min * 2.0 ** min(attempt, 30))
+        return longest * (0.5 + luck / 2)
+
+
+def flags_of(options: VllmOptions) -> tuple[list[str], int]:
+    """What vLLM is started with but its address, and its ``max_num_seqs``. Raises ValueError on what cannot be had."""
+    given = dict(_named(options.flags))
+    for name, instead in _OURS.items():
+        if name in given:
+            raise ValueError(f"--{name} cannot be given to vLLM: {instead}")
+    if options.flags and not options.flags[0].startswith("-"):
+        raise ValueError(f"{options.flags[0]!r} after -- is no flag; name the model with --model")
+    if options.kv_events and "kv-events-config" in given:
+        raise ValueError("--kv-events-config cannot be given to vLLM beside --kv-events of stream-gw: leave one out")
+    if options.kv_events and given.get("data-parallel-size", given.get("dp", "1")) != "1":
+        raise ValueError("--kv-events of stream-gw counts one engine's cache, not --data-parallel-size of them")
+    slots = options.slots
+    if "max-num-seqs" in given:
+        text = given["max-num-seqs"] or ""
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError(f"--max-num-seqs for vLLM must be a number from 1, got {text!r}")
+        slots = int(text)
+    flags = []
+    for flag in ("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"):
+        if f"no-{flag[2:]}" in given:
+            log.warning("vLLM gets --no-%s, as asked, where stream-gw passes %s", flag[2:], flag)
+        elif flag[2:] not in given:
+            flags.append(flag)
+    if "max-num-seqs" not in given:
+        flags += ["--max-num-seqs", str(slots)]
+    return [*flags, *options.flags], slots
+
+
+def _named(flags: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Each flag's name, as vLLM reads it, and what follows it."""
+    for at, flag in enumerate(flags):
+        if flag.startswith("-"):
+            name, equals, value = flag.lstrip("-").partition("=")
+            after = flags[at + 1] if at + 1 < len(flags) and not flags[at + 1].startswith("-") else None
+            yield name.replace("_", "-"), value if equals else after
+
+
+def command_of(python: str) -> list[str]:
+    """How vLLM is called. Raises ValueError when it is not there."""
+    if python:
+        if shutil.which(python) is None:
+            raise ValueError(f"--vllm-python (STREAM_GW_VLLM_PYTHON): {python!r} cannot be run")
+        return [python, "-m", "vllm.entrypoints.cli.main"]
+    beside = Path(sys.executable).with_name("vllm")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("vllm")
+    if found is None:
+        raise ValueError(
+            "no vllm command beside this Python or on the PATH; install vLLM, or name the Python whose environment "
+            "holds it with --vllm-python (STREAM_GW_VLLM_PYTHON)"
+        )
+    return [found]
+
+
+class VllmEngine:
+    """Boots vLLM and speaks to it through an ``OpenAIEngine``, a new one for each of vLLM's lives."""
+
+    def __init__(self, options: VllmOptions, policy: RestartPolicy | None = None) -> None:
+        self._options = options
+        self._policy = policy or RestartPolicy()
+        self._flags, self._slots = flags_of(options)
+        self._command = command_of(options.python)
+        self._kv = _kv_events() if options.kv_events else None
+        self._http: OpenAIEngine | None = None
+        self._child: _Child | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._before = EngineLoad(0, 0, self._slots)
+        """The counters of the lives that are over."""
+
+    async def start(self) -> Sequence[str]:
+        models = await self._boot()
+        self._supervisor = asyncio.create_task(self._supervise(), name="vllm")
+        return models
+
+    async def serving(self) -> None:
+        assert self._supervisor is not None, "start comes first"
+        await asyncio.wait([self._supervisor])
+        if not self._supervisor.cancelled():
+            self._supervisor.result()
+
+    def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        if self._http is None:
+            sink.end("failed", ErrorInfo.of(EngineLost("vLLM is being started again; try again soon")))
+        else:
+            self._http.submit(request, sink)
+
+    def abort(self, stream: StreamId) -> None:
+        if self._http is not None:
+            self._http.abort(stream)
+
+    def load(self) -> EngineLoad:
+        now = self._http.load() if self._http is not None else EngineLoad(0, 0, self._slots, ready=False)
+        before, kv = self._before, self._kv
+        return msgspec.structs.replace(
+            now,
+            kv_evicted_tokens=kv.evicted_tokens if kv is not None else 0,
+            kv_clears=before.kv_clears + now.kv_clears + (kv.clears if kv is not None else 0),
+            prefix_queries_tokens=before.prefix_queries_tokens + now.prefix_queries_tokens,
+            prefix_hits_tokens=before.prefix_hits_tokens + now.prefix_hits_tokens,
+        )
+
+    async def close(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        await self._end()
+
+    @property
+    def pid(self) -> int | None:
+        """vLLM's process, while there is one."""
+        return self._child.pid if self._child is not None else None
+
+    @property
+    def url(self) -> str | None:
+        """Where vLLM answers, while there is one."""
+        return self._child.url if self._child is not None else None
+
+    # --- a life ----------------------------------------------------------------------------------------------
+
+    async def _boot(self) -> Sequence[str]:
+        """From nothing to a first token. Raises EngineFailed; then nothing is left of it."""
+        began = time.monotonic()
+        try:
+            with _free_port() as port:
+                models, http = await self._come_up(port)
+        except BaseException:
+            await self._end()
+            raise
+        self._http = http
+        log.info("vLLM serves %s as process %s after %.1f s", ", ".join(models), self.pid, time.monotonic() - began)
+        return models
+
+    async def _come_up(self, port: int) -> tuple[Sequence[str], OpenAIEngine]:
+        flags = ["serve", self._options.model, "--host", "127.0.0.1", "--port", str(port), *self._flags]
+        if self._kv is not None:
+            flags += ["--kv-events-config", self._kv.listen()]
+        url = f"http://127.0.0.1:{port}"
+        child = self._child = await _Child.start(
+            [*self._command, *flags], _environment(self._options.api_key), url, self._policy.term_s
+        )
+        http = OpenAIEngine(url, self._options.api_key, self._slots)
+        ready = asyncio.create_task(_until_ready(http, url), name="vllm-boot")
+        try:
+            await asyncio.wait([ready, child.ended], timeout=self._options.start_s, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and ready.exception() is None:
+                return ready.result(), http
+            if ready.done():  # it may have died of what it was asked
+                await asyncio.wait([child.ended], timeout=_LAST_WORDS_S)
+            if child.ended.done():
+                raise EngineFailed(f"vLLM ended with {child.ended.result()} at its start; {await child.last_words()}")
+            if ready.done():
+                ready.result()
+            raise EngineFailed(f"vLLM was not ready within {self._options.start_s:g} s; {await child.last_words()}")
+        except BaseException:
+            ready.cancel()
+            await asyncio.wait([ready])
+            await http.close()
+            raise
+
+    async def _supervise(self) -> None:
+        policy, loop = self._policy, asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            ready_at = loop.time()
+            lost = EngineLost(await self._until_lost())
+            child = self._child
+            await self._end(lost)
+            if child is not None:
+                log.error("%s; it is started again; %s", lost.message, await child.last_words())
+            if loop.time() - ready_at >= policy.steady_s:
+                attempt = 0
+            failures = 0
+            while True:
+                await asyncio.sleep(policy.delay_s(attempt, random.random()))
+                attempt += 1
+                try:
+                    await self._boot()
+                    break
+                except EngineFailed as error:
+                    failures += 1
+                    log.error("start %d of %d failed: %s", failures, policy.starts_max, error.message)
+                    if failures >= policy.starts_max:
+                        raise EngineFailed(
+                            f"vLLM did not come up in {failures} starts in a row: {error.message}"
+                        ) from error
+
+    async def _until_lost(self) -> str:
+        """Wait until vLLM is of no use any more; why."""
+        child, loop = self._child, asyncio.get_running_loop()
+        assert child is not None
+        heard_at = loop.time()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
+            while not (await asyncio.wait([child.ended], timeout=_HEALTH_EVERY_S))[0]:
+                health = await _health(session, child.url)
+                if health == 503:  # its server outlives its engine by seconds, and serves nothing
+                    return "vLLM's engine died"
+                if health is not None:
+                    heard_at = loop.time()
+                elif loop.time() - heard_at > self._policy.silent_s:
+                    return f"vLLM answered nothing for {self._policy.silent_s:g} s"
+        return f"vLLM ended with {child.ended.result()}"
+
+    async def _end(self, lost: EngineLost | None = None) -> None:
+        """Nothing of this life is left afterwards. ``lost``: what its requests are told."""
+        http, self._http = self._http, None
+        if http is not None:
+            last = http.load()
+            before = self._before
+            self._before = EngineLoad(
+                0,
+                0,
+                self._slots,
+                kv_clears=before.kv_clears + last.kv_clears + 1,  # its cache goes with it
+                prefix_queries_tokens=before.prefix_queries_tokens + last.prefix_queries_tokens,
+                prefix_hits_tokens=before.prefix_hits_tokens + last.prefix_hits_tokens,
+            )
+            if lost is not None:
+                http.lose(lost)
+            await http.close()
+        if self._child is not None:
+            await self._child.stop()
+            self._child = None
+        if self._kv is not None:
+            self._kv.close()
+
+
+async def _until_ready(http: OpenAIEngine, url: str) -> Sequence[str]:
+    """Wait for the server, then for a first token; the models it serves."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
+        while await _health(session, url) != 200:  # noqa: ASYNC110
+            await asyncio.sleep(_BOOT_PROBE_EVERY_S)
+    models = await http.start()
+    await _warm_up(http, models[0])
+    return models
+
+
+async def _health(session: aiohttp.ClientSession, url: str) -> int | None:
+    """The status it answers with; None: it does not answer."""
+    try:
+        async with session.get(f"{url}/health") as response:
+            return response.status
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+async def _warm_up(http: OpenAIEngine, model: str) -> None:
+    """A token out of it, or of a model that makes none an answer: then it is ready. Raises EngineFailed."""
+    stream = StreamId("warm-up")
+    bodies: tuple[tuple[Literal["completions", "embeddings", "rerank"], dict[str, object]], ...] = (
+        ("completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
+        ("embeddings", {"input": "Hello"}),
+        ("rerank", {"query": "Hello", "documents": ["Hello"]}),
+    )
+    refused: list[str] = []
+    for kind, body in bodies:
+        sink = _Listener()
+        raw = msgspec.Raw(msgspec.json.encode({"model": model, **body}))
+        http.submit(EngineRequest(stream, kind, model, raw), sink)
+        try:
+            async with asyncio.timeout(VLLM_WARM_UP_S_MAX):
+                error = await sink.ended
+        except TimeoutError:
+            http.abort(stream)
+            raise EngineFailed(f"vLLM made no token within {VLLM_WARM_UP_S_MAX:g} s") from None
+        if error is None:
+            return
+        refused.append(error.message)
+        if error.http_status not in (400, 404, 405):  # those are how it says that the model is of another kind
+            break
+    raise EngineFailed(f"vLLM does not serve what it loaded: {'; '.join(refused)}")
+
+
+class _Listener:
+    """``FrameSink`` that waits for the end."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
+
+    def text(self, block: int, text: str, tokens: int = 1) -> None:
+        pass
+
+    def frame(self, frame: Frame) -> None:
+        pass
+
+    def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
+        pass
+
+    def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+
+def _kv_events() -> KvEvents:
+    try:
+        from inference.agent.engines.kv_events import KvEvents
+    except ImportError as error:
+        raise ValueError(
+            "--kv-events (STREAM_GW_KV_EVENTS) needs pyzmq: pip install 'stream-gw[vllm]', or leave it off"
+        ) from error
+    return KvEvents()
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A port that the kernel gives nobody else meanwhile. vLLM may bind it beside us: both say SO_REUSEADDR, and only
+    vLLM listens."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def _environment(api_key: str) -> dict[str, str]:
+    """Ours, but for our own settings: Redis's password is not for vLLM."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
+    if api_key:
+        env["VLLM_API_KEY"] = api_key
+    return env
+
+
+# --- the process -----------------------------------------------------------------------------------------------
+
+
+class _Child:
+    """vLLM and all its processes, behind a guard."""
+
+    def __init__(self, guard: asyncio.subprocess.Process, url: str, term_s: float) -> None:
+        self._guard = guard
+        self._term_s = term_s
+        self._tail: deque[str] = deque(maxlen=VLLM_TAIL_LINES_MAX)
+        self._listening = asyncio.create_task(self._listen(), name="vllm-log")
+        self._stopping = False
+        self.pid = 0
+        """vLLM's server; 0 until the guard has said it."""
+        self.url = url
+        self.ended = asyncio.create_task(self._until_ended(), name="vllm-ended")
+        """Its exit code, as soon as its server has ended; the rest of it may still be on its way out."""
+
+    @classmethod
+    async def start(cls, command: list[str], env: dict[str, str], url: str, term_s: float) -> _Child:
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", f"{inspect.getsource(_guard)}\n_guard({term_s!r})", *command,
+            env=env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        return cls(guard, url, term_s)
+
+    async def _until_ended(self) -> int:
+        assert self._guard.stdout is not None
+        self.pid = int(await self._guard.stdout.readline() or 0)
+        code = await self._guard.stdout.readline()
+        if not code and self.pid:  # somebody killed the guard; vLLM's server is killed with it, the rest is not
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        return int(code or -1)
+
+    async def _listen(self) -> None:
+        """Its words into our log and into the tail, line by line."""
+        assert self._guard.stderr is not None
+        rest = ""
+        while said := await self._guard.stderr.read(1 << 16):
+            *lines, rest = re.split(r"[\r\n]+", rest + said.decode(errors="replace"))
+            rest = rest[:VLLM_LINE_CHARS_MAX]
+            for line in lines:
+                self._say(line)
+        self._say(rest)
+
+    def _say(self, line: str) -> None:
+        line = line[:VLLM_LINE_CHARS_MAX].rstrip()
+        if line:
+            self._tail.append(line)
+            found = _LEVEL.search(line, 0, 80)
+            level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+            # Told to end, it tells of its own parts' ends as errors
+            log.log(min(level, logging.INFO) if self._stopping else level, "vLLM: %s", line)
+
+    async def last_words(self) -> str:
+        """What it said last: of one that has ended, to the end."""
+        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S if self.ended.done() else 0)
+        return "it said last:\n" + "\n".join(self._tail) if self._tail else "it said nothing"
+
+    async def stop(self) -> None:
+        assert self._guard.stdin is not None
+        self._stopping = True
+        self._guard.stdin.close()
+        try:
+            async with asyncio.timeout(self._term_s + _PROBE_S):
+                await self._guard.wait()
+                await asyncio.wait([self.ended, self._listening])
+        except TimeoutError:
+            log.error("vLLM's processes do not end; they are killed and left")
+            for group in (self.pid, self._guard.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+        for task in (self.ended, self._listening):
+            task.cancel()
+
+
+def _guard(term_s: float) -> None:
+    """Stands between the agent and vLLM: runs the command in its arguments, ends all of it when its stdin closes.
+
+    vLLM's engine and worker processes outlive a server that is killed, and hold the GPU. A signal on the parent's death
+    (PR_SET_PDEATHSIG) reaches the server alone, and a server that hangs ends nobody. A pipe closes however the agent
+    dies, and the guard, as the reaper of all that vLLM starts, can tell when nothing is left. It says vLLM's process
+    number on stdout, and its exit code once it has one.
+
+    Run from its source by a bare interpreter, which is 9 MB and not our 60: it imports what it needs by itself.
+    """
+    import contextlib
+    import ctypes
+    import os
+    import select
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    prctl = ctypes.CDLL(None).prctl
+    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of vLLM's become our children
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: None)
+    vllm = subprocess.Popen(  # noqa: S603
+        sys.argv[1:],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        process_group=0,
+        preexec_fn=lambda: prctl(1, int(signal.SIGKILL), 0, 0, 0),  # PR_SET_PDEATHSIG, should the guard be killed
+    )
+
+    def say(number: int) -> None:
+        with contextlib.suppress(OSError):  # the agent may be gone
+            os.write(1, b"%d\n" % number)
+
+    say(vllm.pid)
+
+    def exit_code() -> int | None:
+        found = os.waitid(os.P_PID, vllm.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its number stays its own
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    deadline: float | None = None
+    while (code := exit_code()) is None:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        ready = select.select([woken] if deadline else [0, woken], [], [], left)[0]
+        signals = os.read(woken, 64) if woken in ready else b""
+        if deadline is None and (0 in ready or any(number != signal.SIGCHLD for number in signals)):
+            os.kill(vllm.pid, signal.SIGTERM)
+            deadline = time.monotonic() + term_s
+    say(-signal.SIGKILL if code is None else code)
+    os.killpg(vllm.pid, signal.SIGKILL)
+    try:
+        while True:
+            os.wait()
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:  # also what left the group
+                for child in children.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+    except ChildProcessError:
+        pass  # nothing is left

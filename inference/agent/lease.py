@@ -1,0 +1,187 @@
+"""What a replica tells its pool: its lease with all that it runs, what has ended, what it holds of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import msgspec
+
+from inference.agent.meter import Breaker, Meter
+from inference.agent.running import RunningStream
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.ids import ReplicaId, StreamId
+from stream_fabric.limits import PREFIX_BLOCK_BYTES
+from stream_fabric.placement import ReplicaState
+from stream_fabric.ports import Engine
+from stream_fabric.prefix import PrefixLedger
+from stream_fabric.redis.pool import RedisPools, ReplicaInfo
+
+log = logging.getLogger(__name__)
+
+_REPORT_SOON_S = 0.02
+"""First tokens and ends within so long are reported together."""
+
+
+class LeasePolicy(msgspec.Struct, frozen=True):
+    pool: str
+    engine: str
+    models: tuple[str, ...]
+    simulated: bool
+    ttl_s: float
+    room_ratio: float
+    region: str = ""
+    hardware: str = ""
+
+
+class Lease:
+    """``running`` and ``state`` are asked at each report; ``on_desired`` hears what an operator asked for."""
+
+    def __init__(
+        self,
+        policy: LeasePolicy,
+        replica: ReplicaId,
+        engine: Engine,
+        pools: RedisPools,
+        running: Callable[[], Iterable[RunningStream]],
+        state: Callable[[], ReplicaState],
+        on_desired: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._policy = policy
+        self._replica = replica
+        self._engine = engine
+        self._pools = pools
+        self._running = running
+        self._state = state
+        self._on_desired = on_desired
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self.meter = Meter(self._loop.time())
+        self.breaker = Breaker()
+        self._ledger = PrefixLedger()
+        self._published_version = 0
+        self._evicted_tokens = 0
+        self._clears = 0
+        self._unsaid: dict[StreamId, None] = {}
+        """Streams that have ended and that the pool has not been told of."""
+        self._reporting = False
+
+    # --- what becomes of a stream --------------------------------------------------------------------------
+
+    def receive_start(self, stream: RunningStream) -> None:
+        if stream.hashes:
+            stream.believed_blocks = self._ledger.match(stream.hashes)
+            stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
+            self._ledger.touch(stream.hashes)
+
+    def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
+        """The engine has told the prompt's length and how much of it was cached."""
+        self.meter.receive_prompt(len(stream.work.request.body), tokens)
+        if stream.first_at is None and cached:
+            self._ledger.settle(stream.believed_blocks, cached * self.meter.bytes_per_token / PREFIX_BLOCK_BYTES)
+
+    def receive_first_token(self, stream: RunningStream) -> None:
+        now = self._loop.time()
+        stream.first_at = now
+        prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
+        cached = stream.producer.usage.cached or stream.matched_tokens
+        self.meter.receive_first(max(prompt - cached, 0), now - stream.started_at, now)
+        self.breaker.receive_success()
+        self.report_soon()
+
+    def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
+        """The stream is none of this replica's any more; ``whole``: its log has its terminal."""
+        self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
+        if whole:
+            self.meter.receive_end(stream.tokens)
+        self._unsaid[stream.work.request.stream] = None
+        self.report_soon()
+
+    # --- what is told --------------------------------------------------------------------------------------
+
+    async def renew(self) -> None:
+        """Renew the lease, and publish what this replica holds of prompts. Raises FabricUnavailable."""
+        for stream in self._running():
+            self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
+            stream.metered_tokens = stream.tokens
+        self.meter.tick(sum(s.first_at is not None for s in self._running()), self._loop.time())
+        self._tend_ledger()
+        if self._ledger.version != self._published_version:
+            version = self._ledger.version
+            await self._pools.put_prefix(self._policy.pool, self._replica, self._ledger.summary())
+            self._published_version = version
+        await self._report(renew=True)
+
+    def report_soon(self) -> None:
+        """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""
+        if not self._reporting:
+            self._reporting = True
+            self._spawn(self._report_once())
+
+    async def _report_once(self) -> None:
+        await asyncio.sleep(_REPORT_SOON_S)
+        self._reporting = False
+        try:
+            await self._report(renew=False)
+        except FabricUnavailable as error:
+            log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
+
+    async def _report(self, *, renew: bool) -> None:
+        ended = list(self._unsaid)
+        running = {s.work.request.stream: s.work.session for s in self._running()} if renew else None
+        report = await self._pools.report(
+            self.info(), ttl_s=self._policy.ttl_s if renew else None, ended=ended, running=running
+        )
+        for name in ended:
+            self._unsaid.pop(name, None)
+        if report.desired:
+            self._on_desired(report.desired)
+
+    def _tend_ledger(self) -> None:
+        """Follow what the engine says of its cache."""
+        load = self._engine.load()
+        block_tokens = PREFIX_BLOCK_BYTES / self.meter.bytes_per_token
+        self._ledger.bound(load.kv_capacity_tokens / block_tokens)
+        if load.kv_clears > self._clears:
+            self._ledger.clear()
+        elif load.kv_evicted_tokens > self._evicted_tokens and load.kv_capacity_tokens:
+            # Of what was thrown out, the ledger's share: the cache holds answers, too
+            share = len(self._ledger) * block_tokens / load.kv_capacity_tokens
+            evicted = (load.kv_evicted_tokens - self._evicted_tokens) / block_tokens
+            self._ledger.evict(int(evicted * min(share, 1.0)))
+        self._clears, self._evicted_tokens = load.kv_clears, load.kv_evicted_tokens
+
+    def info(self) -> ReplicaInfo:
+        """What the pool is told of this replica now."""
+        policy, meter, load = self._policy, self.meter, self._engine.load()
+        prefill = decode = 0.0
+        for stream in self._running():
+            if stream.first_at is None:
+                prefill += max(stream.work.prompt_tokens - stream.matched_tokens, 1)
+            # Of one that has made more than was expected, a tenth of it again
+            decode += max(stream.work.output_tokens - stream.tokens, stream.tokens / 10)
+        decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
+        return ReplicaInfo(
+            self._replica,
+            policy.pool,
+            policy.engine,
+            policy.models,
+            self._state(),
+            load,
+            policy.simulated,
+            room=self.breaker.room(max(1, int(load.slots * policy.room_ratio)), self._loop.time()),
+            prefill_ms=prefill / meter.prefill_per_s * 1000,
+            decode_ms=decode / decode_per_s * 1000,
+            prefill_per_s=meter.prefill_per_s,
+            decode_per_s=decode_per_s,
+            tokens_per_s=meter.tokens_per_s,
+            output_tokens_mean=meter.output_mean,
+            bytes_per_token=meter.bytes_per_token,
+            prefix_version=self._published_version,
+            queue_p99_ms=meter.queue_p99_ms,
+            region=policy.region,
+            hardware=policy.hardware,
+        )

@@ -1,0 +1,69 @@
+"""vLLM itself, on the CPU: in the folder that ``STREAM_GW_TEST_VLLM`` names, else where ``make test-vllm`` puts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from inference.agent.engines.vllm import VllmEngine
+from tests.agent.engines.recorder import Recorder
+from tests.gateway import processes
+from tests.support.waiting import eventually
+from tests.vllm.real import FIGURES, Home, children, command_line, endless, request
+
+REQUIREMENTS = Path(__file__).parents[2] / "infra" / "vllm-cpu" / "requirements.txt"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if FIGURES:
+        terminalreporter.section("measured")
+        for line in FIGURES:
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Home]:
+    """Where vLLM and the models are; else the tests are skipped, or fail where ``CI`` is set."""
+    found = re.search(r"^vllm-cpu==(\S+)$", REQUIREMENTS.read_text(), re.MULTILINE)
+    assert found
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("STREAM_GW_TEST_VLLM") or cache / "stream-gw" / f"vllm-{found[1]}")
+    if not (folder / "models" / ".made").exists():
+        reason = f"needs vLLM in {folder}; run: make test-vllm"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # lets a test clear the prefix cache
+        patch.setattr(processes, "START_S", 180.0)  # an agent is ready when its vLLM is
+        yield Home(folder)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(home: Home) -> AsyncIterator[VllmEngine]:
+    """One for all. Its close, at the end, is the engines' contract too: silence, and nothing is left."""
+    engine = home.engine(kv_events=True)
+    began = time.monotonic()
+    assert list(await engine.start()) == ["tiny", "sim-small"]
+    FIGURES.append(f"start to first token: {time.monotonic() - began:.1f} s")
+    yield engine
+    sink = Recorder()
+    engine.submit(request(1, endless()), sink)
+    await eventually(lambda: sink.tokens() >= 5)
+    left = children(os.getpid())
+    assert len(left) >= 4, "a guard, a server, an engine and a worker"
+    began = time.monotonic()
+    await engine.close()
+    FIGURES.append(f"close with a request running: {time.monotonic() - began:.2f} s")
+    calls = sink.calls
+    await engine.close()
+    assert (sink.calls, sink.status) == (calls, None)
+    assert not [command_line(pid) for pid in left if processes.alive(pid)]

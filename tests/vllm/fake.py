@@ -1,0 +1,122 @@
+"""A stand-in for the ``vllm`` command, to test how it is kept: it boots, answers, dies and leaves orphans at will.
+
+``command(folder)`` makes an executable that takes the place of vLLM's Python. The folder holds how it behaves
+(``mode``) and what it did (``calls``: one line of JSON a start). This folder's suite holds the real one to the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def command(folder: Path, mode: str = "ok") -> str:
+    set_mode(folder, mode)
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nFAKE_VLLM={folder} exec {sys.executable} {__file__} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def set_mode(folder: Path, mode: str) -> None:
+    """``ok``; ``die`` at the start; ``hang`` before it is healthy; ``deaf`` to SIGTERM; ``toothless``: no tokens;
+    ``pooling``: a model that embeds."""
+    (folder / "mode").write_text(mode)
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "calls"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def pids(folder: Path) -> list[int]:
+    """Every process that was started, engines included."""
+    return [pid for call in calls(folder) for pid in (call["pid"], call["engine"])]
+
+
+def main() -> None:
+    folder = Path(os.environ["FAKE_VLLM"])
+    mode = (folder / "mode").read_text()
+    # As vLLM's engine: a process that does not end with the server
+    engine = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+    )
+    about = {"pid": os.getpid(), "engine": engine.pid, "argv": sys.argv[1:], "env": dict(os.environ)}
+    with open(folder / "calls", "a") as file:
+        file.write(json.dumps(about) + "\n")
+    print("(APIServer pid=1) WARNING 11-21 10:00:00 [fake.py:1] this is no model", flush=True)
+    if mode == "die":
+        print("ValueError: the model's mouth is too small", file=sys.stderr, flush=True)
+        os._exit(3)
+    if mode == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if mode == "hang":
+        time.sleep(600)
+    asyncio.run(serve(folder, mode))
+
+
+async def serve(folder: Path, mode: str) -> None:
+    from aiohttp import web
+
+    asked = 0
+    mindless = False
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response(status=503 if mindless else 200)
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "fake"}]})
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(
+            text=f'vllm:num_requests_running{{engine="0"}} 0.0\nvllm:prefix_cache_queries_total {asked}\n'
+        )
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        """``max_tokens`` chunks, one each 5 ms. ``go deaf`` stops the whole server, ``go mad`` its engine."""
+        nonlocal asked, mindless
+        body = await request.json()
+        if mode == "toothless":
+            return web.json_response({"error": {"message": "no tokens today", "code": 500}}, status=500)
+        asked += 10
+        if body.get("prompt") == "go deaf":
+            time.sleep(600)
+        mindless = body.get("prompt") == "go mad"
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(body["max_tokens"]):
+            chunk = {"choices": [{"index": 0, "text": f"{number} "}]}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await asyncio.sleep(0.005)
+        end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+        await response.write(b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    async def embed(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [], "usage": {"prompt_tokens": 1}})
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/health", health),
+            web.get("/v1/models", models),
+            web.get("/metrics", metrics),
+            web.post("/v1/embeddings", embed) if mode == "pooling" else web.post("/v1/completions", generate),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

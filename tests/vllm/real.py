@@ -1,0 +1,231 @@
+"""The real vLLM for tests: how it is started, asked without us, and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from inference.agent.engines.prometheus import VllmMetrics, read_metrics
+from inference.agent.engines.vllm import VllmEngine, VllmOptions
+from stream_fabric.ports import Engine, EngineRequest
+from tests.agent.engines.recorder import Recorder, stream_id
+
+FIGURES: list[str] = []
+"""What the tests measured; printed at the end."""
+
+SLOTS = 64
+KV_TOKENS = 16_384
+BLOCK = 32
+MODEL = "tiny"
+SMALL = ("--enforce-eager", "--max-model-len", "8192", "--block-size", str(BLOCK))
+GENERATION = (
+    *SMALL,
+    "--served-model-name", MODEL, "sim-small",  # the second for the engines' contract suite
+    "--kv-cache-memory-bytes", str(KV_TOKENS * 512),
+    "--max-num-seqs", str(SLOTS),
+    "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    "--reasoning-parser", "deepseek_v3",
+    "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
+)  # fmt: skip
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Lima", "Oslo", "Quito"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "thing",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer", "minimum": 0, "maximum": 99},
+                "ok": {"type": "boolean"},
+                "name": {"type": "string", "pattern": "^[a-z]{3,9}$"},
+            },
+            "required": ["n", "ok", "name"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Home:
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    def model(self, name: str = "tiny") -> str:
+        return str(self.folder / "models" / name)
+
+    def engine(self, flags: Sequence[str] = GENERATION, model: str = "tiny", **options: Any) -> VllmEngine:
+        return VllmEngine(VllmOptions(self.model(model), tuple(flags), self.python, **options))
+
+
+def chat(text: str = "Tell me about rivers", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+def endless(text: str = "Tell me about rivers", tokens: int = 7000) -> dict[str, Any]:
+    return chat(text, ignore_eos=True, max_tokens=tokens)
+
+
+def request(
+    number: int,
+    body: dict[str, Any],
+    kind: Literal["chat", "completions", "embeddings", "rerank"] = "chat",
+) -> EngineRequest:
+    return EngineRequest(stream_id(number), kind, MODEL, msgspec.Raw(msgspec.json.encode(body)))
+
+
+async def ask(engine: Engine, asked: EngineRequest, within_s: float = 60) -> Recorder:
+    sink = Recorder()
+    engine.submit(asked, sink)
+    async with asyncio.timeout(within_s):
+        await sink.ended.wait()
+    return sink
+
+
+class Direct:
+    """vLLM without us between."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def post(self, path: str, body: Any = None) -> tuple[int, bytes]:
+        async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as response:
+            return response.status, await response.read()
+
+    async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """A streamed answer's."""
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        status, answer = await self.post(path, streamed)
+        assert status == 200, answer
+        lines = [line.removeprefix("data: ") for line in answer.decode().split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+    async def metrics(self) -> VllmMetrics:
+        async with aiohttp.ClientSession() as session, session.get(self.url + "/metrics") as response:
+            return read_metrics(await response.read())
+
+    async def until_idle(self, within_s: float = 10.0) -> float:
+        """Poll its own count until nothing runs; how long that took."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with aiohttp.ClientSession() as session, asyncio.timeout(within_s):
+            while True:
+                async with session.get(self.url + "/metrics") as response:
+                    metrics = read_metrics(await response.read())
+                assert metrics.told
+                if metrics.running == metrics.waiting == 0:
+                    return loop.time() - began
+                await asyncio.sleep(0.005)
+
+
+@dataclass
+class Answer:
+    """One choice of a streamed answer, whatever its chunks were."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments."""
+    tokens: tuple[tuple[str, float], ...] = ()
+    """With their log probabilities, where asked."""
+    finish: str | None = None
+
+
+def folded(chunks: Sequence[dict[str, Any]]) -> tuple[dict[int, Answer], dict[str, Any]]:
+    """The choices and the usage of chunks from either side."""
+    answers: dict[int, Answer] = {}
+    calls: dict[tuple[int, int], list[str]] = {}
+    usage: dict[str, Any] = {}
+    for chunk in chunks:
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            answer = answers.setdefault(index, Answer())
+            delta = choice.get("delta", choice)
+            answer.text += delta.get("content") or delta.get("text") or ""
+            answer.reasoning += delta.get("reasoning") or delta.get("reasoning_content") or ""
+            for part in delta.get("tool_calls") or ():
+                call = calls.setdefault((index, part["index"]), ["", ""])
+                call[0] += part["function"].get("name") or ""
+                call[1] += part["function"].get("arguments") or ""
+            told = choice.get("logprobs") or {}
+            answer.tokens += tuple((item["token"], item["logprob"]) for item in told.get("content") or ())
+            answer.tokens += tuple(zip(told.get("tokens") or (), told.get("token_logprobs") or (), strict=True))
+            answer.finish = choice.get("finish_reason") or answer.finish
+    for (index, _), (name, arguments) in sorted(calls.items()):
+        answers[index].calls += ((name, arguments),)
+    return answers, usage
+
+
+def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
+    """Prompt, cached, output."""
+    details = usage.get("prompt_tokens_details") or {}
+    return usage["prompt_tokens"], details.get("cached_tokens") or 0, usage["completion_tokens"]
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """Every process below ``pid``, itself not."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents.setdefault(parent, []).append(int(folder.name))
+    found = list(parents.get(pid, ()))
+    for child in found:  # grows meanwhile
+        found += parents.get(child, ())
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def after(flag: str, words: Sequence[str]) -> str:
+    return words[list(words).index(flag) + 1]
+
+
+def server_below(pid: int) -> tuple[int, Direct]:
+    """The vLLM server that an agent runs."""
+    for child in children(pid):
+        words = command_line(child)
+        if "serve" in words and "--port" in words and "stream_gw.cli" not in words and "-c" not in words[:4]:
+            return child, Direct(f"http://127.0.0.1:{after('--port', words)}")
+    raise AssertionError(f"no vLLM below {pid}: {[command_line(child) for child in children(pid)]}")

@@ -1,0 +1,41 @@
+"""The engines' contract suite on the real vLLM: those of its tests that do not count on what the simulator says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from inference.agent.engines.sim.engine import SimEngine
+from inference.agent.engines.vllm import VllmEngine
+from tests.agent.engines import test_contract as contract
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+
+test_a_prompt_note = contract.test_a_prompt_note_comes_before_the_output
+test_the_same_request = contract.test_the_same_request_gets_the_same_text_and_another_seed_another
+test_abort_of_the_unknown = contract.test_abort_of_the_unknown_and_the_ended_is_ignored
+test_abort_from_within_the_sink = contract.test_abort_from_within_the_sink_leaves_the_engine_serving
+test_after_abort = contract.test_after_abort_the_sink_hears_nothing_and_the_blocks_are_free
+
+
+class Replica:
+    """What the suite looks at in the simulator, read from vLLM."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+
+    @property
+    def idle(self) -> bool:
+        load = self._engine.load()
+        return load.running == load.waiting == 0
+
+    @property
+    def blocks(self) -> Any:
+        return SimpleNamespace(used=self._engine.load().kv_used_ratio)
+
+
+@pytest.fixture
+def setup(engine: VllmEngine) -> contract.Setup:
+    return contract.Setup(engine, cast(SimEngine, SimpleNamespace(replica=Replica(engine))))

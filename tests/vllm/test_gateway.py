@@ -1,0 +1,243 @@
+"""A client's whole way: gateway, Redis, agent, and the real vLLM that the agent runs; beside it vLLM asked directly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.gateway.processes import Process, alive, need_redis
+from tests.gateway.wire import DONE, Exchange, Gate
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
+from tests.vllm.real import (
+    FIGURES,
+    GENERATION,
+    MODEL,
+    NAMED,
+    SCHEMA,
+    TOOL,
+    Direct,
+    Home,
+    chat,
+    children,
+    command_line,
+    endless,
+    folded,
+    server_below,
+    tokens_of,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+CHAT = "/v1/chat/completions"
+USAGE = {"include_usage": True}
+
+
+@dataclass(frozen=True)
+class Platform:
+    gate: Gate
+    agent: Process
+
+    @property
+    def direct(self) -> Direct:
+        return server_below(self.agent.pid)[1]
+
+    @property
+    def server(self) -> int:
+        return server_below(self.agent.pid)[0]
+
+    async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        streamed = {**body, "stream": True, "stream_options": USAGE}
+        reply = await self.gate.ask("POST", path, streamed)
+        assert reply.status == 200, reply
+        assert f"data: {DONE}\n".encode() in reply.body[-100:], reply.body[-500:]
+        return chunks_of(reply.body)
+
+
+@pytest.fixture(scope="module")
+def platform(home: Home) -> Iterator[Platform]:
+    need_redis()
+    with contextlib.ExitStack() as stack:
+        env = {"STREAM_GW_REDIS_URL": stack.enter_context(RedisServer()).url, "STREAM_GW_PARTITIONS": "4"}
+        stack.enter_context(Process("controller", **env))
+        flags = shlex.join(GENERATION)
+        command = ["agent", "--engine", "vllm", "--model", home.model(), "--vllm-python", home.python, "--kv-events"]
+        agent = stack.enter_context(Process(*command, STREAM_GW_VLLM_FLAGS=flags, **env))
+        gateway = stack.enter_context(Process("gateway", "--port", "0", STREAM_GW_DEV_KEY="sk-dev", **env))
+        yield Platform(Gate(gateway.facts["url"], gateway.pid, "sk-dev"), agent)
+
+
+# --- the same, token for token -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param(CHAT, chat(max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=1), id="text"),
+        pytest.param(CHAT, chat(n=2, seed=3, temperature=1, max_tokens=40, logprobs=True), id="two choices"),
+        pytest.param(CHAT, chat(tools=[TOOL], tool_choice=NAMED, max_tokens=200), id="named tool"),
+        pytest.param(CHAT, chat(tools=[TOOL], tool_choice="required", max_tokens=200), id="required tool"),
+        pytest.param(CHAT, chat(response_format=SCHEMA, max_tokens=100, logprobs=True), id="schema"),
+        pytest.param(
+            "/v1/completions",
+            {"model": MODEL, "prompt": "import os", "max_tokens": 40, "temperature": 0, "logprobs": 1},
+            id="completion",
+        ),
+    ],
+)
+async def test_what_a_client_gets_is_what_vllm_says(platform: Platform, path: str, body: dict[str, Any]) -> None:
+    direct = platform.direct
+    await direct.chunks(path, body)  # what the prefix cache holds is then the same for both
+    expected, expected_usage = folded(await direct.chunks(path, body))
+    got, usage = folded(await platform.chunks(path, body))
+    assert got == expected
+    assert tokens_of(usage) == tokens_of(expected_usage)
+    assert sum(bool(answer.text or answer.calls) for answer in got.values()) == body.get("n", 1)
+    if "logprobs" in body:
+        assert sum(len(answer.tokens) for answer in got.values()) == tokens_of(usage)[2] > 10
+    if "tools" in body:
+        arguments = json.loads(got[0].calls[0][1])
+        assert got[0].calls[0][0] == "get_weather"
+        assert set(arguments) == {"city", "days"}
+
+
+async def test_reasoning_comes_apart_as_vllm_says_it(platform: Platform) -> None:
+    direct = platform.direct
+    _, answer = await direct.post("/tokenize", {"model": MODEL, "prompt": "</think>", "add_special_tokens": False})
+    (end,) = json.loads(answer)["tokens"]
+    for push in range(3, 12):  # until its thoughts end within the answer
+        body = chat(max_tokens=60, ignore_eos=True, logit_bias={str(end): push})
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+        expected, _ = folded(await direct.chunks(CHAT, body))
+        if expected[0].reasoning and expected[0].text:
+            break
+    assert expected[0].reasoning and expected[0].text
+    got, _ = folded(await platform.chunks(CHAT, body))
+    assert got == expected
+
+
+async def test_a_session_s_next_turn_hits_the_prefix_cache(platform: Platform) -> None:
+    direct = platform.direct
+    story = {"role": "user", "content": f"{time.time()} of a river and a sea. " + "Go on with the story. " * 40}
+    body = chat(max_tokens=40, ignore_eos=True, session_id="story")
+    body["messages"] = [story]
+    first, usage = folded(await platform.chunks(CHAT, body))
+    prompt, cached, _ = tokens_of(usage)
+    assert cached == 0
+    before = await direct.metrics()
+    body["messages"] = [
+        story,
+        {"role": "assistant", "content": first[0].text},
+        {"role": "user", "content": "And then?"},
+    ]
+    _, usage = folded(await platform.chunks(CHAT, body))
+    _, cached, _ = tokens_of(usage)
+    assert cached > prompt / 2
+    assert (await direct.metrics()).prefix_hits - before.prefix_hits == cached
+
+
+# --- ends ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_reaches_vllm(platform: Platform) -> None:
+    direct = platform.direct
+    took = []
+    for _ in range(10):
+        async with platform.gate.create({**endless(), "stream": True}) as exchange:
+            await until(exchange, b'"content":"', 5)
+            assert (await direct.metrics()).running == 1
+            began = time.monotonic()
+            cancelled = await platform.gate.cancel(exchange.headers["x-stream-id"])
+            assert cancelled["result"] == "accepted"
+            await direct.until_idle(5)
+            took.append(time.monotonic() - began)
+    took.sort()
+    FIGURES.append(
+        f"cancel at the gateway to nothing running in vLLM, 10 times: median {took[5] * 1000:.0f} ms, "
+        f"worst {took[-1] * 1000:.0f} ms"
+    )
+
+
+async def test_two_hundred_clients_at_once(platform: Platform) -> None:
+    began = time.monotonic()
+    async with asyncio.timeout(100):
+        bodies = [endless(f"question {number}", 40) for number in range(200)]
+        answers = await asyncio.gather(*(platform.chunks(CHAT, body) for body in bodies))
+    took = time.monotonic() - began
+    output = 0
+    for chunks in answers:
+        choices, usage = folded(chunks)
+        assert choices[0].finish == "length"
+        output += tokens_of(usage)[2]
+    assert output == 200 * 40
+    FIGURES.append(f"200 clients at once through the gateway: {took:.1f} s, {output / took:.0f} tokens/s")
+
+
+async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
+    """What can be continued waits for vLLM to come back and goes on where it was; what cannot ends with an error that
+    may be tried again."""
+    server = platform.server
+    plain, exact = endless(tokens=1500), {**endless("Tell me about seas", 1500), "logprobs": True}
+    async with (
+        platform.gate.create({**plain, "stream": True, "stream_options": USAGE}) as continued,
+        platform.gate.create({**exact, "stream": True, "stream_options": USAGE}) as ended,
+    ):
+        begun = [await until(exchange, b'"content":"', 5) for exchange in (continued, ended)]
+        began = time.monotonic()
+        os.kill(server, signal.SIGKILL)
+        second = begun[1] + await ended.rest(100)
+        told = time.monotonic() - began
+        first = begun[0] + await continued.rest(100)
+        done = time.monotonic() - began
+    error = chunks_of(second)[-1]["error"]
+    assert error["retriable"] and error["code"] in ("engine_lost", "replica_lost"), error
+    assert b"\nid: 2-" in first, "another producer's epoch"
+    choices, usage = folded(chunks_of(first))
+    assert choices[0].finish == "length"
+    assert abs(tokens_of(usage)[2] - 1500) <= 20, "a token without a text is not in the log"
+    assert platform.server != server
+    FIGURES.append(
+        f"vLLM killed: the stream that cannot go on was told after {told:.1f} s, the other was whole after {done:.1f} s"
+    )
+
+
+async def until(exchange: Exchange, what: bytes, times: int) -> bytes:
+    """Read on until it has come so often."""
+    seen = b""
+    while seen.count(what) < times:
+        piece = await exchange.piece()
+        assert piece, f"the body ended: {seen!r}"
+        seen += piece
+    return seen
+
+
+def chunks_of(body: bytes) -> list[dict[str, Any]]:
+    """The chunks of a body, whatever comments it has."""
+    data = [line.removeprefix("data: ") for line in body.decode().splitlines() if line.startswith("data: ")]
+    return [json.loads(text) for text in data if text != DONE]
+
+
+async def test_a_killed_agent_leaves_no_process_of_vllm(platform: Platform) -> None:
+    """Comes last: nothing is left to test on."""
+    processes = children(platform.agent.pid)
+    assert len(processes) >= 4, "a guard, a server, an engine and a worker"
+    async with platform.gate.create({**endless(), "stream": True}) as exchange:
+        await until(exchange, b'"content":"', 5)
+        began = time.monotonic()
+        platform.agent.kill()
+        await eventually(
+            lambda: not any(map(alive, processes)),
+            f"the end of {[command_line(pid)[:6] for pid in processes]}",
+            20,
+        )
+    FIGURES.append(f"agent killed: nothing of vLLM is left after {time.monotonic() - began:.1f} s")
