@@ -67,6 +67,28 @@ def _silent_s(reader: Reader, killed_at: float) -> float:
     return after - killed_at
 
 
+async def test_invariant_9_an_agents_deploy_is_invisible(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
+    """What does not end within its grace goes on at another agent, with hardly a pause."""
+    tokens = 120
+    expected = await undisturbed(SEEDS, tokens)
+    async with (
+        fleet(redis_server.url, sim="itl_ms=40,ttft_ms=20,max_num_seqs=64") as running,
+        log_of(running.redis_url) as log,
+    ):
+        readers = [SseReader(running.gates[k % 2 :], seed, tokens) for k, seed in enumerate(SEEDS)]
+        reading = [asyncio.create_task(reader.read()) for reader in readers]
+        await until_running(readers)
+        leaving = running.agents.pop("replica0")
+        leaving.terminate()
+        await asyncio.gather(*reading)
+        for reader in readers:
+            reader.check_whole(expected[reader.seed])
+            assert len(reader.connected_at) == 1
+            assert max(b - a for a, b in pairwise(reader.heard_at)) < 1.0
+        assert await asyncio.to_thread(leaving.wait) == 0
+        await log.until_no_slot_is_taken()
+
+
 async def test_one_stream_survives_a_gateways_and_its_replicas_death(
     redis_server: RedisServer, undisturbed: Undisturbed
 ) -> None:

@@ -41,7 +41,7 @@ from stream_fabric.ids import (
     new_stream_id,
     partition_of,
 )
-from stream_fabric.log import Append, AppendCode, AppendReply, Entry, Head, Page, StreamState, cancelled_end
+from stream_fabric.log import Append, AppendCode, AppendReply, Entry, Head, Page, StreamState, Takeover, cancelled_end
 from stream_fabric.producer import UNKNOWN_MAX, Producer
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step, check_cursor
 from stream_fabric.redis.client import Address, RedisUrl, slot_of
@@ -367,6 +367,81 @@ def test_invariant_2_dense_log_and_one_byte_string_for_ever(ops: Sequence[tuple[
     assert is_end(log[-1]) and sum(map(is_end, log)) == 1
     structure = b"".join(b"%d %b\n" % item for item in line.producer.structure if item[0] < len(log))
     assert line.state.structure == structure
+
+
+class TakenOver(Line):
+    """The second producer of a stream, which goes on after the first one's three frames."""
+
+    BASE = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.producer = Producer(STREAM, Epoch(2, "bb"), self.BASE)
+        self.producer.receive_used(Usage(7, output=2))
+
+    def made(self) -> StreamState:
+        state = super().made()
+        frames = b"\n".join(encode_text(0, f"first-{seq}") for seq in range(1, self.BASE + 1))
+        request = Append(STREAM, "1.aa", 1, self.BASE, frames, Usage(7, output=2))
+        assert state.append(request, REPLICA).code is AppendCode.OK
+        assert state.takeover(REPLICA, "bb") == Takeover(Epoch(2, "bb"), self.BASE)
+        return state
+
+    def outcome(self, outcome: str) -> None:
+        assert outcome != "create", "it cannot make again what another said"
+        super().outcome(outcome)
+
+
+@given(OPS)
+@example([("push", 1), ("send", 0), ("reply", 0), ("wipe", 0), ("check", 0)])
+@example([("push", 1), ("cancel", 0), ("doorbell", 0), ("send", 0)])
+def test_invariant_1_single_writer_and_2_dense_log_across_a_takeover(ops: Sequence[tuple[str, int]]) -> None:
+    line = TakenOver()
+    for what, n in ops:
+        line.do("ring" if what == "doorbell" else what, n)
+        if line.state is not None:  # the first producer's late words are never taken
+            late = Append(STREAM, "1.aa", line.state.last + 1, line.state.last + 1, b'0"late"', Usage())
+            assert line.state.append(late, REPLICA).code is AppendCode.FENCED
+    if not (line.producer.status or line.producer.stopped):
+        line.producer.finish(End("completed", line.producer.usage))
+    if line.state and line.state.status == "cancelled":
+        line.ring(0)
+    line.lost(0)
+    line.check(0)
+    for _ in range(300):
+        if line.producer.ended or line.producer.stopped:
+            break
+        line.send(50)
+        line.reply(0)
+        line.check_log()
+    line.check(0)
+    while line.producer.pending:
+        line.send(50)
+        line.reply(0)
+    if line.producer.stopped:
+        assert line.state is None, "only a log that lost what came before it stops it"
+        return
+    assert line.producer.ended
+    assert line.state is not None
+    log = [frame for entry in line.state.entries for frame in entry.frames.split(b"\n")]
+    assert log[line.BASE :] == line.producer._frames
+    assert line.state.bases == [(2, line.BASE)]
+    if line.state.status == "cancelled":
+        billed = decode(log[-1])
+        assert isinstance(billed, End)
+        assert billed.usage is not None
+        assert billed.usage.output >= 2, "what the first producer said is billed as well"
+
+
+def test_a_failover_that_loses_what_came_before_a_takeover_stops_the_second_producer() -> None:
+    line = TakenOver()
+    line.push(0)
+    line.send(0)
+    assert line.producer.receive_reply(AppendReply(AppendCode.GAP, 1)) == "stop"
+    for head in (None, Head(Epoch(2, "bb"), 1, "live", -1, "", 0, True, None)):
+        other = TakenOver()
+        assert other.producer.receive_head(head) == "stop"
+        assert other.producer.append_to_send(8, 8192) is None
 
 
 def test_invariant_5_exact_cancel_bills_what_the_log_billed() -> None:

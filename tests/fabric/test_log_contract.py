@@ -24,6 +24,7 @@ from stream_fabric.log import (
     CancelReply,
     CreateCode,
     Entry,
+    Takeover,
     cancelled_end,
     failed_end,
     unpack_parts,
@@ -475,6 +476,75 @@ async def test_a_fence_takes_streams_nobody_began_and_leaves_ended_ones(fabric: 
     anyone = await fabric.create()
     await fabric.append(batch(anyone, 1, 1))
     assert await fabric.log.fence(anyone, None, "bb", LOST)
+
+
+# --- takeover and usage ------------------------------------------------------------------------------------
+
+
+async def test_invariant_1_single_writer_across_a_takeover(fabric: Fabric) -> None:
+    gateway = fabric.name("g")
+    ear, bell = await fabric.listen(gateway), await fabric.listen(R1)
+    stream = await fabric.create(gateway)
+    await fabric.append(batch(stream, 1, 3))
+    assert await fabric.log2.takeover(stream, R2, "bb") is None, "it is another's"
+    taken = await fabric.log2.takeover(stream, R1, "bb")
+    assert taken == Takeover(Epoch(2, "bb"), 3)
+    await eventually(lambda: [p for p in bell.payloads if stream.encode() in p])
+    assert bell.payloads[-1] == UNIT.join((b"fence", stream.encode(), b"1.aa", b"3"))
+    assert (await fabric.append(batch(stream, 4, 4)))[0].code is AppendCode.FENCED
+    ((code, seq),) = await fabric.log2.append(
+        fabric.log2.partition(stream), [batch(stream, 4, 5, epoch=Epoch(2, "bb"))]
+    )
+    assert (code, seq) == (AppendCode.OK, 5)
+    await eventually(lambda: len(ear.parts()) == 2)
+    assert ear.parts()[-1][1:4] == (Epoch(2, "bb"), 4, 5)
+    page = await fabric.watch(stream)
+    assert (page.epoch, page.head, page.status, page.bases) == (Epoch(2, "bb"), 5, "live", ((2, 3),))
+    assert (await fabric.head(stream)).replica == R2, "whoever appends first is its producer"
+    assert [e.epoch for e in page.entries] == [1, 2]
+    reply = await fabric.log.cancel(stream, ACME)
+    assert (reply.result, reply.at) == ("accepted", Cursor(2, 5))
+
+
+async def test_a_takeover_before_the_first_frame_and_of_ended_streams(fabric: Fabric) -> None:
+    unborn, ended, missing = await fabric.create(), await fabric.create(), fabric.stream()
+    await fabric.append(ending(ended, 1))
+    assert await fabric.log.takeover(unborn, R1, "bb") == Takeover(Epoch(2, "bb"), 0)
+    assert await fabric.log.takeover(unborn, R2, "cc") == Takeover(Epoch(3, "cc"), 0), "nobody has begun it"
+    assert await fabric.log.takeover(ended, R1, "bb") is None
+    assert await fabric.log.takeover(missing, R1, "bb") is None
+
+
+async def test_usage_is_settled_once_with_the_terminal_whoever_writes_it(fabric: Fabric) -> None:
+    tenant, hour = TenantId(fabric.name("payer")), int(time.time() // 3600)
+    streams = [fabric.stream() for _ in range(5)]
+    for number, stream in enumerate(streams):
+        await fabric.log.create(stream, EPOCH, tenant, FACTS, None, "m 8b" if number else "other")
+        await fabric.append(batch(stream, 1, 3, usage=Usage(10, 4, 2, 3, 1)))
+    completed, cancelled, fenced, taken, live = streams
+    for _ in range(2):  # an append whose reply was lost is sent again
+        await fabric.append(ending(completed, 4, usage=Usage(10, 4, 2, 5, 1)))
+    for _ in range(2):
+        await fabric.log.cancel(cancelled, tenant)
+        await fabric.log.fence(fenced, R1, "bb", LOST)
+    await fabric.log.fence(completed, None, "bb", LOST)
+    epoch = (await fabric.log.takeover(taken, R1, "bb")).epoch
+    last = Append(
+        taken,
+        str(epoch),
+        4,
+        4,
+        encode(End("completed", Usage(10, 4, 2, 9, 1))),
+        Usage(10, 4, 2, 9, 1),
+        b"",
+        "completed",
+    )
+    await fabric.log2.append(fabric.log2.partition(taken), [last])
+    totals: dict[str, tuple[int, Usage]] = {}
+    for at in (hour, hour + 1) if fabric.redis else (hour,):
+        totals |= await fabric.log.usage(tenant, at)
+    assert totals == {"other": (1, Usage(10, 4, 2, 5, 1)), "m 8b": (3, Usage(30, 12, 6, 15, 3))}
+    assert (await fabric.head(live)).status == "live", "what runs is not settled"
 
 
 # --- read --------------------------------------------------------------------------------------------------
