@@ -27,7 +27,7 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench browsers redis node clean
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench bench-routing browsers redis node clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-vllm   the engine on the real vLLM, on the CPU (the first time it installs 3 GB beside the project)"
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
+	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON="; exit 1; }
@@ -89,6 +90,9 @@ bench: setup redis
 	@$(BIN)/python -m bench.tokens $(ARGS)
 	@$(BIN)/python -m bench.memory
 	@$(BIN)/python -m bench.trace
+
+bench-routing: setup
+	@$(BIN)/python -m bench.routing $(ARGS)
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin

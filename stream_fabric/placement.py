@@ -18,11 +18,15 @@ from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import PIN_S
 
 BOUND: float = 1.25
-"""No stickiness sends a request to a replica whose load is so many times the pool's mean, and its own cost more."""
+"""No stickiness sends a request to a replica whose load is so many times the pool's mean, and its own cost and what the
+replica's cache saves more."""
 SPILL_AT: float = 0.85
 """Share of a replica's room above which cache hits go elsewhere, more of them the fuller it is."""
-DECODE_WEIGHT: float = 0.1
+DECODE_WEIGHT: float = 0.3
 """What a millisecond of others' pending output counts beside one of waiting for the first token."""
+REPEAT_WEIGHT: float = 3.0
+"""What a millisecond of prefill that another candidate would save counts besides itself, for all who come behind it:
+busy / (1 - busy) at three quarters busy. Divided by the copies there are: one more of what many hold is soon of use."""
 TIERS = ("interactive", "standard", "batch")
 RATE_WINDOW_MS = 10_000
 SCAN_MAX = 64
@@ -108,17 +112,23 @@ def choose(
     mean_ms = 0.0
     for s in alive:
         mean_ms += s.load_ms / len(alive)
+    hits = [
+        0 if s is None or not s.ready or s.expires_ms <= now_ms else min(tokens, ask.prompt_tokens)
+        for s, tokens in zip(seats, matched, strict=True)
+    ]
+    most = max(hits, default=0)
+    copies = sum(2 * hit >= most for hit in hits)  # those that hold at least half of what can be held
+    weight = REPEAT_WEIGHT / copies if most > 0 else 0.0
     scored: list[Scored] = []
     best = pinned = only = -1
-    best_ms = only_ms = most = 0.0
+    best_ms = only_ms = 0.0
     count = len(replicas)
     start = int(ask.jitter * count)
     for index, (replica, seat) in enumerate(zip(replicas, seats, strict=True)):
         if seat is None or not seat.ready or seat.expires_ms <= now_ms:
             scored.append(Scored(replica, -1.0, 0, 0, 0.0, "dead"))
             continue
-        hit = min(matched[index], ask.prompt_tokens)
-        most = max(most, hit)
+        hit = hits[index]
         if seat.in_flight >= seat.room:
             scored.append(Scored(replica, -1.0, hit, seat.in_flight, seat.load_ms, "full"))
             continue
@@ -128,9 +138,14 @@ def choose(
         if seat.in_flight >= seat.slots:
             wait_ms += seat.decode_ms * (seat.in_flight - seat.slots + 1) / seat.in_flight
         own_ms = ask.prompt_tokens / seat.prefill_per_s * 1000 + ask.output_tokens / seat.decode_per_s * 1000
-        uncached = ask.prompt_tokens - (hit if stays else 0)
-        score_ms = wait_ms + uncached / seat.prefill_per_s * 1000 + seat.decode_ms * DECODE_WEIGHT
-        over = seat.load_ms > BOUND * mean_ms + own_ms
+        kept = hit if stays else 0
+        score_ms = (
+            wait_ms
+            + (ask.prompt_tokens - kept) / seat.prefill_per_s * 1000
+            + weight * (most - kept) / seat.prefill_per_s * 1000
+            + seat.decode_ms * DECODE_WEIGHT
+        )
+        over = seat.load_ms > BOUND * mean_ms + own_ms + weight * kept / seat.prefill_per_s * 1000
         scored.append(Scored(replica, score_ms, hit, seat.in_flight, seat.load_ms, "over" if over else ""))
         # Of equals the first from the jitter's place on
         turn = (index - start) % count

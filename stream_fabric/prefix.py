@@ -104,10 +104,16 @@ class PrefixView:
     """A gateway's copy of a replica's ledger, with what this gateway has sent there since."""
 
     def __init__(self, summary: bytes = b"", version: int = -1) -> None:
-        self.version = version
+        self._sent: list[Sequence[int]] = []
+        self.renew(summary, version)
+
+    def renew(self, summary: bytes, version: int) -> None:
+        """A newer summary. It may be older than what was sent since the last one: that is kept until the next."""
         held = array("I")
         held.frombytes(summary)
-        self._held = set(held)
+        self._held = set(held).union(*self._sent)
+        self._sent = []
+        self.version = version
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many of the prompt's blocks the replica is believed to hold."""
@@ -116,6 +122,7 @@ class PrefixView:
     def sent(self, hashes: Sequence[int]) -> None:
         """A request with these blocks went there: the next one with them need not wait for the summary."""
         self._held.update(hashes)
+        self._sent.append(hashes)
 
 
 def _held_blocks(held: Container[int], hashes: Sequence[int]) -> int:

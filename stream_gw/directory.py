@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
 _USED_S = 60.0
-_OUTPUT_TOKENS = 256.0
-"""Of requests that do not say how much they may make, until a pool has told what is usual."""
 
 
 class Estimates(NamedTuple):
@@ -104,10 +102,9 @@ class Directory:
 
     def estimates(self, pool: str) -> Estimates:
         replicas = self._by_pool[pool]
-        usual = [r.output_tokens_mean for r in replicas if r.output_tokens_mean]
+        count = len(replicas)
         return Estimates(
-            sum(r.bytes_per_token for r in replicas) / len(replicas),
-            sum(usual) / len(usual) if usual else _OUTPUT_TOKENS,
+            sum(r.bytes_per_token for r in replicas) / count, sum(r.output_tokens_mean for r in replicas) / count
         )
 
     def candidates(self, pool: str, model: str, hashes: Sequence[int]) -> list[Candidate]:

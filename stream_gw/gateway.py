@@ -51,7 +51,7 @@ from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
 from stream_gw.ws import Channel, Create, Mode, Sub
 
-_OUTPUT_RATIO_MAX = 4.0
+_NO_LIMIT = 1 << 31
 _CANCELS_KEPT = 10_000
 _CANCELS_KEPT_S = 10.0
 _NO_ENTRIES = Cursor(1 << 40, 0)
@@ -183,7 +183,7 @@ class Gateway:
         kept: bool,
     ) -> Work:
         usual = self.directory.estimates(pool)
-        most = usual.output_tokens * _OUTPUT_RATIO_MAX if request.max_tokens is None else request.max_tokens
+        limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_s = request.deadline_s
         return Work(
             EngineRequest(
@@ -201,7 +201,8 @@ class Gateway:
             session=_session_key(who.tenant, request.session_id),
             prompt_tokens=max(1, int(request.prompt_bytes / usual.bytes_per_token)),
             # What it may make is often far more than anybody makes
-            output_tokens=max(1, int(min(most, usual.output_tokens * _OUTPUT_RATIO_MAX))) * request.n,
+            output_tokens=max(1, int(min(limit, usual.output_tokens))) * request.n,
+            output_limit=min(limit * request.n, _NO_LIMIT),
             prefix=array("I", block_hashes(request.model.encode(), request.prompt)).tobytes(),
         )
 

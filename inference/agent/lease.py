@@ -68,6 +68,10 @@ class Lease:
         self._unsaid: dict[StreamId, None] = {}
         """Streams that have ended and that the pool has not been told of."""
         self._reporting = False
+        self._prefilling: dict[StreamId, RunningStream] = {}
+        """Streams that have no first token yet, in the order they came."""
+        self._prefilling_since = 0.0
+        """Since when the first of them is being computed, at most."""
 
     # --- what becomes of a stream --------------------------------------------------------------------------
 
@@ -75,7 +79,11 @@ class Lease:
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
+            # The next one with the same beginning waits behind this one, and finds it
             self._ledger.touch(stream.hashes)
+        if not self._prefilling:
+            self._prefilling_since = self._loop.time()
+        self._prefilling[stream.work.request.stream] = stream
 
     def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
         """The engine has told the prompt's length and how much of it was cached."""
@@ -87,16 +95,24 @@ class Lease:
         now = self._loop.time()
         stream.first_at = now
         prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
-        cached = stream.producer.usage.cached or stream.matched_tokens
-        self.meter.receive_first(max(prompt - cached, 0), now - stream.started_at, now)
+        computed = max(prompt - (stream.producer.usage.cached or stream.matched_tokens), 0)
+        self._prefilling.pop(stream.work.request.stream, None)
+        self.meter.prefill.receive(computed, now - self._prefilling_since, goes_on=bool(self._prefilling))
+        self._prefilling_since = now
+        self.meter.receive_wait(computed, now - stream.started_at, now)
         self.breaker.receive_success()
         self.report_soon()
 
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """The stream is none of this replica's any more; ``whole``: its log has its terminal."""
+        if self._prefilling.get(stream.work.request.stream) is stream:
+            del self._prefilling[stream.work.request.stream]
         self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
         if whole:
-            self.meter.receive_end(stream.tokens)
+            self.meter.usual.receive_end(stream.tokens)
+        if stream.hashes:
+            # The engine lets go of its blocks now: they are its most recently used
+            self._ledger.touch(stream.hashes)
         self._unsaid[stream.work.request.stream] = None
         self.report_soon()
 
@@ -157,12 +173,6 @@ class Lease:
     def info(self) -> ReplicaInfo:
         """What the pool is told of this replica now."""
         policy, meter, load = self._policy, self.meter, self._engine.load()
-        prefill = decode = 0.0
-        for stream in self._running():
-            if stream.first_at is None:
-                prefill += max(stream.work.prompt_tokens - stream.matched_tokens, 1)
-            # Of one that has made more than was expected, a tenth of it again
-            decode += max(stream.work.output_tokens - stream.tokens, stream.tokens / 10)
         decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
         return ReplicaInfo(
             self._replica,
@@ -173,15 +183,29 @@ class Lease:
             load,
             policy.simulated,
             room=self.breaker.room(max(1, int(load.slots * policy.room_ratio)), self._loop.time()),
-            prefill_ms=prefill / meter.prefill_per_s * 1000,
-            decode_ms=decode / decode_per_s * 1000,
-            prefill_per_s=meter.prefill_per_s,
+            prefill_ms=self._pending_prefill_s() * 1000,
+            decode_ms=self._pending_output_tokens() / decode_per_s * 1000,
+            prefill_per_s=meter.prefill.per_s,
             decode_per_s=decode_per_s,
             tokens_per_s=meter.tokens_per_s,
-            output_tokens_mean=meter.output_mean,
+            output_tokens_mean=meter.usual.tokens,
             bytes_per_token=meter.bytes_per_token,
             prefix_version=self._published_version,
             queue_p99_ms=meter.queue_p99_ms,
             region=policy.region,
             hardware=policy.hardware,
         )
+
+    def _pending_prefill_s(self) -> float:
+        """Of the first prompt in line, what it has had of time is taken off."""
+        if not self._prefilling:
+            return 0.0
+        speed = self.meter.prefill.per_s
+        to_compute = [max(s.work.prompt_tokens - s.matched_tokens, 1) for s in self._prefilling.values()]
+        return sum(to_compute) / speed - min(self._loop.time() - self._prefilling_since, to_compute[0] / speed)
+
+    def _pending_output_tokens(self) -> float:
+        """A running answer has as much to come as one usually has in all, within its limit: the lengths of answers
+        are spread so widely that a long one is no nearer to its end."""
+        usual = self.meter.usual.tokens
+        return sum(min(usual, max(s.work.output_limit - s.tokens, 1)) for s in self._running())

@@ -7,24 +7,62 @@ from collections import deque
 _PREFILL_PER_S = 8000.0
 _TOKENS_PER_S = 20.0
 _SMOOTHING = 0.2
-_FADE = 0.98
 _WINDOW_S = 60.0
 _SAMPLES_MAX = 2000
+_ROW_TOKENS = 8192
+_SPEED_KEEPS = 0.98
+_USUAL_AT_FIRST = 256.0
+_USUAL_SHARE = 0.02
+
+
+class PrefillSpeed:
+    """Prompt tokens a second while there was prefill to do, older samples counting less. A sample is what was computed
+    in a row: of a short one most of the time is that of the step under way when it came, so it says little."""
+
+    def __init__(self, at_first_per_s: float = _PREFILL_PER_S) -> None:
+        self._tokens = at_first_per_s
+        self._seconds = 1.0
+        self._row_tokens = 0
+        self._row_s = 0.0
+
+    @property
+    def per_s(self) -> float:
+        return self._tokens / self._seconds
+
+    def receive(self, tokens: int, seconds: float, *, goes_on: bool) -> None:
+        """So many tokens were computed since the last first token, or since there was something to compute;
+        ``goes_on``: there is more."""
+        self._row_tokens += tokens
+        self._row_s += seconds
+        if self._row_tokens >= _ROW_TOKENS:
+            self._tokens = self._tokens * _SPEED_KEEPS + self._row_tokens
+            self._seconds = self._seconds * _SPEED_KEEPS + self._row_s
+            goes_on = False
+        if not goes_on:
+            self._row_tokens, self._row_s = 0, 0.0
+
+
+class UsualLength:
+    """How many tokens answers have had lately."""
+
+    def __init__(self) -> None:
+        self.tokens = _USUAL_AT_FIRST
+
+    def receive_end(self, tokens: int) -> None:
+        self.tokens += (tokens - self.tokens) * _USUAL_SHARE
 
 
 class Meter:
     """Until something is measured, the figures are those of a small model on a middling GPU."""
 
     def __init__(self, now: float) -> None:
-        self.prefill_per_s = _PREFILL_PER_S
-        """Prompt tokens, the best of late: what others' prefill takes in between is theirs."""
+        self.prefill = PrefillSpeed()
+        self.usual = UsualLength()
         self.sequence_per_s = _TOKENS_PER_S
         """Output tokens of one sequence."""
         self.tokens_per_s = 0.0
         """Output tokens of all."""
-        self.output_mean = 0.0
         self.bytes_per_token = 4.0
-        self._measured = False
         self._made = 0
         self._ticked_at = now
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_MAX)
@@ -34,20 +72,12 @@ class Meter:
         if tokens:
             self.bytes_per_token += _SMOOTHING * (min(max(body_bytes / tokens, 1.0), 16.0) - self.bytes_per_token)
 
-    def receive_first(self, uncached_tokens: int, took_s: float, now: float) -> None:
-        """A request's first token has come, so long after it was submitted."""
-        sample = uncached_tokens / max(took_s, 1e-4)
-        if uncached_tokens >= 64:  # of less, the time is that of a step
-            best = self.prefill_per_s * _FADE if self._measured else 0.0
-            self.prefill_per_s, self._measured = max(best, sample, 1.0), True
-        self._waits.append((now, max(0.0, took_s - uncached_tokens / self.prefill_per_s) * 1000))
+    def receive_wait(self, uncached_tokens: int, took_s: float, now: float) -> None:
+        """A request's first token came so long after it was submitted."""
+        self._waits.append((now, max(0.0, took_s - uncached_tokens / self.prefill.per_s) * 1000))
 
     def receive_tokens(self, count: int) -> None:
         self._made += count
-
-    def receive_end(self, output_tokens: int) -> None:
-        if output_tokens:
-            self.output_mean += (_SMOOTHING if self.output_mean else 1.0) * (output_tokens - self.output_mean)
 
     def tick(self, decoding: int, now: float) -> None:
         """Once a second; ``decoding``: sequences that have had their first token."""

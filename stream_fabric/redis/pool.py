@@ -39,8 +39,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str = ""
     """Names the session within the pool; empty: none."""
     prompt_tokens: int = 1
-    """As the gateway estimates them; so ``output_tokens``, the most it may make or usually does."""
+    """As the gateway estimates them; so ``output_tokens``, as many as usual, within its limit."""
     output_tokens: int = 1
+    output_limit: int = 1 << 31
+    """The most it may make."""
     prefix: bytes = b""
     """The prompt's block hashes, 4 bytes each."""
     base: int = 0
@@ -71,7 +73,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Measured: prompt tokens it computes, and output tokens its full batch makes, in a second."""
     tokens_per_s: float = 0.0
     """Output tokens of the last seconds."""
-    output_tokens_mean: float = 0.0
+    output_tokens_mean: float = 256.0
+    """How long answers have been lately."""
     bytes_per_token: float = 4.0
     prefix_version: int = 0
     queue_p99_ms: float = 0.0
@@ -210,6 +213,7 @@ class RedisPools:
             placement.BOUND,
             placement.SPILL_AT,
             placement.DECODE_WEIGHT,
+            placement.REPEAT_WEIGHT,
         ]
         for candidate in candidates:
             args += candidate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.agent.meter import Breaker, Meter
+from inference.agent.meter import Breaker, Meter, PrefillSpeed, UsualLength
 
 
 def test_speeds_settle_at_what_passes() -> None:
@@ -18,23 +18,33 @@ def test_speeds_settle_at_what_passes() -> None:
     assert meter.sequence_per_s == pytest.approx(50, rel=0.01), "idle tells nothing of the speed"
 
 
-def test_prefill_is_what_it_can_be_not_what_others_left_of_it() -> None:
-    meter = Meter(0.0)
-    for k in range(100):
-        meter.receive_first(2000, 0.1 if k % 5 == 0 else 0.5, float(k))
-    assert 18_000 < meter.prefill_per_s <= 20_000
-    before = meter.prefill_per_s
-    meter.receive_first(3, 0.5, 200.0)  # a short prompt's time is a step's
-    assert meter.prefill_per_s == before
+def test_prefill_is_measured_in_rows_and_not_by_short_prompts() -> None:
+    speed = PrefillSpeed()
+    for _ in range(200):  # twenty at once: 20,000 tokens a second, whatever each of them waited
+        for left in range(19, -1, -1):
+            speed.receive(1000, 0.05, goes_on=left > 0)
+    assert speed.per_s == pytest.approx(20_000, rel=0.01)
+    for _ in range(1000):  # a short prompt's time is a step's
+        speed.receive(10, 0.5, goes_on=False)
+    assert speed.per_s == pytest.approx(20_000, rel=0.01)
+
+
+def test_the_usual_length_follows_answers_slowly() -> None:
+    usual = UsualLength()
+    for _ in range(500):
+        usual.receive_end(40)
+    assert usual.tokens == pytest.approx(40, rel=0.01)
+    usual.receive_end(4000)
+    assert usual.tokens < 130
 
 
 def test_queue_time_is_what_the_prompts_computation_does_not_explain() -> None:
     meter = Meter(0.0)
     for k in range(200):
-        meter.receive_first(2000, 0.1, k / 100)
+        meter.receive_wait(800, 0.1, k / 100)
     assert meter.queue_p99_ms < 5
     for k in range(10):
-        meter.receive_first(2000, 3.1, 2 + k / 100)
+        meter.receive_wait(800, 3.1, 2 + k / 100)
     assert meter.queue_p99_ms == pytest.approx(3000, rel=0.05)
     meter.tick(0, 100.0)
     assert meter.queue_p99_ms == 0, "of the last minute"

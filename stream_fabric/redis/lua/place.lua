@@ -1,14 +1,15 @@
 -- Hand a request to the best candidate with room, or let it wait, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
---   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight; then of each candidate:
---   replica, matched tokens.
+--   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight, repeat weight; then of
+--   each candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused;
 --   scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full, 3 over).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local pin_ms, instead = ARGV[12], ARGV[13]
 local BOUND, SPILL_AT, DECODE_WEIGHT = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
-local FIRST = 17
+local REPEAT_WEIGHT = tonumber(ARGV[17])
+local FIRST = 18
 local now = now_ms()
 
 local held = redis.call('HGET', P .. 'at', id)
@@ -42,17 +43,24 @@ for i = 1, count do
   if load[i] then mean_ms = mean_ms + load[i] / alive end
 end
 
+local hits, most, copies = {}, 0, 0
+for i = 1, count do
+  hits[i] = load[i] and math.min(tonumber(ARGV[FIRST + 2 * i - 1]), prompt) or 0
+  most = math.max(most, hits[i])
+end
+for i = 1, count do
+  if 2 * hits[i] >= most then copies = copies + 1 end
+end
+local weight = most > 0 and REPEAT_WEIGHT / copies or 0
+
 local scored = {}
-local best, pinned, only, best_ms, only_ms, most = 0, 0, 0, 0, 0, 0
-local hits = {}
+local best, pinned, only, best_ms, only_ms = 0, 0, 0, 0, 0
 local start = math.floor(jitter * count)
 for i = 1, count do
   if not load[i] then
     scored[i] = struct.pack('<dI4I4dB', -1, 0, 0, 0, 1)
   else
-    local hit = math.min(tonumber(ARGV[FIRST + 2 * i - 1]), prompt)
-    hits[i] = hit
-    most = math.max(most, hit)
+    local hit = hits[i]
     if flight[i] >= room[i] then
       scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
     else
@@ -61,9 +69,10 @@ for i = 1, count do
       local wait_ms = prefill[i]
       if flight[i] >= slots[i] then wait_ms = wait_ms + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
       local own_ms = prompt / prefill_s[i] * 1000 + output / decode_s[i] * 1000
-      local uncached = prompt - (stays and hit or 0)
-      local score = wait_ms + uncached / prefill_s[i] * 1000 + decode[i] * DECODE_WEIGHT
-      local over = load[i] > BOUND * mean_ms + own_ms
+      local kept = stays and hit or 0
+      local score = wait_ms + (prompt - kept) / prefill_s[i] * 1000 + weight * (most - kept) / prefill_s[i] * 1000
+        + decode[i] * DECODE_WEIGHT
+      local over = load[i] > BOUND * mean_ms + own_ms + weight * kept / prefill_s[i] * 1000
       scored[i] = struct.pack('<dI4I4dB', score, hit, flight[i], load[i], over and 3 or 0)
       local turn = (i - 1 - start) % count
       if only == 0 or score < only_ms or (score == only_ms and turn < (only - 1 - start) % count) then

@@ -25,6 +25,7 @@ class Answer:
     def __init__(self, stream: StreamId, prompt: Prompt, choice: int, choices: int, settings: SimSettings) -> None:
         body = prompt.body
         self.choice = choice
+        self.prompt_tokens = prompt.tokens
         self._stream = stream
         self._prompt = prompt
         self._seed = _seed(body, settings)

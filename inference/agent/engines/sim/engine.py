@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from inference.agent.engines.chunks import put_item
 from inference.agent.engines.sim.answer import Answer
 from inference.agent.engines.sim.metrics import SimMetrics
 from inference.agent.engines.sim.model import Replica
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.engines.sim.text import Prompt
+from inference.agent.engines.sim.whole import Embeddings, Part, Rerank, Whole
 from stream_fabric.errors import EngineFailed
 from stream_fabric.frames import ErrorInfo, Note, Usage
 from stream_fabric.ids import StreamId
@@ -28,14 +30,23 @@ Key = tuple[StreamId, int]
 
 
 class _Request:
-    __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at")
+    """``fails_at``: after so many tokens; None: not at all. ``whole``: what is answered when all has been computed."""
+
+    __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at", "whole")
 
     def __init__(
-        self, prompt: Prompt, sink: FrameSink, answers: list[Answer], fails_at: int, started_at: float
+        self,
+        prompt: Prompt,
+        sink: FrameSink,
+        answers: Sequence[Answer | Part],
+        whole: Whole | None,
+        fails_at: int | None,
+        started_at: float,
     ) -> None:
         self.prompt = prompt
         self.sink = sink
         self.answers = answers
+        self.whole = whole
         self.left = len(answers)
         self.fails_at = fails_at
         self.made = 0
@@ -75,9 +86,7 @@ class SimEngine:
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         try:
-            prompt = Prompt(msgspec.json.decode(request.body))
-            choices = int(prompt.body.get("n") or 1)
-            answers = [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)]
+            prompt, answers, whole = self._read(request)
         except (msgspec.MsgspecError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
             sink.end(
                 "failed",
@@ -86,13 +95,15 @@ class SimEngine:
                 ),
             )
             return
-        hashes = prompt.hashes(self.settings.block_size)
-        total = sum(answer.length for answer in answers)
+        hashes = prompt.hashes(self.settings.block_size) if whole is None else ()
+        fails_at = sum(answer.length for answer in answers) // 2
+        if whole is None:
+            fails_at = max(1, fails_at)
         failing = prompt.number("fail", self.settings.seed) % 10_000 < self.settings.fail_rate * 10_000
         now = asyncio.get_running_loop().time()
-        item = _Request(prompt, sink, answers, max(1, total // 2) if failing else 0, now)
+        item = _Request(prompt, sink, answers, whole, fails_at if failing else None, now)
         for answer in answers:
-            if not self.replica.add((request.stream, answer.choice), prompt.tokens, hashes, answer.length):
+            if not self.replica.add((request.stream, answer.choice), answer.prompt_tokens, hashes, answer.length):
                 for other in answers:
                     self.replica.abort((request.stream, other.choice))
                 sink.end(
@@ -105,6 +116,15 @@ class SimEngine:
         sink.usage(prompt.tokens)
         self._requests[request.stream] = item
         self._work.set()
+
+    def _read(self, request: EngineRequest) -> tuple[Prompt, Sequence[Answer | Part], Whole | None]:
+        body = msgspec.json.decode(request.body)
+        if request.kind in ("embeddings", "rerank"):
+            whole: Whole = Embeddings(body) if request.kind == "embeddings" else Rerank(request.stream, body)
+            return whole.prompt, whole.parts, whole
+        prompt = Prompt(body)
+        choices = int(body.get("n") or 1)
+        return prompt, [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)], None
 
     def abort(self, stream: StreamId) -> None:
         request = self._requests.pop(stream, None)
@@ -183,7 +203,7 @@ class SimEngine:
         settings = self.settings
         request.made += 1
         self._made += 1
-        if request.fails_at and request.made > request.fails_at:
+        if request.fails_at is not None and request.made > request.fails_at:
             self._fail(stream, "the simulator was told to fail this request")
             return
         answer, sink = request.answers[choice], request.sink
@@ -198,9 +218,13 @@ class SimEngine:
             self.replica.abort((stream, choice))  # a stop string may have come before its last token
             request.left -= 1
             if not request.left:
+                document = None if request.whole is None else request.whole.body()
+                output = request.made if document is None else 0
                 del self._requests[stream]
-                self.metrics.finished(request.made)
-                sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, request.made))
+                self.metrics.finished(output)
+                if document is not None:
+                    put_item(sink, document)
+                sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, output))
         elif settings.stall_after_tokens and answer.tokens_made >= settings.stall_after_tokens:
             self.replica.stall((stream, choice))
         if settings.crash_after_tokens and self._made >= settings.crash_after_tokens:

@@ -1,0 +1,1 @@
+"""Placement against other policies: production traces on simulated replicas, on virtual time."""

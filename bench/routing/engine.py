@@ -1,0 +1,172 @@
+"""The simulated replica on virtual time. Steps in which nothing but decoding can happen are taken in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.routing.traces import ENGINE_BLOCK_TOKENS, Request
+from inference.agent.engines.sim.model import Replica, Step
+from inference.agent.engines.sim.settings import SimSettings
+
+SETTINGS = SimSettings(
+    itl_ms=8.0,
+    batch_slope_us=50.0,
+    ttft_ms=0.0,
+    prefill_tokens_per_s=30_000.0,
+    max_num_seqs=256,
+    max_num_batched_tokens=2048,
+    block_size=ENGINE_BLOCK_TOKENS,
+    num_blocks=500_000 // ENGINE_BLOCK_TOKENS,
+)
+"""Of the order of an 8B model in 16 bits on one H100: 16 GB of weights read in 5 ms a step and its overhead, 50 us for
+each sequence's KV, half the peak FLOPS in prefill, 128 KiB of KV a token in what the weights leave of 80 GB."""
+
+
+def full_batch_tokens_per_s(settings: SimSettings) -> float:
+    """Output tokens that the whole batch makes in a second."""
+    step_s = settings.itl_ms / 1e3 + (settings.max_num_seqs - 1) * settings.batch_slope_us / 1e6
+    return settings.max_num_seqs / step_s
+
+
+def work_s(settings: SimSettings, computed_tokens: int, output_tokens: int) -> float:
+    """A replica's time for so many tokens, when all its steps are as full as they can be."""
+    steps = max(
+        (computed_tokens + output_tokens) / settings.max_num_batched_tokens, output_tokens / settings.max_num_seqs
+    )
+    return (
+        computed_tokens / settings.prefill_tokens_per_s
+        + steps * settings.itl_ms / 1e3
+        + output_tokens * settings.batch_slope_us / 1e6
+    )
+
+
+class CoastingReplica(Replica[int]):
+    """The replica that can take many steps at once."""
+
+    def quiet_steps(self) -> int:
+        """How many of the coming steps give every running sequence one more token and do nothing else."""
+        if self.waiting and len(self.running) < self.settings.max_num_seqs:
+            return 0
+        steps = 1 << 30
+        for sequence in self.running:
+            if sequence.computed < sequence.needed:
+                return 0
+            steps = min(steps, sequence.target - sequence.made - 1)
+        while steps and self._blocks_for(steps) > self.blocks.free:
+            steps //= 2
+        return steps
+
+    @property
+    def quiet_step_s(self) -> float:
+        slope_us = max(0, len(self.running) - 1) * self.settings.batch_slope_us
+        return self.settings.itl_ms / 1e3 + slope_us / 1e6
+
+    def coast(self, steps: int) -> None:
+        """Take so many quiet steps."""
+        for sequence in self.running:
+            sequence.made += steps
+            sequence.computed = sequence.needed
+            self._grow(sequence, sequence.needed)
+
+    def made(self, key: int) -> int:
+        return self._by_key[key].made
+
+    def _blocks_for(self, steps: int) -> int:
+        size = self.settings.block_size
+        return sum(max(0, -(-(s.needed + steps) // size) - len(s.blocks)) for s in self.running)
+
+
+class Engine:
+    """A replica's life: steps one after the other for as long as there is work. ``schedule`` is asked to call ``wake``
+    at a time; of several calls the last one counts."""
+
+    def __init__(self, settings: SimSettings, schedule: Callable[[float], None], *, coasts: bool = True) -> None:
+        self.settings = settings
+        self.replica = CoastingReplica(settings)
+        self.busy_s = 0.0
+        self.output_tokens = 0
+        self._schedule = schedule
+        self._coasts = coasts
+        self._step: Step[int] | None = None
+        self._quiet_left = 0
+        self._since_s = 0.0
+        """Up to when quiet steps are counted."""
+        self._due_s = -1.0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were not cached."""
+        return self.replica.prefix_queries - self.replica.prefix_hits
+
+    @property
+    def running(self) -> bool:
+        return self._step is not None or self._quiet_left > 0
+
+    def add(self, request: Request, now_s: float) -> bool:
+        """False: it could never fit."""
+        if self._quiet_left:
+            self._cut_short(now_s)
+        known = self.replica.add(request.number, request.prompt_tokens, request.engine_hashes, request.output_tokens)
+        if known and not self.running:
+            self._begin(now_s)
+        return known
+
+    def wake(self, now_s: float) -> Step[int] | None:
+        """The time asked for has come: what the step that ends now did; None when it did nothing new."""
+        if now_s != self._due_s:
+            return None
+        step, self._step = self._step, None
+        if step is None:
+            self._count_quiet(now_s)
+        else:
+            self.output_tokens += len(step.tokens)
+        self._begin(now_s)
+        return step
+
+    def made(self, request: Request, now_s: float) -> int:
+        """Output tokens that have come of a request; a step's tokens come at its end."""
+        self._count_quiet(now_s)
+        made = self.replica.made(request.number) if request.number in self.replica else request.output_tokens
+        return made - 1 if self._step is not None else made
+
+    def _begin(self, now_s: float) -> None:
+        if self.replica.idle:
+            self._due_s = -1.0
+            return
+        self._since_s = now_s
+        self._quiet_left = self.replica.quiet_steps() if self._coasts else 0
+        if self._quiet_left:
+            step_s, end_s = self.replica.quiet_step_s, now_s
+            for _ in range(self._quiet_left):
+                end_s += step_s
+            self._wake_at(end_s)
+            return
+        self._step = self.replica.step()
+        self.busy_s += self._step.duration_s
+        self._wake_at(now_s + self._step.duration_s)
+
+    def _wake_at(self, at_s: float) -> None:
+        self._due_s = at_s
+        self._schedule(at_s)
+
+    def _cut_short(self, now_s: float) -> None:
+        """The quiet steps end with the one under way: what has come in is looked at then."""
+        self._count_quiet(now_s)
+        if self._quiet_left:
+            step_end_s = self._since_s + self.replica.quiet_step_s
+            self._quiet_left = 1
+            self._wake_at(step_end_s)
+
+    def _count_quiet(self, now_s: float) -> None:
+        """Take the quiet steps that have ended by now."""
+        if not self._quiet_left:
+            return
+        step_s, steps = self.replica.quiet_step_s, 0
+        while steps < self._quiet_left and self._since_s + step_s <= now_s:
+            self._since_s += step_s
+            self.busy_s += step_s
+            steps += 1
+        if steps:
+            self.replica.coast(steps)
+            self.output_tokens += steps * len(self.replica.running)
+            self._quiet_left -= steps

@@ -1,0 +1,245 @@
+"""A fleet on virtual time: gateways with stale hints, the law of the pool, agents, and simulated replicas.
+
+Nothing here is random: who arrives at which gateway, and every jitter, is drawn from the seed before the run, the same
+for all policies.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from bench.routing.agents import OUTPUT_LIMIT_TOKENS, Agent
+from bench.routing.engine import SETTINGS, Engine
+from bench.routing.policies import POLICIES, Asked, Policy
+from bench.routing.traces import HINT_BLOCK_TOKENS, Request
+from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.meter import UsualLength
+from stream_fabric.ids import ReplicaId, StreamId, TenantId
+from stream_fabric.limits import LEASE_RENEW_S, QUEUE_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused
+from stream_fabric.prefix import PrefixView
+
+GATEWAYS = 4
+HINTS_EVERY_S = 1.0
+INBOX_S = 0.002
+"""From placement to the engine."""
+MODEL = "model"
+
+Fate = Literal["arrived", "placed", "queued", "refused", "expired", "impossible", "done"]
+"""The last four end a request; ``impossible``: it exceeds a replica's whole cache."""
+
+
+@dataclass
+class Life:
+    """What became of a request."""
+
+    request: Request
+    gateway: int
+    jitter: float
+    fate: Fate = "arrived"
+    waited: bool = False
+    replica: int = -1
+    first_s: float = -1.0
+    end_s: float = -1.0
+    cached_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """Of a request that was not served: for ever."""
+        return self.first_s - self.request.at_s if self.first_s >= 0 else float("inf")
+
+    @property
+    def mean_itl_s(self) -> float:
+        steps = self.request.output_tokens - 1
+        return (self.end_s - self.first_s) / steps if steps else 0.0
+
+
+class Gateway:
+    def __init__(self, replicas: int) -> None:
+        self.views = [PrefixView() for _ in range(replicas)]
+        self.usual = UsualLength()
+
+    def refresh(self, agents: Sequence[Agent]) -> None:
+        for index, agent in enumerate(agents):
+            version, summary = agent.published
+            if self.views[index].version != version:
+                self.views[index].renew(summary, version)
+
+    def matched_tokens(self, request: Request) -> list[int]:
+        return [view.match(request.hint_hashes) * HINT_BLOCK_TOKENS for view in self.views]
+
+
+@dataclass
+class Run:
+    """A run's outcome."""
+
+    lives: list[Life]
+    engines: list[Engine]
+    pool: PoolState
+    end_s: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        replicas: int,
+        policy: str,
+        seed: int,
+        settings: SimSettings = SETTINGS,
+        *,
+        coasts: bool = True,
+    ) -> None:
+        rng = random.Random(f"world {seed}")
+        self._lives = [Life(request, rng.randrange(GATEWAYS), rng.random()) for request in requests]
+        self._policy: Policy = POLICIES[policy](replicas, random.Random(f"policy {seed}"))
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self.now_s = 0.0
+        self._open = len(self._lives)
+        self._pool = PoolState(QUEUE_MAX)
+        self._names = [ReplicaId(f"r{index:02}") for index in range(replicas)]
+        self._engines = [Engine(settings, partial(self._at_wake, i), coasts=coasts) for i in range(replicas)]
+        self.agents = [Agent(name, engine) for name, engine in zip(self._names, self._engines, strict=True)]
+        self.gateways = [Gateway(replicas) for _ in range(GATEWAYS)]
+        self._rung = [False] * replicas
+        self._by_stream = {_stream(life): life for life in self._lives}
+        self.outcome = Run(self._lives, self._engines, self._pool)
+
+    def run(self) -> Run:
+        for life in self._lives:
+            self._at(life.request.at_s, partial(self._arrive, life))
+        for index in range(len(self.agents)):
+            self._report(index, [], renews=True)
+            self._at(LEASE_RENEW_S * (index + 1) / len(self.agents), partial(self._renew, index))
+        for index in range(GATEWAYS):
+            self._at(HINTS_EVERY_S * (index + 0.5) / GATEWAYS, partial(self._refresh, index))
+        self._at(1.0, self._expire)
+        while self._open:
+            self.now_s, _, event = heapq.heappop(self._events)
+            event()
+        self.outcome.end_s = self.now_s
+        return self.outcome
+
+    def _at(self, at_s: float, event: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at_s, self._order, event))
+
+    # --- gateways ------------------------------------------------------------------------------------------
+
+    def _arrive(self, life: Life) -> None:
+        request, gateway = life.request, self.gateways[life.gateway]
+        hints = self._policy.takes_hints
+        matched = gateway.matched_tokens(request) if hints else [0] * len(self._names)
+        in_flight = [self._pool.seats[name].in_flight for name in self._names]
+        chosen = self._policy.candidates(Asked(request, life.gateway, matched, in_flight))
+        ask = Ask(
+            _stream(life),
+            TenantId(request.tenant),
+            tier=1,
+            model=MODEL,
+            session=request.session,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=round(min(gateway.usual.tokens, OUTPUT_LIMIT_TOKENS)),
+            wait_until_ms=(self.now_s + QUEUE_WAIT_S_MAX) * 1000,
+            jitter=life.jitter,
+        )
+        answer = self._pool.place(
+            ask, [self._names[i] for i in chosen], [matched[i] for i in chosen], self.now_s * 1000
+        )
+        match answer:
+            case Placed(replica, reason, _):
+                self.outcome.reasons[reason] = self.outcome.reasons.get(reason, 0) + 1
+                if hints:
+                    gateway.views[self._names.index(replica)].sent(request.hint_hashes)
+                life.fate = "placed"
+            case Queued():
+                life.fate, life.waited = "queued", True
+            case Refused():
+                self._close(life, "refused")
+        self._ring()
+
+    def _refresh(self, index: int) -> None:
+        self.gateways[index].refresh(self.agents)
+        self._at(self.now_s + HINTS_EVERY_S, partial(self._refresh, index))
+
+    def _expire(self) -> None:
+        for stream in self._pool.overdue(self.now_s * 1000):
+            self._pool.leave(stream)
+            self._close(self._by_stream[stream], "expired")
+        self._at(self.now_s + 1.0, self._expire)
+
+    def _close(self, life: Life, fate: Fate) -> None:
+        life.fate, life.end_s = fate, self.now_s
+        self._open -= 1
+
+    # --- agents --------------------------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        """Whoever has something in its inbox reads it soon."""
+        for index, name in enumerate(self._names):
+            if self._pool.inboxes.get(name) and not self._rung[index]:
+                self._rung[index] = True
+                self._at(self.now_s + INBOX_S, partial(self._read, index))
+
+    def _read(self, index: int) -> None:
+        self._rung[index] = False
+        inbox = self._pool.inboxes[self._names[index]]
+        streams = list(inbox)
+        inbox.clear()
+        impossible: list[StreamId] = []
+        for stream in streams:
+            life = self._by_stream[stream]
+            life.fate, life.replica = "placed", index
+            if not self.agents[index].take(stream, life.request, self.now_s):
+                impossible.append(stream)
+                self._close(life, "impossible")
+        if impossible:
+            self._report(index, impossible)
+
+    def _renew(self, index: int) -> None:
+        self.agents[index].renew()
+        self._report(index, [], renews=True)
+        self._at(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+
+    def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
+        agent = self.agents[index]
+        running = {stream: request.session for stream, request in agent.running.items()} if renews else None
+        self._pool.report(agent.name, agent.seat(self.now_s), (MODEL,), ended, running, self.now_s * 1000)
+        self._ring()
+
+    # --- replicas ------------------------------------------------------------------------------------------
+
+    def _at_wake(self, index: int, at_s: float) -> None:
+        self._at(at_s, partial(self._wake, index))
+
+    def _wake(self, index: int) -> None:
+        step = self._engines[index].wake(self.now_s)
+        if step is None:
+            return
+        agent = self.agents[index]
+        came: list[tuple[StreamId, int]] = []
+        for number, cached in step.first:
+            life = self._lives[number]
+            life.first_s, life.cached_tokens = self.now_s, cached
+            came.append((_stream(life), cached))
+        agent.first_tokens(came, self.now_s)
+        ended: list[StreamId] = []
+        for number in step.finished:
+            life = self._lives[number]
+            agent.ended(_stream(life))
+            self.gateways[life.gateway].usual.receive_end(life.request.output_tokens)
+            self._close(life, "done")
+            ended.append(_stream(life))
+        if ended:
+            self._report(index, ended)
+
+
+def _stream(life: Life) -> StreamId:
+    return StreamId(f"{life.request.number:08}")
