@@ -6,8 +6,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from stream_fabric.cursor import BEGINNING, Cursor
 from stream_fabric.errors import (
     BadRequest,
     Forbidden,
+    IdempotencyMismatch,
     MethodNotAllowed,
     NotFound,
     StreamGwError,
@@ -28,9 +30,12 @@ from stream_fabric.ids import StreamId
 from stream_gw import sse, ws
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_of, cookie_set
 from stream_gw.collect import CollectOutlet
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.dialects.requests import parse_create
+from stream_gw.dialects.requests import CreateRequest, parse_create
+from stream_gw.dialects.rerank import parse_rerank
 from stream_gw.gateway import Gateway, NewStream, PastTheEnd, cancel_json, describe, prepared
 from stream_gw.http import JSON, ClientGone, Request, parse
 from stream_gw.metrics import Metrics
@@ -56,6 +61,7 @@ class Open:
 
 
 Handler = Callable[[Request, Send], Awaitable[Open | None]]
+Parser = Callable[[bytes], CreateRequest]
 
 
 class Edge:
@@ -85,8 +91,14 @@ class Edge:
         # Starlette's router without its middleware: errors are answered in _Endpoint, and each layer would cost every
         # open stream a frame
         direct: dict[str, ASGIApp] = {
-            "/v1/chat/completions": endpoint("/v1/chat/completions", {"post": self._creator("chat")}),
-            "/v1/completions": endpoint("/v1/completions", {"post": self._creator("completions")}),
+            "/v1/chat/completions": endpoint(
+                "/v1/chat/completions", {"post": self._creator(partial(parse_create, kind="chat"))}
+            ),
+            "/v1/completions": endpoint(
+                "/v1/completions", {"post": self._creator(partial(parse_create, kind="completions"))}
+            ),
+            "/v1/embeddings": endpoint("/v1/embeddings", {"post": self._creator(parse_embeddings)}),
+            "/v1/rerank": endpoint("/v1/rerank", {"post": self._creator(parse_rerank)}),
         }
         socket = _Socket(self)
         router = Router(
@@ -135,10 +147,10 @@ class Edge:
 
     # --- create --------------------------------------------------------------------------------------------
 
-    def _creator(self, kind: Literal["chat", "completions"]) -> Handler:
+    def _creator(self, parser: Parser) -> Handler:
         async def create(request: Request, send: Send) -> Open | None:
             try:
-                outlet = await self._create(request, kind)
+                outlet = await self._create(request, parser)
             except PastTheEnd:
                 await request.answer(204)
                 return None
@@ -149,17 +161,18 @@ class Edge:
 
         return create
 
-    async def _create(
-        self, request: Request, kind: Literal["chat", "completions"]
-    ) -> CollectOutlet | tuple[SseOutlet, NewStream]:
+    async def _create(self, request: Request, parser: Parser) -> CollectOutlet | tuple[SseOutlet, NewStream]:
         who = self._who(request)
-        parsed = parse_create(await request.body(), kind)
+        parsed = parser(await request.body())
         key = request.header(b"idempotency-key")
-        connection = request.scope["state"][CONNECTION]
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
         if not parsed.stream:
+            connection.skip_body()  # a large one has paused the reading, and a client that leaves would not be noticed
             collected: list[CollectOutlet] = []
 
             def collect(stream: StreamId, facts: StreamFacts, structure: tuple[bytes, ...]) -> CollectOutlet:
+                if facts.kind != parsed.kind:
+                    raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.kind}; take a new key")
                 collected.append(CollectOutlet(connection, stream, facts))
                 return collected[-1]
 
@@ -170,7 +183,7 @@ class Edge:
         last_event_id = request.header(b"last-event-id")
         after = Cursor.parse(last_event_id) if last_event_id else None
         made: list[SseOutlet] = []
-        dialect = f"openai.{kind}"
+        dialect = f"openai.{parsed.kind}"
         new = await self.gateway.create(
             who, parsed, key=key, kept=False, after=after, make_outlet=self._sse_maker(request, dialect, made)
         )
@@ -242,7 +255,8 @@ class Edge:
 
     async def _follow(self, request: Request, send: Send) -> Open | None:
         if request.scope["method"] == "HEAD":
-            await self.gateway.look(self._reader(request), request.path_params["id"])
+            _, meta = await self.gateway.look(self._reader(request), request.path_params["id"])
+            encoder_for(f"openai.{meta.facts.kind}", meta.facts)  # or it cannot be followed
             await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--port", type=_port, default=0, help="port of the first gateway; 0: any free one")
     key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
     key.add_argument("--tenant", required=True, help="the tenant it is for")
+    _add_replicas_flags(commands.add_parser("replicas", help="what every replica does; drain or activate one"))
     flags = list(sys.argv[1:] if argv is None else argv)
     vllm_flags: list[str] = []
     if flags[:1] == ["agent"] and "--" in flags:
@@ -110,6 +112,8 @@ def _run(args: argparse.Namespace) -> int:
             from stream_gw import doctor
 
             return asyncio.run(doctor.run(args.redis_url))
+        case "replicas":
+            asyncio.run(_replicas(_settings(FabricSettings, args), args))
         case "key":
             key = new_key()
             print(f"key, shown once: {key}\n")
@@ -136,6 +140,36 @@ def _add_up_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis-url", default="", help="a Redis to use; else one is started")
     parser.add_argument("--dev-key", default="sk-dev", help="the API key of tenant dev (default sk-dev)")
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
+
+
+def _add_replicas_flags(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(partitions=None)
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    url: dict[str, Any] = {"help": f"the platform's Redis ({_ENV}REDIS_URL)"}
+    as_json: dict[str, Any] = {"action": "store_true", "help": "print JSON"}
+    common.add_argument("--redis-url", **url)
+    common.add_argument("--json", **as_json)
+    parser.add_argument("--redis-url", **url)
+    parser.add_argument("--json", **as_json)
+    verbs = parser.add_subparsers(dest="verb", metavar="{drain,activate}", title="without one, lists the replicas")
+    for name, text in (
+        ("drain", "it takes nothing new, finishes what runs, and its agent leaves"),
+        ("activate", "a warm one (its agent's setting standby) takes requests"),
+    ):
+        verb = verbs.add_parser(name, help=text, parents=[common])
+        verb.add_argument("replica", help="its name, or as much of its beginning as no other has")
+        verb.add_argument("--no-wait", action="store_true", help="only tell it, don't wait until its state shows it")
+        verb.add_argument("--wait-s", type=_seconds, default=30.0, help="how long to wait (default 30)")
+
+
+async def _replicas(settings: FabricSettings, args: argparse.Namespace) -> None:
+    from stream_gw import replicas
+
+    if args.verb is None:
+        await replicas.show(settings.redis_url, json=args.json, say=print)
+        return
+    wait_s = None if args.no_wait else args.wait_s
+    await replicas.order(settings.redis_url, args.verb, args.replica, wait_s, json=args.json, say=print)
 
 
 def _add_setting_flags(parser: argparse.ArgumentParser, model: type[FabricSettings]) -> None:
@@ -170,6 +204,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise argparse.ArgumentTypeError(f"must be 1 to 64, got {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be 0 to 3600 seconds, got {text!r}")
+    return seconds
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,7 @@ from stream_fabric.ids import StreamId
 from stream_fabric.reader import Gap, Reset
 from stream_gw.dialects.accumulate import Accumulator
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.whole import WHOLE, Document
 from stream_gw.server import EdgeHttp
 
 
@@ -22,7 +23,7 @@ class CollectOutlet:
 
     def __init__(self, connection: EdgeHttp, stream: StreamId, facts: StreamFacts) -> None:
         self.stream = stream
-        self._accumulator = Accumulator(facts)
+        self._gathered: Accumulator | Document = Document() if facts.kind in WHOLE else Accumulator(facts)
         self.done: asyncio.Future[tuple[bytes | None, StreamGwError | None]] = (
             asyncio.get_running_loop().create_future()
         )
@@ -34,7 +35,7 @@ class CollectOutlet:
 
     def write(self, epoch: int, first: int, lines: list[bytes]) -> None:
         for line in lines:
-            self._accumulator.add(line)
+            self._gathered.add(line)
         if is_end(lines[-1]):
             end = decode(lines[-1])
             assert isinstance(end, End)
@@ -54,7 +55,10 @@ class CollectOutlet:
 
     def end(self, status: Status) -> None:
         if status == "completed":
-            self._settle(self._accumulator.result(), None)
+            try:
+                self._settle(self._gathered.result(), None)
+            except StreamGwError as error:
+                self._settle(None, error)
             return
         assert self._end is not None
         info = self._end.error or ErrorInfo(status, f"the stream ended {status}", EngineFailed.type, 502)

@@ -1,4 +1,4 @@
-"""The controller process: ends the streams of dead replicas."""
+"""The controller process: looks after the streams of dead replicas, and drains replicas that are stuck."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import uvloop
 
+from inference.control.health import Health, HealthPolicy
 from inference.control.settings import ControllerSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import RedisPools
@@ -27,10 +28,15 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> N
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         async with asyncio.TaskGroup() as tasks:
-            reaper = tasks.create_task(Reaper(RedisPools(client), RedisStreamLog(client, partitions)).run())
+            pools = RedisPools(client)
+            running = [tasks.create_task(Reaper(pools, RedisStreamLog(client, partitions)).run(), name="reaper")]
+            if settings.drain_stuck:
+                health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio))
+                running.append(tasks.create_task(health.run(), name="health"))
             on_ready()
             await stop.wait()
-            reaper.cancel()
+            for task in running:
+                task.cancel()
     finally:
         await client.close()
 

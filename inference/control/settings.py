@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from stream_fabric.settings import FabricSettings
 
 
 class ControllerSettings(FabricSettings):
-    pass
+    drain_stuck: bool = Field(True, description="Drain a ready replica whose requests wait far longer than its peers'")
+    stuck_ratio: float = Field(
+        3.0,
+        ge=1.5,
+        le=100,
+        description="Far longer: a 99th percentile of queue time so many times the pool's median, and over a second",
+    )

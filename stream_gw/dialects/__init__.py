@@ -7,12 +7,18 @@ from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import ENCODER_VERSION, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
 from stream_gw.dialects.openai_completions import CompletionsEncoder, MeasuringEncoder
+from stream_gw.dialects.whole import WHOLE
 
 DIALECTS: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.completions": CompletionsEncoder}
 
 
 def encoder_for(dialect: str, facts: StreamFacts) -> Encoder:
     """Raises BadRequest for an unknown dialect, Unsupported for one that cannot spell this stream."""
+    if facts.kind in WHOLE:
+        raise Unsupported(
+            f"this stream is the answer to /v1/{facts.kind}, which comes whole and cannot be followed; repeat the "
+            "request with its Idempotency-Key to read it again"
+        )
     made = DIALECTS.get(dialect)
     if made is None:
         raise BadRequest(f"no dialect {dialect[:64]!r}; there are {', '.join(DIALECTS)}", param="dialect")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from stream_fabric.ids import StreamId
-from stream_gw.dialects.requests import CreateRequest
+from stream_gw.dialects.requests import CreateRequest, Kind
 
 ENCODER_VERSION = 1
 
@@ -19,7 +17,7 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: StreamId
     created: int
     model: str
-    kind: Literal["chat", "completions"] = "chat"
+    kind: Kind = "chat"
     n: int = 1
     include_usage: bool = False
     encoder: int = ENCODER_VERSION

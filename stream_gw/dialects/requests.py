@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
 from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
 
-Kind = Literal["chat", "completions"]
+Generated = Literal["chat", "completions"]
+Kind = Literal[Generated, "embeddings", "rerank"]
 
 _OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
 _TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
@@ -49,10 +50,12 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """Of one choice."""
     prompt: tuple[bytes, ...] = ()
     """What its KV prefix rests on, as the client wrote it: tools, then each message; or the prompt."""
+    input_bytes: int = 0
+    """Of what is computed besides, and shares no KV prefix with another request."""
 
     @property
     def prompt_bytes(self) -> int:
-        return sum(map(len, self.prompt))
+        return sum(map(len, self.prompt)) + self.input_bytes
 
 
 class _Name:
@@ -87,31 +90,42 @@ def check_depth(body: bytes) -> None:
         raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep, the most that is read")
 
 
-def parse_create(body: bytes, kind: Kind) -> CreateRequest:
+def parse_create(body: bytes, kind: Generated) -> CreateRequest:
     """Read and check a create body. Raises BadRequest that names the field, what was given and what is allowed."""
-    check_depth(body)
-    fields = _fields(body)
-    model = _field(fields, "model", str, required=True)
-    if not 0 < len(model) <= _MODEL_CHARS_MAX:
-        raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
+    fields = read_fields(body)
+    request = read_common(fields, kind)
     if kind == "chat":
-        messages = _field(fields, "messages", list[_Message], required=True)
+        messages = field(fields, "messages", list[_Message], required=True)
         if not messages:
             raise BadRequest("messages must hold at least one message", param="messages")
     else:
-        _check_prompt(_field(fields, "prompt", str | list[str | int | list[int]], required=True))
+        _check_prompt(field(fields, "prompt", str | list[str | int | list[int]], required=True))
     _check_sampling(fields)
-    n = _bounded(fields, "n", 1, CHOICES_MAX)
-    session = _field(fields, "session_id", str | None)
-    user = _field(fields, "user", str | None)
+    options = field(fields, "stream_options", _StreamOptions | None)
+    return msgspec.structs.replace(
+        request,
+        n=bounded(fields, "n", 1, CHOICES_MAX) or 1,
+        include_usage=bool(options and options.include_usage),
+        logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
+        max_tokens=field(fields, "max_completion_tokens", int | None) or field(fields, "max_tokens", int | None),
+        prompt=_prompt(fields, kind),
+    )
+
+
+def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
+    """What every kind has. Raises BadRequest."""
+    model = field(fields, "model", str, required=True)
+    if not 0 < len(model) <= _MODEL_CHARS_MAX:
+        raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
+    session = field(fields, "session_id", str | None)
+    user = field(fields, "user", str | None)
     for name, value, least in (("session_id", session, 1), ("user", user, 0)):
         if value is not None and not least <= len(value) <= USER_CHARS_MAX:
             raise BadRequest(f"{name} must have {least} to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
-    options = _field(fields, "stream_options", _StreamOptions | None)
-    tier = _field(fields, "service_tier", str | None) or "default"
+    tier = field(fields, "service_tier", str | None) or "default"
     if tier not in _TIERS:
         raise BadRequest(f"service_tier is one of {', '.join(_TIERS)}; got {_short(tier, 60)!r}", param="service_tier")
-    deadline_s = _field(fields, "deadline_s", float | None)
+    deadline_s = field(fields, "deadline_s", float | None)
     if deadline_s is not None and not 0 < deadline_s <= _DEADLINE_S_MAX:
         raise BadRequest(
             f"deadline_s must be above 0, at most {_DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
@@ -119,23 +133,21 @@ def parse_create(body: bytes, kind: Kind) -> CreateRequest:
     return CreateRequest(
         kind=kind,
         model=model,
-        stream=_field(fields, "stream", bool | None) or False,
-        n=1 if n is None else n,
-        include_usage=bool(options and options.include_usage),
-        logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
+        stream=field(fields, "stream", bool | None) or False,
+        n=1,
+        include_usage=False,
+        logprobs=False,
         user=user or None,
         session_id=session,
-        background=_field(fields, "background", bool | None) or False,
-        on_disconnect_s=_on_disconnect(_field(fields, "on_disconnect", str | None)),
+        background=field(fields, "background", bool | None) or False,
+        on_disconnect_s=_on_disconnect(field(fields, "on_disconnect", str | None)),
         body=_without_ours(fields),
         tier=_TIERS[tier],
         deadline_s=deadline_s,
-        max_tokens=_field(fields, "max_completion_tokens", int | None) or _field(fields, "max_tokens", int | None),
-        prompt=_prompt(fields, kind),
     )
 
 
-def _prompt(fields: dict[str, msgspec.Raw], kind: Kind) -> tuple[bytes, ...]:
+def _prompt(fields: dict[str, msgspec.Raw], kind: Generated) -> tuple[bytes, ...]:
     """A conversation's next request begins with the bytes of the one before, message by message."""
     if kind == "completions":
         return (bytes(fields["prompt"]),)
@@ -144,8 +156,9 @@ def _prompt(fields: dict[str, msgspec.Raw], kind: Kind) -> tuple[bytes, ...]:
     return (*tools, *map(bytes, messages))
 
 
-def _fields(body: bytes) -> dict[str, msgspec.Raw]:
+def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """The body's fields as the client wrote them. Raises BadRequest on what is no JSON anywhere in it."""
+    check_depth(body)
     seen: set[str] = set()
 
     def name_once(_: type, text: str) -> _Name:
@@ -182,25 +195,25 @@ def _check_prompt(prompt: str | list[Any]) -> None:
 
 def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        _bounded(fields, name, 1, 1 << 31)
+        bounded(fields, name, 1, 1 << 31)
     for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0),
                             ("frequency_penalty", -2.0, 2.0)):  # fmt: skip
-        value = _field(fields, name, float | None)
+        value = field(fields, name, float | None)
         if value is not None and not low <= value <= high:
             raise BadRequest(f"{name} must be {low:g} to {high:g}, got {value:g}", param=name)
-    stop = _field(fields, "stop", str | list[str] | None)
+    stop = field(fields, "stop", str | list[str] | None)
     if isinstance(stop, list) and len(stop) > _STOPS_MAX:
         raise BadRequest(f"stop takes at most {_STOPS_MAX} strings, got {len(stop)}", param="stop")
 
 
-def _bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
-    value: int | None = _field(fields, name, int | None)
+def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
+    value: int | None = field(fields, name, int | None)
     if value is not None and not low <= value <= high:
         raise BadRequest(f"{name} must be {low} to {high}, got {_short(str(value))}", param=name)
     return value
 
 
-def _field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:
+def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:
     raw = fields.get(name)
     if raw is None:
         if required:

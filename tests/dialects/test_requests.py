@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,9 +13,15 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
+from stream_fabric.ids import StreamId
 from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
 from stream_fabric.prefix import block_hashes
-from stream_gw.dialects.requests import CreateRequest, Kind, check_depth, fingerprint, parse_create
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.embeddings import parse_embeddings
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import CreateRequest, Generated, Kind, check_depth, fingerprint, parse_create
+from stream_gw.dialects.rerank import parse_rerank
+from stream_gw.dialects.whole import BATCH_MAX
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -204,7 +211,7 @@ def test_one_prompt_a_request(prompts: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completions", "prompt")])
-def test_what_is_missing_is_named(kind: Kind, field: str) -> None:
+def test_what_is_missing_is_named(kind: Generated, field: str) -> None:
     for body, name in ((b"{}", "model"), (b'{"model":"m"}', field)):
         with pytest.raises(BadRequest, match=f"{name} is missing") as raised:
             parse_create(body, kind)
@@ -343,3 +350,151 @@ def test_another_body_has_another_fingerprint(other: bytes) -> None:
 def test_numbers_beyond_64_bits_have_fingerprints() -> None:
     one, two = (msgspec.Raw(b'{"seed":%d}' % (10**30 + k)) for k in range(2))
     assert fingerprint(one) != fingerprint(two)
+
+
+# --- embeddings and rerank -----------------------------------------------------------------------------------
+
+
+def embeddings(given: Any = "x", **more: Any) -> CreateRequest:
+    return parse_embeddings(msgspec.json.encode({"model": "m", "input": given, **more}))
+
+
+def rerank(query: Any = "q", documents: Any = ("a", "b"), **more: Any) -> CreateRequest:
+    return parse_rerank(msgspec.json.encode({"model": "m", "query": query, "documents": documents, **more}))
+
+
+def test_the_least_embeddings_and_rerank() -> None:
+    asked = embeddings("é")
+    assert asked == CreateRequest(
+        kind="embeddings",
+        model="m",
+        stream=False,
+        n=1,
+        include_usage=False,
+        logprobs=False,
+        user=None,
+        session_id=None,
+        background=False,
+        on_disconnect_s=UNSET,
+        body=msgspec.Raw('{"model":"m","input":"é"}'.encode()),
+        max_tokens=1,
+        input_bytes=4,
+    )
+    ranked = rerank("é", ["a", "b"])
+    body = msgspec.Raw('{"model":"m","query":"é","documents":["a","b"]}'.encode())
+    assert ranked == msgspec.structs.replace(asked, kind="rerank", body=body, input_bytes=len('["a","b"]') + 2 * 2)
+
+
+@pytest.mark.parametrize("make", [embeddings, rerank])
+def test_embeddings_and_rerank_take_our_fields_and_rest_on_no_prefix(make: Callable[..., CreateRequest]) -> None:
+    long = "x" * 5000
+    request = make(
+        long, stream=False, session_id="s", user="u", service_tier="flex", deadline_s=2, background=True, vendor=[1.50]
+    )
+    assert (request.session_id, request.user, request.tier, request.deadline_s) == ("s", "u", 2, 2)
+    assert request.background
+    assert bytes(request.body).endswith(b',"user":"u","vendor":[1.5]}')
+    assert not {"stream", "session_id", "background"} & set(msgspec.json.decode(request.body))
+    assert request.prompt == () and block_hashes(b"m", request.prompt) == []
+    assert request.prompt_bytes >= 5000
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "x", ["x"] * BATCH_MAX, [1] * (BATCH_MAX + 1), [[1, 2], [3]], [[1]] * BATCH_MAX],
+    ids=lambda given: str(given)[:20],
+)
+def test_inputs_that_are_taken(given: Any) -> None:
+    assert msgspec.json.decode(embeddings(given).body)["input"] == given
+
+
+@pytest.mark.parametrize("more", [{"dimensions": 1}, {"encoding_format": "base64", "dimensions": None}, {"user": "x"}])
+def test_embeddings_that_are_taken(more: dict[str, Any]) -> None:
+    assert msgspec.json.decode(embeddings(**more).body) == {"model": "m", "input": "x", **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "words"),
+    [
+        ({"given": None}, "input", "null"),
+        ({"given": []}, "input", "an empty list"),
+        ({"given": ["", 1]}, "input", "a list of int, str"),
+        ({"given": [[]]}, "input", "a list of list"),
+        ({"given": [-1]}, "input", ">= 0"),
+        ({"given": [[1, -1]]}, "input", ">= 0"),
+        ({"given": [1.5]}, "input", "1.5"),
+        ({"given": [True]}, "input", "bool"),
+        ({"given": {"text": "x"}}, "input", "object"),
+        ({"given": ["x"] * (BATCH_MAX + 1)}, "input", f"at most {BATCH_MAX} inputs, got {BATCH_MAX + 1}"),
+        ({"given": [[1]] * (BATCH_MAX + 1)}, "input", f"got {BATCH_MAX + 1}"),
+        ({"encoding_format": "bytes"}, "encoding_format", "float, base64; got 'bytes'"),
+        ({"encoding_format": 1}, "encoding_format", "1"),
+        ({"dimensions": 0}, "dimensions", "got 0"),
+        ({"dimensions": "64"}, "dimensions", '"64"'),
+        ({"stream": True}, "stream", "whole"),
+        ({"session_id": ""}, "session_id", "got 0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_of_embeddings_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
+    _refused(lambda: embeddings(**more), name, words)
+
+
+@pytest.mark.parametrize("documents", [["a"], ["a"] * BATCH_MAX, [{"text": "a", "title": "b"}, "c"], [{"text": ""}]])
+def test_documents_that_are_taken(documents: Any) -> None:
+    assert msgspec.json.decode(rerank("", documents, top_n=0).body)["documents"] == documents
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "words"),
+    [
+        ({"query": None}, "query", "null"),
+        ({"query": ["q"]}, "query", "array"),
+        ({"documents": None}, "documents", "null"),
+        ({"documents": "a"}, "documents", '"a"'),
+        ({"documents": []}, "documents", f"1 to {BATCH_MAX} documents, got 0"),
+        ({"documents": ["a"] * (BATCH_MAX + 1)}, "documents", f"got {BATCH_MAX + 1}"),
+        ({"documents": [1]}, "documents", "int"),
+        ({"documents": [{"title": "a"}]}, "documents", "text"),
+        ({"documents": [{"text": 1}]}, "documents", "text"),
+        ({"top_n": -1}, "top_n", "got -1"),
+        ({"top_n": 1.5}, "top_n", "1.5"),
+        ({"stream": True}, "stream", "whole"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_of_rerank_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
+    _refused(lambda: rerank(**more), name, words)
+
+
+def _refused(parse: Callable[[], object], name: str, words: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        parse()
+    assert raised.value.param == name
+    assert raised.value.message.startswith(name)
+    assert words in raised.value.message
+    assert len(raised.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "name"),
+    [
+        (parse_embeddings, b"{}", "model"),
+        (parse_embeddings, b'{"model":"m"}', "input"),
+        (parse_rerank, b'{"model":"m"}', "query"),
+        (parse_rerank, b'{"model":"m","query":"q"}', "documents"),
+    ],
+)
+def test_what_embeddings_and_rerank_miss_is_named(
+    parse: Callable[[bytes], CreateRequest], body: bytes, name: str
+) -> None:
+    with pytest.raises(BadRequest, match=f"{name} is missing"):
+        parse(body)
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "rerank"])
+def test_what_comes_whole_has_no_dialect(kind: Kind) -> None:
+    facts = StreamFacts(StreamId("resp_" + "0" * 32), 1, "m", kind)
+    for dialect in (f"openai.{kind}", "openai.chat", "nonsense"):
+        with pytest.raises(Unsupported, match=f"/v1/{kind}"):
+            encoder_for(dialect, facts)

@@ -7,13 +7,19 @@ import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stream_fabric.ids import ReplicaId
+from stream_fabric.placement import ReplicaState
+from stream_fabric.ports import EngineLoad
+from stream_fabric.redis.pool import ReplicaInfo
+from stream_gw import replicas
 from stream_gw.auth import TomlKeyStore
 from stream_gw.cli import main
 from tests.gateway.processes import CLI, Process, Running, alive, clean_env, need_redis, run_cli
-from tests.gateway.wire import Gate
+from tests.gateway.wire import MODEL, Gate, chat, events, tokens_of_chunks
 from tests.support.waiting import eventually
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -80,6 +86,9 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
         (["up", "--port", "70000"], ["--port", "65535"]),
         (["up", "--engine", "magic"], ["--engine", "sim", "openai"]),
         (["key"], ["--tenant"]),
+        (["replicas", "drain"], ["replica"]),
+        (["replicas", "drain", "r", "--wait-s", "-1"], ["--wait-s", "0 to 3600"]),
+        (["replicas", "restart", "r"], ["restart", "drain", "activate"]),
         ([], ["COMMAND"]),
         (["serve"], ["serve", "gateway"]),
     ],
@@ -238,3 +247,197 @@ def test_a_controller_says_that_it_is_ready(platform: Running) -> None:
         assert json.loads(json.dumps(controller.facts)) == {"ready": "controller"}
         controller.terminate()
         assert controller.wait() == 0
+
+
+# --- replicas ------------------------------------------------------------------------------------------------
+
+
+def _info(name: str, pool: str = "p", state: ReplicaState = "ready", **more: Any) -> ReplicaInfo:
+    return ReplicaInfo(ReplicaId(name), pool, "vllm", ("m",), state, EngineLoad(1, 0, 8), **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("ab", "ab"), ("abc", "abcd"), ("b", "b1"), ("abcd", "abcd")],
+    ids=["exact before a longer one", "prefix", "prefix of one", "whole"],
+)
+def test_a_replica_is_named_by_as_much_of_its_name_as_no_other_has(name: str, found: str) -> None:
+    assert replicas.find([_info("ab"), _info("abcd"), _info("b1")], name).replica == found
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "says", "says_not"),
+    [
+        (["ab1", "ab2", "c"], "ab", ["'ab'", "ab1", "ab2"], ["c ("]),
+        (["ab1", "c"], "x", ["'x'", "ab1", "c (pool p, ready)"], []),
+        (["ab1", "c"], "", ["ab1", "c ("], []),
+        (["ab1"], "", ["''", "ab1"], []),
+        ([], "x", ["no live replica"], []),
+        ([f"r{n:02}" for n in range(30)], "r", ["r00", "r19", "10 more"], ["r20"]),
+    ],
+    ids=["ambiguous", "unknown", "empty", "empty though there is only one", "nobody", "many"],
+)
+def test_an_unknown_or_ambiguous_name_is_refused_with_the_candidates(
+    there: list[str], name: str, says: list[str], says_not: list[str]
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        replicas.find([_info(one) for one in there], name)
+    assert all(word in str(refused.value) for word in says), refused.value
+    assert not any(word in str(refused.value) for word in says_not), refused.value
+
+
+def test_the_table_tells_what_is_simulated_and_fits_120_columns() -> None:
+    load = EngineLoad(
+        1024,
+        7,
+        1024,
+        kv_used_ratio=1.0,
+        kv_capacity_tokens=10**7,
+        prefix_queries_tokens=10**9,
+        prefix_hits_tokens=10**8,
+    )
+    full: dict[str, Any] = {"room": 4096, "decode_ms": 123_456.0, "tokens_per_s": 50_000.0, "queue_p99_ms": 60_000.0}
+    busy = ReplicaInfo(
+        ReplicaId("gpu-node-0017-12345-6b0183aad81fa1"), "big", "vllm", ("m",), "draining", load,
+        region="eu-west", hardware="H200", **full,
+    )  # fmt: skip
+    toy = ReplicaInfo(ReplicaId("toy-6b01"), "big", "sim", ("m",), "ready", EngineLoad(0, 0, 8), True, room=8)
+    many = ReplicaInfo(
+        ReplicaId("many"), "big", "openai", tuple(f"model-{n}" for n in range(40)), "warm", EngineLoad(0, 0, 8)
+    )
+    pool = replicas.Pool("big", 3, (replicas.Row(busy, 4096, 8192), replicas.Row(toy, 0, 0), replicas.Row(many, 0, 0)))
+    lines = replicas.as_text([pool, replicas.Pool("left", 0, ())]).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert lines[0] == "pool big: 1 of 3 replicas ready, 3 waiting"
+    (row,) = (line.split() for line in lines if busy.replica in line)
+    assert row == [
+        "draining",
+        "1024/1024",
+        "4096/4096",
+        "123456",
+        "50000",
+        "100%",
+        "8192",
+        "10%",
+        "60000",
+        busy.replica,
+    ]
+    (row,) = (line.split() for line in lines if "toy-6b01" in line)
+    assert row == ["ready", "0/8", "0/8", "0", "0", "-", "0", "-", "0", "toy-6b01"]
+    above = {name: lines[n - 2] for n, line in enumerate(lines) for name in ("gpu-node", "toy-6b01") if name in line}
+    assert "SIMULATED" in above["toy-6b01"]
+    assert above["gpu-node"] == "  m (vllm, H200, region eu-west)"
+    assert sum("SIMULATED" in line for line in lines) == 1
+    assert not any("left" in line for line in lines)
+
+
+def test_no_replica_at_all_is_said() -> None:
+    assert "no live replica" in replicas.as_text([replicas.Pool("left", 0, ())])
+    assert replicas.as_json([]) == "[]"
+
+
+def _listed(platform: Running) -> dict[str, dict[str, Any]]:
+    done = run_cli("replicas", "--json", STREAM_GW_REDIS_URL=platform.redis_url)
+    assert done.returncode == 0, done.stderr
+    return {replica["replica"]: replica for pool in json.loads(done.stdout) for replica in pool["replicas"]}
+
+
+def _agent(platform: Running, name: str, *flags: str) -> Process:
+    """A replica of its own pool and model, both of this name."""
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    sim = f"model={name},itl_ms=20,ttft_ms=0"
+    return Process("agent", "--replica", name, "--sim", sim, *flags, **env)
+
+
+async def test_replicas_lists_what_each_does(platform: Running, one: Gate) -> None:
+    with _agent(platform, "listed", "--region", "eu-west", "--hardware", "a laptop") as agent:
+        name = agent.facts["replica"]
+        async with one.create(chat(1000, model="listed")) as exchange:
+            await exchange.events(3)
+
+            async def seen() -> dict[str, Any] | None:
+                found = (await asyncio.to_thread(_listed, platform))[name]
+                return found if found["load"]["running"] else None
+
+            found = await eventually(seen, "the stream to be listed")
+            done = await asyncio.to_thread(run_cli, "replicas", "--redis-url", platform.redis_url)
+    assert (found["pool"], found["state"], found["simulated"], found["models"]) == ("listed", "ready", True, ["listed"])
+    assert (found["in_flight"], found["load"]["running"], found["room"] >= found["load"]["slots"]) == (1, 1, True)
+    assert found["load_ms"] > 0
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "  SIMULATED, no model answers: listed (sim, a laptop, region eu-west)" in lines
+    assert any(line.startswith(f"pool {MODEL}: ") for line in lines)
+    (row,) = (line.split() for line in lines if name in line)
+    assert row[:3] == ["ready", f"1/{found['load']['slots']}", f"1/{found['room']}"]
+
+
+async def test_a_drained_replica_finishes_what_runs_and_its_agent_leaves(platform: Running, one: Gate) -> None:
+    with _agent(platform, "drained") as agent:
+        name = agent.facts["replica"]
+        async with one.create(chat(150, model="drained")) as exchange:
+            first = await exchange.events(3)
+            done = await asyncio.to_thread(run_cli, "replicas", "drain", "drained-", "--redis-url", platform.redis_url)
+            assert done.returncode == 0, done.stderr
+            assert f"{name} of pool drained is draining; 1 stream still in flight" in done.stdout
+            assert "no replica of pool drained is ready" in done.stdout
+            again = await asyncio.to_thread(run_cli, "replicas", "activate", name, "--redis-url", platform.redis_url)
+            assert again.returncode == 1
+            assert "draining" in again.stderr
+            rest = events(await exchange.rest())
+            assert rest[-1].data == "[DONE]"
+            assert [event.json["choices"][0]["finish_reason"] for event in rest[-2:-1]] == ["length"]
+            assert tokens_of_chunks(event.json for event in [*first, *rest[:-1]]) == 150
+        assert await asyncio.to_thread(agent.wait) == 0
+    assert name not in _listed(platform)
+    gone = run_cli("replicas", "drain", name, "--redis-url", platform.redis_url)
+    assert gone.returncode == 1
+    assert platform.process.facts["agents"][0]["replica"] in gone.stderr, "the candidates"
+
+
+async def test_a_warm_replica_is_activated(platform: Running) -> None:
+    with _agent(platform, "spare", "--standby") as agent:
+        name = agent.facts["replica"]
+        assert _listed(platform)[name]["state"] == "warm"
+        done = run_cli("replicas", "activate", "spare", "--json", STREAM_GW_REDIS_URL=platform.redis_url)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["replica"], told["pool"], told["state"], told["heard"]) == (name, "spare", "ready", True)
+        assert _listed(platform)[name]["state"] == "ready"
+        again = run_cli("replicas", "activate", "spare", STREAM_GW_REDIS_URL=platform.redis_url)
+        assert (again.returncode, again.stdout) == (0, f"{name} of pool spare is ready\n")
+
+
+async def test_a_replica_that_does_not_hear_is_told_of(platform: Running) -> None:
+    """And it drains when it hears at last."""
+    with _agent(platform, "deaf", "--lease-ttl-s", "60") as agent:
+        name = agent.facts["replica"]
+        agent.signal(signal.SIGSTOP)
+        try:
+            done = run_cli("replicas", "drain", name, "--wait-s", "0.3", STREAM_GW_REDIS_URL=platform.redis_url)
+            assert done.returncode == 1
+            assert done.stdout == ""
+            assert done.stderr.startswith(f"stream-gw replicas: {name} is still ready after 0.3 s")
+            done = run_cli("replicas", "drain", name, "--no-wait", STREAM_GW_REDIS_URL=platform.redis_url)
+            assert done.returncode == 0
+            assert "has been told to drain; it is ready, with 0 streams in flight" in done.stdout
+        finally:
+            agent.signal(signal.SIGCONT)
+        assert await asyncio.to_thread(agent.wait) == 0
+
+
+def test_a_replica_that_dies_before_it_hears_is_told_of(platform: Running) -> None:
+    with _agent(platform, "dying") as agent:
+        agent.kill()
+        done = run_cli("replicas", "drain", "dying", STREAM_GW_REDIS_URL=platform.redis_url)
+    assert done.returncode == 1
+    # Its lease runs out while it is waited for, or has just done so
+    assert "died before it could be told" in done.stderr or "no live replica's name begins" in done.stderr
+
+
+def test_replicas_without_a_redis_end_with_one_line() -> None:
+    done = run_cli("replicas", STREAM_GW_REDIS_URL=NOWHERE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("stream-gw replicas: ")
+    assert len(done.stderr.splitlines()) == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import math
 import re
+import struct
 import time
 from typing import Any
 
@@ -13,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
-from stream_fabric.frames import Note
+from stream_fabric.frames import Note, Usage
 from stream_fabric.ids import StreamId
+from stream_fabric.ports import EngineRequest
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.virtual import run_virtual
 from tests.support.waiting import eventually
@@ -364,3 +368,183 @@ def test_logprobs_of_completions_is_a_number() -> None:
     raw = run_virtual(main()).deltas()[0].logprobs
     assert raw is not None
     assert len(msgspec.json.decode(raw)[0]["top_logprobs"]) == 3
+
+
+# --- answers that come whole ---------------------------------------------------------------------------------
+
+
+def embeddings(number: int, given: Any, **more: Any) -> EngineRequest:
+    body = {"model": "sim-small", "input": given, **more}
+    return EngineRequest(stream_id(number), "embeddings", "sim-small", msgspec.Raw(msgspec.json.encode(body)))
+
+
+def rerank(number: int, query: Any, documents: Any, **more: Any) -> EngineRequest:
+    body = {"model": "sim-small", "query": query, "documents": documents, **more}
+    return EngineRequest(stream_id(number), "rerank", "sim-small", msgspec.Raw(msgspec.json.encode(body)))
+
+
+async def document(engine: SimEngine, request: EngineRequest) -> Any:
+    sink = await answer(engine, request)
+    assert sink.status == "completed", sink.error
+    assert [opened.kind for opened in sink.opens()] == ["item"]
+    assert sink.choice_ends()[0].finish_reason == "stop"
+    found = msgspec.json.decode(sink.body("item"))
+    assert found["simulated"] is True
+    tokens = found["usage"]["prompt_tokens"]
+    assert found["usage"]["total_tokens"] == tokens
+    assert sink.prompt == (tokens, 0)
+    assert sink.end_usage == Usage(prompt=tokens)
+    assert sink.tokens() == 0
+    return found
+
+
+def test_vectors_are_of_their_inputs_alone() -> None:
+    async def main(settings: str, *inputs: Any, **more: Any) -> list[Any]:
+        engine = await started(settings)
+        found = await document(engine, embeddings(1, list(inputs), **more))
+        assert [item["index"] for item in found["data"]] == list(range(len(inputs)))
+        assert engine.replica.idle and engine.replica.blocks.used == 0
+        await engine.close()
+        return [item["embedding"] for item in found["data"]]
+
+    one, other = "itl_ms=1,ttft_ms=5,max_num_seqs=2", "itl_ms=20,seed=7"
+    vectors = run_virtual(main(one, "a", "b", "a", "流"))
+    assert [vectors[k] for k in (3, 0, 1)] == run_virtual(main(other, "流", "a", "b"))
+    assert vectors[0] == vectors[2] and len({tuple(vector) for vector in vectors}) == 3
+    nothing = "382055"  # of which the first number drawn is 0
+    for vector in (*vectors, *run_virtual(main(one, "a", nothing, dimensions=1))):
+        assert math.hypot(*vector) == pytest.approx(1, abs=1e-6)
+    packed = run_virtual(main(one, "a", "b", encoding_format="base64", dimensions=300))
+    listed = run_virtual(main(one, "a", "b", encoding_format="float", dimensions=300))
+    assert [list(struct.unpack("<300f", base64.b64decode(vector))) for vector in packed] == listed
+    assert run_virtual(main(one, [1, 2], [12])) != run_virtual(main(one, [12], [1, 2]))
+
+
+def test_an_input_s_tokens_are_counted() -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        for number, (given, tokens) in enumerate((("x" * 400, 100), ([7] * 30, 30), ([[7] * 30, [8]], 31), ("", 1))):
+            assert (await document(engine, embeddings(number, given)))["usage"]["prompt_tokens"] == tokens
+        assert (await document(engine, rerank(9, "x" * 40, ["y" * 400, "z" * 4])))["usage"]["prompt_tokens"] == 121
+        await engine.close()
+
+    run_virtual(main())
+
+
+def test_a_vector_costs_its_prefill_and_a_place_in_the_batch() -> None:
+    async def main() -> list[float]:
+        engine = await started("itl_ms=0,ttft_ms=100,prefill_tokens_per_s=1000,max_num_seqs=2")
+        loop = asyncio.get_running_loop()
+        took = []
+        for number, request in enumerate((["x" * 20_000], ["x"], ["x"] * 2, ["x"] * 3, ["x" * 20_000] * 2)):
+            begun = loop.time()
+            await document(engine, embeddings(number, request))
+            took.append(loop.time() - begun)
+        assert engine.load().prefix_hits_tokens == 0
+        await engine.close()
+        return took
+
+    long, one, two, three, twice = run_virtual(main())
+    assert long == pytest.approx(5, abs=0.05)
+    assert twice == pytest.approx(10, abs=0.05), "each by itself, though they were computed before"
+    assert one == pytest.approx(0.1, abs=0.01) == two
+    assert three == pytest.approx(0.2, abs=0.01), "the third waits for a slot"
+
+
+def test_documents_are_ranked_by_the_words_they_share() -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        documents = ["nothing", {"text": "Über den river"}, "river, river", "LONG RIVER über all", "the river."]
+        found = await document(engine, rerank(1, "long river über", documents))
+        assert [(item["index"], item["relevance_score"]) for item in found["results"]] == [
+            (3, 1),
+            (1, pytest.approx(2 / 3)),
+            (2, pytest.approx(1 / 3)),
+            (4, pytest.approx(1 / 3)),
+            (0, 0),
+        ]
+        assert found["results"][1]["document"] == {"text": "Über den river"}
+        top = await document(engine, rerank(1, "long river über", documents, top_n=2))
+        assert top["results"] == found["results"][:2]
+        assert len((await document(engine, rerank(2, "", documents, top_n=0)))["results"]) == 5
+        await engine.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        embeddings(1, []),
+        embeddings(1, 7),
+        embeddings(1, [None]),
+        embeddings(1, "x", dimensions=0),
+        embeddings(1, "x", dimensions=4097),
+        embeddings(1, "x", dimensions="many"),
+        embeddings(1, ["x"] * 2048, dimensions=4096),
+        embeddings(1, "x", encoding_format="bytes"),
+        embeddings(1, "x" * 4000),
+        rerank(1, "q", []),
+        rerank(1, 7, ["x"]),
+        rerank(1, "q", [{"title": "x"}]),
+        rerank(1, "q", ["x"], top_n=-1),
+        rerank(1, "q", ["x", "y" * 4000]),
+    ],
+    ids=lambda request: bytes(request.body)[:60].decode(),
+)
+def test_what_cannot_be_computed_ends_as_the_clients_fault(request_: EngineRequest) -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=1,num_blocks=32")
+        sink = await answer(engine, request_)
+        assert sink.status == "failed" and sink.error is not None and sink.error.http_status == 400
+        assert engine.replica.idle and not sink.frames
+        await engine.close()
+
+    run_virtual(main())
+
+
+def test_an_abort_forgets_every_input() -> None:
+    async def main() -> None:
+        aborted: list[StreamId] = []
+        engine = await started("itl_ms=10,ttft_ms=100,max_num_seqs=2", on_abort=aborted.append)
+        sink = Recorder()
+        engine.submit(embeddings(1, [str(k) for k in range(50)]), sink)
+        await asyncio.sleep(0.35)
+        assert engine.load().running == 2 and engine.load().waiting > 30
+        engine.abort(stream_id(1))
+        assert engine.replica.idle and engine.replica.blocks.used == 0 and aborted == [stream_id(1)]
+        await asyncio.sleep(60)
+        assert sink.status is None and not sink.opens()
+        await engine.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_what_comes_whole_may_be_told_to_fail(count: int) -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0,fail_rate=1")
+        sink = await answer(engine, embeddings(1, ["x"] * count))
+        assert sink.status == "failed" and sink.error is not None and sink.error.retriable
+        assert engine.replica.idle and not sink.opens()
+        await engine.close()
+
+    run_virtual(main())
+
+
+def test_what_comes_whole_generates_no_token() -> None:
+    async def main() -> str:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        await document(engine, embeddings(1, ["x" * 400, "y"]))
+        text = engine.metrics.render()
+        await engine.close()
+        return text
+
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(run_virtual(main()))
+        for sample in family.samples
+    }
+    assert samples["vllm:prompt_tokens_total"] == 101
+    assert samples["vllm:generation_tokens_total"] == 0
+    assert samples["vllm:request_success_total"] == 1

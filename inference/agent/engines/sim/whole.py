@@ -55,10 +55,9 @@ class Whole(Protocol):
     def body(self) -> bytes: ...
 
 
-def _prompt(body: dict[str, Any], inputs: list[str], parts: Sequence[Part]) -> Prompt:
+def _prompt(inputs: list[str], parts: Sequence[Part]) -> Prompt:
     """All inputs as one, which tells how many tokens they have and whether the request is to fail."""
     prompt = Prompt({"prompt": "\0".join(inputs)})
-    prompt.body = {"model": str(body["model"])}
     prompt.tokens = sum(part.prompt_tokens for part in parts)
     return prompt
 
@@ -67,15 +66,16 @@ def _tokens(text: str) -> int:
     return Prompt({"prompt": text}).tokens
 
 
-def _spelled(prompt: Prompt, **fields: Any) -> bytes:
-    usage = {"prompt_tokens": prompt.tokens, "total_tokens": prompt.tokens}
-    return msgspec.json.encode({**fields, "model": prompt.body["model"], "usage": usage, "simulated": True})
+def _spelled(model: str, tokens: int, **fields: Any) -> bytes:
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return msgspec.json.encode({**fields, "model": model, "usage": usage, "simulated": True})
 
 
 class Embeddings:
     """Unit vectors; equal inputs have equal ones, and others have nothing in common."""
 
     def __init__(self, body: dict[str, Any]) -> None:
+        self._model = str(body["model"])
         given = body["input"]
         inputs = [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
         self._format = body.get("encoding_format") or "float"
@@ -90,7 +90,7 @@ class Embeddings:
         self.parts: Sequence[Part] = [
             Part(k, _tokens(one) if isinstance(one, str) else len(one), self._compute) for k, one in enumerate(inputs)
         ]
-        self.prompt = _prompt(body, self._inputs, self.parts)
+        self.prompt = _prompt(self._inputs, self.parts)
 
     def _compute(self, number: int) -> None:
         count = self._dimensions
@@ -103,14 +103,14 @@ class Embeddings:
         self._data[number] = {"object": "embedding", "index": number, "embedding": vector}
 
     def body(self) -> bytes:
-        return _spelled(self.prompt, object="list", data=self._data)
+        return _spelled(self._model, self.prompt.tokens, object="list", data=self._data)
 
 
 class Rerank:
     """A document's score is the share of the query's words that it has."""
 
     def __init__(self, stream: StreamId, body: dict[str, Any]) -> None:
-        self._stream = stream
+        self._model, self._stream = str(body["model"]), stream
         self._documents: list[str] = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
         query = body["query"]
         self._words = set(_WORD.findall(query.casefold()))
@@ -124,7 +124,7 @@ class Rerank:
         ]
         if not self.parts:
             raise ValueError("there are no documents")
-        self.prompt = _prompt(body, [query, *self._documents], self.parts)
+        self.prompt = _prompt([query, *self._documents], self.parts)
 
     def _compute(self, number: int) -> None:
         shared = self._words.intersection(_WORD.findall(self._documents[number].casefold()))
@@ -136,4 +136,5 @@ class Rerank:
             {"index": k, "document": {"text": self._documents[k]}, "relevance_score": self._scores[k]}
             for k in best[: self._top]
         ]
-        return _spelled(self.prompt, id=derived_id("rerank-", self._stream), results=results)
+        name = derived_id("rerank-", self._stream)
+        return _spelled(self._model, self.prompt.tokens, id=name, results=results)
