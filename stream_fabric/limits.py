@@ -13,6 +13,7 @@ JSON_CONTAINERS_MAX: Final = 100_000  # checking more would hold the loop for ev
 HEAD_S_MAX: Final = 20.0  # a request's head takes longer: the connection is closed
 BODY_S_MAX: Final = 60.0  # a request's body takes longer: 408
 CHOICES_MAX: Final = 16
+BATCH_MAX: Final = 2048  # inputs of one embeddings request, documents of one rerank request
 USER_CHARS_MAX: Final = 128
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 UNREAD_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # of a body that nobody wants, thrown away; over: the connection is cut

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from stream_fabric.errors import BadRequest
+from stream_fabric.limits import BATCH_MAX
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
-from stream_gw.dialects.whole import BATCH_MAX, whole
+from stream_gw.dialects.whole import whole
 
 _DIMENSIONS_MAX = 65_536
 _FORMATS = ("float", "base64")  # what else servers know is no JSON

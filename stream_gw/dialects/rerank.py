@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from stream_fabric.errors import BadRequest
+from stream_fabric.limits import BATCH_MAX
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
-from stream_gw.dialects.whole import BATCH_MAX, whole
+from stream_gw.dialects.whole import whole
 
 
 class _Document(msgspec.Struct):

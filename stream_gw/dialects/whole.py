@@ -10,8 +10,6 @@ from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_gw.dialects.requests import CreateRequest, Kind
 
 WHOLE: tuple[Kind, ...] = ("embeddings", "rerank")
-BATCH_MAX = 2048
-"""Inputs or documents of one request, as OpenAI has it."""
 
 
 def whole(request: CreateRequest, input_bytes: int) -> CreateRequest:

@@ -14,14 +14,13 @@ from msgspec import UNSET
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
 from stream_fabric.ids import StreamId
-from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+from stream_fabric.limits import BATCH_MAX, CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
 from stream_fabric.prefix import block_hashes
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest, Generated, Kind, check_depth, fingerprint, parse_create
 from stream_gw.dialects.rerank import parse_rerank
-from stream_gw.dialects.whole import BATCH_MAX
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -17,8 +17,8 @@ from inference.agent.engines.sim.whole import Embeddings, Rerank, Whole
 from stream_fabric.errors import EngineFailed, StreamTooLarge
 from stream_fabric.frames import ChoiceEnd, Close, End, Note, Open, encode, encode_text
 from stream_fabric.ids import StreamId
-from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
-from stream_gw.dialects.whole import BATCH_MAX, Document
+from stream_fabric.limits import BATCH_MAX, ITEM_CHARS_MAX, STREAM_BYTES_MAX
+from stream_gw.dialects.whole import Document
 from tests.gateway.conftest import Tenants
 from tests.gateway.wire import MODEL, Gate, Reply, refusal
 from tests.support.waiting import eventually
