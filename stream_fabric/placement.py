@@ -323,7 +323,7 @@ class PoolState:
             seat = seat._replace(expires_ms=held.expires_ms)
         else:
             self.models[replica] = tuple(models)
-        pending = [flight[stream] for stream in inbox if stream in flight]
+        pending = [flight[stream] for stream in dict.fromkeys(inbox) if stream in flight]  # it may have come back
         self.seats[replica] = seat._replace(
             in_flight=len(flight),
             prefill_ms=seat.prefill_ms + sum(f.prefill_ms for f in pending),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Sequence
 
 from stream_fabric.limits import PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_MAX, PREFIX_SUMMARY_BLOCKS_MAX
@@ -18,6 +18,7 @@ from stream_fabric.limits import PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_MAX, PREFIX_S
 _SHRINK = 0.9
 _GROW = 1.01
 _LEAST_BLOCKS = 16
+_SENT_MAX = 1000
 
 
 def block_hashes(scope: bytes, parts: Iterable[bytes]) -> list[int]:
@@ -104,7 +105,7 @@ class PrefixView:
     """A gateway's copy of a replica's ledger, with what this gateway has sent there since."""
 
     def __init__(self, summary: bytes = b"", version: int = -1) -> None:
-        self._sent: list[Sequence[int]] = []
+        self._sent: deque[Sequence[int]] = deque(maxlen=_SENT_MAX)
         self.renew(summary, version)
 
     def renew(self, summary: bytes, version: int) -> None:
@@ -112,7 +113,7 @@ class PrefixView:
         held = array("I")
         held.frombytes(summary)
         self._held = set(held).union(*self._sent)
-        self._sent = []
+        self._sent.clear()
         self.version = version
 
     def match(self, hashes: Sequence[int]) -> int:

@@ -156,7 +156,7 @@ class Agent:
                 for _, stream, work in entries:
                     self._start(stream, work)
                 if entries:
-                    await self._inbox.done([entry_id for entry_id, _, _ in entries])
+                    await self._inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
             except (ConnectionLost, ReplyError, FabricUnavailable) as error:
                 log.warning("the inbox cannot be read: %s", error)
                 await asyncio.sleep(0.05)

@@ -310,7 +310,9 @@ class Inbox:
     def __init__(self, client: RedisClient, pool: str, replica: ReplicaId) -> None:
         self._client = client
         self._slot = _slot(pool)
-        self._key = f"{_prefix(pool)}{replica}:inbox"
+        self._prefix = _prefix(pool)
+        self._replica = replica
+        self._key = f"{self._prefix}{replica}:inbox"
         self._connection: Connection | None = None
 
     async def read(self, block_s: float) -> list[tuple[str, StreamId, Work | None]]:
@@ -336,8 +338,10 @@ class Inbox:
         ((_, entries),) = reply.items()
         return [(entry_id.decode(), StreamId(f[1].decode()), _decoded(f[3])) for entry_id, f in entries]
 
-    async def done(self, entry_ids: Sequence[str]) -> None:
-        await self._client.execute(self._slot, "XDEL", self._key, *entry_ids)
+    async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
+        """(entry id, stream) of what has been taken."""
+        args = [part for entry in entries for part in entry]
+        await script("took")(self._client, self._slot, [self._prefix], [self._replica, *args])
 
     def close(self) -> None:
         if self._connection is not None:

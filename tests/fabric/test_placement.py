@@ -105,7 +105,7 @@ class RedisPool:
         inbox = Inbox(self.client, self.name, replica)
         entries = await inbox.read(0.001)
         if entries:
-            await inbox.done([entry_id for entry_id, _, _ in entries])
+            await inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
         inbox.close()
         return [stream for _, stream, _ in entries]
 

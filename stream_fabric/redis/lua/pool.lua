@@ -4,7 +4,7 @@
 --   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
 --   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue
 --   desired hash replica → state an operator asked for   <replica>:info JSON   <replica>:flight hash stream → costs
---   <replica>:inbox stream
+--   <replica>:inbox stream, <replica>:unread set of the streams in it, which reports look at: its bodies may be large
 -- The law is ``stream_fabric/placement.py``.
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
@@ -31,6 +31,7 @@ local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms
   local key = P .. replica .. ':'
   redis.call('HSET', key .. 'flight', id, string.format('%.17g %.17g %s', prefill_ms, decode_ms, session))
   redis.call('XADD', key .. 'inbox', '*', 's', id, 'w', payload)
+  redis.call('SADD', key .. 'unread', id)
   redis.call('HSET', P .. 'at', id, replica)
   local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s =
     struct.unpack(SEAT, redis.call('HGET', P .. 'board', replica))

@@ -22,9 +22,10 @@ for i = 14, 13 + ended do
 end
 local packed = redis.call('HGET', P .. 'board', replica)
 local expires = packed and struct.unpack('<d', packed) or 0
-local inbox = redis.call('XRANGE', key .. 'inbox', '-', '+')
 local unread = {}
-for i, entry in ipairs(inbox) do unread[i] = {entry[2][2], redis.call('HGET', key .. 'flight', entry[2][2])} end
+for i, id in ipairs(redis.call('SMEMBERS', key .. 'unread')) do
+  unread[i] = {id, redis.call('HGET', key .. 'flight', id)}
+end
 if ttl ~= '' then
   expires = now + ttl
   redis.call('ZADD', P .. 'leases', expires, replica)
@@ -41,6 +42,7 @@ if ttl ~= '' then
   -- A pool that nobody renews any more leaves nothing behind, once the reapers had their time
   redis.call('PEXPIRE', key .. 'flight', 3600000)
   redis.call('PEXPIRE', key .. 'inbox', 3600000)
+  redis.call('PEXPIRE', key .. 'unread', 3600000)
   for _, name in ipairs({'leases', 'board', 'models', 'work', 'at', 'stat', 'desired'}) do
     redis.call('PEXPIRE', P .. name, 3600000)
   end

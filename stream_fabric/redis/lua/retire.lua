@@ -8,5 +8,5 @@ for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
 end
 redis.call('ZREM', P .. 'leases', ARGV[1])
 for _, name in ipairs({'board', 'models', 'desired'}) do redis.call('HDEL', P .. name, ARGV[1]) end
-redis.call('DEL', key .. 'info', key .. 'flight', key .. 'inbox', key .. 'prefix')
+redis.call('DEL', key .. 'info', key .. 'flight', key .. 'inbox', key .. 'unread', key .. 'prefix')
 return 1
