@@ -31,6 +31,13 @@ TIERS = ("interactive", "standard", "batch")
 RATE_WINDOW_MS = 10_000
 SCAN_MAX = 64
 """How far an agent looks down a line for a request that it can serve."""
+LOOK_AHEAD = 16
+"""Of those that it can serve, how many it compares by what it holds of their prompts."""
+LOCALITY = 16
+"""What a token of a waiting prompt that the replica holds counts beside one of its tenant's share: so many times its
+own cost a request goes ahead of its turn, for what it spares all who wait."""
+PASSED_MAX = 16
+"""How often the first in line is passed over for another before it must go."""
 
 ReplicaState = Literal["starting", "warming", "warm", "ready", "draining", "sleeping"]
 Reason = Literal["pin", "prefix", "load", "spill", "only"]
@@ -184,10 +191,24 @@ class Refused(NamedTuple):
     retry_after_s: int
 
 
-class Waiting(NamedTuple):
+@dataclass
+class Waiting:
     ask: Ask
     start: float
-    """Where its tenant's share of the tier's virtual time puts it."""
+    """Where its tenant's share of the tier's virtual time puts it, in tokens."""
+    held: dict[ReplicaId, int]
+    """Tokens of its prompt that replicas held when it came."""
+    pin: str
+    """The replica its session was bound to, or empty."""
+    passed: int = 0
+    """How often another went before it although it was first."""
+
+    def key(self, replica: ReplicaId) -> float:
+        """Its place in line as this replica sees it: earlier for what it holds of the prompt, and later for what
+        another holds more."""
+        here = self.ask.prompt_tokens if replica == self.pin else self.held.get(replica, 0)
+        most = self.ask.prompt_tokens if self.pin else max(self.held.values(), default=0)
+        return self.start - LOCALITY * (2 * here - most)
 
 
 @dataclass
@@ -246,7 +267,8 @@ class PoolState:
             return Placed(replicas[choice.taken], choice.reason, choice.candidates)
         if sum(map(len, self.tiers)) >= self.queue_max:
             return Refused(self._retry_after_s())
-        self._enqueue(ask)
+        known = {r: min(tokens, ask.prompt_tokens) for r, tokens in zip(replicas, matched, strict=True) if tokens > 0}
+        self._enqueue(ask, known, pin if until_ms > now_ms else "")
         if choice.taken >= 0:  # room has come up while others wait: whoever is first gets it
             self._pull(replicas[choice.taken], now_ms)
         replica = self.at[ask.stream]
@@ -268,11 +290,11 @@ class PoolState:
         if ask.session:
             self.pins[ask.session] = (replica, now_ms + PIN_S * 1000)
 
-    def _enqueue(self, ask: Ask) -> None:
+    def _enqueue(self, ask: Ask, held: dict[ReplicaId, int], pin: str) -> None:
         finish = self.finish[ask.tier]
         start = max(self.virtual[ask.tier], finish.get(ask.tenant, 0.0))
         finish[ask.tenant] = start + ask.prompt_tokens + ask.output_tokens
-        self.tiers[ask.tier][ask.stream] = Waiting(ask, start)
+        self.tiers[ask.tier][ask.stream] = Waiting(ask, start, held, pin)
         self.at[ask.stream] = None
 
     def _retry_after_s(self) -> int:
@@ -334,22 +356,31 @@ class PoolState:
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         taken: list[StreamId] = []
         while self.seats[replica].ready and self.seats[replica].in_flight < self.seats[replica].room:
-            found = self._next(self.models[replica], now_ms)
+            found = self._next(replica, now_ms)
             if found is None:
                 break
-            tier, waiting = found
+            tier, first, waiting = found
             self._forget(waiting.ask.stream, tier)
-            self.virtual[tier] = waiting.start if self.tiers[tier] else 0.0
+            # Who goes ahead of its turn must not take the line's time with it: who comes now starts behind the first
+            self.virtual[tier] = max(self.virtual[tier], first.start) if self.tiers[tier] else 0.0
             self._count_popped(now_ms)
-            self._hand(waiting.ask, replica, 0, now_ms)
+            self._hand(waiting.ask, replica, waiting.held.get(replica, 0), now_ms)
             taken.append(waiting.ask.stream)
         return taken
 
-    def _next(self, models: Sequence[str], now_ms: float) -> tuple[int, Waiting] | None:
+    def _next(self, replica: ReplicaId, now_ms: float) -> tuple[int, Waiting, Waiting] | None:
+        """Who goes to a replica that has room: of the first in line, the one whose prompt it holds most of. Returns
+        the tier, the first in line, and who goes."""
+        models = self.models[replica]
         for number, tier in enumerate(self.tiers):
-            for _, _, waiting in sorted((w.start, s, w) for s, w in tier.items())[:SCAN_MAX]:
-                if waiting.ask.model in models and waiting.ask.wait_until_ms > now_ms:
-                    return number, waiting
+            line = sorted(tier.values(), key=lambda w: (w.start, w.ask.stream))[:SCAN_MAX]
+            able = [w for w in line if w.ask.model in models and w.ask.wait_until_ms > now_ms][:LOOK_AHEAD]
+            if able:
+                first = able[0]
+                taken = first if first.passed >= PASSED_MAX else min(able, key=lambda w: w.key(replica))
+                if taken is not first:
+                    first.passed += 1
+                return number, first, taken
         return None
 
     def _count_popped(self, now_ms: float) -> None:

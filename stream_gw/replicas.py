@@ -21,7 +21,6 @@ Verb = Literal["drain", "activate"]
 _WIDTH = 120
 _POLL_S = 0.1
 _AT_ONCE = 32
-_HASH_BYTES = 4
 _NAMES_SHOWN = 20
 _HEAD = ("state", "running", "in flight", "load ms", "tokens/s", "KV", "prefix", "hits", "p99 ms", "replica")
 _LEGEND = (
@@ -36,7 +35,6 @@ class Row(NamedTuple):
     info: ReplicaInfo
     in_flight: int
     """Streams that it runs or that are in its inbox."""
-    prefix_blocks: int
 
 
 class Pool(NamedTuple):
@@ -55,7 +53,7 @@ async def read(pools: RedisPools) -> list[Pool]:
     async def row(info: ReplicaInfo) -> Row:
         async with busy:
             in_flight = await pools.in_flight(info.pool, info.replica)
-            return Row(info, len(in_flight), len(await pools.prefix(info.pool, info.replica)) // _HASH_BYTES)
+            return Row(info, len(in_flight))
 
     found = []
     for name in await pools.pools():
@@ -77,7 +75,6 @@ def as_json(found: Sequence[Pool]) -> str:
                         "load": msgspec.structs.asdict(row.info.load),
                         "load_ms": row.info.prefill_ms + row.info.decode_ms,
                         "in_flight": row.in_flight,
-                        "prefix_blocks": row.prefix_blocks,
                         "prefix_hit_share": _hit_share(row.info),
                     }
                     for row in pool.rows
@@ -129,7 +126,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{info.prefill_ms + info.decode_ms:.0f}",
         f"{info.tokens_per_s:.0f}",
         f"{load.kv_used_ratio:.0%}" if load.kv_capacity_tokens or load.kv_used_ratio else "-",
-        str(row.prefix_blocks),
+        str(info.prefix_blocks),
         "-" if share is None else f"{share:.0%}",
         f"{info.queue_p99_ms:.0f}",
         info.replica,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.harness import table
-from bench.routing import report
+from bench.routing import full, report
 from bench.routing.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO
 from bench.routing.engine import SETTINGS, full_batch_tokens_per_s
 from bench.routing.hot import Compared, compare
@@ -28,6 +28,7 @@ from stream_fabric.limits import LEASE_RENEW_S
 T = TypeVar("T")
 HOT_REQUESTS_MOST = 6000
 HOT_POLICIES = ("prefix", OURS)
+PARTS = ("policies", "hot", "full")
 
 
 def listed(convert: Callable[[str], T], allowed: Sequence[str] = ()) -> Callable[[str], list[T]]:
@@ -52,7 +53,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=1_000_000, help="of a trace, at most")
     parser.add_argument("--seeds", type=listed(int), default=[0], help="each starts a third of the trace later")
     parser.add_argument("--utilisation", type=float, default=0.7, help="of the fleet, if it hit all that is reachable")
-    parser.add_argument("--parts", type=listed(str, ("policies", "hot")), default=["policies", "hot"])
+    parser.add_argument("--parts", type=listed(str, PARTS), default=list(PARTS))
     parser.add_argument(
         "--folder", type=Path, help="where the traces are; else STREAM_GW_TRACES, else ../shared/traces"
     )
@@ -110,6 +111,18 @@ def run_hot(traces: Sequence[Trace], args: argparse.Namespace) -> list[Compared]
     return rows
 
 
+def run_full(trace: Trace, requests: int, seed: int) -> list[report.Target]:
+    where = scene(cut(trace, min(requests, full.REQUESTS_MOST), seed), full.REPLICAS, full.UTILISATION)
+    found = full.compare(where, seed)
+    print(
+        f"\nfull replicas: {trace.name}, {where.replicas} replicas of {full.SEQUENCES} sequences, room "
+        f"{full.ROOM_RATIO:g} x sequences, at {full.UTILISATION:.0%}, {len(where.trace.requests)} requests; the pool's "
+        "queue taken in turn, and by what replicas hold"
+    )
+    print(table(report.HEAD, [report.row(found.blind, where), report.row(found.ours, where)]), flush=True)
+    return full.targets(where, found)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     started = time.process_time()
@@ -132,6 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     targets += report.targets(where, run_policies(where, args.policies, seed))
     if "hot" in args.parts:
         targets += report.hot_targets(run_hot(traces, args))
+    if "full" in args.parts:
+        for trace in traces:
+            if any(request.ids for request in trace.requests):  # without shared prompts there is nothing to choose by
+                for seed in args.seeds:
+                    targets += run_full(trace, args.requests, seed)
     print(f"\n{time.process_time() - started:.0f} s of one core")
     for target in targets:
         print(f"{'reached' if target.reached else 'MISSED '}  {target.what}")

@@ -22,9 +22,10 @@ OUTPUT_LIMIT_TOKENS = 1024
 
 
 class Agent:
-    def __init__(self, name: ReplicaId, engine: Engine) -> None:
+    def __init__(self, name: ReplicaId, engine: Engine, room_ratio: float) -> None:
         self.name = name
         self.engine = engine
+        self._room = int(engine.settings.max_num_seqs * room_ratio)
         self.ledger = PrefixLedger()
         self.ledger.bound(engine.settings.num_blocks * ENGINE_BLOCK_TOKENS / HINT_BLOCK_TOKENS)
         self.published = (self.ledger.version, self.ledger.summary())
@@ -90,7 +91,7 @@ class Agent:
             expires_ms=(now_s + LEASE_TTL_S) * 1000,
             ready=True,
             slots=settings.max_num_seqs,
-            room=settings.max_num_seqs * ROOM_RATIO,
+            room=self._room,
             in_flight=len(self.running),
             prefill_ms=self._pending_prefill_s(now_s) * 1000,
             decode_ms=self._pending_output_tokens(now_s) / decode_per_s * 1000,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from bench.routing.agents import OUTPUT_LIMIT_TOKENS, Agent
+from bench.routing.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO, Agent
 from bench.routing.engine import SETTINGS, Engine
 from bench.routing.policies import POLICIES, Asked, Policy
 from bench.routing.traces import HINT_BLOCK_TOKENS, Request
@@ -95,7 +95,10 @@ class World:
         settings: SimSettings = SETTINGS,
         *,
         coasts: bool = True,
+        room_ratio: float = ROOM_RATIO,
+        blind_queue: bool = False,
     ) -> None:
+        """``blind_queue``: who waits is taken in turn, whatever the replica that has room holds of its prompt."""
         rng = random.Random(f"world {seed}")
         self._lives = [Life(request, rng.randrange(GATEWAYS), rng.random()) for request in requests]
         self._policy: Policy = POLICIES[policy](replicas, random.Random(f"policy {seed}"))
@@ -106,7 +109,8 @@ class World:
         self._pool = PoolState(QUEUE_MAX)
         self._names = [ReplicaId(f"r{index:02}") for index in range(replicas)]
         self._engines = [Engine(settings, partial(self._at_wake, i), coasts=coasts) for i in range(replicas)]
-        self.agents = [Agent(name, engine) for name, engine in zip(self._names, self._engines, strict=True)]
+        self._blind_queue = blind_queue
+        self.agents = [Agent(name, engine, room_ratio) for name, engine in zip(self._names, self._engines, strict=True)]
         self.gateways = [Gateway(replicas) for _ in range(GATEWAYS)]
         self._rung = [False] * replicas
         self._by_stream = {_stream(life): life for life in self._lives}
@@ -161,6 +165,9 @@ class World:
                 life.fate = "placed"
             case Queued():
                 life.fate, life.waited = "queued", True
+                if self._blind_queue:
+                    waiting = self._pool.tiers[ask.tier][ask.stream]
+                    waiting.held, waiting.pin = {}, ""
             case Refused():
                 self._close(life, "refused")
         self._ring()

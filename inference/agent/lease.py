@@ -191,7 +191,8 @@ class Lease:
             output_tokens_mean=meter.usual.tokens,
             bytes_per_token=meter.bytes_per_token,
             prefix_version=self._published_version,
-            queue_p99_ms=meter.queue_p99_ms,
+            queue_p99_ms=max(meter.queue_p99_ms, self._standstill_s() * 1000),
+            prefix_blocks=len(self._ledger),
             region=policy.region,
             hardware=policy.hardware,
         )
@@ -203,6 +204,15 @@ class Lease:
         speed = self.meter.prefill.per_s
         to_compute = [max(s.work.prompt_tokens - s.matched_tokens, 1) for s in self._prefilling.values()]
         return sum(to_compute) / speed - min(self._loop.time() - self._prefilling_since, to_compute[0] / speed)
+
+    def _standstill_s(self) -> float:
+        """How much longer than its computation takes the first prompt in line has waited since the last first token:
+        an engine from which none comes at all has no wait to be measured."""
+        first = next(iter(self._prefilling.values()), None)
+        if first is None:
+            return 0.0
+        computes_s = max(first.work.prompt_tokens - first.matched_tokens, 1) / self.meter.prefill.per_s
+        return max(self._loop.time() - self._prefilling_since - computes_s, 0.0)
 
     def _pending_output_tokens(self) -> float:
         """A running answer has as much to come as one usually has in all, within its limit: the lengths of answers

@@ -77,8 +77,10 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long answers have been lately."""
     bytes_per_token: float = 4.0
     prefix_version: int = 0
+    prefix_blocks: int = 0
     queue_p99_ms: float = 0.0
-    """From a request's arrival at the agent to its first token's computation, 99th percentile of the last minute."""
+    """From a request's arrival at the agent to its first token's computation, 99th percentile of the last minute; or
+    for how long no first token has come though one should have, when that is longer."""
     region: str = ""
     hardware: str = ""
 

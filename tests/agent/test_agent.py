@@ -30,7 +30,7 @@ PARTITIONS = Partitions(4)
 
 
 class Fragile(SimEngine):
-    """A simulator that can be broken as a whole, and that fails at requests of model ``poison``."""
+    """A simulator that can be broken as a whole, fails at requests of model ``poison`` and never answers ``mute``."""
 
     def break_down(self) -> None:
         self.replica.step = None  # type: ignore[assignment,method-assign]
@@ -39,6 +39,8 @@ class Fragile(SimEngine):
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         if request.model == "poison":
             raise RuntimeError("never seen such a request")
+        if request.model == "mute":
+            return
         super().submit(request, sink)
 
 
@@ -134,6 +136,28 @@ async def test_a_request_that_the_engine_chokes_on_ends_alone(redis_url: str) ->
         assert (await bench.end(other)).status == "completed"
         assert (await bench.end(await bench.ask(max_tokens=3))).status == "completed"
         assert not task.done()
+
+
+async def test_a_replica_of_which_no_first_token_comes_tells_how_long_it_stands_still(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        await bench.end(await bench.ask(max_tokens=3))
+        (info,) = await bench.pools.replicas(bench.pool)
+        assert info.queue_p99_ms < 500
+        began = time.monotonic()
+        stream = await bench.ask(model="mute")
+
+        async def told() -> bool:
+            (info,) = await bench.pools.replicas(bench.pool)
+            return 1000 < info.queue_p99_ms <= (time.monotonic() - began) * 1000
+
+        await eventually(told, "how long it stands still")
+        await bench.log.cancel(stream, ACME)
+
+        async def told_no_more() -> bool:
+            (info,) = await bench.pools.replicas(bench.pool)
+            return info.queue_p99_ms < 500
+
+        await eventually(told_no_more, "that nobody waits")
 
 
 async def _above(bench: Bench, stream: StreamId, seq: int) -> bool:

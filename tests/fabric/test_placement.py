@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
-from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused, Seat, choose
+from stream_fabric.placement import PASSED_MAX, Ask, Placed, PoolState, Queued, Refused, Seat, choose
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Work
@@ -246,6 +246,89 @@ async def test_who_waits_goes_when_a_slot_frees_better_tiers_first_and_fair_betw
     g, m = [a.stream for a in greedy], [a.stream for a in late]
     assert order == [urgent.stream, g[0], m[0], g[1], m[1], *g[2:], batch.stream]
     assert await pool.report(info_of("a", slots=1, room=1), [ended], None) == (0, 0)
+
+
+async def test_of_those_who_wait_a_replica_takes_whose_prompt_it_holds_and_none_is_passed_over_for_ever(
+    pool: Pool,
+) -> None:
+    for name in "ab":
+        await pool.report(info_of(name, slots=1, room=1), [], {})
+    running = {name: ask() for name in "ab"}
+    for name, asked in running.items():
+        await placed(pool, asked, to(name))
+    cold, here, elsewhere = ask(prompt=3000), ask(prompt=3000), ask(prompt=3000)
+    for waiting, candidates in (
+        (elsewhere, to("a", "b", b=3000)),
+        (cold, to("a", "b")),
+        (here, to("a", "b", a=2500, b=100)),
+    ):
+        assert isinstance(await pool.place(waiting, candidates, None), Queued)
+
+    async def next_of(name: str, ended: StreamId) -> StreamId:
+        await pool.read_inbox(ReplicaId(name))
+        assert (await pool.report(info_of(name, slots=1, room=1), [ended], None))[0] == 1
+        (taken,) = await pool.read_inbox(ReplicaId(name))
+        return taken
+
+    at_a = running["a"].stream
+    order: list[StreamId] = []
+    for _ in range(3):
+        at_a = await next_of("a", at_a)
+        order.append(at_a)
+    # It takes the one that another holds rather than that it stands idle
+    assert order == [here.stream, cold.stream, elsewhere.stream]
+    # One that another replica holds is first in line, and others come that this one holds
+    poor = ask(prompt=3000)
+    await pool.place(poor, to("a", "b", b=3000), None)
+    passed = 0
+    for _ in range(PASSED_MAX + 1):
+        rich = ask(tenant=f"t{passed}", prompt=3000)
+        await pool.place(rich, to("a", "b", a=3000), None)
+        at_a = await next_of("a", at_a)
+        if at_a == poor.stream:
+            break
+        passed += 1
+    assert passed == PASSED_MAX
+
+
+async def test_a_tenant_whose_prompts_are_held_gets_little_more_than_its_share(pool: Pool) -> None:
+    await pool.report(info_of("a", slots=1, room=1), [], {})
+    at_a = ask()
+    await placed(pool, at_a, to("a"))
+    served = Counter[str]()
+    waiting = {"held": [ask(tenant="held") for _ in range(5)], "cold": [ask(tenant="cold") for _ in range(5)]}
+    for tenant, line in waiting.items():
+        for asked in line:
+            await pool.place(asked, to("a", a=1000 * (tenant == "held")), None)
+    everyone = {asked.stream: asked for line in waiting.values() for asked in line}
+    await pool.read_inbox(ReplicaId("a"))
+    for _ in range(120):
+        await pool.report(info_of("a", slots=1, room=1), [at_a.stream], None)
+        (stream,) = await pool.read_inbox(ReplicaId("a"))
+        at_a = everyone[stream]
+        served[at_a.tenant] += 1
+        again = ask(tenant=at_a.tenant)  # both have always as much to do as the line takes
+        everyone[again.stream] = again
+        await pool.place(again, to("a", a=1000 * (at_a.tenant == "held")), None)
+    assert served["held"] - served["cold"] in range(4, 20), served
+
+
+async def test_a_waiting_session_goes_back_to_its_replica(pool: Pool) -> None:
+    for name in "ab":
+        await pool.report(info_of(name, slots=1, room=1), [], {})
+    before = ask(session="chat")
+    assert await placed(pool, before, to("b")) == ("b", "load")
+    other = ask()
+    await placed(pool, other, to("a"))
+    turn, stranger = ask(session="chat"), ask()
+    for waiting in (turn, stranger):
+        assert isinstance(await pool.place(waiting, to("a", "b"), None), Queued)
+    await pool.read_inbox(ReplicaId("a"))
+    await pool.report(info_of("a", slots=1, room=1), [other.stream], None)
+    assert await pool.where(stranger.stream) == "a"
+    await pool.read_inbox(ReplicaId("b"))
+    await pool.report(info_of("b", slots=1, room=1), [before.stream], None)
+    assert await pool.where(turn.stream) == "b"
 
 
 async def test_the_queue_is_bounded_and_says_when_to_come_back(pool: Pool) -> None:

@@ -296,7 +296,13 @@ def test_the_table_tells_what_is_simulated_and_fits_120_columns() -> None:
         prefix_queries_tokens=10**9,
         prefix_hits_tokens=10**8,
     )
-    full: dict[str, Any] = {"room": 4096, "decode_ms": 123_456.0, "tokens_per_s": 50_000.0, "queue_p99_ms": 60_000.0}
+    full: dict[str, Any] = {
+        "room": 4096,
+        "decode_ms": 123_456.0,
+        "tokens_per_s": 50_000.0,
+        "queue_p99_ms": 60_000.0,
+        "prefix_blocks": 8192,
+    }
     busy = ReplicaInfo(
         ReplicaId("gpu-node-0017-12345-6b0183aad81fa1"), "big", "vllm", ("m",), "draining", load,
         region="eu-west", hardware="H200", **full,
@@ -305,7 +311,7 @@ def test_the_table_tells_what_is_simulated_and_fits_120_columns() -> None:
     many = ReplicaInfo(
         ReplicaId("many"), "big", "openai", tuple(f"model-{n}" for n in range(40)), "warm", EngineLoad(0, 0, 8)
     )
-    pool = replicas.Pool("big", 3, (replicas.Row(busy, 4096, 8192), replicas.Row(toy, 0, 0), replicas.Row(many, 0, 0)))
+    pool = replicas.Pool("big", 3, (replicas.Row(busy, 4096), replicas.Row(toy, 0), replicas.Row(many, 0)))
     lines = replicas.as_text([pool, replicas.Pool("left", 0, ())]).splitlines()
     assert max(map(len, lines)) <= 120
     assert lines[0] == "pool big: 1 of 3 replicas ready, 3 waiting"

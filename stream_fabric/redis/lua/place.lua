@@ -120,8 +120,15 @@ redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + pro
 redis.call('ZADD', P .. 'q' .. tier, string.format('%.17g', begins), id)
 local wait_until = now + tonumber(ARGV[9])
 redis.call('ZADD', P .. 'late', wait_until, id)
-redis.call('HSET', P .. 'ask', id, table.concat({tier, tenant, model, session, string.format('%d', prompt),
-  string.format('%d', output), string.format('%d', wait_until)}, '\31'))
+local believed, most_held = {}, pin and prompt or 0
+for i = 1, count do
+  local tokens = math.min(tonumber(ARGV[FIRST + 2 * i - 1]), prompt)
+  if tokens > 0 then believed[#believed + 1] = '\30' .. names[i] .. '\29' .. string.format('%d', tokens) end
+  most_held = math.max(most_held, tokens)
+end
+redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), session,
+  string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
+  table.concat(believed)}, '\31'))
 redis.call('HSET', P .. 'at', id, '')
 if taken > 0 then pull(names[taken], now, pin_ms) end
 held = redis.call('HGET', P .. 'at', id)

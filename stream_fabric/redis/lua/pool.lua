@@ -2,6 +2,7 @@
 --   leases zset replica → expiry   board hash replica → seat   models hash replica → names, one a unit
 --   work hash stream → work   at hash stream → replica that has it, "" in the queue   pin:<session> replica
 --   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
+--   over hash stream → how often another went before it although it was first
 --   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue
 --   desired hash replica → state an operator asked for   <replica>:info JSON   <replica>:flight hash stream → costs
 --   <replica>:inbox stream, <replica>:unread set of the streams in it, which reports look at: its bodies may be large
@@ -9,6 +10,7 @@
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
 local TIERS, SCAN_MAX, RATE_WINDOW_MS = 3, 64, 10000
+local LOOK_AHEAD, PASSED_MAX, LOCALITY = 16, 16, 16
 
 local function waiting_count()
   local count = 0
@@ -47,6 +49,7 @@ local function forget(id, tier)
   redis.call('ZREM', P .. 'q' .. tier, id)
   redis.call('ZREM', P .. 'late', id)
   redis.call('HDEL', P .. 'ask', id)
+  redis.call('HDEL', P .. 'over', id)
   redis.call('HDEL', P .. 'at', id)
   if redis.call('EXISTS', P .. 'q' .. tier) == 1 then return false end
   redis.call('DEL', P .. 'f' .. tier)
@@ -54,19 +57,49 @@ local function forget(id, tier)
   return true
 end
 
-local function asked(id)
-  return string.match(redis.call('HGET', P .. 'ask', id),
-    '^(%d+)\31([^\31]*)\31([^\31]*)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)$')
+-- What a place in line rests on: model, until when it waits, session, prompt tokens, output tokens, the replica the
+-- session is bound to, the most that any replica held of the prompt, and of each that held some its name and how much.
+local function asked(line)
+  local model, wait_until, session, prompt, output, pin, most, held =
+    string.match(line, '^([^\31]*)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
+  return {model = model, wait_until = tonumber(wait_until), session = session, prompt = tonumber(prompt),
+    output = tonumber(output), pin = pin, most = tonumber(most), held = held}
 end
 
-local function next_waiting(serves, now)
+local function held_by(ask, replica)
+  local _, stop = string.find(ask.held, '\30' .. replica .. '\29', 1, true)
+  return stop and tonumber(string.match(ask.held, '^%d+', stop + 1)) or 0
+end
+
+-- Its place in line as this replica sees it: earlier for what it holds of the prompt, and later for what another
+-- holds more.
+local function place_in_line(start, ask, replica)
+  local here = ask.pin == replica and ask.prompt or held_by(ask, replica)
+  return start - LOCALITY * (2 * here - ask.most)
+end
+
+-- Who goes to a replica that has room: of the first in line, the one whose prompt it holds most of. Returns its id, its
+-- tier, what it asks, and the start of the first in line.
+local function next_waiting(replica, serves, now)
   for tier = 0, TIERS - 1 do
-    local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1)
-    for _, id in ipairs(line) do
-      local _, _, model, session, prompt, output, wait_until = asked(id)
-      if serves[model] and tonumber(wait_until) > now then
-        return id, tier, session, tonumber(prompt), tonumber(output)
+    local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1, 'WITHSCORES')
+    local seen, first, first_start, best, best_ask, best_key = 0, nil, nil, nil, nil, nil
+    for i = 1, #line, 2 do
+      local ask = asked(redis.call('HGET', P .. 'ask', line[i]))
+      if serves[ask.model] and ask.wait_until > now then
+        seen = seen + 1
+        local key = place_in_line(tonumber(line[i + 1]), ask, replica)
+        if not best or key < best_key then best, best_ask, best_key = line[i], ask, key end
+        if not first then
+          first, first_start = line[i], line[i + 1]
+          if tonumber(redis.call('HGET', P .. 'over', first) or 0) >= PASSED_MAX then break end
+        end
+        if seen == LOOK_AHEAD then break end
       end
+    end
+    if best then
+      if best ~= first then redis.call('HINCRBY', P .. 'over', first, 1) end
+      return best, tier, best_ask, first_start
     end
   end
 end
@@ -97,13 +130,15 @@ local function pull(replica, now, pin_ms)
       serves = {}
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
-    local id, tier, session, prompt, output = next_waiting(serves, now)
+    local id, tier, ask, start = next_waiting(replica, serves, now)
     if not id then break end
-    local start = redis.call('ZSCORE', P .. 'q' .. tier, id)
-    if not forget(id, tier) then redis.call('HSET', P .. 'stat', 'v' .. tier, start) end
+    -- Whoever goes ahead of its turn must not take the line's time with it: who comes now starts behind the first
+    if not forget(id, tier) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then
+      redis.call('HSET', P .. 'stat', 'v' .. tier, start)
+    end
     count_popped(now)
-    has_room = hand(id, redis.call('HGET', P .. 'work', id), replica, prompt / prefill_s * 1000,
-      output / decode_s * 1000, session, pin_ms)
+    has_room = hand(id, redis.call('HGET', P .. 'work', id), replica,
+      (ask.prompt - held_by(ask, replica)) / prefill_s * 1000, ask.output / decode_s * 1000, ask.session, pin_ms)
     taken[#taken + 1] = id
   end
   return taken
