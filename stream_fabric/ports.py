@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from stream_fabric.events import Event
 from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
 from stream_fabric.ids import StreamId
 
@@ -86,3 +87,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort everything and release."""
+
+
+# --- telemetry ---------------------------------------------------------------------------------------------
+
+
+class EventSink(Protocol):
+    """Where a process leaves what it has to tell."""
+
+    def emit(self, event: Event) -> None:
+        """Take the event. Never blocks and never raises; what cannot be kept is counted."""
