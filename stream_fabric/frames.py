@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.events import Timing
 
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
 TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
@@ -116,6 +117,8 @@ class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_
     status: TerminalStatus
     usage: Usage | None = None
     error: ErrorInfo | None = None
+    timing: Timing | None = None
+    """Of the last producer, where it wrote the terminal and was not cancelled."""
 
 
 Frame = Open | Delta | Close | Annotation | ChoiceEnd | Note | End

@@ -96,6 +96,8 @@ class Page(NamedTuple):
     structure: bytes
     tenant: TenantId
     entries: tuple[Entry, ...]
+    alone_ms: int = 0
+    """For how long nobody had watched the stream when it was read."""
 
 
 class Head(NamedTuple):
@@ -240,7 +242,7 @@ class StreamState:
         self.entries.append(Entry(self.epoch.n, self.last, self.last, frame))
         self.status = status
 
-    def page(self, after: Cursor, entries_max: int) -> Page:
+    def page(self, after: Cursor, entries_max: int, now_ms: int = 0) -> Page:
         entries = tuple(e for e in self.entries if (e.epoch, e.last) > after)[:entries_max]
         return Page(
             self.epoch,
@@ -251,12 +253,13 @@ class StreamState:
             self.structure,
             self.tenant,
             entries,
+            max(now_ms - self.unwatched_since_ms, 0) if self.unwatched else 0,
         )
 
     def watch(self, gateway: GatewayId) -> None:
         if self.status == "live" and gateway not in self.watchers:
             self.watchers.append(gateway)
-            self.unwatched = ""
+        self.unwatched = ""
 
     def unwatch(self, gateway: GatewayId, now_ms: int, *, vanished: bool = False) -> None:
         if gateway in self.watchers:

@@ -25,6 +25,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """The request in OpenAI's words, as the client sent it (``stream`` and our own fields taken out)."""
     deadline_unix_ms: int = 0
     """0: none."""
+    traceparent: str = ""
+    """W3C trace context that the engine's own spans belong to."""
 
 
 class FrameSink(Protocol):
@@ -97,3 +99,10 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Take the event. Never blocks and never raises; what cannot be kept is counted."""
+
+
+class NoEvents:
+    """Where nobody listens."""
+
+    def emit(self, event: Event) -> None:
+        pass

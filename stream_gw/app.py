@@ -166,6 +166,7 @@ class Edge:
         parsed = parser(await request.body())
         key = request.header(b"idempotency-key")
         connection: EdgeHttp = request.scope["state"][CONNECTION]
+        asked = request.asked("sse" if parsed.stream else "whole")
         if not parsed.stream:
             connection.skip_body()  # a large one has paused the reading, and a client that leaves would not be noticed
             collected: list[CollectOutlet] = []
@@ -176,7 +177,9 @@ class Edge:
                 collected.append(CollectOutlet(connection, stream, facts))
                 return collected[-1]
 
-            new = await self.gateway.create(who, parsed, key=key, kept=False, after=None, make_outlet=collect)
+            new = await self.gateway.create(
+                who, parsed, key=key, kept=False, after=None, asked=asked, make_outlet=collect
+            )
             outlet = collected[-1]
             outlet.close = new.subscription.close
             return outlet
@@ -185,7 +188,13 @@ class Edge:
         made: list[SseOutlet] = []
         dialect = f"openai.{parsed.kind}"
         new = await self.gateway.create(
-            who, parsed, key=key, kept=False, after=after, make_outlet=self._sse_maker(request, dialect, made)
+            who,
+            parsed,
+            key=key,
+            kept=False,
+            after=after,
+            asked=asked,
+            make_outlet=self._sse_maker(request, dialect, made),
         )
         return made[-1], new
 
@@ -213,7 +222,7 @@ class Edge:
 
         def close() -> None:
             self.outlets.discard(outlet)
-            subscription.close()
+            subscription.close("stalled" if outlet.stalled else "left")
             if outlet.stalled:
                 self.metrics.stalled.inc()
 
@@ -269,16 +278,16 @@ class Edge:
 
     async def _followed(self, request: Request, made: list[SseOutlet]) -> NewStream | None:
         who = self._reader(request)
-        asked = request.header(b"last-event-id") or request.query.get("after") or str(BEGINNING)
-        after = Cursor.parse(asked)
+        after = Cursor.parse(request.header(b"last-event-id") or request.query.get("after") or str(BEGINNING))
         mode = request.query.get("mode", "tokens")
         if mode not in ("tokens", "coalesce"):
             raise BadRequest(f"mode is tokens or coalesce over SSE, got {mode[:64]!r}", param="mode")
         if after.seq:
             self.metrics.resumes.inc()
         make = self._sse_maker(request, request.query.get("dialect"), made)
+        asked = request.asked("sse")
         try:
-            return await self.gateway.follow(who, request.path_params["id"], after, make, exact=mode == "tokens")
+            return await self.gateway.follow(who, request.path_params["id"], after, asked, make, exact=mode == "tokens")
         except PastTheEnd:
             return None
 

@@ -12,12 +12,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
+from stream_fabric.events import Prices
 from stream_fabric.ids import TenantId, UserId
 from stream_fabric.limits import COOKIE_BYTES_MAX
 
@@ -60,6 +61,9 @@ class KeyStore(Protocol):
     def find(self, key: str) -> Principal | None:
         """The principal of an API key, or None."""
 
+    def prices(self, tenant: TenantId, model: str) -> Prices | None:
+        """What the tenant pays for the model; None: nothing is set."""
+
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
@@ -67,13 +71,24 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] | None = None
 
 
+class _Price(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: Annotated[int, msgspec.Meta(ge=0)] = 0
+    output: Annotated[int, msgspec.Meta(ge=0)] = 0
+    cached: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def prices(self) -> Prices:
+        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
+
+
 class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     key: list[_Key] = []
+    price: dict[str, _Price] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     tenant: list[_Tenant]
+    price: dict[str, _Price] = {}
 
 
 class TomlKeyStore:
@@ -85,10 +100,19 @@ class TomlKeyStore:
     sha256 = "…"              # stream-gw key prints it
     scopes = ["create", "read", "cancel", "input"]
     models = ["llama-8b"]     # optional
+
+    [price."llama-8b"]        # optional; "*": of all others; [tenant.price."…"]: this tenant's own
+    prompt = 150000           # millionths of your currency for a million tokens
+    cached = 75000            # of the prompt's, those that were cached; without it they cost what the others do
+    output = 600000
     """
 
-    def __init__(self, principals: dict[str, Principal]) -> None:
+    def __init__(
+        self, principals: dict[str, Principal], prices: dict[tuple[TenantId | None, str], Prices] | None = None
+    ) -> None:
         self._by_digest = principals
+        self._prices = prices or {}
+        """(tenant, None of all; model, * of all others) → prices."""
 
     @classmethod
     def load(cls, path: Path) -> TomlKeyStore:
@@ -112,7 +136,12 @@ class TomlKeyStore:
                     frozenset(key.scopes),
                     models=None if key.models is None else frozenset(key.models),
                 )
-        return cls(principals)
+        prices: dict[tuple[TenantId | None, str], Prices] = {
+            (None, model): price.prices() for model, price in parsed.price.items()
+        }
+        for tenant in parsed.tenant:
+            prices |= {(TenantId(tenant.id), model): price.prices() for model, price in tenant.price.items()}
+        return cls(principals, prices)
 
     @classmethod
     def single(cls, tenant: str, key: str) -> TomlKeyStore:
@@ -122,6 +151,12 @@ class TomlKeyStore:
     def find(self, key: str) -> Principal | None:
         # The lookup is by digest, so its timing tells nothing of a key
         return self._by_digest.get(key_digest(key))
+
+    def prices(self, tenant: TenantId, model: str) -> Prices | None:
+        if not self._prices:
+            return None
+        asked: list[tuple[TenantId | None, str]] = [(tenant, model), (tenant, "*"), (None, model), (None, "*")]
+        return next((self._prices[key] for key in asked if key in self._prices), None)
 
 
 def key_digest(key: str) -> str:
@@ -169,6 +204,9 @@ class Authenticator:
         if principal is None:
             raise Unauthenticated("the credential is unknown or has been revoked")
         return principal
+
+    def prices(self, tenant: TenantId, model: str) -> Prices | None:
+        return self._keys.prices(tenant, model)
 
     def authenticate_cookie(self, token: str, now: float) -> Principal:
         """Who a cookie's token is of, with no scope but ``read``: a browser sends it whoever made the request, so it

@@ -49,6 +49,7 @@ from stream_gw.hub import Hub, Subscription
 from stream_gw.lines import Lines
 from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
+from stream_gw.trace import Asked, ReaderTrace, Tracer, monotonic_us
 from stream_gw.ws import Channel, Create, Mode, Sub
 
 _NO_LIMIT = 1 << 31
@@ -100,8 +101,10 @@ class Gateway:
         pools: RedisPools,
         index: RedisIndex,
         directory: Directory,
+        tracer: Tracer,
     ) -> None:
         self.name = name
+        self.tracer = tracer
         self.settings = settings
         self._authenticator = authenticator
         self.hub = hub
@@ -131,12 +134,32 @@ class Gateway:
         key: str | None,
         kept: bool,
         after: Cursor | None,
+        asked: Asked,
         make_outlet: OutletMaker,
     ) -> NewStream:
         """Make a stream, place it on a replica and follow it; or attach to the one that the key is bound to.
 
         ``kept``: the longer grace after the last reader left. ``after``: where an attaching caller continues.
         """
+        trace = ReaderTrace(self.tracer, asked, "refused", who.tenant)
+        try:
+            return await self._create(who, request, key, after, trace, make_outlet, kept=kept)
+        except StreamGwError as error:
+            if trace.role == "refused":
+                trace.finish("refused", error=error)
+            raise
+
+    async def _create(
+        self,
+        who: Principal,
+        request: CreateRequest,
+        key: str | None,
+        after: Cursor | None,
+        trace: ReaderTrace,
+        make_outlet: OutletMaker,
+        *,
+        kept: bool,
+    ) -> NewStream:
         if self.draining:
             raise Draining("this gateway is going away; ask again", retry_after_s=1)
         who.require("create")
@@ -153,22 +176,27 @@ class Gateway:
             if held != print_:
                 raise IdempotencyMismatch("this Idempotency-Key was used with another body; take a new key")
             if bound != stream:
-                attached = await self._attach(who, bound, after or BEGINNING, make_outlet)
+                attached = await self._attach(who, bound, after or BEGINNING, trace, make_outlet)
                 if attached is not None:
                     return attached
                 stream = bound  # whoever claimed the key died before it created the stream: take its place
         facts = StreamFacts.of(stream, now_ms // 1000, request)
+        trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
+        trace.prices = self._authenticator.prices(who.tenant, request.model)
         meta = _meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, secrets.token_hex(4))
-        work = self._work(who, request, stream, epoch, meta, pool, kept=kept or key is not None)
+        work = self._work(who, request, stream, epoch, meta, pool, trace, kept=kept or key is not None)
         outlet = make_outlet(stream, facts, ())  # it may refuse the dialect, so before anything is kept
         local = self.hub.expect(stream, who.tenant, epoch)
-        subscription = self.hub.follow_new(local, outlet)
+        subscription = self.hub.follow_new(local, outlet, trace)
         try:
-            await self._create_and_place(who, work, pool, subscription, user, now_ms)
-        except BaseException:
+            await self._create_and_place(who, work, pool, subscription, trace, user, now_ms)
+        except BaseException as error:
+            if isinstance(error, StreamGwError):
+                subscription.tell("refused", error=error)
             subscription.close()
             raise
+        trace.role = "created"
         return NewStream(stream, str(epoch), facts, subscription, attached=False)
 
     def _work(
@@ -179,9 +207,11 @@ class Gateway:
         epoch: Epoch,
         meta: bytes,
         pool: str,
+        trace: ReaderTrace,
         *,
         kept: bool,
     ) -> Work:
+        trace.session = _session_key(who.tenant, request.session_id)
         usual = self.directory.estimates(pool)
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_s = request.deadline_s
@@ -192,26 +222,36 @@ class Gateway:
                 request.model,
                 request.body,
                 0 if deadline_s is None else int((time.time() + deadline_s) * 1000),
+                trace.asked.traceparent(stream),
             ),
             str(epoch),
             who.tenant,
             meta,
             self._grace_s(request, kept=kept),
             tier=request.tier,
-            session=_session_key(who.tenant, request.session_id),
+            session=trace.session,
             prompt_tokens=max(1, int(request.prompt_bytes / usual.bytes_per_token)),
             # What it may make is often far more than anybody makes
             output_tokens=max(1, int(min(limit, usual.output_tokens))) * request.n,
             output_limit=min(limit * request.n, _NO_LIMIT),
             prefix=array("I", block_hashes(request.model.encode(), request.prompt)).tobytes(),
+            prices=trace.prices,
         )
 
     async def _create_and_place(
-        self, who: Principal, work: Work, pool: str, subscription: Subscription, user: str | None, now_ms: int
+        self,
+        who: Principal,
+        work: Work,
+        pool: str,
+        subscription: Subscription,
+        trace: ReaderTrace,
+        user: str | None,
+        now_ms: int,
     ) -> None:
         stream = work.request.stream
         hashes = array("I", work.prefix)
         candidates = self.directory.candidates(pool, work.request.model, hashes)
+        trace.placing = monotonic_us()
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and a stream that no replica claims is ended by the watchdog.
         calls: list[Awaitable[Any]] = [
@@ -236,6 +276,7 @@ class Gateway:
             )
             self.hub.spawn(self._withdraw(stream, error))
             raise error
+        trace.receive_placed(placed)
         self.hub.spawn(self._streams.put_placement(stream, explain(work, placed)))
         if isinstance(placed, Placed):
             self.directory.sent(placed.replica, hashes)
@@ -246,13 +287,13 @@ class Gateway:
         await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))
 
     async def _attach(
-        self, who: Principal, stream: StreamId, after: Cursor, make_outlet: OutletMaker
+        self, who: Principal, stream: StreamId, after: Cursor, trace: ReaderTrace, make_outlet: OutletMaker
     ) -> NewStream | None:
         """Follow the stream that a key is bound to; None when nobody has created it within a moment."""
         deadline = asyncio.get_running_loop().time() + RECONNECT_S_MAX
         while True:
             try:
-                return await self.follow(who, stream, after, make_outlet, exact=True)
+                return await self._follow(who, stream, after, trace, make_outlet, exact=True)
             except NotFound:
                 if asyncio.get_running_loop().time() > deadline:
                     return None
@@ -299,19 +340,33 @@ class Gateway:
         return page, meta
 
     async def follow(
-        self, who: Principal, stream: str, after: Cursor, make_outlet: OutletMaker, *, exact: bool
+        self, who: Principal, stream: str, after: Cursor, asked: Asked, make_outlet: OutletMaker, *, exact: bool
     ) -> NewStream:
         """Replay a stream after the cursor and follow it.
 
         Raises NotFound, CursorInvalid, CursorGone, and PastTheEnd when there is nothing after the cursor.
         """
+        trace = ReaderTrace(self.tracer, asked, "resumed", who.tenant)
+        return await self._follow(who, stream, after, trace, make_outlet, exact=exact)
+
+    async def _follow(
+        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, make_outlet: OutletMaker, *, exact: bool
+    ) -> NewStream:
         page, meta = await self.look(who, stream)
         page = await self._await_head(page, StreamId(stream), who, after)
         if page.status != "live" and after >= (page.epoch.n, page.head):
             raise PastTheEnd
         outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
-        subscription = self.hub.follow(StreamId(stream), page, after, outlet, exact=exact)
+        self._followed(trace, page, meta)
+        if trace.role == "refused":
+            trace.role = "attached"
+        subscription = self.hub.follow(StreamId(stream), page, after, outlet, trace, exact=exact)
         return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
+
+    def _followed(self, trace: ReaderTrace, page: Page, meta: StreamMeta) -> None:
+        trace.facts, trace.user = meta.facts, meta.user
+        trace.placed = monotonic_us()
+        trace.gap_us = page.alone_ms * 1000
 
     async def _await_head(self, page: Page, stream: StreamId, who: Principal, after: Cursor) -> Page:
         """A live stream behind the caller's cursor has lost its tail in a failover; its producer sends it again."""
@@ -438,37 +493,39 @@ class Gateway:
 
     # --- the socket's commands -----------------------------------------------------------------------------
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Subscription | None:
+    async def ws_create(self, who: Principal, message: Create, channel: Channel, asked: Asked) -> Subscription | None:
         kind: Literal["chat", "completions"] = "completions" if message.dialect == "openai.completions" else "chat"
         request = parse_create(bytes(message.body), kind)
         # A socket's readers leave with it, so its streams get the longer grace
         make = _channel_maker(channel, message.dialect, 0)
         channel.tells_queue = message.queued
-        new = await self.create(who, request, key=message.key, kept=True, after=None, make_outlet=make)
+        new = await self.create(who, request, key=message.key, kept=True, after=None, asked=asked, make_outlet=make)
         head = new.subscription.local.head
         channel.open(new.epoch, head, new.subscription.local.status)
         return new.subscription
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Subscription | None:
+    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel, asked: Asked) -> Subscription | None:
         after = Cursor.parse(message.after)
         mode: Mode = message.mode
         if mode != "snapshot" or after.seq:  # who has something already takes the rest, not the whole again
             make = _channel_maker(channel, message.dialect, after.seq)
             try:
-                new = await self.follow(who, message.stream, after, make, exact=mode == "tokens")
+                new = await self.follow(who, message.stream, after, asked, make, exact=mode == "tokens")
             except PastTheEnd:
                 await self._tell_end(who, StreamId(message.stream), channel)
                 return None
             channel.open(new.epoch, new.subscription.local.head, new.subscription.local.status)
             return new.subscription
-        _, meta = await self.look(who, message.stream)
+        found, meta = await self.look(who, message.stream)
         stream = StreamId(message.stream)
         # The terminal is left to the ordinary path, so that it arrives as an end
         page, at, lines = await self.read_all(who, stream)
         channel.carry(message.stream, prepared(message.dialect, meta.facts, tuple(lines)), after.seq)
         channel.snapshot(at.seq, snapshot(meta.facts, lines))
         page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
-        subscription = self.hub.follow(stream, page, at, channel, exact=False)
+        trace = ReaderTrace(self.tracer, asked, "resumed", who.tenant)
+        self._followed(trace, found, meta)
+        subscription = self.hub.follow(stream, page, at, channel, trace, exact=False)
         channel.open(str(page.epoch), page.head, page.status)
         return subscription
 

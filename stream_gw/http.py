@@ -16,6 +16,7 @@ from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 from stream_gw.server import CONNECTION, EdgeHttp
+from stream_gw.trace import Asked, Transport, monotonic_us
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
@@ -24,7 +25,7 @@ _T = TypeVar("_T")
 class Request:
     """What a handler needs of one HTTP request."""
 
-    __slots__ = ("_receive", "_send", "headers", "id", "path_params", "scope")
+    __slots__ = ("_receive", "_received_us", "_send", "headers", "id", "path_params", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -33,6 +34,7 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.id = "req_" + secrets.token_hex(12)
+        self._received_us = monotonic_us()
 
     @property
     def query(self) -> dict[str, str]:
@@ -42,6 +44,9 @@ class Request:
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def asked(self, transport: Transport) -> Asked:
+        return Asked.of(self.id, transport, self.header(b"traceparent"), self._received_us)
 
     async def body(self) -> bytes:
         """The whole body, which is UTF-8. Raises BadRequest, and BodyTooLarge before reading more than the limit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,7 +21,8 @@ from stream_fabric.errors import (
     StreamLost,
     TooMany,
 )
-from stream_fabric.frames import End, ErrorInfo, Status, coalesce_from, decode
+from stream_fabric.events import ReadEnd
+from stream_fabric.frames import End, ErrorInfo, Status, coalesce_from, decode, is_end
 from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import (
     ORPHAN_GRACE_S,
@@ -35,11 +37,12 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber
 from stream_gw.directory import Directory
 from stream_gw.outlet import Outlet
+from stream_gw.trace import ReaderTrace, monotonic_us, tokens_of
 
 log = logging.getLogger(__name__)
 
 _LIVE = Need.LIVE  # an enum's member costs a look-up each time
-_BRACE = ord("{")
+_BRACE, _QUOTE = ord("{"), ord('"')
 _EMPTY_PAGE_S = 0.05
 _SETTLE_S = 10.0
 _HEADS_MAX = 500
@@ -48,9 +51,13 @@ _HEADS_MAX = 500
 class Subscription:
     """One outlet following one stream. ``exact``: a chunk a frame even when it has fallen behind."""
 
-    __slots__ = ("catching_up", "exact", "local", "outlet", "reader", "told_epoch", "watched_seq")
+    __slots__ = (
+        "catching_up", "exact", "local", "outlet", "reader", "tokens", "told_epoch", "trace", "watched_seq",
+    )  # fmt: skip
 
-    def __init__(self, local: LocalStream, outlet: Outlet, reader: Reader, *, exact: bool) -> None:
+    def __init__(
+        self, local: LocalStream, outlet: Outlet, reader: Reader, trace: ReaderTrace | None, *, exact: bool
+    ) -> None:
         self.local = local
         self.outlet = outlet
         self.reader = reader
@@ -58,6 +65,9 @@ class Subscription:
         self.catching_up = False
         self.watched_seq = -1
         self.told_epoch = local.epoch_n
+        self.trace = trace
+        self.tokens = 0
+        """Output tokens that were written."""
 
     @property
     def head(self) -> int:
@@ -65,14 +75,30 @@ class Subscription:
 
     def resume(self) -> None:
         """The outlet has drained."""
+        if self.trace is not None:
+            self.trace.receive_drained()
         self.exact = False
         self.reader.resume()
         self.local.hub.catch_up(self)
 
-    def close(self) -> None:
+    def pause(self) -> None:
+        """The outlet takes no more."""
+        self.reader.pause()
+        if self.trace is not None:
+            self.trace.receive_stall()
+
+    def close(self, why: ReadEnd = "left") -> None:
         """The outlet has gone, or is done."""
+        self.tell(why)
         self.reader.close()
         self.local.remove(self)
+
+    def tell(self, ended: ReadEnd, end: End | None = None, error: StreamGwError | None = None) -> None:
+        """It is over for this reader: its trace is told, once."""
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            reader = self.reader
+            trace.finish(ended, end=end, error=error, epoch=reader.epoch, last_seq=reader.seq, tokens=self.tokens)
 
 
 class LocalStream:
@@ -82,6 +108,7 @@ class LocalStream:
         "epoch",
         "epoch_n",
         "head",
+        "heard_ns",
         "hub",
         "id",
         "missing_since",
@@ -99,6 +126,8 @@ class LocalStream:
         self.epoch_n = epoch.n
         self.partition = hub.log.partition(stream)
         self.head = 0
+        self.heard_ns = 0
+        """When the last frames came, on the monotonic clock."""
         self.status: Status = "live"
         self.subs: list[Subscription] = []
         self.missing_since: float | None = None
@@ -110,10 +139,11 @@ class LocalStream:
             if parsed.n < self.epoch_n:
                 return
             rival = parsed.n == self.epoch_n
-            self.epoch, self.epoch_n = epoch, parsed.n
+            self._rise(epoch, parsed.n)
             if rival:  # a takeover that a failover had lost: only the log knows what of it still holds
                 self.recheck()
         self.head = last
+        self.heard_ns = self.hub.heard_ns
         n, subs = self.epoch_n, self.subs
         for sub in subs if len(subs) == 1 else tuple(subs):
             reader = sub.reader
@@ -124,12 +154,31 @@ class LocalStream:
                     reader.seq = last
                     outlet = sub.outlet
                     outlet.write(n, first, lines)
+                    if not sub.tokens and sub.trace is not None:
+                        sub.trace.first = self.heard_ns // 1000
+                    sub.tokens += 1 if first == last and frames[1] == _QUOTE else tokens_of(lines)
                     if outlet.full:
-                        reader.pause()
+                        sub.pause()
                     continue
+            if sub.trace is not None and reader.need is Need.DRAIN and is_end(frames[frames.rfind(b"\n") + 1 :]):
+                sub.trace.arrived = self.heard_ns // 1000  # it is stalled, and gets it later
             self.deliver(sub, reader.receive_live(n, first, last, frames))
             if reader.need is Need.PAGE:
                 self.hub.catch_up(sub)
+
+    def receive_page(self, page: Page) -> None:
+        """What a page of the log tells of the stream."""
+        if page.epoch.n > self.epoch_n:
+            self._rise(str(page.epoch).encode(), page.epoch.n)
+        self.status = page.status
+        self.head = max(self.head, page.head) if page.epoch.n == self.epoch_n else page.head
+
+    def _rise(self, epoch: bytes, n: int) -> None:
+        """Another producer has taken over."""
+        self.epoch, self.epoch_n = epoch, n
+        for sub in self.subs:
+            if sub.trace is not None and self.heard_ns:
+                sub.trace.broke = self.heard_ns // 1000
 
     def recheck(self) -> None:
         """Have every reader compare itself with the log."""
@@ -141,6 +190,7 @@ class LocalStream:
         """Write what the reader let through, and end what ended."""
         outlet = sub.outlet
         runs = [step for step in steps if isinstance(step, Run)]
+        self._count(sub, runs)
         if not sub.exact and len(runs) > 1 and len(runs) == len(steps) and runs[0].epoch == runs[-1].epoch:
             # Behind: adjacent deltas joined, so a page is a few native chunks, each with its last frame's cursor
             lines = [line for run in runs for line in run.lines]
@@ -168,12 +218,27 @@ class LocalStream:
                 end = decode(runs[-1].lines[-1])
                 assert isinstance(end, End)
                 self.status = end.status
+                sub.tell(end.status, end)
             outlet.end(self.status)
             self.remove(sub)
         elif outlet.full:
-            sub.reader.pause()
+            sub.pause()
+
+    def _count(self, sub: Subscription, runs: list[Run]) -> None:
+        """Take note of what is about to be written."""
+        trace = sub.trace
+        for run in runs:
+            before = sub.tokens
+            sub.tokens += tokens_of(run.lines)
+            if trace is not None:
+                if not before and sub.tokens:
+                    trace.first = monotonic_us()
+                for line in run.lines:
+                    if line[0] == _BRACE:
+                        trace.receive_control(line, monotonic_us())
 
     def fail(self, sub: Subscription, error: StreamGwError) -> None:
+        sub.tell("failed", error=error)
         sub.reader.close()
         self.remove(sub)
         sub.outlet.fail(error, sub.reader.cursor)
@@ -196,6 +261,8 @@ class Hub:
         self._directory = directory
         self._tasks = tasks
         self.local: dict[bytes, LocalStream] = {}
+        self.heard_ns = 0
+        """When the last message came, on the monotonic clock."""
         self.subscriber: Subscriber | None = None
         """Brings ``receive`` its messages; set once the process is wired."""
         self.on_return: Callable[[], None] = lambda: None
@@ -209,6 +276,7 @@ class Hub:
     def receive(self, payload: bytes) -> None:
         """A published message: the parts of many streams."""
         local = self.local
+        self.heard_ns = time.monotonic_ns()
         for part in payload.split(RECORD):
             stream, epoch, first, last, frames = part.split(UNIT, 4)
             found = local.get(stream)
@@ -238,11 +306,11 @@ class Hub:
                 f"this gateway follows {STREAMS_PER_GATEWAY_MAX} streams, its most; ask another", retry_after_s=1
             )
 
-    def follow_new(self, local: LocalStream, outlet: Outlet) -> Subscription:
+    def follow_new(self, local: LocalStream, outlet: Outlet, trace: ReaderTrace | None = None) -> Subscription:
         """Read a stream that has no frames yet: nothing to replay."""
         reader = Reader(Cursor(local.epoch_n, 0), Epoch.parse(local.epoch.decode()).nonce)
         reader.need = Need.LIVE
-        sub = Subscription(local, outlet, reader, exact=True)
+        sub = Subscription(local, outlet, reader, trace, exact=True)
         local.subs.append(sub)
         return sub
 
@@ -253,7 +321,16 @@ class Hub:
             raise NotFound(f"no stream {stream}; it never was, is another tenant's, or its retention has passed")
         return page
 
-    def follow(self, stream: StreamId, page: Page, after: Cursor, outlet: Outlet, *, exact: bool) -> Subscription:
+    def follow(
+        self,
+        stream: StreamId,
+        page: Page,
+        after: Cursor,
+        outlet: Outlet,
+        trace: ReaderTrace | None = None,
+        *,
+        exact: bool,
+    ) -> Subscription:
         """Read a stream that ``look`` found, from the cursor on.
 
         Raises CursorInvalid, CursorGone or TooMany.
@@ -269,7 +346,7 @@ class Hub:
             raise TooMany(
                 f"{SUBSCRIBERS_PER_STREAM_MAX} readers follow this stream here, the most one may have", retry_after_s=1
             )
-        sub = Subscription(local, outlet, Reader(after), exact=exact)
+        sub = Subscription(local, outlet, Reader(after), trace, exact=exact)
         local.subs.append(sub)
         self.catch_up(sub)
         return sub
@@ -319,10 +396,7 @@ class Hub:
                         return
                 else:
                     missing_since = None
-                    if page.epoch.n > local.epoch_n:
-                        local.epoch, local.epoch_n = str(page.epoch).encode(), page.epoch.n
-                    local.status = page.status
-                    local.head = max(local.head, page.head) if page.epoch.n == local.epoch_n else page.head
+                    local.receive_page(page)
                     local.deliver(sub, sub.reader.receive_page(page))
                 if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
                     await asyncio.sleep(_EMPTY_PAGE_S)

@@ -15,7 +15,9 @@ from collections.abc import Callable
 
 from stream_fabric.errors import Draining
 from stream_fabric.ids import GatewayId
+from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
@@ -28,6 +30,7 @@ from stream_gw.gateway import Gateway
 from stream_gw.hub import Hub
 from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
+from stream_gw.trace import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +70,15 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 hub.unsettle()
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
-            gateway = Gateway(name, settings, authenticator, hub, streams, pools, RedisIndex(client), directory)
+            clock, sink = FabricClock(client), NoEvents()
+            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in)
+            index = RedisIndex(client)
+            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
             edge = Edge(gateway)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
                 tasks.create_task(subscriber.run()),
+                tasks.create_task(clock.run()),
                 tasks.create_task(directory.run()),
                 tasks.create_task(hub.watchdog()),
                 tasks.create_task(gateway.lines.run()),

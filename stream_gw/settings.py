@@ -14,6 +14,13 @@ class GatewaySettings(FabricSettings):
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one")
     gateway: str = Field("", max_length=64, description="A name for the gateway; empty: the host's and process's")
+    region: str = Field("", max_length=64, description="Where the gateway is, as traces tell it")
+    trace_one_in: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Of requests that succeed, one in so many leaves a trace; all others always do, and bills",
+    )
     keys_file: Path | None = Field(None, description="TOML file of tenants and the hashes of their keys")
     dev_key: SecretStr = Field(
         SecretStr(""), description="One key for tenant 'dev', for a laptop; not beside keys_file"

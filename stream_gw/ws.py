@@ -17,6 +17,7 @@ from stream_fabric.errors import (
     TooMany,
     Unauthenticated,
 )
+from stream_fabric.events import ReadEnd
 from stream_fabric.frames import End, Status, decode
 from stream_fabric.limits import (
     STALL_S_MAX,
@@ -28,6 +29,7 @@ from stream_fabric.reader import Gap, Reset
 from stream_gw.auth import Principal
 from stream_gw.dialects.base import Encoder
 from stream_gw.server import CONNECTION, EdgeWebSocket
+from stream_gw.trace import Asked
 
 SUBPROTOCOL = "tokenstream.v1"
 _BEARER = "bearer."
@@ -36,6 +38,8 @@ _MESSAGES_BURST = 1000.0
 _BAD_MESSAGES_MAX = 10
 _CLOSE_S = 5.0
 _RECONNECT_S = 1.0
+_STALLED = 4408
+_CLOSED: dict[int, ReadEnd] = {_STALLED: "stalled", Draining.close_code: "drained"}
 Mode = Literal["tokens", "coalesce", "snapshot"]
 
 
@@ -51,6 +55,8 @@ class Create(msgspec.Struct, tag_field="t", tag="create"):
     mode: Mode = "tokens"
     queued: bool = False
     """Tell where the stream stands while it waits for a replica."""
+    traceparent: str | None = None
+    """W3C trace context."""
 
 
 class Sub(msgspec.Struct, tag_field="t", tag="sub"):
@@ -59,6 +65,7 @@ class Sub(msgspec.Struct, tag_field="t", tag="sub"):
     after: str = "1-0"
     dialect: str = "openai.chat"
     mode: Mode = "tokens"
+    traceparent: str | None = None
 
 
 class Unsub(msgspec.Struct, tag_field="t", tag="unsub"):
@@ -94,7 +101,7 @@ class Handle(Protocol):
 
     def resume(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, why: ReadEnd = "left") -> None: ...
 
 
 class Commands(Protocol):
@@ -102,9 +109,9 @@ class Commands(Protocol):
 
     def authenticate(self, credential: str | None) -> Principal: ...
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel) -> Handle | None: ...
+    async def ws_create(self, who: Principal, message: Create, channel: Channel, asked: Asked) -> Handle | None: ...
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel) -> Handle | None: ...
+    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel, asked: Asked) -> Handle | None: ...
 
     async def ws_cancel(self, who: Principal, stream: str) -> dict[str, Any]: ...
 
@@ -318,9 +325,10 @@ class Socket:
 
     def close_channels(self) -> None:
         channels, self.channels = self.channels, {}
+        why = _CLOSED.get(self.close_code or 0, "left")
         for channel in channels.values():
             if channel.handle is not None:
-                channel.handle.close()
+                channel.handle.close(why)
 
     # --- the sweep -----------------------------------------------------------------------------------------
 
@@ -342,7 +350,7 @@ class Socket:
                 self._stalled_since = now
             self._buffered = buffered
             if now - self._stalled_since > STALL_S_MAX:
-                self.close(4408, "stalled reader; come back with the cursor")
+                self.close(_STALLED, "stalled reader; come back with the cursor")
             return
         if now - self._pinged_at >= WS_APP_PING_S:
             self._pinged_at = now
@@ -438,9 +446,11 @@ async def _obey_one(socket: Socket, message: ClientMessage, commands: Commands) 
                     raise BadRequest("a socket stays with its tenant; open another one")
                 socket.principal = renewed
             case Create(ch):
-                await _open(socket, ch, lambda channel: commands.ws_create(who, message, channel))
+                asked = Asked.of(f"{socket.name}:{ch}", "ws", message.traceparent)
+                await _open(socket, ch, lambda channel: commands.ws_create(who, message, channel, asked))
             case Sub(ch):
-                await _open(socket, ch, lambda channel: commands.ws_subscribe(who, message, channel))
+                asked = Asked.of(f"{socket.name}:{ch}", "ws", message.traceparent)
+                await _open(socket, ch, lambda channel: commands.ws_subscribe(who, message, channel, asked))
             case Unsub(ch):
                 channel = socket.channels.pop(ch, None)
                 if channel is not None and channel.handle is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from stream_fabric import placement
 from stream_fabric.cursor import Epoch
+from stream_fabric.events import Prices
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import PIN_S, QUEUE_MAX
 from stream_fabric.placement import Placed, Queued, Reason, Refused, ReplicaState, Scored, Seat
@@ -49,6 +50,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last frame before this producer's epoch: where it takes over."""
     attempt: int = 1
     """Producers the stream has had, this one counted."""
+    prices: Prices | None = None
+    """What its tokens cost, as it was when it was asked."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)

@@ -174,7 +174,7 @@ class RedisStreamLog:
         )
         if not reply:
             return None
-        epoch, last, status, facts, bases, structure, owner, raw = reply
+        epoch, last, status, facts, bases, structure, owner, alone_ms, raw = reply
         entries = []
         for entry_id, fields in raw:
             n, _, stop = entry_id.decode().partition("-")
@@ -188,6 +188,7 @@ class RedisStreamLog:
             structure,
             TenantId(owner.decode()),
             tuple(entries),
+            alone_ms,
         )
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:

@@ -169,9 +169,10 @@ class MemoryStreamLog:
         state = self._owned(stream, tenant)
         if state is None:
             return None
+        page = state.page(after, PAGE_ENTRIES_MAX, self._now_ms())
         if gateway is not None:
             state.watch(gateway)
-        return state.page(after, PAGE_ENTRIES_MAX)
+        return page
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         state = self.streams.get(stream)

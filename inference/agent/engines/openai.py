@@ -199,6 +199,8 @@ class OpenAIEngine:
     def _post(self, request: EngineRequest, body: bytes) -> aiohttp.client._RequestContextManager:
         assert self._session is not None
         headers = {"content-type": "application/json", "x-request-id": request.stream}
+        if request.traceparent:
+            headers["traceparent"] = request.traceparent
         return self._session.post(self._base_url + _PATHS[request.kind], data=body, headers=headers)
 
     async def _poll(self) -> None:

@@ -1,12 +1,15 @@
 -- Register a gateway and read the log after a position, with no moment between: later appends are published to it.
 -- KEYS: meta, log. ARGV: tenant ('' any), gateway ('' only read), after as "epoch-seq", entries at most.
 -- Returns {} when there is no such stream for the tenant, else
---   {epoch, last, status, facts, bases, structure, tenant, entries}.
+--   {epoch, last, status, facts, bases, structure, tenant, for how many ms nobody had watched it, entries}.
 local m = KEYS[1]
-local v = redis.call('HMGET', m, 'e', 's', 'st', 'f', 'b', 'o', 't', 'w')
+local v = redis.call('HMGET', m, 'e', 's', 'st', 'f', 'b', 'o', 't', 'w', 'uw')
 if not v[1] or (ARGV[1] ~= '' and v[7] ~= ARGV[1]) then return {} end
 if ARGV[2] ~= '' and v[3] == 'live' and not string.find(' ' .. v[8], ' ' .. ARGV[2] .. ' ', 1, true) then
   redis.call('HSET', m, 'w', v[8] .. ARGV[2] .. ' ', 'uw', '')
+elseif ARGV[2] ~= '' and v[9] ~= '' then
+  redis.call('HSET', m, 'uw', '')
 end
-return {v[1], tonumber(v[2]), v[3], v[4], v[5], v[6], v[7],
+local since = v[9] and string.match(v[9], '^%a(%d+)')
+return {v[1], tonumber(v[2]), v[3], v[4], v[5], v[6], v[7], since and math.max(now_ms() - since, 0) or 0,
   redis.call('XRANGE', KEYS[2], '(' .. ARGV[3], '+', 'COUNT', ARGV[4])}
