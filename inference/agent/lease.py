@@ -68,6 +68,8 @@ class Lease:
         self._unsaid: dict[StreamId, None] = {}
         """Streams that have ended and that the pool has not been told of."""
         self._reporting = False
+        self._turn = asyncio.Lock()
+        """Of two reports on their way the second would say again that a stream has ended which the first gave back."""
         self._prefilling: dict[StreamId, RunningStream] = {}
         """Streams that have no first token yet, in the order they came."""
         self._prefilling_since = 0.0
@@ -76,6 +78,7 @@ class Lease:
     # --- what becomes of a stream --------------------------------------------------------------------------
 
     def receive_start(self, stream: RunningStream) -> None:
+        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
@@ -129,7 +132,8 @@ class Lease:
             version = self._ledger.version
             await self._pools.put_prefix(self._policy.pool, self._replica, self._ledger.summary())
             self._published_version = version
-        await self._report(renew=True)
+        async with self._turn:
+            await self._report(renew=True)
 
     def report_soon(self) -> None:
         """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""
@@ -139,9 +143,10 @@ class Lease:
 
     async def _report_once(self) -> None:
         await asyncio.sleep(_REPORT_SOON_S)
-        self._reporting = False
         try:
-            await self._report(renew=False)
+            async with self._turn:
+                self._reporting = False
+                await self._report(renew=False)
         except FabricUnavailable as error:
             log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
 

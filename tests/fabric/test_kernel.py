@@ -384,7 +384,7 @@ class TakenOver(Line):
         frames = b"\n".join(encode_text(0, f"first-{seq}") for seq in range(1, self.BASE + 1))
         request = Append(STREAM, "1.aa", 1, self.BASE, frames, Usage(7, output=2))
         assert state.append(request, REPLICA).code is AppendCode.OK
-        assert state.takeover(REPLICA, "bb") == Takeover(Epoch(2, "bb"), self.BASE)
+        assert state.takeover(state.epoch, "bb") == Takeover(Epoch(2, "bb"), self.BASE)
         return state
 
     def outcome(self, outcome: str) -> None:
