@@ -17,12 +17,14 @@ from stream_fabric.limits import PREFIX_BLOCK_BYTES
 from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import Engine
 from stream_fabric.prefix import PrefixLedger
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
+from stream_fabric.redis.pool import PREFIX_TTL_S, RedisPools, ReplicaInfo
 
 log = logging.getLogger(__name__)
 
 _REPORT_SOON_S = 0.02
 """First tokens and ends within so long are reported together."""
+_PUBLISH_AGAIN_S = PREFIX_TTL_S / 3
+"""What a replica holds of prompts is published again, unchanged: it expires, and Redis may have lost it."""
 
 
 class LeasePolicy(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class Lease:
         self.breaker = Breaker()
         self._ledger = PrefixLedger()
         self._published_version = 0
+        self._published_at = 0.0
         self._evicted_tokens = 0
         self._clears = 0
         self._unsaid: dict[StreamId, None] = {}
@@ -128,10 +131,10 @@ class Lease:
             stream.metered_tokens = stream.tokens
         self.meter.tick(sum(s.first_at is not None for s in self._running()), self._loop.time())
         self._tend_ledger()
-        if self._ledger.version != self._published_version:
-            version = self._ledger.version
+        now, version = self._loop.time(), self._ledger.version
+        if version != self._published_version or (version and now - self._published_at > _PUBLISH_AGAIN_S):
             await self._pools.put_prefix(self._policy.pool, self._replica, self._ledger.summary())
-            self._published_version = version
+            self._published_version, self._published_at = version, now
         async with self._turn:
             await self._report(renew=True)
 

@@ -21,7 +21,7 @@ from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ReplyError
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
-_PREFIX_TTL_MS = 60_000
+PREFIX_TTL_S = 60.0
 UNIT = "\x1f"
 
 
@@ -308,9 +308,10 @@ class RedisPools:
         await self._client.execute(_slot(pool), "HSET", _prefix(pool) + "desired", replica, state)
 
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
-        """Publish what a replica holds of prompts; ``ReplicaInfo.prefix_version`` tells of a new one."""
+        """Publish what a replica holds of prompts, for ``PREFIX_TTL_S``; ``ReplicaInfo.prefix_version`` tells of a new
+        one."""
         key = f"{_prefix(pool)}{replica}:prefix"
-        await self._client.execute(_slot(pool), "SET", key, summary, "PX", _PREFIX_TTL_MS)
+        await self._client.execute(_slot(pool), "SET", key, summary, "PX", int(PREFIX_TTL_S * 1000))
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         reply = await self._client.execute(_slot(pool), "GET", f"{_prefix(pool)}{replica}:prefix")

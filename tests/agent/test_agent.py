@@ -76,6 +76,7 @@ class Bench:
         max_tokens: int = 100_000,
         prompt: list[int] | None = None,
         deadline_s: float = 0.0,
+        prefix: bytes = b"",
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
@@ -84,7 +85,7 @@ class Bench:
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
         )
-        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None)
+        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None, prefix=prefix)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", None)
         await self.place(work)
         return stream
@@ -390,6 +391,20 @@ async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: 
 
 async def _alive(bench: Bench) -> bool:
     return not await bench.pools.expired(bench.pool)
+
+
+async def test_what_an_idle_replica_holds_of_prompts_stays_known(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its summary does not change, but expires, and Redis may lose it."""
+    monkeypatch.setattr("inference.agent.lease._PUBLISH_AGAIN_S", 0.1, raising=False)
+    async with running(redis_url, lease_renew_s=0.1) as (bench, _):
+        await bench.end(await bench.ask(max_tokens=3, prefix=b"12345678"))
+        summary: bytes = await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica))
+        key = f"sg:{{pool:{bench.pool}}}:{bench.agent.replica}:prefix"
+        await bench.client.execute(0, "DEL", key)
+        await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica), "the summary to be back", 3)
+        assert await bench.pools.prefix(bench.pool, bench.agent.replica) == summary
 
 
 async def test_a_deadline_does_not_keep_what_has_ended(redis_url: str) -> None:
