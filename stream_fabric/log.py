@@ -133,11 +133,15 @@ class StreamLog(Protocol):
     async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
         """``unwatched_ms``: only if nobody has watched for so long."""
 
-    async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
-        """End a live stream whose producer (``replica``; None: whichever) is gone, in a new epoch."""
+    async def fence(
+        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+    ) -> bool:
+        """End a live stream whose producer (``replica``; None: whichever) is gone, in a new epoch. ``epoch``: only if
+        no other producer has begun one after it."""
 
-    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
-        """Begin a new epoch for another producer, when the stream lives and ``replica`` is the one it had."""
+    async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
+        """Begin a new epoch for another producer, when the stream lives and ``lost`` is its epoch. Asked by several or
+        again it answers the same, for as long as nobody has appended in the new one."""
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
@@ -221,16 +225,20 @@ class StreamState:
         self._finish(cancelled_end(self.usage), "cancelled")
         return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), "cancelled")
 
-    def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
+    def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None) -> bool:
         if self.status != "live" or (replica and self.replica and self.replica != replica):
+            return False
+        if epoch is not None and self.epoch != epoch and self.epoch.n >= epoch.n:
             return False
         self.epoch = Epoch(self.epoch.n + 1, nonce)
         self.bases.append((self.epoch.n, self.last))
         self._finish(failed_end(self.usage, error), "failed")
         return True
 
-    def takeover(self, replica: ReplicaId, nonce: str) -> Takeover | None:
-        if self.status != "live" or (self.replica and self.replica != replica):
+    def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
+        if self.status == "live" and self.epoch.n == lost.n + 1 and self.replica is None:
+            return Takeover(self.epoch, self.last)
+        if self.status != "live" or self.epoch != lost:
             return None
         self.epoch = Epoch(self.epoch.n + 1, nonce)
         self.bases.append((self.epoch.n, self.last))

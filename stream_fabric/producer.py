@@ -183,9 +183,10 @@ class Producer:
         failover that loses them."""
         if self.ended or self.stopped:
             return
-        usage = self.usage_at(at)
+        self.usage = self.usage_at(at)
         del self._frames[max(at - self.base, 0) :]
-        self._frames.append(cancelled_end(usage))
+        self.structure = [(seq, line) for seq, line in self.structure if seq <= at]
+        self._frames.append(cancelled_end(self.usage))
         self.status = "cancelled"
         self.created = True
         self.acked = self.sent = self.last

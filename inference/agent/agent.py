@@ -22,8 +22,15 @@ from inference.agent.continuation import CannotContinue, ContinuingSink, Said, c
 from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
-from stream_fabric.cursor import BEGINNING, Cursor
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricUnavailable, ReplicaLost
+from stream_fabric.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    FabricUnavailable,
+    ReplicaLost,
+    StreamGwError,
+)
 from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S
@@ -165,23 +172,25 @@ class Agent:
     def _start(self, name: StreamId, work: Work | None) -> None:
         if work is None:
             log.error("the work of %s cannot be read; do gateways and agents run the same version?", name)
-            self._spawn(self._give_up(name))
+            self._spawn(self._give_up(name, EngineFailed("this replica cannot read the request; ask again")))
             return
         held = self.running.get(name) or self._ended.get(name, (0.0, None))[1]
-        if held is not None and held.work.epoch == work.epoch:  # read again, because its deletion was lost
-            return
+        if held is not None:
+            if held.work.epoch == work.epoch or held.work.parsed_epoch().n > work.parsed_epoch().n:
+                return  # read again, because its deletion was lost
+            if not held.closed:  # taken from here and given back before that was heard of
+                held.producer.stopped = True
+                self._stop(held)
         stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time())
         self.running[name] = stream
         self._lease.receive_start(stream)
-        if work.request.deadline_unix_ms:
-            left_s = work.request.deadline_unix_ms / 1000 - time.time()
-            self._loop.call_later(max(left_s, 0.0), self._overdue, stream)
         if work.base:
             self._spawn(self._take_over(stream))
             return
-        # The first append also asks whether the stream exists and has not been cancelled
-        stream.frame(self._started_note(work))
-        self._submit(stream, work.request, stream)
+        if self._in_time(stream):
+            # The first append also asks whether the stream exists and has not been cancelled
+            stream.frame(self._started_note(work))
+            self._submit(stream, work.request, stream)
 
     def _started_note(self, work: Work) -> Note:
         told = {"replica": self.replica, "attempt": work.attempt}
@@ -197,9 +206,19 @@ class Agent:
             log.exception("request %s cannot be given to the engine", request.stream)
             stream.fail(EngineFailed(f"the engine failed at this request: {error!r}"))
 
-    async def _give_up(self, stream: StreamId) -> None:
-        error = EngineFailed("this replica cannot read the request; ask again")
-        await self._until_done(self._rescue.end, self.policy.lease.pool, self.replica, stream, error)
+    async def _give_up(self, stream: StreamId, error: StreamGwError, epoch: Epoch | None = None) -> None:
+        """The log knows what has been used of a stream that this replica has not begun."""
+        await self._until_done(self._rescue.end, self.policy.lease.pool, self.replica, stream, error, epoch)
+
+    def _in_time(self, stream: RunningStream) -> bool:
+        """Whether it is not too late to begin; from then on its deadline is minded."""
+        if stream.work.request.deadline_unix_ms:
+            left_s = stream.work.request.deadline_unix_ms / 1000 - time.time()
+            if left_s <= 0:
+                self._overdue(stream)
+                return False
+            stream.deadline = self._loop.call_later(left_s, self._overdue, stream)
+        return True
 
     def _overdue(self, stream: RunningStream) -> None:
         if not stream.closed and self.running.get(stream.work.request.stream) is stream:
@@ -218,21 +237,21 @@ class Agent:
     def _stop(self, stream: RunningStream) -> None:
         """Somebody else ended the stream, or it cannot go on here."""
         stream.closed = True
-        self._engine.abort(stream.work.request.stream)
+        name = stream.work.request.stream
+        if self.running.get(name) is stream:  # it may have come back, and the engine is at it again
+            self._engine.abort(name)
         if stream.work.base and not stream.producer.ended:
             # It may be ours still: the log lost what was before our epoch, which we cannot make again
-            self._spawn(
-                self._until_done(
-                    self._log.fence,
-                    stream.work.request.stream,
-                    self.replica,
-                    secrets.token_hex(4),
-                    ErrorInfo.of(LOST),
-                )
-            )
+            epoch = stream.work.parsed_epoch()
+            self._spawn(self._fence(name, epoch))
         self._forget(stream, keep=stream.producer.ended)
 
+    async def _fence(self, stream: StreamId, epoch: Epoch) -> None:
+        await self._until_done(self._log.fence, stream, None, secrets.token_hex(4), ErrorInfo.of(LOST), epoch)
+
     def _forget(self, stream: RunningStream, *, keep: bool) -> None:
+        if stream.deadline is not None:  # or it would keep the stream, for hours
+            stream.deadline.cancel()
         name = stream.work.request.stream
         if self.running.get(name) is not stream:
             return
@@ -290,21 +309,22 @@ class Agent:
         self._engine.abort(name)
         comes_back = self._broken is None and not self._draining.is_set()
         rescue = partial(self._rescue.rescue, comes_back=comes_back)
-        await self._until_done(rescue, self.policy.lease.pool, self.replica, name, error)
-        stream.producer.stopped = True
-        self._forget(stream, keep=False)
+        if await self._until_done(rescue, self.policy.lease.pool, self.replica, name, error):
+            stream.producer.stopped = True
+            self._forget(stream, keep=False)
 
-    async def _until_done(self, call: Any, *args: Any) -> None:
-        """Call until the fabric takes it, or has been away for longer than this replica's lease lives."""
+    async def _until_done(self, call: Any, *args: Any) -> bool:
+        """Call until the fabric takes it. False: it has been away for longer than this replica's lease lives, and the
+        process leaves; what is on its list is then others' to look after."""
         deadline = self._loop.time() + self.policy.lease.ttl_s * 2
         while True:
             try:
                 await call(*args)
-                return
+                return True
             except FabricUnavailable as error:
                 log.warning("cannot be done yet: %s", error)
-                if self._loop.time() > deadline:  # others have found this replica dead by now
-                    return
+                if self._draining.is_set() and self._loop.time() > deadline:
+                    return False
             await asyncio.sleep(_RETRY_S)
 
     async def _take_over(self, stream: RunningStream) -> None:
@@ -314,7 +334,11 @@ class Agent:
             body = msgspec.json.decode(work.request.body, type=dict[str, msgspec.Raw])
             choices = int(msgspec.json.decode(body["n"]) or 1) if "n" in body else 1
             before = said(await self._lines_before(stream), choices)
+            if stream.closed:  # cancelled meanwhile, or another's
+                return
             stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens))
+            if not self._in_time(stream):
+                return
             if before.nothing:
                 stream.frame(self._started_note(work))
                 self._submit(stream, work.request, stream)
@@ -325,9 +349,21 @@ class Agent:
                 stream.frame(self._started_note(work))
                 self._submit(stream, request, ContinuingSink(stream, before))
         except CannotContinue as why:
-            stream.fail(ReplicaLost(f"the replica that produced this stream died, and {why}; ask again"))
-        except FabricUnavailable as error:
-            self._hand_over(stream, ReplicaLost(error.message))
+            error = ReplicaLost(f"the replica that produced this stream died, and {why}; ask again")
+            await self._leave_be(stream, error)
+        except FabricUnavailable as away:
+            self._hand_over(stream, ReplicaLost(away.message))
+        except Exception as fault:  # one request must not cost the others their agent
+            log.exception("stream %s cannot be taken over", work.request.stream)
+            await self._leave_be(stream, EngineFailed(f"the replica failed at continuing this request: {fault!r}"))
+
+    async def _leave_be(self, stream: RunningStream, error: StreamGwError) -> None:
+        """End a stream that cannot be taken over."""
+        if not stream.closed:
+            stream.closed = True
+            await self._give_up(stream.work.request.stream, error, stream.work.parsed_epoch())
+            stream.producer.stopped = True
+            self._forget(stream, keep=False)
 
     def _complete(self, stream: RunningStream, before: Said) -> None:
         if not before.complete:
@@ -436,12 +472,15 @@ class Agent:
         return "ready" if self._active else "warm"
 
     async def _renew_loop(self) -> None:
+        pause_s = self.policy.lease_renew_s
         while True:
-            await asyncio.sleep(self.policy.lease_renew_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self.policy.lease_renew_s
             try:
                 await self._lease.renew()
             except FabricUnavailable as error:
                 log.warning("the lease cannot be renewed: %s", error)
+                pause_s = min(pause_s, _RETRY_S)  # who renews late after an outage is taken for dead
 
     def _on_desired(self, state: str) -> None:
         match state:
@@ -454,13 +493,16 @@ class Agent:
         """Placement stops with the next report; what runs ends by itself or goes elsewhere."""
         try:
             await self._lease.renew()
-            grace_s = 0.0 if self._broken is not None else self.policy.drain_s
-            await self._until_quiet(self._loop.time() + grace_s)
-            error = self._broken or ReplicaLost("the replica that produced this stream went away; ask again")
-            for stream in list(self.running.values()):
-                if not stream.producer.status:
-                    self._hand_over(stream, error)
-            await self._until_quiet(self._loop.time() + self.policy.lease.ttl_s)
+        except FabricUnavailable as error:
+            log.warning("the pool cannot be told yet: %s", error)  # the next renewals try again
+        grace_s = 0.0 if self._broken is not None else self.policy.drain_s
+        await self._until_quiet(self._loop.time() + grace_s)
+        lost = self._broken or ReplicaLost("the replica that produced this stream went away; ask again")
+        for stream in list(self.running.values()):
+            if not stream.producer.status:
+                self._hand_over(stream, lost)
+        await self._until_quiet(self._loop.time() + self.policy.lease.ttl_s)
+        try:
             await self._lease.renew()
             await self._pools.retire(self.policy.lease.pool, self.replica, leaving=True)
         except FabricUnavailable as error:

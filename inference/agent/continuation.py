@@ -82,7 +82,7 @@ def continued(request: EngineRequest, before: Said) -> EngineRequest:
         body["add_generation_prompt"] = False
     else:
         prompt = body["prompt"]
-        (only,) = [prompt] if isinstance(prompt, str) else prompt
+        only = prompt if isinstance(prompt, str) else prompt[0]  # there is one, or it is a list of token ids
         if not isinstance(only, str):
             raise CannotContinue("its prompt is token ids")
         body["prompt"] = only + before.text
@@ -114,7 +114,8 @@ def _check(request: EngineRequest, body: dict[str, Any]) -> None:
         raise CannotContinue("it has more than one choice")
     if body.get("logprobs") not in (None, False):
         raise CannotContinue("it carries logprobs")
-    if (body.get("response_format") or {}).get("type", "text") != "text" or any(body.get(name) for name in _GUIDED):
+    form = body.get("response_format") or {"type": "text"}  # the client's own words: it may be anything
+    if not isinstance(form, dict) or form.get("type") != "text" or any(body.get(name) for name in _GUIDED):
         raise CannotContinue("its output is guided")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")

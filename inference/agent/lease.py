@@ -17,12 +17,14 @@ from stream_fabric.limits import PREFIX_BLOCK_BYTES
 from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import Engine
 from stream_fabric.prefix import PrefixLedger
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
+from stream_fabric.redis.pool import PREFIX_TTL_S, RedisPools, ReplicaInfo
 
 log = logging.getLogger(__name__)
 
 _REPORT_SOON_S = 0.02
 """First tokens and ends within so long are reported together."""
+_PUBLISH_AGAIN_S = PREFIX_TTL_S / 3
+"""What a replica holds of prompts is published again, unchanged: it expires, and Redis may have lost it."""
 
 
 class LeasePolicy(msgspec.Struct, frozen=True):
@@ -63,11 +65,14 @@ class Lease:
         self.breaker = Breaker()
         self._ledger = PrefixLedger()
         self._published_version = 0
+        self._published_at = 0.0
         self._evicted_tokens = 0
         self._clears = 0
         self._unsaid: dict[StreamId, None] = {}
         """Streams that have ended and that the pool has not been told of."""
         self._reporting = False
+        self._turn = asyncio.Lock()
+        """Of two reports on their way the second would say again that a stream has ended which the first gave back."""
         self._prefilling: dict[StreamId, RunningStream] = {}
         """Streams that have no first token yet, in the order they came."""
         self._prefilling_since = 0.0
@@ -76,6 +81,7 @@ class Lease:
     # --- what becomes of a stream --------------------------------------------------------------------------
 
     def receive_start(self, stream: RunningStream) -> None:
+        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
@@ -125,11 +131,12 @@ class Lease:
             stream.metered_tokens = stream.tokens
         self.meter.tick(sum(s.first_at is not None for s in self._running()), self._loop.time())
         self._tend_ledger()
-        if self._ledger.version != self._published_version:
-            version = self._ledger.version
+        now, version = self._loop.time(), self._ledger.version
+        if version != self._published_version or (version and now - self._published_at > _PUBLISH_AGAIN_S):
             await self._pools.put_prefix(self._policy.pool, self._replica, self._ledger.summary())
-            self._published_version = version
-        await self._report(renew=True)
+            self._published_version, self._published_at = version, now
+        async with self._turn:
+            await self._report(renew=True)
 
     def report_soon(self) -> None:
         """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""
@@ -139,9 +146,10 @@ class Lease:
 
     async def _report_once(self) -> None:
         await asyncio.sleep(_REPORT_SOON_S)
-        self._reporting = False
         try:
-            await self._report(renew=False)
+            async with self._turn:
+                self._reporting = False
+                await self._report(renew=False)
         except FabricUnavailable as error:
             log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
 

@@ -31,11 +31,18 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
     engine = make_engine(settings)
     client = RedisClient(settings.redis_url)
     loop = asyncio.get_running_loop()
+    signalled = False
     try:
         # A model loads for minutes: a signal meanwhile ends the engine with us
         starting = asyncio.ensure_future(engine.start())
+
+        def stop() -> None:
+            nonlocal signalled
+            signalled = True
+            starting.cancel()
+
         for number in _SIGNALS:
-            loop.add_signal_handler(number, starting.cancel)
+            loop.add_signal_handler(number, stop)
         try:
             models = tuple(await starting)
         except asyncio.CancelledError:
@@ -44,6 +51,8 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
             return
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
+        if signalled:
+            return
         policy = AgentPolicy(
             LeasePolicy(
                 pool=settings.pool or models[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable
 from typing import Protocol
@@ -55,6 +56,7 @@ class RunningStream:
         "_owner",
         "believed_blocks",
         "closed",
+        "deadline",
         "first_at",
         "hashes",
         "inputs_seen",
@@ -83,6 +85,7 @@ class RunningStream:
         self.tokens = 0
         """Output tokens of the whole stream."""
         self.closed = False
+        self.deadline: asyncio.TimerHandle | None = None
         self.inputs_seen: set[str] = set()
         self.started_at = started_at
         self.first_at: float | None = None

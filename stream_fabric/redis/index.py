@@ -8,6 +8,7 @@ from stream_fabric.ids import StreamId, TenantId, UserId
 from stream_fabric.limits import LIVE_TTL_S
 from stream_fabric.redis.client import RedisClient, slot_of
 from stream_fabric.redis.scripts import script
+from stream_fabric.redis.wire import Arg
 
 _LISTED_MAX = 1000
 
@@ -31,10 +32,8 @@ class RedisIndex:
 
     async def add_live(self, tenant: TenantId, user: UserId, stream: StreamId, created_ms: int) -> None:
         tag = "live:" + _digest(tenant, user)
-        key, slot = f"sg:{{{tag}}}", slot_of(tag)
-        await self._client.execute(slot, "ZADD", key, created_ms, stream)
-        await self._client.execute(slot, "ZREMRANGEBYRANK", key, 0, -_LISTED_MAX - 1)
-        await self._client.execute(slot, "EXPIRE", key, LIVE_TTL_S)
+        args: list[Arg] = [created_ms, stream, _LISTED_MAX, LIVE_TTL_S]
+        await script("live")(self._client, slot_of(tag), [f"sg:{{{tag}}}"], args)
 
     async def live(self, tenant: TenantId, user: UserId) -> list[StreamId]:
         """Streams that were running when last looked at, newest first."""

@@ -22,7 +22,7 @@ from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ReplyError
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
-_PREFIX_TTL_MS = 60_000
+PREFIX_TTL_S = 60.0
 UNIT = "\x1f"
 
 
@@ -239,6 +239,7 @@ class RedisPools:
     async def leave(self, pool: str, streams: Sequence[StreamId]) -> int:
         """Take streams out of the queue; how many were in it."""
         left: int = await script("leave")(self._client, _slot(pool), [_prefix(pool)], streams)
+        await self._forget_unused(pool)
         return left
 
     async def line(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
@@ -288,7 +289,19 @@ class RedisPools:
     async def retire(self, pool: str, replica: ReplicaId, *, leaving: bool = False) -> bool:
         """Forget a replica without streams in flight; unless ``leaving``, only if its lease is still dead."""
         reply = await script("retire")(self._client, _slot(pool), [_prefix(pool)], [replica, int(leaving)])
+        await self._forget_unused(pool)
         return bool(reply)
+
+    async def _forget_unused(self, pool: str) -> None:
+        """Take a pool off the list that everybody looks through, once it has no replica and nobody waits in it."""
+        if not await self._is_used(pool):
+            await self._client.execute(slot_of("pools"), "SREM", _POOLS, pool)
+            if await self._is_used(pool):  # a replica has come meanwhile, and may have been before us
+                await self._client.execute(slot_of("pools"), "SADD", _POOLS, pool)
+
+    async def _is_used(self, pool: str) -> bool:
+        prefix = _prefix(pool)
+        return bool(await self._client.execute(_slot(pool), "EXISTS", prefix + "leases", prefix + "late"))
 
     async def claim_rescue(self, pool: str, replica: ReplicaId, ttl_s: float) -> bool:
         """Whether this process is the one to look after a dead replica's streams, for so long."""
@@ -300,9 +313,10 @@ class RedisPools:
         await self._client.execute(_slot(pool), "HSET", _prefix(pool) + "desired", replica, state)
 
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
-        """Publish what a replica holds of prompts; ``ReplicaInfo.prefix_version`` tells of a new one."""
+        """Publish what a replica holds of prompts, for ``PREFIX_TTL_S``; ``ReplicaInfo.prefix_version`` tells of a new
+        one."""
         key = f"{_prefix(pool)}{replica}:prefix"
-        await self._client.execute(_slot(pool), "SET", key, summary, "PX", _PREFIX_TTL_MS)
+        await self._client.execute(_slot(pool), "SET", key, summary, "PX", int(PREFIX_TTL_S * 1000))
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         reply = await self._client.execute(_slot(pool), "GET", f"{_prefix(pool)}{replica}:prefix")

@@ -12,10 +12,11 @@ import time
 
 import msgspec
 
+from stream_fabric.cursor import Epoch
 from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.limits import ATTEMPTS_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
 from stream_fabric.placement import Placed, Queued, Refused
 from stream_fabric.redis.pool import Candidate, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
@@ -38,19 +39,18 @@ class Rescue:
             work = await self._pools.work(pool, stream)
         except msgspec.MsgspecError:  # another version's: nobody here could run it
             work = None
-        others = (
-            []
-            if work is None
-            else [
-                Candidate(info.replica, 0)
-                for info in await self._pools.replicas(pool)
-                if info.replica != replica and work.request.model in info.models
-            ]
-        )
-        if work is None or work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
+        # Asked after the work: what was read is then this replica's, not that of one which has taken it since
+        if await self._pools.where(pool, stream) not in (replica, None):
+            await self._pools.drop(pool, replica, [stream])
+            return
+        if work is None:
             await self.end(pool, replica, stream, error)
             return
-        taken = await self._streams.takeover(stream, replica, secrets.token_hex(4))
+        others = await self._others(pool, replica, work.request.model)
+        if work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
+            await self.end(pool, replica, stream, error, work.parsed_epoch())
+            return
+        taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
         if taken is None:  # it has ended, or another has it
             await self._pools.drop(pool, replica, [stream])
             return
@@ -59,13 +59,21 @@ class Rescue:
             pool, again, others, wait_s=wait_s(work), jitter=random.random(), instead=replica
         )
         if isinstance(placed, Refused):
-            await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))
+            await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error), taken.epoch)
         else:
             await self._streams.put_placement(stream, explain(again, placed))
 
-    async def end(self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError) -> None:
-        """Give the stream its terminal, and take it off the replica's list."""
-        await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error))
+    async def _others(self, pool: str, replica: ReplicaId, model: str) -> list[Candidate]:
+        """Of a large pool, those with least to do."""
+        infos = [i for i in await self._pools.replicas(pool) if i.replica != replica and model in i.models]
+        infos.sort(key=lambda info: info.prefill_ms + info.decode_ms)
+        return [Candidate(info.replica, 0) for info in infos[:CANDIDATES_MAX]]
+
+    async def end(
+        self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError, epoch: Epoch | None = None
+    ) -> None:
+        """Give the stream its terminal, and take it off the replica's list. ``epoch``: the replica's, where known."""
+        await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error), epoch)
         await self._pools.drop(pool, replica, [stream])
 
 

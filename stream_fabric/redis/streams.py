@@ -117,20 +117,31 @@ class RedisStreamLog:
         cursor = Cursor(Epoch.parse(epoch.decode()).n, at) if epoch else None
         return CancelReply(result.decode(), cursor, status.decode())
 
-    async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
+    async def fence(
+        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+    ) -> bool:
         slot, key, channel = self._where(stream)
         reply = await script("fence")(
             self._client,
             slot,
             [key + "m", key + "l"],
-            [stream, replica or "", nonce, error_json(error), channel, self._client.publish, _RETENTION_MS],
+            [
+                stream,
+                replica or "",
+                nonce,
+                error_json(error),
+                channel,
+                self._client.publish,
+                _RETENTION_MS,
+                "" if epoch is None else str(epoch),
+            ],
         )
         return bool(reply[0] == 0)
 
-    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
+    async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         slot, key, channel = self._where(stream)
         code, epoch, last = await script("takeover")(
-            self._client, slot, [key + "m"], [stream, replica, nonce, channel, self._client.publish]
+            self._client, slot, [key + "m"], [stream, str(lost), nonce, channel, self._client.publish]
         )
         return Takeover(Epoch.parse(epoch.decode()), last) if code == 0 else None
 

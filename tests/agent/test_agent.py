@@ -17,12 +17,17 @@ from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.lease import LeasePolicy
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import EngineFailed, EngineLost
-from stream_fabric.frames import End, decode
+from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
 from stream_fabric.ids import StreamId, TenantId, new_stream_id
+from stream_fabric.limits import PAGE_ENTRIES_MAX
+from stream_fabric.log import Append
 from stream_fabric.ports import EngineRequest, FrameSink
-from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
+from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
+from stream_fabric.redis.pool import Candidate, Placed, Queued, RedisPools, Work
+from stream_fabric.redis.reaper import _SEEN_DEAD_S, LOST
+from stream_fabric.redis.rescue import Rescue
 from stream_fabric.redis.streams import RedisStreamLog
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 ACME = TenantId("acme")
@@ -30,38 +35,78 @@ PARTITIONS = Partitions(4)
 
 
 class Fragile(SimEngine):
-    """A simulator that can be broken as a whole, fails at requests of model ``poison`` and never answers ``mute``."""
+    """A simulator that can be broken as a whole or lose one request, fails at requests of model ``poison`` and never
+    answers ``mute``."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        super().__init__(settings)
+        self.told: list[tuple[str, StreamId]] = []
+        """What it was asked, in order."""
 
     def break_down(self) -> None:
         self.replica.step = None  # type: ignore[assignment,method-assign]
         self._work.set()
 
+    def lose(self, stream: StreamId) -> None:
+        self._requests[stream].sink.end("failed", ErrorInfo.of(EngineLost("the engine lost this one")))
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        self.told.append(("submit", request.stream))
         if request.model == "poison":
             raise RuntimeError("never seen such a request")
         if request.model == "mute":
             return
         super().submit(request, sink)
 
+    def abort(self, stream: StreamId) -> None:
+        self.told.append(("abort", stream))
+        super().abort(stream)
+
 
 class Bench:
     def __init__(self, client: RedisClient, pool: str, agent: Agent, engine: Fragile) -> None:
+        self.client = client
         self.log = RedisStreamLog(client, PARTITIONS)
         self.pools = RedisPools(client)
         self.pool = pool
         self.agent = agent
         self.engine = engine
 
-    async def ask(self, *, model: str = "sim-small", max_tokens: int = 100_000) -> StreamId:
+    async def ask(
+        self,
+        *,
+        model: str = "sim-small",
+        max_tokens: int = 100_000,
+        prompt: list[int] | None = None,
+        deadline_s: float = 0.0,
+        prefix: bytes = b"",
+    ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
-        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": max_tokens})
-        request = EngineRequest(stream, "chat", model, msgspec.Raw(body))
-        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None)
+        asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
+        body = msgspec.json.encode({**asked, "max_tokens": max_tokens})
+        deadline_unix_ms = int((time.time() + deadline_s) * 1000) if deadline_s else 0
+        request = EngineRequest(
+            stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
+        )
+        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None, prefix=prefix)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", None)
+        await self.place(work)
+        return stream
+
+    async def place(self, work: Work) -> None:
+        """Into the agent's inbox."""
         assert isinstance(
             await self.pools.place(self.pool, work, [Candidate(self.agent.replica, 0)], wait_s=60, jitter=0.0), Placed
         )
-        return stream
+
+    async def rescue(self, stream: StreamId) -> None:
+        """As a reaper that takes this replica for dead."""
+        await Rescue(self.pools, self.log).rescue(self.pool, self.agent.replica, stream, LOST)
+
+    async def epoch(self, stream: StreamId) -> int:
+        page = await self.log.watch(stream, ACME, None, BEGINNING)
+        assert page is not None
+        return page.epoch.n
 
     async def head(self, stream: StreamId) -> int:
         page = await self.log.watch(stream, ACME, None, BEGINNING)
@@ -74,7 +119,7 @@ class Bench:
             assert page is not None
             if page.status == "live":
                 return None
-            last = await self.log.watch(stream, ACME, None, Cursor(1, page.head - 1))
+            last = await self.log.watch(stream, ACME, None, Cursor(page.epoch.n, page.head - 1))
             assert last is not None
             frame = decode(last.entries[-1].frames.split(b"\n")[-1])
             assert isinstance(frame, End)
@@ -85,14 +130,25 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(redis_url: str, sim: str = "itl_ms=5,ttft_ms=0") -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
+async def running(
+    redis_url: str,
+    sim: str = "itl_ms=5,ttft_ms=0",
+    *,
+    pool: str = "",
+    proxy: Proxy | None = None,
+    lease_ttl_s: float = 3.0,
+    lease_renew_s: float = 1.0,
+    drain_s: float = 2.0,
+) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
+    """``proxy``: between the agent and Redis, which the bench asks directly."""
     engine = Fragile(SimSettings.parse(sim))
     models = tuple(await engine.start())
-    client = RedisClient(redis_url)
+    direct, client = RedisClient(redis_url), RedisClient(proxy.url if proxy else redis_url, timeout_s=1.5)
+    await direct.start()
     await client.start()
-    pool = f"pool-{os.urandom(4).hex()}"
+    pool = pool or f"pool-{os.urandom(4).hex()}"
     agent = Agent(
-        AgentPolicy(LeasePolicy(pool, "sim", models, True, 3.0, 4.0), 1.0, 2.0),
+        AgentPolicy(LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0), lease_renew_s, drain_s),
         new_replica_id("r"),
         engine,
         client,
@@ -101,11 +157,12 @@ async def running(redis_url: str, sim: str = "itl_ms=5,ttft_ms=0") -> AsyncItera
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)
-        yield Bench(client, pool, agent, engine), task
+        yield Bench(direct, pool, agent, engine), task
     finally:
         agent.drain()
         await asyncio.wait([task])
         await client.close()
+        await direct.close()
 
 
 async def test_invariant_6_an_engine_that_fails_as_a_whole_leaves_no_stream_without_a_terminal(redis_url: str) -> None:
@@ -162,3 +219,224 @@ async def test_a_replica_of_which_no_first_token_comes_tells_how_long_it_stands_
 
 async def _above(bench: Bench, stream: StreamId, seq: int) -> bool:
     return await bench.head(stream) > seq
+
+
+# --- streams that change replicas --------------------------------------------------------------------------
+
+
+async def test_a_stream_that_is_handed_on_a_second_time_is_not_ended_by_the_one_that_lost_it(redis_url: str) -> None:
+    """Who took it over stops when it is taken from him in turn, and leaves it to the next."""
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
+        stream = await one.ask(max_tokens=200)
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        await one.rescue(stream)
+        await eventually(lambda: stream in two.agent.running, "the second producer")
+        before = await two.head(stream)
+        await eventually(lambda: _above(two, stream, before + 3), "tokens of the second producer")
+        await two.rescue(stream)
+        end = await two.end(stream)
+        assert (end.status, end.error) == ("completed", None)
+        assert end.usage is not None and end.usage.output == 200
+        assert await two.epoch(stream) == 3
+
+
+async def test_a_prompt_of_token_ids_cannot_be_continued_and_costs_nobody_else_their_agent(redis_url: str) -> None:
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, task):
+        stream = await one.ask(prompt=[5, 6, 7])
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        await one.rescue(stream)
+        end = await two.end(stream)
+        assert end.error is not None
+        assert (end.status, end.error.code) == ("failed", "replica_lost")
+        assert not task.done()
+        assert (await two.end(await two.ask(max_tokens=3))).status == "completed"
+
+
+async def test_what_ends_while_it_is_being_taken_over_never_reaches_the_engine(redis_url: str) -> None:
+    """A cancel that comes while the log is read for what was said."""
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy) as (bench, _),
+    ):
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        await bench.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        partition, pages = bench.log.partition(stream), 12
+        for seq in range(1, pages * PAGE_ENTRIES_MAX + 1):
+            item = Append(stream, "1.aa", seq, seq, encode_text(0, "x"), Usage(output=seq))
+            await bench.log.append(partition, [item])
+        taken = await bench.log.takeover(stream, Epoch(1, "aa"), "bb")
+        assert taken is not None
+        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}]})
+        request = EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body))
+        proxy.delay_s = 0.1
+        await bench.place(Work(request, str(taken.epoch), ACME, b"{}", None, base=taken.base, attempt=2))
+        await eventually(lambda: stream in bench.agent.running, "the takeover to begin")
+        await bench.log.cancel(stream, ACME)
+        await eventually(lambda: stream not in bench.agent.running, "the cancel to be found")
+        assert _taking_over(), "it is still read"
+        await eventually(lambda: not _taking_over(), "all to be read")
+        assert ("submit", stream) not in bench.engine.told
+
+
+def _taking_over() -> bool:
+    return any("_take_over" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_a_deadline_that_passes_during_a_takeover_ends_the_stream_with_what_was_used(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        await bench.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        lines = [encode(Open(0, 0, "text")), encode_text(0, "x", 7)]
+        item = Append(stream, "1.aa", 1, 2, b"\n".join(lines), Usage(output=7))
+        await bench.log.append(bench.log.partition(stream), [item])
+        taken = await bench.log.takeover(stream, Epoch(1, "aa"), "bb")
+        assert taken is not None
+        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}]})
+        request = EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body), deadline_unix_ms=1)
+        await bench.place(Work(request, str(taken.epoch), ACME, b"{}", None, base=taken.base, attempt=2))
+        end = await bench.end(stream)
+        assert end.error is not None and end.error.code == "deadline_exceeded"
+        assert end.usage is not None and end.usage.output == 7
+        assert (await bench.end(await bench.ask(max_tokens=3))).status == "completed"
+        assert bench.engine.load().running + bench.engine.load().waiting == 0
+
+
+async def test_a_stream_that_comes_back_before_its_loss_was_heard_of_runs_once(redis_url: str) -> None:
+    """The doorbell of the takeover was lost, and the queue gave the stream to the replica that had it."""
+    async with running(redis_url, "itl_ms=300,ttft_ms=0") as (bench, _):
+        stream = await bench.ask(max_tokens=8)
+        await eventually(lambda: _above(bench, stream, 3), "tokens")
+        work = await bench.pools.work(bench.pool, stream)
+        assert work is not None
+        partition, base = bench.log.partition(stream), await bench.head(stream)
+        meta = f"sg:{{p{partition}}}:{stream}:m"
+        await bench.client.execute(0, "HSET", meta, "e", "2.bb", "b", f"2:{base} ", "r", "", "x", "0")
+        again = msgspec.structs.replace(work, epoch="2.bb", base=base, attempt=2)
+        await bench.pools.place(
+            bench.pool, again, [Candidate(bench.agent.replica, 0)], wait_s=60, jitter=0.0, instead=bench.agent.replica
+        )
+        end = await bench.end(stream)
+        assert end.status == "completed"
+        assert end.usage is not None and end.usage.output == 8
+        told = [what for what, name in bench.engine.told if name == stream]
+        assert told == ["submit", "abort", "submit"]
+
+
+async def test_what_another_has_used_is_billed_also_of_a_stream_that_cannot_be_continued(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        await bench.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        used = Usage(5, 0, 0, 7)
+        await bench.log.append(
+            bench.log.partition(stream),
+            [Append(stream, "1.aa", 1, 1, encode(Open(0, 0, "tool", "function", "c", "f")), used)],
+        )
+        taken = await bench.log.takeover(stream, Epoch(1, "aa"), "bb")
+        assert taken is not None
+        request = EngineRequest(stream, "chat", "sim-small", msgspec.Raw(b'{"messages":[{"role":"user"}]}'))
+        await bench.place(Work(request, str(taken.epoch), ACME, b"{}", None, base=taken.base, attempt=2))
+        end = await bench.end(stream)
+        assert end.error is not None and end.error.code == "replica_lost"
+        assert end.usage == used
+        await eventually(lambda: not bench.agent.running)
+
+
+async def test_reports_that_cross_do_not_take_a_stream_away_that_was_given_back(redis_url: str) -> None:
+    """The first one says that it has ended here and brings it from the queue; the second must not say so again."""
+    async with running(redis_url) as (bench, _):
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        await bench.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000})
+        work = Work(EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body)), "1.aa", ACME, b"{}", None)
+        assert isinstance(await bench.pools.place(bench.pool, work, [], wait_s=60, jitter=0.0), Queued)
+        lease = bench.agent._lease
+        lease._unsaid[stream] = None
+        await asyncio.gather(lease.renew(), lease.renew())
+        await eventually(lambda: _above(bench, stream, 3), "tokens")
+        assert await bench.pools.where(bench.pool, stream) == bench.agent.replica
+        assert await bench.pools.work(bench.pool, stream) == work, "another could take it over"
+
+
+# --- the fabric goes away and comes back -------------------------------------------------------------------
+
+
+async def test_invariant_6_a_stream_that_the_engine_loses_during_a_long_outage_goes_on_after_it(
+    redis_url: str,
+) -> None:
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy, lease_ttl_s=1.0, lease_renew_s=0.3) as (bench, _),
+    ):
+        stream = await bench.ask(max_tokens=400)
+        await eventually(lambda: _above(bench, stream, 3), "tokens")
+        proxy.refuse = True
+        proxy.cut_all()
+        bench.engine.lose(stream)
+        # For longer than its lease lives, twice
+        lost_at = asyncio.get_running_loop().time()
+        await eventually(lambda: asyncio.get_running_loop().time() - lost_at > 4.0)
+        proxy.refuse = False
+        end = await bench.end(stream)
+        assert (end.status, end.error) == ("completed", None)
+        assert end.usage is not None and end.usage.output == 400
+
+
+async def test_invariant_9_a_drain_while_the_fabric_is_away_still_lets_streams_end(redis_url: str) -> None:
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy, drain_s=10.0) as (bench, task),
+    ):
+        stream = await bench.ask(max_tokens=600)
+        await eventually(lambda: _above(bench, stream, 3), "tokens")
+        proxy.refuse = True
+        proxy.cut_all()
+        bench.agent.drain()
+        cut_at = asyncio.get_running_loop().time()
+        await eventually(lambda: asyncio.get_running_loop().time() - cut_at > 2.0)  # until the report is given up
+        proxy.refuse = False
+        end = await bench.end(stream)
+        assert (end.status, await bench.epoch(stream)) == ("completed", 1)
+        await asyncio.wait_for(asyncio.shield(task), 5)
+        assert await bench.pools.replicas(bench.pool) == []
+
+
+async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the reapers, who have waited for it too, take the replica for dead."""
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy, lease_ttl_s=1.0, lease_renew_s=2.0) as (bench, _),
+    ):
+        proxy.refuse = True
+        proxy.cut_all()
+        await eventually(lambda: "the lease cannot be renewed" in caplog.text)
+        assert await bench.pools.expired(bench.pool) == [bench.agent.replica]
+        proxy.refuse = False
+        await eventually(lambda: _alive(bench), "the lease", _SEEN_DEAD_S)
+
+
+async def _alive(bench: Bench) -> bool:
+    return not await bench.pools.expired(bench.pool)
+
+
+async def test_what_an_idle_replica_holds_of_prompts_stays_known(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its summary does not change, but expires, and Redis may lose it."""
+    monkeypatch.setattr("inference.agent.lease._PUBLISH_AGAIN_S", 0.1, raising=False)
+    async with running(redis_url, lease_renew_s=0.1) as (bench, _):
+        await bench.end(await bench.ask(max_tokens=3, prefix=b"12345678"))
+        summary: bytes = await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica))
+        key = f"sg:{{pool:{bench.pool}}}:{bench.agent.replica}:prefix"
+        await bench.client.execute(0, "DEL", key)
+        await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica), "the summary to be back", 3)
+        assert await bench.pools.prefix(bench.pool, bench.agent.replica) == summary
+
+
+async def test_a_deadline_does_not_keep_what_has_ended(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(max_tokens=60, deadline_s=3600)
+        await eventually(lambda: stream in bench.agent.running)
+        timer = bench.agent.running[stream].deadline
+        assert timer is not None
+        assert (await bench.end(stream)).status == "completed"
+        await eventually(timer.cancelled, "the timer to be let go")

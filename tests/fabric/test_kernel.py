@@ -384,7 +384,7 @@ class TakenOver(Line):
         frames = b"\n".join(encode_text(0, f"first-{seq}") for seq in range(1, self.BASE + 1))
         request = Append(STREAM, "1.aa", 1, self.BASE, frames, Usage(7, output=2))
         assert state.append(request, REPLICA).code is AppendCode.OK
-        assert state.takeover(REPLICA, "bb") == Takeover(Epoch(2, "bb"), self.BASE)
+        assert state.takeover(state.epoch, "bb") == Takeover(Epoch(2, "bb"), self.BASE)
         return state
 
     def outcome(self, outcome: str) -> None:
@@ -457,6 +457,25 @@ def test_invariant_5_exact_cancel_bills_what_the_log_billed() -> None:
         line.producer.receive_cancel(1)
         assert line.state.entries[-1].frames == line.producer._frames[-1]
         assert decode(line.producer._frames[-1]) == End("cancelled", line.state.usage)
+
+
+def test_invariant_10_a_cancel_that_a_failover_lost_is_billed_again_as_it_was() -> None:
+    line = Line()
+    line.producer.usage = Usage(10, 4, 2)
+    line.producer.push(b'0"a"', 1)
+    line.send(0)
+    assert line.state is not None
+    lost = copied(line.state)
+    line.producer.push(b'{"k":"open","block":1,"choice":0,"kind":"text"}', structural=True)
+    line.producer.usage = Usage(10, 4, 2, 50)
+    line.state.cancel()
+    line.producer.receive_cancel(1)
+    assert line.producer.receive_head(head_of(lost)) == ""
+    while (request := line.producer.append_to_send(8, 8192)) is not None:
+        line.producer.receive_reply(lost.append(request, REPLICA))
+    assert (lost.status, lost.cancelled_at) == ("cancelled", 1)
+    assert [e.frames for e in lost.entries] == [e.frames for e in line.state.entries]
+    assert (lost.usage, lost.structure) == (line.state.usage, line.state.structure)
 
 
 def test_a_reply_after_the_doorbell_does_not_wake_the_producer() -> None:

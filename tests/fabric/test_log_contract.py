@@ -486,8 +486,8 @@ async def test_invariant_1_single_writer_across_a_takeover(fabric: Fabric) -> No
     ear, bell = await fabric.listen(gateway), await fabric.listen(R1)
     stream = await fabric.create(gateway)
     await fabric.append(batch(stream, 1, 3))
-    assert await fabric.log2.takeover(stream, R2, "bb") is None, "it is another's"
-    taken = await fabric.log2.takeover(stream, R1, "bb")
+    assert await fabric.log2.takeover(stream, Epoch(1, "zz"), "bb") is None, "it is another's"
+    taken = await fabric.log2.takeover(stream, EPOCH, "bb")
     assert taken == Takeover(Epoch(2, "bb"), 3)
     await eventually(lambda: [p for p in bell.payloads if stream.encode() in p])
     assert bell.payloads[-1] == UNIT.join((b"fence", stream.encode(), b"1.aa", b"3"))
@@ -509,10 +509,33 @@ async def test_invariant_1_single_writer_across_a_takeover(fabric: Fabric) -> No
 async def test_a_takeover_before_the_first_frame_and_of_ended_streams(fabric: Fabric) -> None:
     unborn, ended, missing = await fabric.create(), await fabric.create(), fabric.stream()
     await fabric.append(ending(ended, 1))
-    assert await fabric.log.takeover(unborn, R1, "bb") == Takeover(Epoch(2, "bb"), 0)
-    assert await fabric.log.takeover(unborn, R2, "cc") == Takeover(Epoch(3, "cc"), 0), "nobody has begun it"
-    assert await fabric.log.takeover(ended, R1, "bb") is None
-    assert await fabric.log.takeover(missing, R1, "bb") is None
+    assert await fabric.log.takeover(unborn, EPOCH, "bb") == Takeover(Epoch(2, "bb"), 0)
+    assert await fabric.log.takeover(unborn, Epoch(2, "bb"), "cc") == Takeover(Epoch(3, "cc"), 0), "nobody began it"
+    assert await fabric.log.takeover(ended, EPOCH, "bb") is None
+    assert await fabric.log.takeover(missing, EPOCH, "bb") is None
+
+
+async def test_several_who_take_a_stream_over_get_the_same_epoch_until_somebody_appends_in_it(fabric: Fabric) -> None:
+    stream = await fabric.create()
+    await fabric.append(batch(stream, 1, 3))
+    taken = [await log.takeover(stream, EPOCH, nonce) for log, nonce in ((fabric.log, "bb"), (fabric.log2, "cc"))]
+    assert taken == [Takeover(Epoch(2, "bb"), 3)] * 2
+    await fabric.log2.append(fabric.log2.partition(stream), [batch(stream, 4, 4, epoch=Epoch(2, "bb"))])
+    assert await fabric.log.takeover(stream, EPOCH, "dd") is None
+    assert (await fabric.watch(stream)).bases == ((2, 3),)
+
+
+async def test_a_fence_of_a_producer_whose_stream_went_on_elsewhere_comes_too_late(fabric: Fabric) -> None:
+    stream, behind = await fabric.create(), await fabric.create()
+    await fabric.append(batch(stream, 1, 3))
+    await fabric.log.takeover(stream, EPOCH, "bb")
+    # Nobody has appended in the new epoch, so it is no replica's by name
+    assert not await fabric.log.fence(stream, R1, "cc", LOST, EPOCH)
+    assert not await fabric.log.fence(stream, None, "cc", LOST, Epoch(2, "other"))
+    assert (await fabric.head(stream)).status == "live"
+    assert await fabric.log.fence(stream, None, "cc", LOST, Epoch(2, "bb"))
+    # A failover has lost the takeover
+    assert await fabric.log.fence(behind, None, "cc", LOST, Epoch(2, "bb"))
 
 
 async def test_usage_is_settled_once_with_the_terminal_whoever_writes_it(fabric: Fabric) -> None:
@@ -528,7 +551,7 @@ async def test_usage_is_settled_once_with_the_terminal_whoever_writes_it(fabric:
         await fabric.log.cancel(cancelled, tenant)
         await fabric.log.fence(fenced, R1, "bb", LOST)
     await fabric.log.fence(completed, None, "bb", LOST)
-    epoch = (await fabric.log.takeover(taken, R1, "bb")).epoch
+    epoch = (await fabric.log.takeover(taken, EPOCH, "bb")).epoch
     last = Append(
         taken,
         str(epoch),

@@ -15,6 +15,7 @@ from stream_fabric.cursor import BEGINNING, Epoch
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.frames import End, ErrorInfo, Usage, decode, encode_text
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.limits import CANDIDATES_MAX
 from stream_fabric.log import Append, AppendCode
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
@@ -361,6 +362,120 @@ async def test_a_stream_that_kills_its_replicas_is_not_handed_on_for_ever(pool: 
     await rescue.rescue(pool.name, third, stream, LOST)
     assert await streams.status(stream) == "failed"
     assert await pool.pools.where(pool.name, stream) is None
+
+
+async def test_many_who_rescue_a_stream_at_once_hand_it_to_one_that_can_go_on(pool: Pool) -> None:
+    """A claim runs out while its owner is still at it; an agent hands over what a reaper has begun with."""
+    dead, alive, late = replica("dead"), replica("alive"), replica("late")
+    streams = Streams(pool, dead)
+    await pool.renew(dead)
+    await pool.renew(alive, slots=100)
+    for _ in range(10):
+        stream = await streams.begin()
+        assert await pool.place(stream, dead) == dead
+        await asyncio.gather(*(Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST) for _ in range(5)))
+        ((_, _, got),) = await _read(pool, alive)
+        assert got is not None
+        mine = Append(stream, got.epoch, got.base + 1, got.base + 1, encode_text(0, "y"), Usage(output=2))
+        # One more that comes late, before the new producer's first word
+        await Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST)
+        ((code, _),) = await RedisStreamLog(pool.client, Partitions(4), alive).append(
+            streams.log.partition(stream), [mine]
+        )
+        assert code is AppendCode.OK
+        assert await pool.pools.where(pool.name, stream) == alive
+    await pool.renew(late)
+
+
+async def test_a_rescue_looks_at_no_more_candidates_than_placement_may(pool: Pool) -> None:
+    dead = replica("dead")
+    streams = Streams(pool, dead)
+    await pool.renew(dead)
+    stream = await streams.begin()
+    assert await pool.place(stream, dead) == dead
+    for _ in range(CANDIDATES_MAX + 6):
+        await pool.renew(replica("other"))
+    await Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST)
+    (record,) = await streams.log.placements(stream)
+    assert len(msgspec.json.decode(record)["candidates"]) == CANDIDATES_MAX
+
+
+async def test_one_pool_that_cannot_be_read_keeps_no_other_from_its_reaper(pool: Pool) -> None:
+    dead, alive, streams = replica("dead"), replica("alive"), Streams(pool, replica("any"))
+    broken = Pool(pool.client)
+    await broken.renew(replica("r"), state="draining")
+    assert await broken.place(new_stream()) == "queue"
+    slot, prefix = slot_of(f"pool:{broken.name}"), f"sg:{{pool:{broken.name}}}:"
+    await pool.client.execute(slot, "SET", prefix + "late", "not what it should be", "PX", 60_000)
+    await pool.renew(dead)
+    stream = await streams.begin()
+    assert await pool.place(stream, dead) == dead
+    await pool.renew(dead, ttl_s=0.001)
+    await pool.renew(alive)
+    reaper = asyncio.create_task(Reaper(pool.pools, streams.log).run())
+
+    async def rescued() -> bool:
+        if reaper.done():
+            reaper.result()
+        return await pool.pools.where(pool.name, stream) == alive
+
+    try:
+        await eventually(rescued, "the rescue", 5)
+    finally:
+        reaper.cancel()
+        await asyncio.gather(reaper, return_exceptions=True)
+        await pool.client.execute(slot, "DEL", *[key async for key in _keys(broken, slot)])
+
+
+async def test_the_queue_is_read_by_one_reaper_at_a_time_and_survives_work_of_another_version(pool: Pool) -> None:
+    streams, stream = Streams(pool, replica("any")), new_stream()
+    await pool.renew(replica("full"), state="draining")
+    await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+    asked = msgspec.structs.replace(work(stream), unwatched_s=0.0)
+    assert isinstance(await pool.pools.place(pool.name, asked, [], wait_s=1.0, jitter=0.0), Queued)
+    slot, prefix = slot_of(f"pool:{pool.name}"), f"sg:{{pool:{pool.name}}}:"
+    await pool.client.execute(slot, "HSET", prefix + "work", stream, b'{"of":"tomorrow"}')
+    reaper = Reaper(pool.pools, streams.log)
+    await reaper._sweep_queue(pool.name)  # nobody watches it, and for how long it may go on is not known
+    assert await streams.status(stream) == "live"
+
+    async def swept() -> bool:
+        await reaper._sweep_queue(pool.name)
+        return await streams.status(stream) == "failed"
+
+    await eventually(swept, "its time to be over")
+    assert await pool.pools.waiting(pool.name) == []
+
+
+async def test_who_does_not_sweep_a_queue_does_not_read_it(redis_server: RedisServer) -> None:
+    client = RedisClient(redis_server.url)
+    await client.start()
+    pool = Pool(client)
+    streams = Streams(pool, replica("any"))
+    await pool.renew(replica("full"), state="draining")
+    assert await pool.place(new_stream()) == "queue"
+    await pool.client.execute(0, "SET", f"sg:{{pool:{pool.name}}}:(queue):rescue", "another's", "PX", 60_000)
+    redis_server("CONFIG", "RESETSTAT")
+    await Reaper(pool.pools, streams.log)._sweep_queue(pool.name)
+    assert b"zrangebyscore" not in redis_server("INFO", "commandstats")
+    await client.close()
+
+
+async def test_a_pool_that_everybody_has_left_is_forgotten(pool: Pool) -> None:
+    one, two = replica("one"), replica("two")
+    await pool.renew(one)
+    await pool.renew(two)
+    assert await pool.pools.retire(pool.name, one, leaving=True)
+    assert pool.name in await pool.pools.pools()
+    waits = new_stream()
+    assert await pool.place(waits) == "queue"
+    await pool.renew(two, state="draining")
+    assert await pool.pools.retire(pool.name, two, leaving=True)
+    assert pool.name in await pool.pools.pools(), "somebody waits in its queue"
+    await pool.pools.leave(pool.name, [waits])
+    await pool.renew(one)
+    assert await pool.pools.retire(pool.name, one, leaving=True)
+    assert pool.name not in await pool.pools.pools()
 
 
 async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -> None:

@@ -133,22 +133,24 @@ class MemoryStreamLog:
             self._tell(stream, state, doorbell=UNIT.join((b"cancel", stream.encode(), str(state.epoch).encode(), at)))
         return reply
 
-    async def fence(self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo) -> bool:
+    async def fence(
+        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
+    ) -> bool:
         state = self.streams.get(stream)
         if state is None:
             return False
         old, last = str(state.epoch), state.last
-        if not state.fence(replica, nonce, error):
+        if not state.fence(replica, nonce, error, epoch):
             return False
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True
 
-    async def takeover(self, stream: StreamId, replica: ReplicaId, nonce: str) -> Takeover | None:
+    async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         state = self.streams.get(stream)
         if state is None:
             return None
         old, last, had = str(state.epoch), state.last, state.replica
-        taken = state.takeover(replica, nonce)
+        taken = state.takeover(lost, nonce)
         if taken is not None and had:
             self._publish(had, UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return taken

@@ -1,13 +1,17 @@
 -- A new epoch for a live stream whose producer can go on no more: another replica will append to it.
--- KEYS: meta. ARGV: id, replica that had it, nonce of the new epoch, channel prefix, publish command.
+-- Several may ask for it at once and get the same one: it rises once until somebody appends in it.
+-- KEYS: meta. ARGV: id, epoch that is lost, nonce of the new epoch, channel prefix, publish command.
 -- Returns {code, epoch, last}: 0 taken over, 1 not live, 2 has another producer, 3 no such stream.
 local m = KEYS[1]
 local v = redis.call('HMGET', m, 'e', 's', 'st', 'r', 'b')
 if not v[1] then return {3, '', 0} end
 local last = tonumber(v[2])
 if v[3] ~= 'live' then return {1, v[1], last} end
-if v[4] ~= '' and v[4] ~= ARGV[2] then return {2, v[1], last} end
-local n = epoch_number(v[1]) + 1
+local n = epoch_number(ARGV[2]) + 1
+if v[1] ~= ARGV[2] then
+  if v[4] == '' and tonumber(epoch_number(v[1])) == n then return {0, v[1], last} end
+  return {2, v[1], last}
+end
 local epoch = string.format('%d.%s', n, ARGV[3])
 redis.call('HSET', m, 'e', epoch, 'b', v[5] .. string.format('%d', n) .. ':' .. v[2] .. ' ', 'r', '', 'x', '0')
 if v[4] ~= '' then
