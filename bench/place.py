@@ -335,14 +335,14 @@ class BareAgent:
         loop = asyncio.get_running_loop()
         while True:
             entries = await self._inbox.read(1.0)
-            for _, stream, work in entries:
+            for _, stream, work, *_ in entries:
                 assert work is not None
                 self._ledger.touch(array("I", work.prefix))
                 self._running[stream] = work.session
                 loop.call_later(self._life_s, self._end, stream)
             if entries:
                 self._changed.set()
-                await self._inbox.done([(entry, stream) for entry, stream, _ in entries])
+                await self._inbox.done([(e.entry, e.stream) for e in entries])
 
     def _end(self, stream: StreamId) -> None:
         del self._running[stream]

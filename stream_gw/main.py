@@ -21,6 +21,7 @@ from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_gw.app import Edge
@@ -83,7 +84,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 tasks.create_task(hub.watchdog()),
                 tasks.create_task(gateway.lines.run()),
                 tasks.create_task(edge.sweep()),
-                tasks.create_task(Reaper(pools, streams).run()),
+                tasks.create_task(Reaper(pools, streams, Witness(sink, clock, streams)).run()),
             ]
             await subscriber.wait_ready()
             serving = tasks.create_task(server.serve())

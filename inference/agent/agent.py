@@ -22,6 +22,8 @@ from inference.agent.continuation import CannotContinue, ContinuingSink, Said, c
 from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
+from inference.agent.times import Times
+from inference.agent.tries import Tries
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import (
     DeadlineExceeded,
@@ -31,17 +33,19 @@ from stream_fabric.errors import (
     ReplicaLost,
     StreamGwError,
 )
+from stream_fabric.events import AttemptEnd
 from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S
 from stream_fabric.log import UNIT, CreateCode, Head
 from stream_fabric.placement import ReplicaState
-from stream_fabric.ports import Engine, EngineRequest, FrameSink
+from stream_fabric.ports import Engine, EngineRequest, EventSink, FrameSink
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import ConnectionLost, Inbox, RedisPools, ReplyError, Work
+from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.pool import Arrival, ConnectionLost, Inbox, RedisPools, ReplyError, Work
 from stream_fabric.redis.reaper import LOST
-from stream_fabric.redis.rescue import Rescue
+from stream_fabric.redis.rescue import Rescue, Witness
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 
@@ -69,7 +73,13 @@ class Agent:
     """Run with ``run``; ``drain`` makes it finish what runs, hand over what does not end in time, and return."""
 
     def __init__(
-        self, policy: AgentPolicy, replica: ReplicaId, engine: Engine, client: RedisClient, partitions: Partitions
+        self,
+        policy: AgentPolicy,
+        replica: ReplicaId,
+        engine: Engine,
+        client: RedisClient,
+        partitions: Partitions,
+        sink: EventSink,
     ) -> None:
         self.policy = policy
         self.replica = replica
@@ -78,7 +88,9 @@ class Agent:
         self._partitions = partitions
         self._log = RedisStreamLog(client, partitions, replica)
         self._pools = RedisPools(client)
-        self._rescue = Rescue(self._pools, self._log)
+        self._clock = FabricClock(client)
+        self._tries = Tries(sink, self._clock, replica, policy.lease)
+        self._rescue = Rescue(self._pools, self._log, Witness(sink, self._clock, self._log))
         self._inbox = Inbox(client, policy.lease.pool, replica)
         self.running: dict[StreamId, RunningStream] = {}
         self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
@@ -116,6 +128,7 @@ class Agent:
                 )
                 background = [
                     tasks.create_task(subscriber.run(), name="doorbell"),
+                    tasks.create_task(self._clock.run(), name="clock"),
                 ]
                 await subscriber.wait_ready()
                 self._started = True
@@ -160,16 +173,17 @@ class Agent:
         while True:
             try:
                 entries = await self._inbox.read(_INBOX_BLOCK_S)
-                for _, stream, work in entries:
-                    self._start(stream, work)
+                for arrival in entries:
+                    self._start(arrival)
                 if entries:
-                    await self._inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
+                    await self._inbox.done([(arrival.entry, arrival.stream) for arrival in entries])
             except (ConnectionLost, ReplyError, FabricUnavailable) as error:
                 log.warning("the inbox cannot be read: %s", error)
                 await asyncio.sleep(0.05)
                 await self._client.refresh()
 
-    def _start(self, name: StreamId, work: Work | None) -> None:
+    def _start(self, arrival: Arrival) -> None:
+        name, work = arrival.stream, arrival.work
         if work is None:
             log.error("the work of %s cannot be read; do gateways and agents run the same version?", name)
             self._spawn(self._give_up(name, EngineFailed("this replica cannot read the request; ask again")))
@@ -181,7 +195,8 @@ class Agent:
             if not held.closed:  # taken from here and given back before that was heard of
                 held.producer.stopped = True
                 self._stop(held)
-        stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time())
+        times = Times(arrival.waited_us, arrival.handed_us, self._clock.now_us())
+        stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time(), times)
         self.running[name] = stream
         self._lease.receive_start(stream)
         if work.base:
@@ -206,9 +221,11 @@ class Agent:
             log.exception("request %s cannot be given to the engine", request.stream)
             stream.fail(EngineFailed(f"the engine failed at this request: {error!r}"))
 
-    async def _give_up(self, stream: StreamId, error: StreamGwError, epoch: Epoch | None = None) -> None:
+    async def _give_up(
+        self, stream: StreamId, error: StreamGwError, epoch: Epoch | None = None, work: Work | None = None
+    ) -> None:
         """The log knows what has been used of a stream that this replica has not begun."""
-        await self._until_done(self._rescue.end, self.policy.lease.pool, self.replica, stream, error, epoch)
+        await self._until_done(self._rescue.end, self.policy.lease.pool, self.replica, stream, error, epoch, work)
 
     def _in_time(self, stream: RunningStream) -> bool:
         """Whether it is not too late to begin; from then on its deadline is minded."""
@@ -255,6 +272,8 @@ class Agent:
         name = stream.work.request.stream
         if self.running.get(name) is not stream:
             return
+        stream.times.receive_end()
+        self._tries.tell(stream, _ended_as(stream))
         del self.running[name]
         self._lease.receive_end(stream, whole=keep)
         if not keep:
@@ -301,7 +320,7 @@ class Agent:
     def _hand_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
         """Another replica goes on with the stream from what the log has of it."""
         if not stream.closed:
-            stream.closed = True
+            stream.closed = stream.handed_over = True
             self._spawn(self._handed_over(stream, error))
 
     async def _handed_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
@@ -361,7 +380,7 @@ class Agent:
         """End a stream that cannot be taken over."""
         if not stream.closed:
             stream.closed = True
-            await self._give_up(stream.work.request.stream, error, stream.work.parsed_epoch())
+            await self._give_up(stream.work.request.stream, error, stream.work.parsed_epoch(), stream.work)
             stream.producer.stopped = True
             self._forget(stream, keep=False)
 
@@ -515,6 +534,13 @@ class Agent:
             if self.running:
                 quiet_since = self._loop.time()
             await asyncio.sleep(0.02)
+
+
+def _ended_as(stream: RunningStream) -> AttemptEnd:
+    producer = stream.producer
+    if producer.ended and producer.status:
+        return producer.status
+    return "handed_over" if stream.handed_over else "lost"
 
 
 def new_replica_id(name: str) -> ReplicaId:

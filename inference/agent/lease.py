@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import msgspec
@@ -47,7 +47,7 @@ class Lease:
         replica: ReplicaId,
         engine: Engine,
         pools: RedisPools,
-        running: Callable[[], Iterable[RunningStream]],
+        running: Callable[[], Collection[RunningStream]],
         state: Callable[[], ReplicaState],
         on_desired: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -89,6 +89,7 @@ class Lease:
             self._ledger.touch(stream.hashes)
         if not self._prefilling:
             self._prefilling_since = self._loop.time()
+        stream.crowded = len(self._running()) > self._engine.load().slots
         self._prefilling[stream.work.request.stream] = stream
 
     def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
@@ -103,9 +104,13 @@ class Lease:
         prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
         computed = max(prompt - (stream.producer.usage.cached or stream.matched_tokens), 0)
         self._prefilling.pop(stream.work.request.stream, None)
+        took_s = now - stream.started_at
+        own_s = min(computed / self.meter.prefill.per_s, took_s)
+        # Who has a slot is computed once nobody is before it; who has none waits for one, too
+        stream.times.prefill_s = own_s if stream.crowded else max(own_s, min(now - self._prefilling_since, took_s))
         self.meter.prefill.receive(computed, now - self._prefilling_since, goes_on=bool(self._prefilling))
         self._prefilling_since = now
-        self.meter.receive_wait(computed, now - stream.started_at, now)
+        self.meter.receive_wait(computed, took_s, now)
         self.breaker.receive_success()
         self.report_soon()
 

@@ -17,6 +17,7 @@ from inference.agent.lease import LeasePolicy
 from inference.agent.monitor import monitor
 from inference.agent.settings import AgentSettings
 from stream_fabric.ids import ReplicaId
+from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import check_partitions
 
@@ -69,7 +70,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
             standby=settings.standby,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
-        agent = Agent(policy, replica, engine, client, partitions)
+        agent = Agent(policy, replica, engine, client, partitions, NoEvents())
         for number in _SIGNALS:
             loop.add_signal_handler(number, agent.drain)
         async with monitor(agent, engine, settings.metrics_port), asyncio.TaskGroup() as tasks:

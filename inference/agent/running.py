@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
+from inference.agent.times import Times
 from stream_fabric.errors import StreamGwError, StreamTooLarge
 from stream_fabric.frames import (
     ChoiceEnd,
@@ -56,8 +57,12 @@ class RunningStream:
         "_owner",
         "believed_blocks",
         "closed",
+        "crowded",
         "deadline",
+        "error_code",
+        "finish_reason",
         "first_at",
+        "handed_over",
         "hashes",
         "inputs_seen",
         "matched_tokens",
@@ -65,6 +70,7 @@ class RunningStream:
         "partition",
         "producer",
         "started_at",
+        "times",
         "tokens",
         "work",
     )
@@ -76,8 +82,10 @@ class RunningStream:
         dirty: Callable[[RunningStream, bool], None],
         owner: Owner,
         started_at: float,
+        times: Times,
     ) -> None:
         self.work = work
+        self.times = times
         self.partition = partition
         self.producer = Producer(work.request.stream, work.parsed_epoch(), work.base)
         self._dirty = dirty
@@ -94,6 +102,12 @@ class RunningStream:
         self.believed_blocks = 0
         self.matched_tokens = 0
         self.metered_tokens = 0
+        self.crowded = False
+        """It came when the engine had no slot free."""
+        self.handed_over = False
+        """On its way to another replica."""
+        self.finish_reason = ""
+        self.error_code = ""
 
     def take_over(self, used: Usage) -> None:
         """Before any frame: what the producers before this one had used."""
@@ -109,6 +123,7 @@ class RunningStream:
             return
         first = self.first_at is None
         self.tokens += tokens
+        self.times.receive_tokens(tokens)
         producer = self.producer
         producer.push(encode_text(block, text, tokens), tokens)
         if first:
@@ -128,6 +143,10 @@ class RunningStream:
             return
         first = self.first_at is None and tokens > 0
         self.tokens += tokens
+        if tokens:
+            self.times.receive_tokens(tokens)
+        elif isinstance(frame, ChoiceEnd):
+            self.finish_reason = frame.finish_reason
         structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
         self.producer.push(line, tokens, structural=structural)
         if first:
@@ -157,7 +176,9 @@ class RunningStream:
 
     def _finish(self, status: TerminalStatus, error: ErrorInfo | None, usage: Usage) -> None:
         self.closed = True
-        self.producer.finish(End(status, usage, error))
+        self.error_code = error.code if error is not None else ""
+        self.times.receive_end()
+        self.producer.finish(End(status, usage, error, self.times.timing()))
         self._dirty(self, True)
 
     def _overflow(self) -> None:

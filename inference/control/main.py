@@ -11,9 +11,12 @@ import uvloop
 
 from inference.control.health import Health, HealthPolicy
 from inference.control.settings import ControllerSettings
+from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 
 
@@ -28,8 +31,13 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> N
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         async with asyncio.TaskGroup() as tasks:
-            pools = RedisPools(client)
-            running = [tasks.create_task(Reaper(pools, RedisStreamLog(client, partitions)).run(), name="reaper")]
+            pools, streams = RedisPools(client), RedisStreamLog(client, partitions)
+            clock, sink = FabricClock(client), NoEvents()
+            witness = Witness(sink, clock, streams)
+            running = [
+                tasks.create_task(clock.run(), name="clock"),
+                tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
+            ]
             if settings.drain_stuck:
                 health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio))
                 running.append(tasks.create_task(health.run(), name="health"))

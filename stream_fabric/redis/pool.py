@@ -323,6 +323,19 @@ class RedisPools:
         return bytes(reply or b"")
 
 
+class Arrival(NamedTuple):
+    """A request in an inbox."""
+
+    entry: str
+    stream: StreamId
+    work: Work | None
+    """None: it cannot be read, and is another version's."""
+    waited_us: int
+    """In the pool's queue."""
+    handed_us: int
+    """When the replica got it, on Redis's clock."""
+
+
 class Inbox:
     """A replica's inbox, read on a connection of its own. An entry stays until ``done``."""
 
@@ -334,9 +347,8 @@ class Inbox:
         self._key = f"{self._prefix}{replica}:inbox"
         self._connection: Connection | None = None
 
-    async def read(self, block_s: float) -> list[tuple[str, StreamId, Work | None]]:
-        """Wait for requests: (entry id, stream, work) of all that are there, none after ``block_s``. Work that cannot
-        be read, another version's, is None.
+    async def read(self, block_s: float) -> list[Arrival]:
+        """Wait for requests: all that are there, none after ``block_s``.
 
         Raises ConnectionLost or ReplyError; the next call connects again.
         """
@@ -355,7 +367,7 @@ class Inbox:
         if not reply:
             return []
         ((_, entries),) = reply.items()
-        return [(entry_id.decode(), StreamId(f[1].decode()), _decoded(f[3])) for entry_id, f in entries]
+        return [_arrival(entry_id.decode(), fields) for entry_id, fields in entries]
 
     async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
         """(entry id, stream) of what has been taken."""
@@ -366,6 +378,13 @@ class Inbox:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _arrival(entry: str, fields: list[bytes]) -> Arrival:
+    _, stream, _, payload, *rest = fields
+    # A gateway of an earlier version does not say when
+    waited_us, handed_us = map(int, rest[1].split()) if rest else (0, int(entry.partition("-")[0]) * 1000)
+    return Arrival(entry, StreamId(stream.decode()), _decoded(payload), waited_us, handed_us)
 
 
 def _decoded(payload: bytes) -> Work | None:

@@ -19,7 +19,7 @@ from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.log import Head
 from stream_fabric.redis.pool import RedisPools
-from stream_fabric.redis.rescue import Rescue
+from stream_fabric.redis.rescue import Rescue, Witness
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.wire import ReplyError
 
@@ -40,10 +40,11 @@ LOST = ReplicaLost("the replica that produced this stream died; ask again")
 
 
 class Reaper:
-    def __init__(self, pools: RedisPools, streams: RedisStreamLog) -> None:
+    def __init__(self, pools: RedisPools, streams: RedisStreamLog, witness: Witness | None = None) -> None:
         self._pools = pools
         self._streams = streams
-        self._rescue = Rescue(pools, streams)
+        self._witness = witness
+        self._rescue = Rescue(pools, streams, witness)
         self._dead_since: dict[tuple[str, ReplicaId], float] = {}
 
     async def run(self) -> None:
@@ -72,7 +73,9 @@ class Reaper:
                 continue
             streams = await self._pools.in_flight(pool, replica)
             log.warning("replica %s of pool %s is dead; its %d streams go elsewhere", replica, pool, len(streams))
-            done = await _of_each(partial(self._rescue.rescue, pool, replica, error=LOST), streams)
+            if self._witness is not None:
+                self._witness.tell_dead(pool, replica, len(streams))
+            done = await _of_each(partial(self._rescue.rescue, pool, replica, error=LOST, dead=True), streams)
             whole = whole and len(done) == len(streams)
             if len(done) == len(streams) and await self._pools.retire(pool, replica):
                 del dead_since[(pool, replica)]

@@ -14,24 +14,91 @@ import msgspec
 
 from stream_fabric.cursor import Epoch
 from stream_fabric.errors import StreamGwError
-from stream_fabric.frames import ErrorInfo
+from stream_fabric.events import AttemptTrace, FleetEvent
+from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.placement import Placed, Queued, Refused
+from stream_fabric.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.ports import EventSink
+from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import Candidate, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
 
 
-class Rescue:
-    def __init__(self, pools: RedisPools, streams: RedisStreamLog) -> None:
-        self._pools = pools
+class Witness:
+    """Tells of tries that cannot tell of themselves any more."""
+
+    def __init__(self, sink: EventSink, clock: FabricClock, streams: RedisStreamLog) -> None:
+        self._sink = sink
+        self._clock = clock
         self._streams = streams
 
+    async def tell(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
+        """``billed``: it has ended the stream. Otherwise another replica goes on with it."""
+        stream = work.request.stream
+        _, used = await self._streams.settled(stream) or ("", Usage())
+        epoch = work.parsed_epoch().n
+        self._sink.emit(
+            AttemptTrace(
+                id=f"{stream}:end" if billed else f"{stream}:{work.epoch}:lost",
+                at_us=self._clock.now_us(),
+                stream=stream,
+                tenant=work.tenant,
+                model=work.request.model,
+                pool=pool,
+                replica=replica,
+                ended="failed" if billed else "lost",
+                epoch=epoch,
+                attempt=work.attempt,
+                tier=TIERS[work.tier],
+                trace_id=work.request.traceparent[3:35] or stream[5:],
+                prompt_tokens=used.prompt,
+                cached_tokens=used.cached,
+                output_tokens=used.output,
+                reasoning_tokens=used.reasoning,
+                error_code=error.code,
+                billed=billed,
+                price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
+            )
+        )
+
+    def tell_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
+        now_us = self._clock.now_us()
+        self._sink.emit(
+            FleetEvent(
+                id=f"{replica}:dead:{now_us}",
+                at_us=now_us,
+                what="dead",
+                source="reaper",
+                pool=pool,
+                replica=replica,
+                reason="its lease has ended",
+                figures={"streams": streams},
+            )
+        )
+
+
+class Rescue:
+    """``witness``: is told of what is ended here, and of what a dead replica had begun."""
+
+    def __init__(self, pools: RedisPools, streams: RedisStreamLog, witness: Witness | None = None) -> None:
+        self._pools = pools
+        self._streams = streams
+        self._witness = witness
+
     async def rescue(
-        self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError, *, comes_back: bool = False
+        self,
+        pool: str,
+        replica: ReplicaId,
+        stream: StreamId,
+        error: StreamGwError,
+        *,
+        comes_back: bool = False,
+        dead: bool = False,
     ) -> None:
         """Have another replica produce the stream; where that cannot be, end it with the error. ``comes_back``: the
-        replica's engine is being restarted, so that even the only replica of a model is worth waiting for.
+        replica's engine is being restarted, so that even the only replica of a model is worth waiting for. ``dead``:
+        the replica does not tell of it itself.
 
         Raises FabricUnavailable: nothing is lost by another call.
         """
@@ -48,7 +115,7 @@ class Rescue:
             return
         others = await self._others(pool, replica, work.request.model)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
-            await self.end(pool, replica, stream, error, work.parsed_epoch())
+            await self.end(pool, replica, stream, error, work.parsed_epoch(), work)
             return
         taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
         if taken is None:  # it has ended, or another has it
@@ -59,9 +126,12 @@ class Rescue:
             pool, again, others, wait_s=wait_s(work), jitter=random.random(), instead=replica
         )
         if isinstance(placed, Refused):
-            await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error), taken.epoch)
-        else:
-            await self._streams.put_placement(stream, explain(again, placed))
+            if await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error), taken.epoch):
+                await self._tell(pool, replica, work, error, billed=True)
+            return
+        await self._streams.put_placement(stream, explain(again, placed))
+        if dead:
+            await self._tell(pool, replica, work, error, billed=False)
 
     async def _others(self, pool: str, replica: ReplicaId, model: str) -> list[Candidate]:
         """Of a large pool, those with least to do."""
@@ -70,11 +140,23 @@ class Rescue:
         return [Candidate(info.replica, 0) for info in infos[:CANDIDATES_MAX]]
 
     async def end(
-        self, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError, epoch: Epoch | None = None
+        self,
+        pool: str,
+        replica: ReplicaId,
+        stream: StreamId,
+        error: StreamGwError,
+        epoch: Epoch | None = None,
+        work: Work | None = None,
     ) -> None:
         """Give the stream its terminal, and take it off the replica's list. ``epoch``: the replica's, where known."""
-        await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error), epoch)
+        ended = await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error), epoch)
+        if ended and work is not None:
+            await self._tell(pool, replica, work, error, billed=True)
         await self._pools.drop(pool, replica, [stream])
+
+    async def _tell(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
+        if self._witness is not None:
+            await self._witness.tell(pool, replica, work, error, billed=billed)
 
 
 def wait_s(work: Work, most_s: float = QUEUE_WAIT_S_MAX) -> float:

@@ -155,6 +155,14 @@ class RedisStreamLog:
         reply: list[bytes] = await self._client.execute(slot, "LRANGE", key + "p", 0, -1)
         return reply
 
+    async def settled(self, stream: StreamId) -> tuple[Status, Usage] | None:
+        """What a stream has used: settled, once it has ended. None: it is not held any more."""
+        slot, key, _ = self._where(stream)
+        status, used = await self._client.execute(slot, "HMGET", key + "m", "st", "us")
+        if status is None:
+            return None
+        return cast(Status, status.decode()), Usage(*map(int, (used or b"").split()))
+
     async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
         """What a tenant's streams that ended in an hour (of unix time) have used: model → (streams, usage).
 

@@ -17,21 +17,25 @@ from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.lease import LeasePolicy
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
 from stream_fabric.ids import StreamId, TenantId, new_stream_id
-from stream_fabric.limits import PAGE_ENTRIES_MAX
+from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
 from stream_fabric.log import Append
 from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
+from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import Candidate, Placed, Queued, RedisPools, Work
 from stream_fabric.redis.reaper import _SEEN_DEAD_S, LOST
-from stream_fabric.redis.rescue import Rescue
+from stream_fabric.redis.rescue import Rescue, Witness
 from stream_fabric.redis.streams import RedisStreamLog
+from tests.support.events import Heard
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 ACME = TenantId("acme")
 PARTITIONS = Partitions(4)
+PRICES = Prices(1_000_000, 500_000, 2_000_000)  # a micro-unit a prompt token, two an output token
 
 
 class Fragile(SimEngine):
@@ -64,8 +68,9 @@ class Fragile(SimEngine):
 
 
 class Bench:
-    def __init__(self, client: RedisClient, pool: str, agent: Agent, engine: Fragile) -> None:
+    def __init__(self, client: RedisClient, pool: str, agent: Agent, engine: Fragile, heard: Heard) -> None:
         self.client = client
+        self.heard = heard
         self.log = RedisStreamLog(client, PARTITIONS)
         self.pools = RedisPools(client)
         self.pool = pool
@@ -88,7 +93,7 @@ class Bench:
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
         )
-        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None, prefix=prefix)
+        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None, prefix=prefix, prices=PRICES)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", None)
         await self.place(work)
         return stream
@@ -141,7 +146,7 @@ async def running(
     drain_s: float = 2.0,
 ) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
     """``proxy``: between the agent and Redis, which the bench asks directly."""
-    engine = Fragile(SimSettings.parse(sim))
+    engine, heard = Fragile(SimSettings.parse(sim)), Heard()
     models = tuple(await engine.start())
     direct, client = RedisClient(redis_url), RedisClient(proxy.url if proxy else redis_url, timeout_s=1.5)
     await direct.start()
@@ -153,11 +158,12 @@ async def running(
         engine,
         client,
         PARTITIONS,
+        heard,
     )
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)
-        yield Bench(direct, pool, agent, engine), task
+        yield Bench(direct, pool, agent, engine, heard), task
     finally:
         agent.drain()
         await asyncio.wait([task])
@@ -215,6 +221,79 @@ async def test_a_replica_of_which_no_first_token_comes_tells_how_long_it_stands_
             return info.queue_p99_ms < 500
 
         await eventually(told_no_more, "that nobody waits")
+
+
+async def test_every_try_is_told_once_and_a_stream_has_one_bill(redis_url: str) -> None:
+    """Completed, cancelled in the middle, failed, and taken from a replica that was thought dead."""
+    async with running(redis_url, "itl_ms=3,ttft_ms=50") as (bench, _):
+        whole = await bench.ask(max_tokens=20)
+        assert (await bench.end(whole)).status == "completed"
+        cut = await bench.ask()
+        await eventually(lambda: _above(bench, cut, 5), "tokens")
+        await bench.log.cancel(cut, ACME)
+        poison = await bench.ask(model="poison")
+        await bench.end(poison)
+        again = await bench.ask()
+        await eventually(lambda: _above(bench, again, 5), "tokens")
+        rescue = Rescue(bench.pools, bench.log)
+        await rescue.rescue(bench.pool, bench.agent.replica, again, LOST, comes_back=True)
+        found = await eventually(lambda: _told(bench, {whole, cut, poison, again}), "the tries are told")
+        by_stream = {trace.stream: trace for trace in found}
+        done = by_stream[whole]
+        settled = await bench.log.settled(whole)
+        assert settled is not None
+        assert (done.ended, done.billed, done.finish_reason) == ("completed", True, "length")
+        assert done.output_tokens == done.generated_tokens == settled[1].output == 20
+        assert done.price_micro == done.prompt_tokens + 40
+        assert sum(done.itl_sketch) == 19
+        assert done.prefill_us + done.engine_queue_us >= 50_000
+        assert 19 * 2500 < done.decode_us < 2_000_000
+        assert done.trace_id == whole[5:]
+        stopped = by_stream[cut]
+        settled = await bench.log.settled(cut)
+        assert settled is not None
+        assert (stopped.ended, stopped.billed) == ("cancelled", True)
+        assert stopped.output_tokens == settled[1].output <= stopped.generated_tokens
+        assert (by_stream[poison].ended, by_stream[poison].error_code) == ("failed", EngineFailed.code)
+        assert (by_stream[again].ended, by_stream[again].billed, by_stream[again].epoch) == ("lost", False, 1)
+        head = await bench.head(again)
+        await eventually(lambda: _above(bench, again, head + 5), "tokens of the second try")
+        await bench.log.cancel(again, ACME)
+        bills = await eventually(lambda: _bills(bench, again), "the bill of the second try")
+        assert [(bill.ended, bill.epoch) for bill in bills] == [("cancelled", 2)]
+        ids = [trace.id for trace in bench.heard.attempts]
+        assert len(ids) == len(set(ids))
+
+
+async def _told(bench: Bench, streams: set[StreamId]) -> list[AttemptTrace] | None:
+    first = [trace for trace in bench.heard.attempts if trace.epoch == 1]
+    return first if {trace.stream for trace in first} == streams else None
+
+
+async def _bills(bench: Bench, stream: StreamId) -> list[AttemptTrace]:
+    return [trace for trace in bench.heard.attempts if trace.stream == stream and trace.billed]
+
+
+async def test_who_ends_a_dead_replicas_stream_tells_its_bill(redis_url: str) -> None:
+    async with running(redis_url, "itl_ms=3,ttft_ms=0") as (bench, _):
+        stream = await bench.ask()
+        await eventually(lambda: _above(bench, stream, 5), "tokens")
+        work = await bench.pools.work(bench.pool, stream)
+        assert work is not None
+        heard = Heard()
+        witness = Witness(heard, FabricClock(bench.client), bench.log)
+        hopeless = msgspec.structs.replace(work, attempt=ATTEMPTS_MAX)
+        rescue = Rescue(bench.pools, bench.log, witness)
+        await rescue.end(bench.pool, bench.agent.replica, stream, LOST, hopeless.parsed_epoch(), hopeless)
+        await rescue.end(bench.pool, bench.agent.replica, stream, LOST, hopeless.parsed_epoch(), hopeless)
+        settled = await bench.log.settled(stream)
+        assert settled is not None
+        (bill,) = heard.attempts
+        assert (bill.ended, bill.billed, bill.error_code) == ("failed", True, LOST.code)
+        assert bill.output_tokens == settled[1].output > 0
+        assert bill.price_micro == bill.prompt_tokens + 2 * bill.output_tokens
+        await eventually(lambda: _told(bench, {stream}), "the agent hears of it")
+        assert [trace.billed for trace in bench.heard.attempts] == [False]
 
 
 async def _above(bench: Bench, stream: StreamId, seq: int) -> bool:

@@ -105,9 +105,9 @@ class RedisPool:
         inbox = Inbox(self.client, self.name, replica)
         entries = await inbox.read(0.001)
         if entries:
-            await inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
+            await inbox.done([(e.entry, e.stream) for e in entries])
         inbox.close()
-        return [stream for _, stream, _ in entries]
+        return [e.stream for e in entries]
 
 
 def _now_ms() -> float:

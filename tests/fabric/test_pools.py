@@ -20,6 +20,7 @@ from stream_fabric.log import Append, AppendCode
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
 from stream_fabric.redis.pool import (
+    Arrival,
     Candidate,
     Inbox,
     Placed,
@@ -114,7 +115,9 @@ async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:
     assert await pool.pools.holds(pool.name, one, stream)
     assert not await pool.pools.holds(pool.name, two, stream)
     inbox = pool.inbox(one)
-    ((entry_id, name, got),) = await inbox.read(0.1)
+    ((entry_id, name, got, waited_us, handed_us),) = await inbox.read(0.1)
+    assert waited_us == 0
+    assert handed_us / 1e6 == pytest.approx(time.time(), abs=5)
     assert (name, got) == (stream, work(stream))
     assert await pool.pools.work(pool.name, stream) == got
     assert len(await inbox.read(0.1)) == 1  # it stays until it is done with
@@ -164,7 +167,7 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
     # What the agent has not taken from its inbox counts, whatever its list says
     await pool.renew(one, slots=2)
     assert await pool.flight(one) == {a, b}
-    await inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
+    await inbox.done([(e.entry, e.stream) for e in entries])
     assert (await pool.renew(one, a, b, slots=2)).waiting == 1
     # `b` ended, however it did: with the next renewal its slot goes to who waits
     assert await pool.renew(one, a, slots=2) == Report("", 1, 0)
@@ -180,7 +183,7 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
     await pool.renew(one)
     await pool.place(stream, one)
     inbox = pool.inbox(one)
-    ((entry_id, _, _),) = await inbox.read(0.1)
+    ((entry_id, *_),) = await inbox.read(0.1)
     await inbox.done([(entry_id, stream)])
     inbox.close()
     assert await pool.pools.where(pool.name, stream) == one
@@ -209,7 +212,7 @@ async def test_work_of_another_version_is_told_from_work(pool: Pool) -> None:
     key = f"sg:{{pool:{pool.name}}}:{one}:inbox"
     await pool.client.execute(slot_of(f"pool:{pool.name}"), "XADD", key, "*", "s", "resp_x", "w", b'{"new":1}')
     inbox = pool.inbox(one)
-    ((_, stream, got),) = await inbox.read(0.1)
+    ((_, stream, got, *_),) = await inbox.read(0.1)
     assert (stream, got) == ("resp_x", None)
     inbox.close()
 
@@ -272,7 +275,7 @@ async def test_an_inbox_reader_wakes_at_once_and_survives_its_connection(pool: P
     stream = new_stream()
     await pool.place(stream, one)
     started = asyncio.get_running_loop().time()
-    ((_, _, got),) = await reading
+    ((_, _, got, *_),) = await reading
     assert got is not None and got.request.stream == stream
     assert asyncio.get_running_loop().time() - started < 2.0
     inbox.close()
@@ -328,7 +331,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     assert decode(page.entries[-1].frames) == End("failed", Usage(output=1), ErrorInfo.of(LOST))
     assert page.bases == ((2, 1),)  # three reapers, one fence
     assert await pool.flight(alive) == {kept, unread, begun}
-    moved = {stream: got for _, stream, got in await _read(pool, alive)}
+    moved = {e.stream: e.work for e in await _read(pool, alive)}
     assert {(w.epoch[:2], w.base, w.attempt) for w in moved.values() if w is not None} == {("2.", 0, 2), ("2.", 1, 2)}
     # The dead one's late words do not count
     item = Append(begun, "1.aa", 2, 2, encode_text(0, "x"), Usage(output=2))
@@ -336,10 +339,10 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     assert code is AppendCode.FENCED
 
 
-async def _read(pool: Pool, name: ReplicaId) -> list[tuple[str, StreamId, Work | None]]:
+async def _read(pool: Pool, name: ReplicaId) -> list[Arrival]:
     inbox = pool.inbox(name)
     entries = await inbox.read(0.1)
-    await inbox.done([(entry_id, stream) for entry_id, stream, _ in entries])
+    await inbox.done([(e.entry, e.stream) for e in entries])
     inbox.close()
     return entries
 
@@ -374,7 +377,7 @@ async def test_many_who_rescue_a_stream_at_once_hand_it_to_one_that_can_go_on(po
         stream = await streams.begin()
         assert await pool.place(stream, dead) == dead
         await asyncio.gather(*(Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST) for _ in range(5)))
-        ((_, _, got),) = await _read(pool, alive)
+        ((_, _, got, *_),) = await _read(pool, alive)
         assert got is not None
         mine = Append(stream, got.epoch, got.base + 1, got.base + 1, encode_text(0, "y"), Usage(output=2))
         # One more that comes late, before the new producer's first word

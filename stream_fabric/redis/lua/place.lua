@@ -126,8 +126,8 @@ for i = 1, count do
   if tokens > 0 then believed[#believed + 1] = '\30' .. names[i] .. '\29' .. string.format('%d', tokens) end
   most_held = math.max(most_held, tokens)
 end
-redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), session,
-  string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
+redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), string.format('%d', now_us()),
+  session, string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
   table.concat(believed)}, '\31'))
 redis.call('HSET', P .. 'at', id, '')
 if taken > 0 then pull(names[taken], now, pin_ms) end

@@ -12,6 +12,11 @@ local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill 
 local TIERS, SCAN_MAX, RATE_WINDOW_MS = 3, 64, 10000
 local LOOK_AHEAD, PASSED_MAX, LOCALITY = 16, 16, 16
 
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
 local function waiting_count()
   local count = 0
   for tier = 0, TIERS - 1 do count = count + redis.call('ZCARD', P .. 'q' .. tier) end
@@ -28,11 +33,12 @@ local function position(id)
   return 0
 end
 
--- Put a stream into a replica's inbox and its costs on the replica's seat.
-local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms)
+-- Put a stream into a replica's inbox and its costs on the replica's seat. since: when it was asked for, in us.
+local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms, since)
   local key = P .. replica .. ':'
   redis.call('HSET', key .. 'flight', id, string.format('%.17g %.17g %s', prefill_ms, decode_ms, session))
-  redis.call('XADD', key .. 'inbox', '*', 's', id, 'w', payload)
+  local at = now_us()
+  redis.call('XADD', key .. 'inbox', '*', 's', id, 'w', payload, 't', string.format('%d %d', at - (since or at), at))
   redis.call('SADD', key .. 'unread', id)
   redis.call('HSET', P .. 'at', id, replica)
   local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s =
@@ -57,13 +63,13 @@ local function forget(id, tier)
   return true
 end
 
--- What a place in line rests on: model, until when it waits, session, prompt tokens, output tokens, the replica the
+-- What a place in line rests on: model, until when it waits and since when (us), session, prompt tokens, output tokens, the replica the
 -- session is bound to, the most that any replica held of the prompt, and of each that held some its name and how much.
 local function asked(line)
-  local model, wait_until, session, prompt, output, pin, most, held =
-    string.match(line, '^([^\31]*)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
-  return {model = model, wait_until = tonumber(wait_until), session = session, prompt = tonumber(prompt),
-    output = tonumber(output), pin = pin, most = tonumber(most), held = held}
+  local model, wait_until, since, session, prompt, output, pin, most, held =
+    string.match(line, '^([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
+  return {model = model, wait_until = tonumber(wait_until), since = tonumber(since), session = session,
+    prompt = tonumber(prompt), output = tonumber(output), pin = pin, most = tonumber(most), held = held}
 end
 
 local function held_by(ask, replica)
@@ -138,7 +144,7 @@ local function pull(replica, now, pin_ms)
     end
     count_popped(now)
     has_room = hand(id, redis.call('HGET', P .. 'work', id), replica,
-      (ask.prompt - held_by(ask, replica)) / prefill_s * 1000, ask.output / decode_s * 1000, ask.session, pin_ms)
+      (ask.prompt - held_by(ask, replica)) / prefill_s * 1000, ask.output / decode_s * 1000, ask.session, pin_ms, ask.since)
     taken[#taken + 1] = id
   end
   return taken
