@@ -20,6 +20,8 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Login, Push, Refused, ReplyError
 
 SLOTS = 16384
+_ASK_S = 1.0
+"""Who is asked for the topology answers in so long, or another is asked: a dead host says nothing."""
 _RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "OOM", "MISCONF"}
 
 
@@ -230,7 +232,7 @@ class Sentinel:
         raise refused or ConnectionLost("; ".join(failures))
 
     async def _ask(self, sentinel: Address) -> Any:
-        connection = await Connection.connect(*sentinel, timeout_s=1.0, login=self._login)
+        connection = await Connection.connect(*sentinel, timeout_s=_ASK_S, login=self._login)
         try:
             return await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
         except ReplyError as error:
@@ -262,7 +264,11 @@ class Cluster:
         refused: Refused | None = None
         for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // 64] if a), *self._seeds]):
             try:
-                reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")
+                async with asyncio.timeout(_ASK_S):
+                    reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")
+            except TimeoutError:
+                failures.append(f"{node}: silent for {_ASK_S:g} s")
+                continue
             except (ConnectionLost, ReplyError) as error:
                 if isinstance(error, ReplyError) and error.denied:
                     error = self._login.refused(str(node), error)
@@ -355,10 +361,14 @@ class RedisClient:
 
     async def refresh(self) -> None:
         """Ask for the topology again, once for all who want it now. Failures are the retry loop's to meet."""
+        with contextlib.suppress(ConnectionLost, ReplyError):
+            await asyncio.shield(self._begin_refresh())
+
+    def _begin_refresh(self) -> asyncio.Task[None]:
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self.topology.refresh())
-        with contextlib.suppress(ConnectionLost, ReplyError):
-            await asyncio.shield(self._refreshing)
+            self._refreshing.add_done_callback(_consume)
+        return self._refreshing
 
     async def execute(self, slot: int, *args: Arg, timeout_s: float | None = None) -> Any:
         """Run one idempotent command where the slot lives. Raises ReplyError or FabricUnavailable."""
@@ -397,6 +407,8 @@ class RedisClient:
             if isinstance(cause, Refused) and (late or not self._started):
                 raise FabricUnavailable(str(cause)) from cause
             if late:
+                if redirect is None and not self._closed:
+                    self._begin_refresh()  # for who comes next: to find a dead host silent took all the time there was
                 raise FabricUnavailable(
                     f"Redis did not answer in {timeout_s or self._timeout_s:g} s: {cause}"
                 ) from cause

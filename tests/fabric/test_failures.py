@@ -21,10 +21,11 @@ from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.frames import End, decode, is_end, is_text, text_parts
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.log import CreateCode, unpack_parts
 from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
-from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
+from stream_fabric.redis.client import Address, Partitions, RedisClient, RedisUrl
 from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
@@ -275,6 +276,52 @@ async def test_an_unreachable_redis_is_said_in_time(redis_url: str) -> None:
             assert asyncio.get_running_loop().time() - started < 2.0
         proxy.resume()
         assert await eventually(lambda: client.execute(0, "PING")) == b"PONG"
+        await client.close()
+
+
+class Failover:
+    """A topology that learns of the new server only when it is asked again."""
+
+    def __init__(self, before: int, after: int) -> None:
+        self._port, self._after = before, after
+
+    def address(self, slot: int) -> Address:
+        return Address("127.0.0.1", self._port)
+
+    def moved(self, slot: int, to: Address) -> None: ...
+
+    async def refresh(self) -> None:
+        self._port = self._after
+
+
+async def test_invariant_10_a_server_that_falls_silent_is_left_for_the_one_in_its_place(redis_url: str) -> None:
+    """A dead host answers nothing, not even a refusal: each try takes as long as a command may."""
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url, timeout_s=0.4)
+        await client.start()
+        client.topology = Failover(proxy.port, port_of(redis_url))
+        assert await client.execute(0, "PING") == b"PONG"
+        proxy.pause()
+        with pytest.raises(FabricUnavailable):
+            await client.execute(0, "PING")
+
+        async def answers() -> bool:
+            with suppress(FabricUnavailable):
+                return bool(await client.execute(0, "PING") == b"PONG")
+            return False
+
+        await eventually(answers, "the server in its place", 3)
+        await client.close()
+
+
+async def test_a_silent_node_does_not_keep_the_others_from_being_asked(redis_cluster_url: str) -> None:
+    one = RedisUrl.parse(redis_cluster_url).addresses[0]
+    async with Proxy.before(one.port, one.host) as proxy:
+        proxy.pause()
+        client = RedisClient(f"redis+cluster://127.0.0.1:{proxy.port},{one}")
+        started = asyncio.get_running_loop().time()
+        await client.start()
+        assert asyncio.get_running_loop().time() - started < COMMAND_TIMEOUT_S / 2
         await client.close()
 
 
