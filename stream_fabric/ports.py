@@ -97,3 +97,9 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Take the event. Never blocks and never raises; what cannot be kept is counted."""
+
+
+class NoEvents:
+    """An ``EventSink`` for a process that tells nobody."""
+
+    def emit(self, event: Event) -> None: ...

@@ -90,5 +90,5 @@ class EmitSettings(EventSettings):
         EVENTS_MEMORY_BYTES_MAX,
         ge=4 << 20,
         le=1 << 32,
-        description="Events in memory, not yet delivered; over: dropped; billing facts have a quarter of it to themselves",
+        description="Events in memory, not yet delivered; over: dropped; a quarter is for billing facts alone",
     )
