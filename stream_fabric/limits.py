@@ -84,6 +84,19 @@ VLLM_LINE_CHARS_MAX: Final = 1000  # of one of its lines; the rest is cut
 KV_BACKLOG_MAX: Final = 16_384  # batches of KV events not yet read; over: they are lost, and asked for again
 KV_REPLAY_S_MAX: Final = 5.0  # lost KV events are asked for again; over: counted as a clear
 
+# Events. What is over a bound goes to the disk spool; what finds no room there either is dropped, and counted.
+EVENT_BYTES_MAX: Final = 512 << 10  # over: without its prompt and completion; still over: dropped
+EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # of a process, not yet delivered (a setting)
+EVENTS_SPOOL_BYTES_MAX: Final = 1 << 30  # of a process, on disk (a setting)
+EVENTS_REDIS_BYTES_MAX: Final = 64 << 20  # of all processes, in Redis, not yet consumed (a setting)
+EVENTS_BATCH_MAX: Final = 500  # handed to the transport at once
+EVENTS_BATCH_BYTES_MAX: Final = 512 << 10
+EVENTS_SCRIPT_MAX: Final = 64  # appended in one script call: Redis serves nobody else meanwhile
+EVENTS_LINGER_S: Final = 0.05  # events gather for so long
+EVENTS_STUCK_S: Final = 1.0  # a batch that is not acknowledged after so long: the transport is away
+EVENTS_SPOOL_PER_S: Final = 5000  # events from the spool, beside live ones
+EVENTS_CLOSE_S_MAX: Final = 3.0  # at a process's end; what is left goes to the spool
+
 # The fabric.
 COMMAND_TIMEOUT_S: Final = 5.0
 RECONNECT_S_MAX: Final = 1.0
@@ -98,4 +111,7 @@ assert RETENTION_S > 300
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
 assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
+assert EVENT_BYTES_MAX <= EVENTS_BATCH_BYTES_MAX <= 768 << 10, "Kafka refuses a batch over 1 MiB"
+assert 4 * EVENTS_BATCH_BYTES_MAX <= EVENTS_MEMORY_BYTES_MAX <= EVENTS_SPOOL_BYTES_MAX
+assert EVENTS_LINGER_S < EVENTS_STUCK_S < EVENTS_CLOSE_S_MAX
 assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S

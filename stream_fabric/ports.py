@@ -102,7 +102,6 @@ class EventSink(Protocol):
 
 
 class NoEvents:
-    """Where nobody listens."""
+    """An ``EventSink`` for a process that tells nobody."""
 
-    def emit(self, event: Event) -> None:
-        pass
+    def emit(self, event: Event) -> None: ...

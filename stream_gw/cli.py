@@ -193,9 +193,13 @@ def _settings(model: type[S], args: argparse.Namespace) -> S:
     except ValidationError as error:
         lines = []
         for item in error.errors():
-            name = str(item["loc"][0]) if item["loc"] else "settings"
+            if not item["loc"]:  # of several settings together; the input would be all of them, passwords too
+                lines.append(str(item["ctx"]["error"]))
+                continue
+            name = str(item["loc"][0])
             # A Redis URL may hold a password
-            value = "" if any(word in name for word in ("key", "secret", "url")) else f", got {item['input']!r}"
+            hidden = any(word in name for word in ("key", "secret", "url", "password"))
+            value = "" if hidden else f", got {item['input']!r}"
             lines.append(f"--{name.replace('_', '-')} ({_ENV}{name.upper()}): {item['msg']}{value}")
         raise ValueError("; ".join(lines)) from None
 

@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
-from stream_fabric.settings import FabricSettings
+from stream_fabric.settings import EmitSettings, EventSettings, FabricSettings
 from stream_gw.settings import GatewaySettings
 
 _HEAD = """# Configuration
@@ -18,16 +18,16 @@ Made from the settings by `python -m stream_gw.configuration`; a test compares.
 
 def table() -> str:
     out = [_HEAD]
-    common = FabricSettings.model_fields
+    told: set[str] = set()
     for title, model in (
         ("Every role", FabricSettings),
+        ("Telemetry events: gateways, agents, controllers, and who consumes them", EventSettings),
+        ("Telemetry events: gateways, agents, controllers", EmitSettings),
         ("`stream-gw gateway`", GatewaySettings),
         ("`stream-gw agent`", AgentSettings),
         ("`stream-gw controller`", ControllerSettings),
     ):
-        fields = {k: v for k, v in model.model_fields.items() if model is FabricSettings or k not in common}
-        if not fields:
-            continue
+        fields = {name: field for name, field in model.model_fields.items() if name not in told}
         out.append(f"\n## {title}\n\n| flag | variable | default | what it is |\n| --- | --- | --- | --- |\n")
         for name, field in fields.items():
             default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
@@ -35,6 +35,8 @@ def table() -> str:
             out.append(
                 f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
             )
+        if model in (FabricSettings, EventSettings, EmitSettings):
+            told |= fields.keys()
     return "".join(out)
 
 

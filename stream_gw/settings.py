@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.settings import FabricSettings
+from stream_fabric.settings import EmitSettings
 
 
-class GatewaySettings(FabricSettings):
+class GatewaySettings(EmitSettings):
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one")
     gateway: str = Field("", max_length=64, description="A name for the gateway; empty: the host's and process's")

@@ -1,4 +1,5 @@
-"""Fixtures for the real services. A running Redis is named by ``STREAM_GW_TEST_REDIS``; else one is started."""
+"""Fixtures for the real services. A running Redis is named by ``STREAM_GW_TEST_REDIS``, a Kafka by
+``STREAM_GW_TEST_KAFKA``; else one is started."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from stream_fabric.redis.client import RedisClient
+from tests.support.kafka import KafkaServer
 from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
 
 settings.register_profile(
@@ -62,3 +64,20 @@ async def redis_client(redis_url: str) -> AsyncIterator[RedisClient]:
     await client.start()
     yield client
     await client.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A Kafka that a test may stop, kill and pause, if it starts it again: one for all, as its start takes seconds."""
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(request: pytest.FixtureRequest) -> str:
+    """Where a Kafka is that tests share; they keep apart by their own topics."""
+    named = os.environ.get("STREAM_GW_TEST_KAFKA")
+    if named:
+        return named
+    server: KafkaServer = request.getfixturevalue("kafka_server")
+    return server.servers

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
-from stream_fabric.settings import FabricSettings
+from stream_fabric.settings import EmitSettings
 
 
-class AgentSettings(FabricSettings):
+class AgentSettings(EmitSettings):
     engine: Literal["sim", "openai", "vllm"] = Field(
         "sim", description="What serves the model: the simulator, a server by URL, or vLLM started by the agent"
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from stream_fabric.settings import FabricSettings
+from stream_fabric.settings import EmitSettings
 
 
-class ControllerSettings(FabricSettings):
+class ControllerSettings(EmitSettings):
     drain_stuck: bool = Field(True, description="Drain a ready replica whose requests wait far longer than its peers'")
     stuck_ratio: float = Field(
         3.0,

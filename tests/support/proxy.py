@@ -108,10 +108,10 @@ class Proxy:
 
     @classmethod
     @asynccontextmanager
-    async def before(cls, port: int, host: str = "127.0.0.1") -> AsyncIterator[Proxy]:
-        """A proxy in front of a server, on a port of its own."""
+    async def before(cls, port: int, host: str = "127.0.0.1", listen: int = 0) -> AsyncIterator[Proxy]:
+        """A proxy in front of a server, on a port of its own, or one that clients have been told."""
         proxy = cls(host, port)
-        server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(proxy._accept, "127.0.0.1", listen)
         proxy.port = server.sockets[0].getsockname()[1]
         try:
             yield proxy

@@ -1,0 +1,240 @@
+"""Events by Kafka. The one module that knows aiokafka, with what every client of ours needs: how to reach the brokers,
+a topic that is there, and a log that an outage does not flood."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, for_code
+
+from stream_fabric.limits import EVENTS_BATCH_BYTES_MAX
+from stream_fabric.settings import EventSettings
+from telemetry.transport import Record, TransportUnavailable
+
+log = logging.getLogger(__name__)
+
+START_S_MAX = 10.0
+_REQUEST_S_MAX = 30.0
+_BACKOFF_MS = 200
+_SAY_S = 30.0
+_ALREADY_EXISTS = 36
+_BATCH_BYTES_MAX = EVENTS_BATCH_BYTES_MAX * 3 // 2
+"""Of one partition's: with keys and headers it must still hold a whole batch, as each is sent as one."""
+
+
+class TopicMissing(Exception):
+    """Names the topic and the remedy."""
+
+
+def connection_options(settings: EventSettings) -> dict[str, Any]:
+    """What every aiokafka client takes to reach the brokers. Raises ValueError for files that are not what they should
+    be."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": [server.strip() for server in settings.kafka_servers.split(",") if server.strip()],
+        "request_timeout_ms": int(_REQUEST_S_MAX * 1000),
+        "retry_backoff_ms": _BACKOFF_MS,
+        "security_protocol": ("SASL_" if settings.kafka_sasl else "") + ("SSL" if settings.kafka_tls else "PLAINTEXT"),
+    }
+    if settings.kafka_tls:
+        options["ssl_context"] = _tls(settings)
+    if settings.kafka_sasl:
+        options["sasl_mechanism"] = settings.kafka_sasl
+        options["sasl_plain_username"] = settings.kafka_user
+        options["sasl_plain_password"] = settings.kafka_password.get_secret_value()
+    return options
+
+
+def _tls(settings: EventSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.kafka_ca or None)
+    except OSError as error:
+        raise ValueError(
+            f"STREAM_GW_KAFKA_CA: {settings.kafka_ca} cannot be read as certificates in PEM form"
+        ) from error
+    if settings.kafka_cert:
+        try:
+            # With a password given OpenSSL does not ask the terminal for one
+            context.load_cert_chain(settings.kafka_cert, settings.kafka_key, password="")
+        except OSError as error:
+            raise ValueError(
+                f"STREAM_GW_KAFKA_CERT and STREAM_GW_KAFKA_KEY: {settings.kafka_cert} and {settings.kafka_key} are not "
+                "a certificate and its key in PEM form, without a passphrase"
+            ) from error
+    return context
+
+
+async def ensure_topic(settings: EventSettings, topic: str) -> None:
+    """See to it that a topic is there. Raises TopicMissing, KafkaError, or TimeoutError when no broker answers."""
+    admin = AIOKafkaAdminClient(**connection_options(settings))
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            await admin.start()
+            if topic in await admin.list_topics():
+                return
+            if not settings.telemetry_create_topics:
+                raise TopicMissing(
+                    f"Kafka at {settings.kafka_servers} has no topic {topic!r}, or does not show it to us; create it "
+                    f"(kafka-topics.sh --create --topic {topic} --partitions 12), or set "
+                    "STREAM_GW_TELEMETRY_CREATE_TOPICS=true"
+                )
+            reply = await admin.create_topics([NewTopic(topic, -1, -1)])
+            for _, code, *message in reply.topic_errors:
+                if code not in (0, _ALREADY_EXISTS):
+                    raise TopicMissing(
+                        f"Kafka does not let us create the topic {topic!r}: {for_code(code)()} {message}"
+                    )
+    finally:
+        await admin.close()
+
+
+class KafkaTransport:
+    """``Transport`` by an idempotent producer: its sequence numbers let nothing arrive twice, however often a batch is
+    sent. A producer that has failed a batch is thrown away: its numbers have a gap that brokers refuse."""
+
+    name = "kafka"
+
+    def __init__(self, settings: EventSettings) -> None:
+        self._settings = settings
+        self._topic = settings.events_topic
+        connection_options(settings)  # raises for what cannot work
+        self._producer: AIOKafkaProducer | None = None
+        limit_logs()
+
+    async def send(self, batch: Sequence[Record]) -> None:
+        try:
+            producer = self._producer or await self._start()
+            partitions = sorted(await producer.partitions_for(self._topic))
+        except (KafkaError, TopicMissing, TimeoutError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise TransportUnavailable(text, batch) from error
+        by_partition: dict[int, list[Record]] = {}
+        for record in batch:
+            by_partition.setdefault(partitions[crc32(record.key) % len(partitions)], []).append(record)
+        results = await asyncio.gather(
+            *(self._send_to(producer, partition, records) for partition, records in by_partition.items()),
+            return_exceptions=True,
+        )
+        failed: list[tuple[list[Record], BaseException]] = []
+        for records, result in zip(by_partition.values(), results, strict=True):
+            if isinstance(result, BaseException):
+                failed.append((records, result))
+        if failed:
+            await self._failed(failed)
+
+    async def _send_to(self, producer: AIOKafkaProducer, partition: int, records: Sequence[Record]) -> None:
+        """One record batch, acknowledged. It is tried for as long as it takes."""
+        builder = producer.create_batch()
+        now_ms = int(time.time() * 1000)
+        for record in records:
+            added = builder.append(timestamp=now_ms, key=record.key, value=record.value, headers=_headers(record))
+            assert added is not None, "a batch holds what the sink sends at once"
+        builder.close()
+        await (await producer.send_batch(builder, self._topic, partition=partition))
+
+    async def _failed(self, failed: Sequence[tuple[list[Record], BaseException]]) -> None:
+        await self._abandon()
+        unsent: list[Record] = []
+        refused: list[Record] = []
+        why = ""
+        for records, error in failed:
+            if not isinstance(error, KafkaError):
+                raise error
+            if not isinstance(error, MessageSizeTooLargeError):
+                unsent += records
+                why = f"{type(error).__name__}: {error}"
+            elif len(records) == 1:
+                refused += records
+            else:
+                for record in records:  # which of them is it?
+                    try:
+                        await self.send([record])
+                    except TransportUnavailable as single:
+                        unsent += single.unsent
+                        refused += single.refused
+        if unsent or refused:
+            raise TransportUnavailable(why or "too large for the topic's max.message.bytes", unsent, refused)
+
+    async def _start(self) -> AIOKafkaProducer:
+        await ensure_topic(self._settings, self._topic)
+        producer = AIOKafkaProducer(
+            **connection_options(self._settings),
+            client_id="stream-gw",
+            acks="all",
+            enable_idempotence=True,
+            compression_type="zstd",
+            max_batch_size=_BATCH_BYTES_MAX,
+        )
+        self._producer = producer
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                await producer.start()
+        except BaseException:
+            await self._abandon()
+            raise
+        return producer
+
+    async def _abandon(self) -> None:
+        """End a producer without waiting for what it still has."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        # Closed connections end the requests that are on their way, so that stop has nothing to wait for
+        await producer.client.close()
+        with contextlib.suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(0.1):
+                await producer.stop()
+        sender = producer._sender.sender_task
+        if sender is not None and not sender.done():
+            sender.cancel()
+            await asyncio.wait({sender}, timeout=1)
+
+    async def close(self) -> None:
+        await self._abandon()
+
+
+def _headers(record: Record) -> list[tuple[str, bytes]]:
+    headers = [("v", b"%d" % record.v)]
+    if len(record.trace_id) == 32:
+        span = f"{crc32(record.value):08x}{crc32(record.key) | 1:08x}"
+        headers.append(("traceparent", f"00-{record.trace_id}-{span}-01".encode()))
+    return headers
+
+
+# --- its log -------------------------------------------------------------------------------------------------
+
+
+class _Limited(logging.Handler):
+    """Passes on one record of each kind in a while; says how many it has kept to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kinds: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = (record.pathname, record.lineno)
+        at, kept = self._kinds.get(kind, (float("-inf"), 0))
+        now = time.monotonic()
+        if now - at < _SAY_S:
+            self._kinds[kind] = (at, kept + 1)
+            return
+        self._kinds[kind] = (now, 0)
+        more = f" (and {kept} like it before)" if kept else ""
+        log.log(min(record.levelno, logging.WARNING), "aiokafka: %s%s", record.getMessage(), more)
+
+
+def limit_logs() -> None:
+    """aiokafka tells of an outage a thousand times a second."""
+    logger = logging.getLogger("aiokafka")
+    if not any(isinstance(handler, _Limited) for handler in logger.handlers):
+        logger.addHandler(_Limited())
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)

@@ -1,0 +1,217 @@
+"""A real Apache Kafka for tests: one broker that is its own controller, on free loopback ports.
+
+Its jars come from Maven Central once, into the user's cache folder. Blocking helpers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.redis import find_binary, free_port, wait_for
+
+VERSION = "4.4.0"
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>stream-gw</groupId>
+  <artifactId>test-kafka</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{VERSION}</version>
+      <exclusions>
+        <!-- named, but not published -->
+        <exclusion><groupId>org.apache.kafka</groupId><artifactId>kafka-tools-api</artifactId></exclusion>
+      </exclusions>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId>
+      <artifactId>log4j-slf4j-impl</artifactId>
+      <version>2.25.5</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+_LOG4J = """rootLogger.level = WARN
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c: %m%n
+"""
+_CLUSTER = "c3RyZWFtLWd3LXRlc3RzMQ"
+
+
+def jars() -> Path:
+    """The folder of the jars; the first caller fetches them, others wait. Skips the test where they cannot be had, or
+    fails it where ``CI`` is set."""
+    find_binary("java")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stream-gw"
+    ready = home / f"kafka-{VERSION}"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"kafka-{VERSION}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            maven = find_binary("mvn")
+            with tempfile.TemporaryDirectory(dir=home) as folder:
+                (Path(folder) / "pom.xml").write_text(_POM)
+                command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+                fetched = subprocess.run(
+                    [*command, "-DoutputDirectory=lib"], cwd=folder, capture_output=True, text=True, timeout=300
+                )
+                if fetched.returncode:
+                    reason = f"Kafka's jars cannot be fetched from Maven Central: {fetched.stdout[-500:]}"
+                    if os.environ.get("CI"):
+                        pytest.fail(reason)
+                    pytest.skip(reason)
+                os.rename(Path(folder) / "lib", ready)
+    return ready
+
+
+class KafkaServer:
+    """A broker whose data outlive its process, until ``close``.
+
+    It listens on ``port``; and on ``behind_port``, where it tells clients that it is at ``proxy_port``: whoever begins
+    there meets nothing but the proxy that a test puts between the two.
+    """
+
+    def __init__(self, **config: str | int) -> None:
+        self._jars = jars()
+        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-kafka-"))
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = self.behind_port = self.proxy_port = 0
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self._dir / "log").read_text(errors="replace") if (self._dir / "log").exists() else ""
+
+    def start(self) -> KafkaServer:
+        """Start, or start again with the same data on the same port; return when it answers."""
+        if not self.port:
+            self._make()
+        # The log opens at the end, so that what an earlier process said of being ready is not taken for this one's
+        with (self._dir / "log").open("ab") as out:
+            began = out.tell()
+            self._process = subprocess.Popen(
+                [*self._java("-Xmx256m", "-Xms64m"), "kafka.Kafka", self._dir / "server.properties"],
+                stdout=out,
+                stderr=out,
+            )
+
+        def started() -> bool:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise RuntimeError(f"Kafka ended with {self._process.returncode}:\n{self.log[-2000:]}")
+            with (self._dir / "log").open("rb") as log:
+                log.seek(began)
+                return b"Kafka Server started" in log.read()
+
+        wait_for(started, "Kafka to start", timeout_s=60, every_s=0.02)
+        return self
+
+    def _java(self, *flags: str) -> list[str | Path]:
+        fast = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [
+            "java",
+            *fast,
+            *flags,
+            f"-Dlog4j2.configurationFile={self._dir}/log4j2.properties",
+            "-cp",
+            f"{self._jars}/*",
+        ]
+
+    def _make(self) -> None:
+        self.port, self.behind_port, self.proxy_port, control = (free_port() for _ in range(4))
+        here = f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{control},BEHIND://127.0.0.1:"
+        ones = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        config: dict[str, str | int] = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "listeners": f"{here}{self.behind_port}",
+            "advertised.listeners": f"{here}{self.proxy_port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,BEHIND:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{control}",
+            "log.dirs": f"{self._dir}/data",
+            "num.partitions": 6,
+            **{f"{name}.replication.factor": 1 for name in ones},
+            **{f"{name}.min.isr": 1 for name in ones[1:]},
+            **{f"{name}.num.partitions": 4 for name in ones},
+            "group.initial.rebalance.delay.ms": 0,
+            "auto.create.topics.enable": "false",
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+            "log.cleaner.dedupe.buffer.size": 16 << 20,
+            "log.segment.bytes": 64 << 20,
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            **self._config,
+        }
+        (self._dir / "log4j2.properties").write_text(
+            _LOG4J + "logger.ready.name = kafka.server.KafkaRaftServer\nlogger.ready.level = INFO\n"
+        )
+        properties = self._dir / "server.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+        formatted = subprocess.run(
+            [
+                *self._java(), "kafka.tools.StorageTool", "format", "--standalone",
+                "--cluster-id", _CLUSTER, "-c", properties,
+            ],
+            capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert formatted.returncode == 0, formatted.stdout + formatted.stderr
+
+    def pause(self) -> None:
+        """It answers nothing, its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is told to anybody."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def __enter__(self) -> KafkaServer:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
