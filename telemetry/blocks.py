@@ -1,10 +1,10 @@
 """The law of blocks: how a partition of the log is cut, so that each of its offsets is inserted once.
 
-A block is a range of offsets of one partition, and ranges follow each other without a gap. Before a block is inserted its
-range is written down where only the partition's owner may write (it is *claimed*); after the insert the next offset is
-(it is *done*). Whoever owns the partition then, after a crash or a rebalance, finds either no claim, and nothing above the
-next offset was ever inserted, or one, and inserts exactly that range first, under the same name: where it was inserted
-before, ClickHouse drops it. Pure: records and moments are arguments.
+A block is a range of offsets of one partition, and ranges follow each other without a gap. Before a block is inserted
+its range is written down where only the partition's owner may write (it is *claimed*); after the insert the next offset
+is (it is *done*). Whoever owns the partition then, after a crash or a rebalance, finds either no claim, and nothing
+above the next offset was ever inserted, or one, and inserts exactly that range first, under the same name: where it
+was inserted before, ClickHouse drops it. Pure: records and moments are arguments.
 """
 
 from __future__ import annotations
@@ -114,13 +114,11 @@ class PartitionBlocks(Generic[R]):
             return None
         if self.claimed is not None:
             return self.claimed
-        size = count = 0
-        last = self.next
+        size, last = 0, self._records[0].offset
         for record in islice(self._records, self._policy.rows_max):
             size += _size(record)
-            if count and size > self._policy.bytes_max:
+            if size > self._policy.bytes_max and record is not self._records[0]:
                 break
-            count += 1
             last = record.offset
         return Block(self.next, last, self._records[0].timestamp)
 

@@ -21,6 +21,7 @@ class Record(Protocol):
     @property
     def timestamp(self) -> int:
         """Milliseconds since 1970, when it came into the log."""
+
     @property
     def key(self) -> bytes | None: ...
     @property

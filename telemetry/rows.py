@@ -1,7 +1,7 @@
 """Records become rows: what is an event goes to its table's columns, what is none is put aside with the reason.
 
-The same records give the same rows, whenever and wherever: nothing here looks at a clock or at a setting, so a block that
-is read again after a crash is the block that it was.
+The same records give the same rows, whenever and wherever: nothing here looks at a clock or at a setting, so a block
+that is read again after a crash is the block that it was.
 """
 
 from __future__ import annotations
@@ -124,9 +124,7 @@ def batch(part: Part, records: Sequence[Record]) -> Batch:
                 else:
                     good.append(index)
             if good:
-                tables[TABLES[kind]] = _table(
-                    kind, [events[i] for i in good], [origins[i] for i in good], topic, partition
-                )
+                tables[TABLES[kind]] = _table(kind, [events[i] for i in good], [origins[i] for i in good], part)
     poison.sort(key=lambda item: item.record.offset)
     return Batch(tables, poison)
 

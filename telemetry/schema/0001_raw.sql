@@ -158,5 +158,5 @@ CREATE TABLE IF NOT EXISTS ingest_state
     poison Int64,
     inserted_at DateTime64(3, 'UTC') DEFAULT now64(3)
 )
-ENGINE = ReplacingMergeTree(next)
+ENGINE = ReplacingMergeTree(inserted_at)
 ORDER BY (topic, partition);

@@ -1,4 +1,4 @@
-"""Whatever the crashes, rebalances and sizes of batches: each offset is inserted once, a claimed range first and as it was."""
+"""Whatever the crashes, rebalances and batches: each offset is inserted once, a claimed range first and as it was."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ moves = st.lists(
 )
 
 
-def live(records: list[PlainRecord], policies_: list[BlockPolicy], moves_: list[tuple[str, int]], *, pending: bool) -> ClickHouse:
+def live(
+    records: list[PlainRecord], policies_: list[BlockPolicy], moves_: list[tuple[str, int]], *, pending: bool
+) -> ClickHouse:
     """Lives of owners: each crash leaves an old one behind that still believes it owns the partition, and goes on."""
     log, house = Log(records), ClickHouse()
     now, lives = 0.0, 0
