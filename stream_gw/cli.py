@@ -24,6 +24,8 @@ from stream_fabric.settings import FabricSettings
 from stream_gw import main as gateway_main
 from stream_gw.auth import key_digest, new_key
 from stream_gw.settings import GatewaySettings
+from telemetry.settings import TelemetrySettings
+from telemetry.store import StoreUnavailable
 
 S = TypeVar("S", bound=FabricSettings)
 
@@ -42,9 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("gateway", GatewaySettings, "one gateway: HTTP, SSE and WebSocket"),
         ("agent", AgentSettings, "one agent beside an engine"),
         ("controller", ControllerSettings, "one controller"),
+        ("telemetry", TelemetrySettings, "one consumer: events into ClickHouse; dlq: what is no event"),
     ):
         role = commands.add_parser(name, help=text, epilog=_AGENT_EPILOG if name == "agent" else None)
         _add_setting_flags(role, model)
+        if name == "telemetry":
+            _add_dlq_flags(role)
     doctor = commands.add_parser("doctor", help="check what the platform needs and say what is missing")
     doctor.add_argument("--redis-url", help=f"the Redis to check ({_ENV}REDIS_URL)")
     demo = commands.add_parser("demo", help="start the platform, show the main job, stop; the exit code tells")
@@ -100,6 +105,8 @@ def _run(args: argparse.Namespace) -> int:
             )
         case "controller":
             controller_main.run(_settings(ControllerSettings, args), lambda: _say(args, {}, "controller is ready"))
+        case "telemetry":
+            _telemetry(_settings(TelemetrySettings, args), args)
         case "up":
             from stream_gw import up
 
@@ -119,6 +126,32 @@ def _run(args: argparse.Namespace) -> int:
             print(f"key, shown once: {key}\n")
             print(f'[[tenant]]\nid = {json.dumps(args.tenant)}\n[[tenant.key]]\nsha256 = "{key_digest(key)}"')
     return 0
+
+
+def _add_dlq_flags(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(dlq=None)
+    what = parser.add_subparsers(dest="what", metavar="{dlq}", title="without one, consumes events")
+    verbs = what.add_parser("dlq", help="records that are no events").add_subparsers(dest="dlq", required=True)
+    for name, text in (
+        ("list", "those put aside and not replayed, oldest first"),
+        ("replay", "send them into the log again, after what refused them was mended"),
+    ):
+        verb = verbs.add_parser(name, help=text)
+        verb.add_argument("--count", type=int, default=100 if name == "list" else 1_000_000, help="so many at most")
+        verb.add_argument("--json", action="store_true", help="print JSON", default=argparse.SUPPRESS)
+        if name == "replay":
+            verb.add_argument("id", nargs="*", help="only these, as list names them")
+
+
+def _telemetry(settings: TelemetrySettings, args: argparse.Namespace) -> None:
+    try:
+        from telemetry import main as telemetry_main
+    except ImportError as error:
+        raise StoreUnavailable(f"pip install 'stream-gw[chdb]', or [clickhouse] for a server ({error})") from None
+    if args.dlq is None:
+        telemetry_main.run(settings, lambda url: _say(args, {"url": url}, f"telemetry at {url}"))
+        return
+    asyncio.run(telemetry_main.dlq(settings, args.dlq, args.count, getattr(args, "id", ()), args.json, print))
 
 
 def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

@@ -49,6 +49,10 @@ class RedisEvents:
         """Forget what has an offset up to this one."""
         await self._client.execute(_SLOT, "XTRIM", self._key, "MINID", "=", f"{upto + 1}-0")
 
+    async def drop(self, offsets: Sequence[int]) -> None:
+        """Forget these."""
+        await self._client.execute(_SLOT, "XDEL", self._key, *(f"{offset}-0" for offset in offsets))
+
     async def head(self) -> int:
         """The newest record's offset; 0: there was none."""
         held = await self._client.execute(_SLOT, "GET", f"{self._key}:head")

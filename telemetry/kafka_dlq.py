@@ -1,0 +1,121 @@
+"""Dead letters where events travel by Kafka: a topic beside theirs, at least once under stable ids.
+
+What was replayed is marked there by a record of its id, in one transaction with the record that goes back into the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from telemetry.dlq import Dead, headers, parse
+from telemetry.source import SourceUnavailable
+
+_REPLAYED = "dlq-replayed"
+_IN_ONE = 100
+
+
+class KafkaDeadLetters:
+    """``options``: aiokafka's for the connection. Both topics must exist."""
+
+    def __init__(self, options: Mapping[str, Any], topic: str) -> None:
+        self._options = dict(options)
+        self._topic = topic
+        self._producer: AIOKafkaProducer | None = None
+
+    async def put(self, name: str, dead: Sequence[Dead]) -> None:
+        try:
+            if self._producer is None:
+                producer = AIOKafkaProducer(
+                    **self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20
+                )
+                await producer.start()
+                self._producer = producer
+            sent = [
+                await self._producer.send(
+                    self._topic, letter.value, key=letter.key, headers=headers(letter), timestamp_ms=letter.timestamp
+                )
+                for letter in dead
+            ]
+            for future in sent:
+                await future
+        except (KafkaError, OSError) as error:
+            raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error
+
+    async def waiting(self, count: int) -> list[Dead]:
+        return (await self._waiting())[:count]
+
+    async def replay(self, count: int, ids: Sequence[str]) -> int:
+        # Started first: another replay that is under way is ended by it, and seen whole or not at all
+        async with self._transactions() as producer:
+            chosen = [letter for letter in await self._waiting() if not ids or letter.id in ids][:count]
+            for begin in range(0, len(chosen), _IN_ONE):
+                async with producer.transaction():
+                    for letter in chosen[begin : begin + _IN_ONE]:
+                        await producer.send(
+                            letter.topic,
+                            letter.value,
+                            key=letter.key,
+                            headers=list(letter.headers),
+                            timestamp_ms=max(letter.timestamp, 0),
+                        )
+                        await producer.send(self._topic, b"", headers=[(_REPLAYED, letter.id.encode())])
+        return len(chosen)
+
+    async def close(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
+            self._producer = None
+
+    @asynccontextmanager
+    async def _transactions(self) -> AsyncIterator[AIOKafkaProducer]:
+        producer = AIOKafkaProducer(**self._options, transactional_id=f"{self._topic}.replay")
+        try:
+            await producer.start()
+            yield producer
+        except (KafkaError, OSError) as error:
+            raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error
+        finally:
+            await producer.stop()
+
+    async def _waiting(self) -> list[Dead]:
+        """All that were not replayed, each once, oldest first."""
+        found: dict[str, Dead] = {}
+        replayed = set()
+        consumer = AIOKafkaConsumer(**self._options, enable_auto_commit=False, isolation_level="read_committed")
+        try:
+            await consumer.start()
+            parts = consumer.partitions_for_topic(self._topic) or await _partitions(consumer, self._topic)
+            tps = [TopicPartition(self._topic, part) for part in sorted(parts)]
+            consumer.assign(tps)
+            ends = await consumer.end_offsets(tps)
+            await consumer.seek_to_beginning(*tps)
+            while [tp for tp in tps if await consumer.position(tp) < ends[tp]]:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    for record in records:
+                        marks = [value.decode() for name, value in record.headers if name == _REPLAYED]
+                        if marks:
+                            replayed.update(marks)
+                        else:
+                            letter = parse(record)
+                            found.setdefault(letter.id, letter)
+        except (KafkaError, OSError) as error:
+            raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error
+        finally:
+            await consumer.stop()
+        waiting = [letter for letter in found.values() if letter.id not in replayed]
+        return sorted(waiting, key=lambda letter: (letter.timestamp, letter.id))
+
+
+async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
+    topics = await consumer.topics()
+    if topic not in topics:
+        raise SourceUnavailable(
+            f"there is no topic {topic}; make it, or name another with STREAM_GW_TELEMETRY_DLQ_TOPIC"
+        )
+    parts: set[int] = consumer.partitions_for_topic(topic)
+    return parts

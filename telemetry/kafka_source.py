@@ -1,0 +1,184 @@
+"""The consumer group: partitions of the topic, shared by all consumers.
+
+What fences a consumer that was thought dead is the group's generation: a commit carries it, and the broker refuses one
+of an older generation. aiokafka takes the generation when it sends, not when it was asked to commit, and tries again by
+itself; so before a member joins again ``revoked`` must have ended every commit under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+from telemetry.blocks import Block
+from telemetry.record import Part, Record
+from telemetry.source import Assigned, Fenced, Position, Revoked, SourceUnavailable
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.2
+_FETCH_BYTES_MAX = 4 << 20
+"""Of one partition, in one answer: what is held beside the blocks."""
+
+
+class KafkaSource:
+    """``options``: aiokafka's for the connection. ``topic`` must exist."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        topic: str,
+        group: str,
+        *,
+        session_s: float = 10.0,
+        heartbeat_s: float = 1.0,
+    ) -> None:
+        self._options = dict(options)
+        self._topic = topic
+        self._group = group
+        self._timing = {
+            "session_timeout_ms": int(session_s * 1000),
+            "heartbeat_interval_ms": int(heartbeat_s * 1000),
+            "rebalance_timeout_ms": 30_000,
+        }
+        self._consumer: AIOKafkaConsumer | None = None
+        self._admin: AIOKafkaAdminClient | None = None
+        self._expected: dict[TopicPartition, int] = {}
+        self._doubted: dict[TopicPartition, int] = {}
+
+    async def start(self, assigned: Assigned, revoked: Revoked) -> None:
+        self._admin = AIOKafkaAdminClient(**self._options)
+        self._consumer = AIOKafkaConsumer(
+            **self._options,
+            **self._timing,
+            group_id=self._group,
+            enable_auto_commit=False,
+            # Only for a position that retention has passed; where to begin is decided by us and sought
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            partition_assignment_strategy=[RoundRobinPartitionAssignor],
+            max_partition_fetch_bytes=_FETCH_BYTES_MAX,
+            fetch_max_wait_ms=100,
+            check_crcs=False,
+        )
+        self._consumer.subscribe([self._topic], listener=_Listener(self, assigned, revoked))
+        try:
+            await self._admin.start()
+            await self._consumer.start()
+        except (KafkaError, OSError) as error:
+            await self.close()
+            raise SourceUnavailable(f"Kafka at {self._options.get('bootstrap_servers')}: {error}") from error
+
+    async def read(self, wanted: Collection[Part], timeout_s: float) -> Mapping[Part, Sequence[Record]]:
+        consumer = self._running()
+        ours = consumer.assignment()
+        paused = consumer.paused()
+        now = {TopicPartition(*part) for part in wanted} & ours
+        consumer.pause(*(ours - now - paused))
+        consumer.resume(*(now & paused))
+        try:
+            # Also with none wanted: a member that does not ask is taken for stuck
+            found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000))
+        except KafkaError as error:
+            raise SourceUnavailable(f"Kafka: {error!r}") from error
+        return {Part(*tp): records for tp, records in found.items() if records and self._follows(consumer, tp, records)}
+
+    def _follows(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: Sequence[Any]) -> bool:
+        """Whether these are the next ones. Over a hole the log is asked once more: the offsets between may be gone (by
+        retention, or they are a transaction's marks), or the client's position may have been moved."""
+        expected = self._expected.get(tp)
+        first = records[0].offset
+        if expected is None:
+            return False
+        if first > expected and self._doubted.get(tp) != expected:
+            self._doubted[tp] = expected
+            consumer.seek(tp, expected)
+            return False
+        if first > expected:
+            _log.warning("partition %s of %s has no records %s to %s", tp.partition, tp.topic, expected, first - 1)
+        self._expected[tp] = records[-1].offset + 1
+        return True
+
+    async def position(self, part: Part) -> Position:
+        consumer, tp = self._running(), TopicPartition(*part)
+        assert self._admin is not None
+        try:
+            while True:
+                # The consumer's own call takes a coordinator that is still loading for a group without offsets: its
+                # answer is then empty, where one that knows says -1
+                told = await self._admin.list_consumer_group_offsets(self._group, partitions=[tp])
+                if tp in told:
+                    break
+                await asyncio.sleep(_RETRY_S)
+            begin = (await consumer.beginning_offsets([tp]))[tp]
+            end = (await consumer.end_offsets([tp]))[tp]
+        except (KafkaError, OSError) as error:
+            raise SourceUnavailable(f"Kafka: {error!r}") from error
+        committed = told[tp]
+        if committed.offset < 0:
+            return Position(None, None, begin, end)
+        return Position(committed.offset, Block.decode(committed.metadata or ""), begin, end)
+
+    def seek(self, part: Part, offset: int) -> None:
+        tp = TopicPartition(*part)
+        try:
+            self._running().seek(tp, offset)
+        except IllegalStateError as error:
+            raise Fenced(f"partition {part.partition} is not ours any more") from error
+        self._expected[tp] = offset
+
+    async def commit(self, part: Part, next: int, claim: Block | None) -> None:
+        told = OffsetAndMetadata(next, claim.encode() if claim else "")
+        try:
+            await self._running().commit({TopicPartition(*part): told})
+        except (CommitFailedError, IllegalStateError) as error:
+            raise Fenced(f"partition {part.partition} is another consumer's now") from error
+        except (KafkaError, OSError) as error:
+            raise SourceUnavailable(f"Kafka: {error!r}") from error
+
+    def end(self, part: Part) -> int | None:
+        tp = TopicPartition(*part)
+        if self._consumer is None or tp not in self._consumer.assignment():
+            return None
+        end: int | None = self._consumer.highwater(tp)
+        return end
+
+    async def close(self) -> None:
+        for client in (self._consumer, self._admin):
+            if client is not None:
+                try:
+                    await (client.stop() if isinstance(client, AIOKafkaConsumer) else client.close())
+                except (KafkaError, OSError) as error:
+                    _log.warning("leaving Kafka: %r", error)
+        self._consumer = self._admin = None
+
+    def forget(self, parts: Collection[Part]) -> None:
+        for part in parts:
+            self._expected.pop(TopicPartition(*part), None)
+            self._doubted.pop(TopicPartition(*part), None)
+
+    def _running(self) -> AIOKafkaConsumer:
+        assert self._consumer is not None
+        return self._consumer
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, source: KafkaSource, assigned: Assigned, revoked: Revoked) -> None:
+        self._source = source
+        self._assigned = assigned
+        self._revoked = revoked
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        parts = [Part(*tp) for tp in revoked]
+        await self._revoked(parts)
+        self._source.forget(parts)
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._assigned([Part(*tp) for tp in assigned])

@@ -1,0 +1,129 @@
+"""The telemetry process: events from the log into ClickHouse, and a door to ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import uvloop
+
+from stream_fabric.errors import BadRequest
+from stream_fabric.redis.client import RedisClient
+from telemetry.api import api
+from telemetry.blocks import BlockPolicy
+from telemetry.consume import Consumer
+from telemetry.dlq import DeadLetters
+from telemetry.metrics import ConsumerMetrics
+from telemetry.queries import QUERIES
+from telemetry.redis_dlq import RedisDeadLetters
+from telemetry.settings import TelemetrySettings
+from telemetry.source import RedisSource, Source, SourceUnavailable
+from telemetry.store import Store
+
+
+@asynccontextmanager
+async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadLetters]]:
+    """The log that the settings name, not yet started."""
+    if settings.events == "off":
+        raise BadRequest("STREAM_GW_EVENTS is off: there is nothing to consume")
+    if settings.events == "redis":
+        client = RedisClient(settings.redis_url)
+        try:
+            await client.start()
+            source = RedisSource(
+                client, f"{socket.gethostname()}-{secrets.token_hex(6)}", lease_s=settings.telemetry_session_s
+            )
+            yield source, RedisDeadLetters(client, settings.events_redis_bytes_max)
+        finally:
+            await client.close()
+        return
+    # Only who uses Kafka needs its client
+    try:
+        from telemetry.kafka import TopicMissing, connection_options, ensure_topic, limit_logs
+        from telemetry.kafka_dlq import KafkaDeadLetters
+        from telemetry.kafka_source import KafkaSource
+    except ImportError as error:
+        raise SourceUnavailable(f"events travel by Kafka: pip install 'stream-gw[kafka]' ({error})") from None
+    limit_logs()
+    try:
+        for topic in (settings.events_topic, settings.telemetry_dlq_topic):
+            await ensure_topic(settings, topic)
+    except (TopicMissing, TimeoutError) as error:
+        raise SourceUnavailable(f"Kafka at {settings.kafka_servers}: {error or 'no answer'!s}") from error
+    options = connection_options(settings)
+    kafka = KafkaSource(
+        options, settings.events_topic, settings.telemetry_group, session_s=settings.telemetry_session_s
+    )
+    dead_letters = KafkaDeadLetters(options, settings.telemetry_dlq_topic)
+    try:
+        yield kafka, dead_letters
+    finally:
+        await dead_letters.close()
+
+
+async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGTERM. ``on_ready`` is called with the door's URL once it takes part.
+
+    Raises StoreUnavailable and StoreRefused when ClickHouse is out of reach or not ours at the start.
+    """
+    if not settings.clickhouse:
+        raise BadRequest(
+            "say where events go: STREAM_GW_CLICKHOUSE=http://user:password@host:8123/database, "
+            "or chdb:///folder for the engine inside this process"
+        )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    store = Store(settings.clickhouse)
+    metrics = ConsumerMetrics()
+    policy = BlockPolicy(settings.telemetry_block_rows, settings.telemetry_block_mb << 20, settings.telemetry_linger_s)
+    ready = asyncio.Event()
+    try:
+        await store.open()
+        await store.keep(settings.telemetry_raw_days, settings.telemetry_rollup_days)
+        async with _log(settings) as (source, dead_letters):
+            consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s)
+            token = settings.telemetry_token.get_secret_value()
+            async with api(store, metrics, QUERIES, ready.is_set, token, settings.telemetry_port) as url:
+
+                def begun() -> None:
+                    ready.set()
+                    on_ready(url)
+
+                await consumer.run(stop, begun)
+    finally:
+        await store.close()
+
+
+async def dlq(
+    settings: TelemetrySettings, verb: str, count: int, ids: Sequence[str], as_json: bool, say: Callable[[str], None]
+) -> None:
+    """``stream-gw telemetry dlq``."""
+    async with _log(settings) as (_, dead_letters):
+        if verb == "replay":
+            replayed = await dead_letters.replay(count, ids)
+            say(json.dumps({"replayed": replayed}) if as_json else f"{replayed} replayed")
+            return
+        letters = await dead_letters.waiting(count)
+        if as_json:
+            say(json.dumps([letter.shown() for letter in letters]))
+            return
+        for letter in letters:
+            shown = letter.shown()
+            value = str(shown["value"])
+            say(f"{shown['id']}\n  {shown['reason']}\n  {value[:200]}{'…' if len(value) > 200 else ''}")
+        if not letters:
+            say("no dead letters")
+
+
+def run(settings: TelemetrySettings, on_ready: Callable[[str], None]) -> None:
+    """The process's main."""
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, on_ready))

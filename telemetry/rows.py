@@ -1,0 +1,181 @@
+"""Records become rows: what is an event goes to its table's columns, what is none is put aside with the reason.
+
+The same records give the same rows, whenever and wherever: nothing here looks at a clock or at a setting, so a block
+that is read again after a crash is the block that it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import inspect
+from msgspec.structs import astuple
+
+from stream_fabric.events import PHASES, AttemptTrace, Event, FleetEvent, RequestTrace, decode_event
+from telemetry.record import Part, Record
+
+TABLES: dict[type, str] = {RequestTrace: "requests", AttemptTrace: "attempts", FleetEvent: "fleet"}
+RECORD_BYTES_MAX = 1 << 20
+"""A larger value is no event; Kafka's own limit for a record is about the same."""
+_INT_MAX = 1 << 48
+"""Nine years in microseconds. Sums over a minute stay far from 64 bits."""
+_WEIGHT_MAX = 1 << 14
+_EARLY_US = 60 * 86_400 * 1_000_000
+_LATE_US = 86_400 * 1_000_000
+_AT_MIN_US = 1_577_836_800_000_000  # 2020
+_AT_MAX_US = 4_102_444_800_000_000  # 2100
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A record that is no event."""
+
+    record: Record
+    reason: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    tables: dict[str, pa.Table]
+    """By name; empty ones are left out."""
+    poison: list[Poison]
+
+    @property
+    def rows(self) -> int:
+        return sum(table.num_rows for table in self.tables.values())
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    type: pa.DataType
+    take: Callable[[Any], Any] | None = None
+    """From an event's field to the column's value; None: it is already."""
+
+
+def _columns(event: type) -> list[_Column]:
+    info = inspect.type_info(event)
+    assert isinstance(info, inspect.StructType)
+    return [_column(field.encode_name, field.type) for field in info.fields]
+
+
+def _column(name: str, kind: inspect.Type) -> _Column:
+    if name == "at_us":
+        return _Column("at", pa.timestamp("us", "UTC"))
+    match kind:
+        case inspect.IntType():
+            return _Column(name, pa.int64())
+        case inspect.BoolType():
+            return _Column(name, pa.bool_())
+        case inspect.VarTupleType(item_type=inspect.IntType()):
+            return _Column(name, pa.list_(pa.int64()))
+        case inspect.VarTupleType():
+            return _Column(f"{name}_json", pa.string(), lambda value: _encoder.encode(value).decode() if value else "")
+        case inspect.DictType():
+            return _Column(name, pa.map_(pa.string(), pa.float64()), lambda value: list(value.items()))
+        case inspect.StrType() | inspect.LiteralType() | inspect.UnionType():
+            return _Column(name, pa.string())
+        case inspect.StructType():
+            return _Column(name, pa.null())
+    raise AssertionError(f"field {name} has no column")
+
+
+_encoder = msgspec.json.Encoder()
+_COLUMNS: dict[type, list[_Column]] = {event: _columns(event) for event in TABLES}
+
+
+def columns(event: type) -> list[str]:
+    """The names of the columns that an event's table is filled by, but for where it came from."""
+    names = [column.name for column in _COLUMNS[event] if column.name != "phases"]
+    return [*names, *PHASES] if event is RequestTrace else names
+
+
+def batch(part: Part, records: Sequence[Record]) -> Batch:
+    """The rows of one block."""
+    found: dict[type, tuple[list[Event], list[Record]]] = {event: ([], []) for event in TABLES}
+    poison: list[Poison] = []
+    for record in records:
+        try:
+            event = _event(record)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            poison.append(Poison(record, " ".join(str(error).split())[:500]))
+        else:
+            events, origins = found[type(event)]
+            events.append(event)
+            origins.append(record)
+    tables = {}
+    for kind, (events, origins) in found.items():
+        if not events:
+            continue
+        try:
+            tables[TABLES[kind]] = _table(kind, events, origins, part)
+        except _UNFIT:
+            good: list[int] = []
+            for index, event in enumerate(events):
+                try:
+                    _table(kind, [event], [origins[index]], part)
+                except _UNFIT as error:
+                    poison.append(Poison(origins[index], f"its figures fit no column: {error}"[:500]))
+                else:
+                    good.append(index)
+            if good:
+                tables[TABLES[kind]] = _table(kind, [events[i] for i in good], [origins[i] for i in good], part)
+    poison.sort(key=lambda item: item.record.offset)
+    return Batch(tables, poison)
+
+
+_UNFIT = (OverflowError, ValueError)
+"""pyarrow's ArrowInvalid and UnicodeEncodeError are ValueErrors."""
+
+
+def _event(record: Record) -> Event:
+    value = record.value
+    if value is None:
+        raise ValueError("the record has no value")
+    if len(value) > RECORD_BYTES_MAX:
+        raise ValueError(f"the record has {len(value)} bytes, an event at most {RECORD_BYTES_MAX}")
+    event = decode_event(value)
+    told_us = record.timestamp * 1000
+    at_us = event.at_us
+    if not (told_us - _EARLY_US <= at_us <= told_us + _LATE_US and _AT_MIN_US <= at_us < _AT_MAX_US):
+        # One partition of a table a day: a wrong clock would litter them
+        raise ValueError(f"at_us {at_us} is not within 60 days before and 1 after the record's own time, {told_us}")
+    return event
+
+
+def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part: Part) -> pa.Table:
+    names: list[str] = []
+    arrays: list[pa.Array] = []
+    # One pass in C turns rows to columns
+    for column, values in zip(_COLUMNS[kind], zip(*map(astuple, events), strict=True), strict=True):
+        if column.name == "phases":
+            continue
+        names.append(column.name)
+        taken = values if column.take is None else list(map(column.take, values))
+        arrays.append(_bounded(column.name, pa.array(taken, column.type)))
+    if kind is RequestTrace:
+        phases = (event.phases for event in events if isinstance(event, RequestTrace))
+        for name, values in zip(PHASES, zip(*map(astuple, phases), strict=True), strict=True):
+            names.append(name)
+            arrays.append(_bounded(name, pa.array(values, pa.int64())))
+    names += ("_topic", "_partition", "_offset")
+    arrays.append(pa.array([part.topic] * len(events), pa.string()))
+    arrays.append(pa.array([part.partition] * len(events), pa.int32()))
+    arrays.append(pa.array([record.offset for record in origins], pa.int64()))
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def _bounded(name: str, array: pa.Array) -> pa.Array:
+    kind = array.type
+    whole = array.values if pa.types.is_list(kind) else array
+    if pa.types.is_int64(whole.type) and len(whole):
+        ends = pc.min_max(whole).as_py()
+        low, high = (1, _WEIGHT_MAX) if name == "weight" else (-_INT_MAX, _INT_MAX)
+        if ends["min"] < low or ends["max"] > high:
+            raise ValueError(f"{name} is not within {low} and {high}")
+    return array
