@@ -166,7 +166,7 @@ class Edge:
         parsed = parser(await request.body())
         key = request.header(b"idempotency-key")
         connection: EdgeHttp = request.scope["state"][CONNECTION]
-        asked = request.asked("sse" if parsed.stream else "whole")
+        trace = request.trace(self.gateway.tracer, "sse" if parsed.stream else "whole")
         if not parsed.stream:
             connection.skip_body()  # a large one has paused the reading, and a client that leaves would not be noticed
             collected: list[CollectOutlet] = []
@@ -178,7 +178,7 @@ class Edge:
                 return collected[-1]
 
             new = await self.gateway.create(
-                who, parsed, key=key, kept=False, after=None, asked=asked, make_outlet=collect
+                who, parsed, key=key, kept=False, after=None, trace=trace, make_outlet=collect
             )
             outlet = collected[-1]
             outlet.close = new.subscription.close
@@ -193,7 +193,7 @@ class Edge:
             key=key,
             kept=False,
             after=after,
-            asked=asked,
+            trace=trace,
             make_outlet=self._sse_maker(request, dialect, made),
         )
         return made[-1], new
@@ -285,9 +285,9 @@ class Edge:
         if after.seq:
             self.metrics.resumes.inc()
         make = self._sse_maker(request, request.query.get("dialect"), made)
-        asked = request.asked("sse")
+        trace = request.trace(self.gateway.tracer, "sse")
         try:
-            return await self.gateway.follow(who, request.path_params["id"], after, asked, make, exact=mode == "tokens")
+            return await self.gateway.follow(who, request.path_params["id"], after, trace, make, exact=mode == "tokens")
         except PastTheEnd:
             return None
 

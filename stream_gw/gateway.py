@@ -49,7 +49,7 @@ from stream_gw.hub import Hub, Subscription
 from stream_gw.lines import Lines
 from stream_gw.outlet import Outlet
 from stream_gw.settings import GatewaySettings
-from stream_gw.trace import Asked, ReaderTrace, Tracer, monotonic_us
+from stream_gw.trace import ReaderTrace, Tracer, monotonic_us
 from stream_gw.ws import Channel, Create, Mode, Sub
 
 _NO_LIMIT = 1 << 31
@@ -134,14 +134,14 @@ class Gateway:
         key: str | None,
         kept: bool,
         after: Cursor | None,
-        asked: Asked,
+        trace: ReaderTrace,
         make_outlet: OutletMaker,
     ) -> NewStream:
         """Make a stream, place it on a replica and follow it; or attach to the one that the key is bound to.
 
         ``kept``: the longer grace after the last reader left. ``after``: where an attaching caller continues.
         """
-        trace = ReaderTrace(self.tracer, asked, "refused", who.tenant)
+        trace.tenant = who.tenant
         try:
             return await self._create(who, request, key, after, trace, make_outlet, kept=kept)
         except StreamGwError as error:
@@ -222,7 +222,7 @@ class Gateway:
                 request.model,
                 request.body,
                 0 if deadline_s is None else int((time.time() + deadline_s) * 1000),
-                trace.asked.traceparent(stream),
+                trace.traceparent(stream),
             ),
             str(epoch),
             who.tenant,
@@ -340,13 +340,13 @@ class Gateway:
         return page, meta
 
     async def follow(
-        self, who: Principal, stream: str, after: Cursor, asked: Asked, make_outlet: OutletMaker, *, exact: bool
+        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, make_outlet: OutletMaker, *, exact: bool
     ) -> NewStream:
         """Replay a stream after the cursor and follow it.
 
         Raises NotFound, CursorInvalid, CursorGone, and PastTheEnd when there is nothing after the cursor.
         """
-        trace = ReaderTrace(self.tracer, asked, "resumed", who.tenant)
+        trace.tenant, trace.role = who.tenant, "resumed"
         return await self._follow(who, stream, after, trace, make_outlet, exact=exact)
 
     async def _follow(
@@ -357,14 +357,14 @@ class Gateway:
         if page.status != "live" and after >= (page.epoch.n, page.head):
             raise PastTheEnd
         outlet = make_outlet(StreamId(stream), meta.facts, _structure(page.structure, after.seq))
-        self._followed(trace, page, meta)
+        self._followed(trace, page, meta, after)
         if trace.role == "refused":
             trace.role = "attached"
         subscription = self.hub.follow(StreamId(stream), page, after, outlet, trace, exact=exact)
         return NewStream(StreamId(stream), str(page.epoch), meta.facts, subscription, attached=True)
 
-    def _followed(self, trace: ReaderTrace, page: Page, meta: StreamMeta) -> None:
-        trace.facts, trace.user = meta.facts, meta.user
+    def _followed(self, trace: ReaderTrace, page: Page, meta: StreamMeta, after: Cursor) -> None:
+        trace.facts, trace.user, trace.first_seq = meta.facts, meta.user, after.seq + 1
         trace.placed = monotonic_us()
         trace.gap_us = page.alone_ms * 1000
 
@@ -493,24 +493,28 @@ class Gateway:
 
     # --- the socket's commands -----------------------------------------------------------------------------
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel, asked: Asked) -> Subscription | None:
+    async def ws_create(
+        self, who: Principal, message: Create, channel: Channel, trace: ReaderTrace
+    ) -> Subscription | None:
         kind: Literal["chat", "completions"] = "completions" if message.dialect == "openai.completions" else "chat"
         request = parse_create(bytes(message.body), kind)
         # A socket's readers leave with it, so its streams get the longer grace
         make = _channel_maker(channel, message.dialect, 0)
         channel.tells_queue = message.queued
-        new = await self.create(who, request, key=message.key, kept=True, after=None, asked=asked, make_outlet=make)
+        new = await self.create(who, request, key=message.key, kept=True, after=None, trace=trace, make_outlet=make)
         head = new.subscription.local.head
         channel.open(new.epoch, head, new.subscription.local.status)
         return new.subscription
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel, asked: Asked) -> Subscription | None:
+    async def ws_subscribe(
+        self, who: Principal, message: Sub, channel: Channel, trace: ReaderTrace
+    ) -> Subscription | None:
         after = Cursor.parse(message.after)
         mode: Mode = message.mode
         if mode != "snapshot" or after.seq:  # who has something already takes the rest, not the whole again
             make = _channel_maker(channel, message.dialect, after.seq)
             try:
-                new = await self.follow(who, message.stream, after, asked, make, exact=mode == "tokens")
+                new = await self.follow(who, message.stream, after, trace, make, exact=mode == "tokens")
             except PastTheEnd:
                 await self._tell_end(who, StreamId(message.stream), channel)
                 return None
@@ -523,8 +527,8 @@ class Gateway:
         channel.carry(message.stream, prepared(message.dialect, meta.facts, tuple(lines)), after.seq)
         channel.snapshot(at.seq, snapshot(meta.facts, lines))
         page = await self.hub.look(stream, who.tenant, _NO_ENTRIES)
-        trace = ReaderTrace(self.tracer, asked, "resumed", who.tenant)
-        self._followed(trace, found, meta)
+        trace.tenant, trace.role = who.tenant, "resumed"
+        self._followed(trace, found, meta, at)
         subscription = self.hub.follow(stream, page, at, channel, trace, exact=False)
         channel.open(str(page.epoch), page.head, page.status)
         return subscription

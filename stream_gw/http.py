@@ -16,7 +16,7 @@ from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 from stream_gw.server import CONNECTION, EdgeHttp
-from stream_gw.trace import Asked, Transport, monotonic_us
+from stream_gw.trace import ReaderTrace, Tracer, Transport, monotonic_us
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
@@ -45,8 +45,8 @@ class Request:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    def asked(self, transport: Transport) -> Asked:
-        return Asked.of(self.id, transport, self.header(b"traceparent"), self._received_us)
+    def trace(self, tracer: Tracer, transport: Transport) -> ReaderTrace:
+        return ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
 
     async def body(self) -> bytes:
         """The whole body, which is UTF-8. Raises BadRequest, and BodyTooLarge before reading more than the limit."""

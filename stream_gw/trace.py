@@ -75,48 +75,37 @@ class Tracer:
     """Of successes one in so many is told; all else always."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request's envelope."""
-
-    received_us: int
-    """When its first byte came, on the monotonic clock."""
-    request_id: str
-    transport: Transport
-    trace_id: str = ""
-    """Of the client's W3C trace context; empty: the stream's own digits are it."""
-
-    @classmethod
-    def of(
-        cls, request_id: str, transport: Transport, traceparent: str | None, received_us: int | None = None
-    ) -> Asked:
-        """``traceparent``: as the client sent it; what is none is passed over, as its standard wants."""
-        found = _TRACEPARENT.fullmatch(traceparent or "")
-        trace_id = found[1] if found and found[1].strip("0") else ""
-        return cls(monotonic_us() if received_us is None else received_us, request_id, transport, trace_id)
-
-    def traceparent(self, stream: StreamId) -> str:
-        """The context that the stream's producer goes on with: our span has the stream's last digits."""
-        return f"00-{self.trace_id or stream[5:]}-{stream[-16:]}-01"
-
-
 class ReaderTrace:
     """What one reader's end will tell. Moments are microseconds on the monotonic clock; 0: not yet."""
 
     __slots__ = (
-        "arrived", "asked", "attempts", "broke", "facts", "finish_reason", "first", "gap_us", "placed", "placing",
-        "pool", "position", "prices", "reason", "replica", "role", "scores", "session", "stalled_at", "stalled_us",
-        "started", "tenant", "tier", "tracer", "user",
+        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "placed", "placing",
+        "pool", "position", "prices", "reason", "received", "replica", "request_id", "role", "scores", "session",
+        "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
-    def __init__(self, tracer: Tracer, asked: Asked, role: Role, tenant: TenantId) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        request_id: str,
+        transport: Transport,
+        traceparent: str | None = None,
+        received_us: int | None = None,
+    ) -> None:
+        """``traceparent``: W3C trace context as the client sent it; what is none is passed over, as its standard
+        wants. ``received_us``: when the request's first byte came; None: now."""
         self.tracer = tracer
-        self.asked = asked
-        self.role = role
-        self.tenant = tenant
+        self.request_id = request_id
+        self.transport = transport
+        found = _TRACEPARENT.fullmatch(traceparent or "")
+        self.trace_id = found[1] if found and found[1].strip("0") else ""
+        """The client's; empty: the stream's own digits are it."""
+        self.received = monotonic_us() if received_us is None else received_us
+        self.role: Role = "refused"
+        self.tenant = TenantId("")
         self.placing = self.placed = self.started = self.first = self.arrived = self.broke = 0
         self.stalled_at = self.stalled_us = self.gap_us = self.position = 0
-        self.attempts = 1
+        self.attempts = self.first_seq = 1
         self.facts: StreamFacts | None = None
         self.user: str | None = None
         self.pool = self.session = self.reason = self.finish_reason = ""
@@ -125,6 +114,10 @@ class ReaderTrace:
         self.prices: Prices | None = None
         self.scores = b""
         """Encoded: most traces are never looked at."""
+
+    def traceparent(self, stream: StreamId) -> str:
+        """The context that the stream's producer goes on with: our span has the stream's last digits."""
+        return f"00-{self.trace_id or stream[5:]}-{stream[-16:]}-01"
 
     # --- on the way ----------------------------------------------------------------------------------------
 
@@ -169,7 +162,6 @@ class ReaderTrace:
         end: End | None = None,
         error: StreamGwError | None = None,
         epoch: int = 1,
-        first_seq: int = 0,
         last_seq: int = 0,
         tokens: int = 0,
     ) -> None:
@@ -187,7 +179,7 @@ class ReaderTrace:
         arrived = self.arrived or (done if end is not None else 0)
         wall_us, parts = phases(
             Moments(
-                self.asked.received_us, self.placing, self.placed, self.started, self.first, arrived, done,
+                self.received, self.placing, self.placed, self.started, self.first, arrived, done,
                 self.stalled_us, self._stalled_after(arrived, done), self.broke, self.gap_us,
             ),
             _shifted(told, -offset),
@@ -200,7 +192,7 @@ class ReaderTrace:
         status = error.http_status if error is not None and ended == "refused" else 200
         tracer.sink.emit(
             RequestTrace(
-                id=f"{self.asked.request_id}:{stream}",
+                id=f"{self.request_id}:{stream}:{self.received}",
                 at_us=done + offset,
                 gateway=tracer.gateway,
                 role=self.role,
@@ -209,8 +201,8 @@ class ReaderTrace:
                 wall_us=wall_us,
                 phases=parts,
                 stream=stream,
-                request_id=self.asked.request_id,
-                trace_id=self.asked.trace_id or stream[5:],
+                request_id=self.request_id,
+                trace_id=self.trace_id or stream[5:],
                 user_hash=_hashed(self.tenant, self.user),
                 model="" if facts is None else facts.model,
                 pool=self.pool,
@@ -218,7 +210,7 @@ class ReaderTrace:
                 session_hash=self.session,
                 region=tracer.region,
                 dialect="" if facts is None else f"openai.{facts.kind}",
-                transport=self.asked.transport,
+                transport=self.transport,
                 tier=TIERS[self.tier] if self.tier >= 0 else "",
                 http_status=status,
                 error_code=failure,
@@ -232,10 +224,10 @@ class ReaderTrace:
                 streamed_tokens=tokens,
                 attempts=self.attempts,
                 epochs=epoch,
-                first_seq=first_seq,
+                first_seq=self.first_seq,
                 last_seq=last_seq,
                 cancel_point=str(Cursor(epoch, last_seq - 1)) if ended == "cancelled" else "",
-                ttft_us=self.first - self.asked.received_us if self.first and self.role == "created" else 0,
+                ttft_us=self.first - self.received if self.first and self.role == "created" else 0,
                 price_micro=prices.of(usage.prompt, usage.cached, usage.output) if prices and usage else 0,
                 weight=tracer.one_in if ended == "completed" else 1,
             )

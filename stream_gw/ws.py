@@ -29,7 +29,7 @@ from stream_fabric.reader import Gap, Reset
 from stream_gw.auth import Principal
 from stream_gw.dialects.base import Encoder
 from stream_gw.server import CONNECTION, EdgeWebSocket
-from stream_gw.trace import Asked
+from stream_gw.trace import ReaderTrace, Tracer
 
 SUBPROTOCOL = "tokenstream.v1"
 _BEARER = "bearer."
@@ -107,11 +107,17 @@ class Handle(Protocol):
 class Commands(Protocol):
     """What the socket asks of the gateway. Raises StreamGwError."""
 
+    tracer: Tracer
+
     def authenticate(self, credential: str | None) -> Principal: ...
 
-    async def ws_create(self, who: Principal, message: Create, channel: Channel, asked: Asked) -> Handle | None: ...
+    async def ws_create(
+        self, who: Principal, message: Create, channel: Channel, trace: ReaderTrace
+    ) -> Handle | None: ...
 
-    async def ws_subscribe(self, who: Principal, message: Sub, channel: Channel, asked: Asked) -> Handle | None: ...
+    async def ws_subscribe(
+        self, who: Principal, message: Sub, channel: Channel, trace: ReaderTrace
+    ) -> Handle | None: ...
 
     async def ws_cancel(self, who: Principal, stream: str) -> dict[str, Any]: ...
 
@@ -446,11 +452,11 @@ async def _obey_one(socket: Socket, message: ClientMessage, commands: Commands) 
                     raise BadRequest("a socket stays with its tenant; open another one")
                 socket.principal = renewed
             case Create(ch):
-                asked = Asked.of(f"{socket.name}:{ch}", "ws", message.traceparent)
-                await _open(socket, ch, lambda channel: commands.ws_create(who, message, channel, asked))
+                trace = ReaderTrace(commands.tracer, f"{socket.name}:{ch}", "ws", message.traceparent)
+                await _open(socket, ch, lambda channel: commands.ws_create(who, message, channel, trace))
             case Sub(ch):
-                asked = Asked.of(f"{socket.name}:{ch}", "ws", message.traceparent)
-                await _open(socket, ch, lambda channel: commands.ws_subscribe(who, message, channel, asked))
+                trace = ReaderTrace(commands.tracer, f"{socket.name}:{ch}", "ws", message.traceparent)
+                await _open(socket, ch, lambda channel: commands.ws_subscribe(who, message, channel, trace))
             case Unsub(ch):
                 channel = socket.channels.pop(ch, None)
                 if channel is not None and channel.handle is not None:
