@@ -67,9 +67,9 @@ Parser = Callable[[bytes], CreateRequest]
 class Edge:
     """The routes of one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, metrics: Metrics | None = None) -> None:
         self.gateway = gateway
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.outlets: set[SseOutlet] = set()
         self.sockets: set[ws.Socket] = set()
         self.collecting: set[CollectOutlet] = set()

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from stream_fabric.errors import Draining
 from stream_fabric.ids import GatewayId
-from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.index import RedisIndex
@@ -29,9 +28,11 @@ from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
 from stream_gw.directory import Directory
 from stream_gw.gateway import Gateway
 from stream_gw.hub import Hub
+from stream_gw.metrics import Metrics
 from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
 from stream_gw.trace import Tracer
+from telemetry.emit import open_sink
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     try:
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
-        async with asyncio.TaskGroup() as tasks:
+        metrics = Metrics()
+        # Closed after all that emits, and before the client that may carry its events
+        async with open_sink(settings, client, metrics.registry) as sink, asyncio.TaskGroup() as tasks:
             streams = RedisStreamLog(client, partitions)
             pools = RedisPools(client, settings.queue_max)
             directory = Directory(pools)
@@ -71,11 +74,11 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 hub.unsettle()
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
-            clock, sink = FabricClock(client), NoEvents()
+            clock = FabricClock(client)
             tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in)
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
-            edge = Edge(gateway)
+            edge = Edge(gateway, metrics)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
                 tasks.create_task(subscriber.run()),

@@ -26,6 +26,7 @@ START_S_MAX = 10.0
 _REQUEST_S_MAX = 30.0
 _BACKOFF_MS = 200
 _SAY_S = 30.0
+_CLOSE_S_MAX = 1.0
 _ALREADY_EXISTS = 36
 _BATCH_BYTES_MAX = EVENTS_BATCH_BYTES_MAX * 3 // 2
 """Of one partition's: with keys and headers it must still hold a whole batch, as each is sent as one."""
@@ -86,7 +87,7 @@ async def ensure_topic(settings: EventSettings, topic: str) -> None:
                     f"(kafka-topics.sh --create --topic {topic} --partitions 12), or set "
                     "STREAM_GW_TELEMETRY_CREATE_TOPICS=true"
                 )
-            reply = await admin.create_topics([NewTopic(topic, -1, -1)])
+            reply = await admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={})])
             for _, code, *message in reply.topic_errors:
                 if code not in (0, _ALREADY_EXISTS):
                     raise TopicMissing(
@@ -183,22 +184,28 @@ class KafkaTransport:
         return producer
 
     async def _abandon(self) -> None:
-        """End a producer without waiting for what it still has."""
+        """End a producer without waiting for what it still has to send, as its own ``stop`` does."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        # Closed connections end the requests that are on their way, so that stop has nothing to wait for
-        await producer.client.close()
-        with contextlib.suppress(TimeoutError, KafkaError):
-            async with asyncio.timeout(0.1):
-                await producer.stop()
-        sender = producer._sender.sender_task
-        if sender is not None and not sender.done():
+        producer._closed = True
+        client, sender = producer.client, producer._sender.sender_task
+        client._maybe_wait_metadata = _at_once  # requests that fail now must not wait for news of the brokers
+        if sender is not None:
             sender.cancel()
-            await asyncio.wait({sender}, timeout=1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S_MAX):
+                await client.close()
+        if client._md_update_fut is not None and not client._md_update_fut.done():
+            client._md_update_fut.set_result(False)
+        if sender is not None:
+            await asyncio.wait({sender}, timeout=_CLOSE_S_MAX)
 
     async def close(self) -> None:
         await self._abandon()
+
+
+async def _at_once() -> None: ...
 
 
 def _headers(record: Record) -> list[tuple[str, bytes]]:

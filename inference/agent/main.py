@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines import make_engine
@@ -17,9 +18,9 @@ from inference.agent.lease import LeasePolicy
 from inference.agent.monitor import monitor
 from inference.agent.settings import AgentSettings
 from stream_fabric.ids import ReplicaId
-from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import check_partitions
+from telemetry.emit import open_sink
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -70,16 +71,18 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
             standby=settings.standby,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
-        agent = Agent(policy, replica, engine, client, partitions, NoEvents())
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, agent.drain)
-        async with monitor(agent, engine, settings.metrics_port), asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(agent.run())
-            ready = tasks.create_task(agent.ready.wait())
-            await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
-            ready.cancel()
-            if agent.ready.is_set():
-                on_ready(replica)
+        registry = CollectorRegistry()
+        async with open_sink(settings, client, registry) as sink:
+            agent = Agent(policy, replica, engine, client, partitions, sink)
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, agent.drain)
+            async with monitor(agent, engine, settings.metrics_port, registry), asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(agent.run())
+                ready = tasks.create_task(agent.ready.wait())
+                await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
+                ready.cancel()
+                if agent.ready.is_set():
+                    on_ready(replica)
     finally:
         await engine.close()
         await client.close()

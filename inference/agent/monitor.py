@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
 
 from inference.agent.agent import Agent
 from inference.agent.engines.sim.engine import SimEngine
@@ -16,7 +17,7 @@ _HEADERS = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 @contextlib.asynccontextmanager
-async def monitor(agent: Agent, engine: Engine, port: int) -> AsyncIterator[None]:
+async def monitor(agent: Agent, engine: Engine, port: int, registry: CollectorRegistry) -> AsyncIterator[None]:
     """Serve ``/healthz`` and ``/metrics`` on ``port``; 0: nothing. Raises OSError when the port is taken."""
     if not port:
         yield
@@ -35,7 +36,7 @@ async def monitor(agent: Agent, engine: Engine, port: int) -> AsyncIterator[None
             f"waiting_seqs {load.waiting}\n"
         )
         engines = engine.metrics.render() if isinstance(engine, SimEngine) else ""
-        return web.Response(body=(own + engines).encode(), headers=_HEADERS)
+        return web.Response(body=(own + engines).encode() + generate_latest(registry), headers=_HEADERS)
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics)])

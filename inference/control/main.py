@@ -8,16 +8,17 @@ import signal
 from collections.abc import Callable
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from inference.control.health import Health, HealthPolicy
 from inference.control.settings import ControllerSettings
-from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
 from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from telemetry.emit import open_sink
 
 
 async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
@@ -30,9 +31,9 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> N
     try:
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
-        async with asyncio.TaskGroup() as tasks:
+        async with open_sink(settings, client, CollectorRegistry()) as sink, asyncio.TaskGroup() as tasks:
             pools, streams = RedisPools(client), RedisStreamLog(client, partitions)
-            clock, sink = FabricClock(client), NoEvents()
+            clock = FabricClock(client)
             witness = Witness(sink, clock, streams)
             running = [
                 tasks.create_task(clock.run(), name="clock"),
