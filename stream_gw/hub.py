@@ -160,8 +160,8 @@ class LocalStream:
                     if outlet.full:
                         sub.pause()
                     continue
-            if sub.trace is not None and reader.need is Need.DRAIN and is_end(frames[frames.rfind(b"\n") + 1 :]):
-                sub.trace.arrived = self.heard_ns // 1000  # it is stalled, and gets it later
+            if sub.trace is not None and reader.need is not _LIVE and is_end(frames[frames.rfind(b"\n") + 1 :]):
+                sub.trace.arrived = self.heard_ns // 1000  # it is behind, and gets it later
             self.deliver(sub, reader.receive_live(n, first, last, frames))
             if reader.need is Need.PAGE:
                 self.hub.catch_up(sub)

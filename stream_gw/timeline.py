@@ -44,17 +44,22 @@ def phases(at: Moments, told: Timing | None, *, created: bool, queued: bool) -> 
     end = at.arrived or at.done
     stalled_before_us = at.stalled_us - at.stalled_after_us
     if not created:
-        parts = _followed(at, end, stalled_before_us)
+        parts = _followed(at, end)
     elif told is not None:
-        parts = _told(at, told, stalled_before_us)
+        parts = _told(at, told)
     else:
-        parts = _seen(at, end, stalled_before_us, queued=queued)
+        parts = _seen(at, end, queued=queued)
+    # What came about while the reader took nothing, it was not waited for
+    for name in ("decode_us", "fabric_us"):
+        overlap_us = min(parts.get(name, 0), stalled_before_us)
+        parts[name] = parts.get(name, 0) - overlap_us
+        stalled_before_us -= overlap_us
     parts["client_stall_us"] = at.stalled_us
     parts["resume_gap_us"] = at.gap_us
     return wall_us, Phases(**parts, residual_us=wall_us - sum(parts.values()))
 
 
-def _told(at: Moments, told: Timing, stalled_us: int) -> dict[str, int]:
+def _told(at: Moments, told: Timing) -> dict[str, int]:
     asked = told.handed_us - told.waited_us
     finished = told.taken_us + told.queue_us + told.prefill_us + told.decode_us
     parts = {
@@ -73,11 +78,10 @@ def _told(at: Moments, told: Timing, stalled_us: int) -> dict[str, int]:
         parts["recovery_us"] = max(asked - at.broke, 0)
     else:
         parts["admission_us"] = max(asked - at.placing, 0)
-    parts["decode_us"] = max(parts["decode_us"] - stalled_us, 0)
     return parts
 
 
-def _seen(at: Moments, end: int, stalled_us: int, *, queued: bool) -> dict[str, int]:
+def _seen(at: Moments, end: int, *, queued: bool) -> dict[str, int]:
     """A stream whose producer told nothing: cancelled, ended for it, or left."""
     if not at.placed:
         return {"gateway_us": (at.placing or at.done) - at.received, "admission_us": at.done - (at.placing or at.done)}
@@ -94,14 +98,13 @@ def _seen(at: Moments, end: int, stalled_us: int, *, queued: bool) -> dict[str, 
         lost_us = end - max(at.broke, first)
         parts["recovery_us"] = lost_us
         decode_us -= lost_us
-    parts["decode_us"] = max(decode_us - stalled_us, 0)
-    return parts | waited
+    return parts | waited | {"decode_us": max(decode_us, 0)}
 
 
-def _followed(at: Moments, end: int, stalled_us: int) -> dict[str, int]:
+def _followed(at: Moments, end: int) -> dict[str, int]:
     """Somebody who came to a stream that was there: what there was came at once, the rest as it was made."""
     placed = at.placed or at.done
     return {
         "gateway_us": placed - at.received,
-        "decode_us": max(max(end, placed) - placed - stalled_us, 0),
+        "decode_us": max(end - placed, 0),
     }

@@ -47,10 +47,9 @@ def tokens_of(lines: Sequence[bytes]) -> int:
     """Output tokens in frames."""
     count = 0
     for line in lines:
-        if line[1] == _QUOTE:  # the hot frame: a block's digit, and a text of one token
-            count += 1
-        elif is_text(line):
-            count += text_parts(line)[1]
+        if is_text(line):
+            # The hot frame: a block's digit, and a text of one token
+            count += 1 if line[1] == _QUOTE else text_parts(line)[1]
         elif line.startswith(_DELTA_PREFIX):
             frame = decode(line)
             assert isinstance(frame, Delta)

@@ -159,9 +159,10 @@ async def test_what_the_model_cannot_do_is_refused(engine: VllmEngine) -> None:
 
 async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Direct) -> None:
     sinks = [Recorder() for _ in range(200)]
+    tokens = 120  # long enough that all have come before the first ends
     began = time.monotonic()
     for number, sink in enumerate(sinks):
-        engine.submit(request(number, endless(f"question {number}", 40)), sink)
+        engine.submit(request(number, endless(f"question {number}", tokens)), sink)
     seen = []
     async with asyncio.timeout(90):
         while not all(sink.ended.is_set() for sink in sinks):
@@ -169,10 +170,10 @@ async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Dire
     took = time.monotonic() - began
     assert {sink.status for sink in sinks} == {"completed"}
     output = sum(sink.end_usage.output for sink in sinks if sink.end_usage)
-    assert output == 200 * 40
+    assert output == 200 * tokens
     assert max(metrics.running for metrics in seen) == SLOTS == engine.load().slots
     assert max(metrics.waiting for metrics in seen) > 0
-    FIGURES.append(f"200 at once, 40 tokens each, {SLOTS} slots: {took:.1f} s, {output / took:.0f} tokens/s")
+    FIGURES.append(f"200 at once, {tokens} tokens each, {SLOTS} slots: {took:.1f} s, {output / took:.0f} tokens/s")
 
 
 async def test_an_abort_frees_the_server_at_once(engine: VllmEngine, direct: Direct) -> None:
