@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -115,7 +115,6 @@ class Edge:
                 route("/healthz", get=self._healthz),
                 route("/readyz", get=self._readyz),
                 route("/metrics", get=self._metrics),
-                WebSocketRoute("/{rest:path}", _no_socket),
                 Mount("/static", _Secured(StaticFiles(directory=str(static)))),
                 Route("/", _Secured(_Page(str(static / "index.html")))),
                 route("/{rest:path}", get=_unknown, post=_unknown, put=_unknown, delete=_unknown),
@@ -124,8 +123,8 @@ class Edge:
 
         def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             # Where streams stay open, the endpoint's coroutine is returned itself: a frame less for each
-            if scope["type"] == "websocket" and scope["path"] == "/v1/stream":
-                return socket(scope, receive, send)
+            if scope["type"] == "websocket":
+                return (socket if scope["path"] == "/v1/stream" else _no_socket)(scope, receive, send)
             return direct.get(scope["path"], router)(scope, receive, send)
 
         return app
