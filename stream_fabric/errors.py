@@ -47,7 +47,7 @@ class StreamGwError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = 1 if retry_after_s is None and self.http_status in (429, 503) else retry_after_s
 
 
 class BadRequest(StreamGwError):
@@ -218,7 +218,7 @@ class StreamFailed(StreamGwError):
 
 def from_info(info: _Info) -> StreamFailed:
     """The error that a stream's end carries; its policy is the recorded one, not the class's."""
-    error = StreamFailed(info.message, retry_after_s=1 if info.retriable else None)
+    error = StreamFailed(info.message, retry_after_s=1 if info.retriable or info.http_status in (429, 503) else None)
     error.code, error.type = info.code, info.type  # type: ignore[misc]
     error.http_status, error.retriable = info.http_status, info.retriable  # type: ignore[misc]
     return error

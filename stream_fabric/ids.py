@@ -33,6 +33,11 @@ def new_stream_id(unix_ms: int, entropy: bytes) -> StreamId:
     return StreamId(f"resp_{value:032x}")
 
 
+def created_ms(stream: StreamId) -> int:
+    """When a stream's id was made, in milliseconds since 1970."""
+    return int(stream[5:17], 16)
+
+
 def is_stream_id(text: str) -> bool:
     return _STREAM_ID.fullmatch(text) is not None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -72,13 +72,14 @@ class Edge:
         self.metrics = metrics or Metrics()
         self.outlets: set[SseOutlet] = set()
         self.sockets: set[ws.Socket] = set()
-        self.collecting: set[CollectOutlet] = set()
+        self.answering = 0
+        """Requests whose answer is not whole."""
         self.app = self._routes()
 
     @property
     def busy(self) -> bool:
-        """Whether a reader is being served."""
-        return bool(self.outlets or self.sockets or self.collecting)
+        """Whether a reader is being served, or is about to be."""
+        return bool(self.answering or self.sockets)
 
     def _routes(self) -> ASGIApp:
         def endpoint(path: str, handlers: dict[str, Any]) -> _Endpoint:
@@ -115,7 +116,6 @@ class Edge:
                 route("/healthz", get=self._healthz),
                 route("/readyz", get=self._readyz),
                 route("/metrics", get=self._metrics),
-                WebSocketRoute("/{rest:path}", _no_socket),
                 Mount("/static", _Secured(StaticFiles(directory=str(static)))),
                 Route("/", _Secured(_Page(str(static / "index.html")))),
                 route("/{rest:path}", get=_unknown, post=_unknown, put=_unknown, delete=_unknown),
@@ -124,8 +124,8 @@ class Edge:
 
         def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             # Where streams stay open, the endpoint's coroutine is returned itself: a frame less for each
-            if scope["type"] == "websocket" and scope["path"] == "/v1/stream":
-                return socket(scope, receive, send)
+            if scope["type"] == "websocket":
+                return (socket if scope["path"] == "/v1/stream" else _no_socket)(scope, receive, send)
             return direct.get(scope["path"], router)(scope, receive, send)
 
         return app
@@ -217,6 +217,8 @@ class Edge:
         """Send the headers and the first heartbeat; the tokens come by themselves."""
         subscription = new.subscription
         outlet.resume = subscription.resume
+        if not outlet.full:  # it may have drained while the stream was being found
+            subscription.resume()
         self.outlets.add(outlet)
         connection: EdgeHttp = request.scope["state"][CONNECTION]
 
@@ -248,11 +250,9 @@ class Edge:
         return Open(outlet, close)
 
     async def _answer_collected(self, request: Request, outlet: CollectOutlet) -> None:
-        self.collecting.add(outlet)
         try:
             body, error = await outlet.done
         finally:
-            self.collecting.discard(outlet)
             outlet.close()
         headers = [JSON, (b"x-stream-id", outlet.stream.encode())]
         if body is not None:
@@ -395,6 +395,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         status = 200
+        self._edge.answering += 1
         try:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             handler = self._handlers.get(method)
@@ -416,6 +417,7 @@ class _Endpoint:
         except ClientGone:
             status = 499
         finally:
+            self._edge.answering -= 1
             self._edge.metrics.requests.labels(self._path, str(status)).inc()
 
 

@@ -230,7 +230,10 @@ class Authenticator:
         expires_at = int(now) + request.expires_in_s
         claims = _Claims(owner.tenant, request.scopes, request.user, models, expires_at)
         body = _b64(msgspec.json.encode(claims))
-        return f"{_CAPABILITY}{body}.{_b64(self._sign(body))}", expires_at
+        token = f"{_CAPABILITY}{body}.{_b64(self._sign(body))}"
+        if len(token) > _SECRET_CHARS_MAX:
+            raise BadRequest(f"the token would have more than {_SECRET_CHARS_MAX} characters; name fewer models")
+        return token, expires_at
 
     def _sign(self, body: str) -> bytes:
         return hmac.digest(self._secret, body.encode(), "sha256")

@@ -26,9 +26,10 @@ from stream_fabric.errors import (
     PoolFull,
     StreamFailed,
     StreamGwError,
+    StreamLost,
 )
 from stream_fabric.frames import STARTED_PREFIX, ErrorInfo, Note, decode, is_end
-from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, is_stream_id, new_stream_id
+from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, created_ms, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
 from stream_fabric.placement import Placed, Refused
@@ -53,6 +54,7 @@ from stream_gw.trace import ReaderTrace, Tracer, monotonic_us
 from stream_gw.ws import Channel, Create, Mode, Sub
 
 _NO_LIMIT = 1 << 31
+_LISTED_EARLY_MS = 60_000
 _CANCELS_KEPT = 10_000
 _CANCELS_KEPT_S = 10.0
 _NO_ENTRIES = Cursor(1 << 40, 0)
@@ -167,10 +169,12 @@ class Gateway:
         user = self._user(who, request.user)
         pool = await self.directory.pool_of(request.model)
         now_ms = time.time_ns() // 1_000_000
-        stream = new_stream_id(now_ms, os.urandom(10))
+        stream = claimed = new_stream_id(now_ms, os.urandom(10))
         if key is not None:
             if not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
                 raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
+            if who.user is not None:  # who sees only a user's streams shares no key with another user
+                key = f"{who.user}\0{key}"
             print_ = f"{fingerprint(request.body)}:{int(request.stream)}"
             bound, held = await self._index.claim(who.tenant, key, stream, print_)
             if held != print_:
@@ -187,10 +191,15 @@ class Gateway:
         epoch = Epoch(1, secrets.token_hex(4))
         work = self._work(who, request, stream, epoch, meta, pool, trace, kept=kept or key is not None)
         outlet = make_outlet(stream, facts, ())  # it may refuse the dialect, so before anything is kept
+        if stream != claimed:
+            # Others may have waited for the same key: the first to create its stream places it, the rest follow
+            code = await self._streams.create(stream, epoch, who.tenant, meta, self.name, request.model)
+            if code is CreateCode.TAKEN:
+                return await self._follow(who, stream, after or BEGINNING, trace, make_outlet, exact=True)
         local = self.hub.expect(stream, who.tenant, epoch)
         subscription = self.hub.follow_new(local, outlet, trace)
         try:
-            await self._create_and_place(who, work, pool, subscription, trace, user, now_ms)
+            await self._create_and_place(who, work, pool, subscription, trace, user, now_ms, key)
         except BaseException as error:
             if isinstance(error, StreamGwError):
                 subscription.tell("refused", error=error)
@@ -247,6 +256,7 @@ class Gateway:
         trace: ReaderTrace,
         user: str | None,
         now_ms: int,
+        key: str | None,
     ) -> None:
         stream = work.request.stream
         hashes = array("I", work.prefix)
@@ -266,6 +276,8 @@ class Gateway:
             created, placed, *_ = await asyncio.gather(*calls)
         except FabricUnavailable as lost:
             self.hub.spawn(self._withdraw(stream, lost))
+            if key is not None:
+                self.hub.spawn(self._index.release(who.tenant, key, stream))
             raise
         if created is CreateCode.CANCELLED:
             raise StreamFailed("the stream was cancelled before it began")
@@ -275,6 +287,8 @@ class Gateway:
                 retry_after_s=placed.retry_after_s,
             )
             self.hub.spawn(self._withdraw(stream, error))
+            if key is not None:  # or who asks again later would be told the same for as long as the key is kept
+                await self._index.release(who.tenant, key, stream)
             raise error
         trace.receive_placed(placed)
         self.hub.spawn(self._streams.put_placement(stream, explain(work, placed)))
@@ -468,11 +482,13 @@ class Gateway:
         if not who.may_see(user):
             raise NotFound("this token is of another user")
         ended, found = [], []
+        oldest_ms = time.time_ns() // 1_000_000 - _LISTED_EARLY_MS
         for stream in await self._index.live(who.tenant, UserId(user)):
             try:
                 page, meta = await self._look(who, stream)
             except NotFound:
-                ended.append(stream)
+                if created_ms(stream) < oldest_ms:  # else it may be on its way: it is listed before it is created
+                    ended.append(stream)
                 continue
             if page.status == "live":
                 found.append(describe(stream, page, meta))
@@ -511,7 +527,9 @@ class Gateway:
     ) -> Subscription | None:
         after = Cursor.parse(message.after)
         mode: Mode = message.mode
-        if mode != "snapshot" or after.seq:  # who has something already takes the rest, not the whole again
+        # Who has something already takes the rest, not the whole again. A snapshot is one piece, however large, so a
+        # full socket gets none
+        if mode != "snapshot" or after.seq or channel.full:
             make = _channel_maker(channel, message.dialect, after.seq)
             try:
                 new = await self.follow(who, message.stream, after, trace, make, exact=mode == "tokens")
@@ -537,6 +555,8 @@ class Gateway:
         """The reader has everything: repeat only how it ended."""
         head = (await self.hub.look(stream, who.tenant, _NO_ENTRIES)).head
         async for page in self._pages(who, stream, Cursor(1, head - 1)):
+            if not page.entries:
+                raise StreamLost("the end of the stream is lost")
             channel.stream, channel.seq = stream, page.head
             channel.open(str(page.epoch), page.head, page.status)
             channel.end_frame = page.entries[-1].frames.split(b"\n")[-1]

@@ -77,9 +77,10 @@ class Subscription:
         """The outlet has drained."""
         if self.trace is not None:
             self.trace.receive_drained()
-        self.exact = False
-        self.reader.resume()
-        self.local.hub.catch_up(self)
+        if self.reader.need is Need.DRAIN:
+            self.exact = False
+            self.reader.resume()
+            self.local.hub.catch_up(self)
 
     def pause(self) -> None:
         """The outlet takes no more."""
@@ -267,6 +268,7 @@ class Hub:
         """Brings ``receive`` its messages; set once the process is wired."""
         self.on_return: Callable[[], None] = lambda: None
         """Told when the fabric has been away and is back."""
+        self._declining: set[bytes] = set()
         self._subscribed = False
         self._settled_at = 0.0
         self._shaken_until = 0.0
@@ -280,12 +282,27 @@ class Hub:
         for part in payload.split(RECORD):
             stream, epoch, first, last, frames = part.split(UNIT, 4)
             found = local.get(stream)
-            if found is not None:
-                try:
-                    found.receive(epoch, int(first), int(last), frames)
-                except Exception:  # a fault in one stream must not cost the others theirs
-                    log.exception("stream %s cannot be delivered", found.id)
-                    self._give_up(found)
+            if found is None:
+                self._decline(stream)
+                continue
+            try:
+                found.receive(epoch, int(first), int(last), frames)
+            except Exception:  # a fault in one stream must not cost the others theirs
+                log.exception("stream %s cannot be delivered", found.id)
+                self._give_up(found)
+
+    def _decline(self, stream: bytes) -> None:
+        """What nobody here reads was published to us: were we left among its watchers, as by an outage when its last
+        reader left, nobody would cancel it."""
+        if stream not in self._declining:
+            self._declining.add(stream)
+            self.spawn(self._undo_watch(stream))
+
+    async def _undo_watch(self, stream: bytes) -> None:
+        try:
+            await self._unwatch(stream)
+        finally:
+            self._declining.discard(stream)
 
     def _give_up(self, local: LocalStream) -> None:
         for sub in tuple(local.subs):
@@ -295,9 +312,10 @@ class Hub:
 
     def expect(self, stream: StreamId, tenant: TenantId, epoch: Epoch) -> LocalStream:
         """A stream that is about to be created with this gateway as its first watcher."""
-        self._check_room()
-        local = LocalStream(self, stream, tenant, epoch)
-        self.local[stream.encode()] = local
+        local = self.local.get(stream.encode())
+        if local is None:  # else another caller with its key has come here first
+            self._check_room()
+            local = self.local[stream.encode()] = LocalStream(self, stream, tenant, epoch)
         return local
 
     def _check_room(self) -> None:
@@ -312,6 +330,8 @@ class Hub:
         reader.need = Need.LIVE
         sub = Subscription(local, outlet, reader, trace, exact=True)
         local.subs.append(sub)
+        if outlet.full:
+            sub.pause()
         return sub
 
     async def look(self, stream: StreamId, tenant: TenantId, after: Cursor) -> Page:
@@ -348,7 +368,10 @@ class Hub:
             )
         sub = Subscription(local, outlet, Reader(after), trace, exact=exact)
         local.subs.append(sub)
-        self.catch_up(sub)
+        if outlet.full:
+            sub.pause()
+        else:
+            self.catch_up(sub)
         return sub
 
     def drop(self, local: LocalStream) -> None:
@@ -356,11 +379,11 @@ class Hub:
         if self.local.get(local.id.encode()) is local:
             del self.local[local.id.encode()]
             if local.status == "live":
-                self.spawn(self._unwatch(local))
+                self.spawn(self._unwatch(local.id.encode()))
 
-    async def _unwatch(self, local: LocalStream) -> None:
-        if local.id.encode() not in self.local:  # nobody came back meanwhile
-            await self.log.unwatch(local.id, self.gateway)
+    async def _unwatch(self, stream: bytes) -> None:
+        if stream not in self.local:  # nobody came back meanwhile
+            await self.log.unwatch(StreamId(stream.decode()), self.gateway)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside the caller; an outage of the fabric is logged, anything else ends the process."""
@@ -450,7 +473,11 @@ class Hub:
                         log.warning("the streams' heads cannot be read: %s", error)
                         continue
                     for local, head in zip(some, heads, strict=True):
-                        await self._compare(local, head)
+                        try:
+                            await self._compare(local, head)
+                        except FabricUnavailable as error:
+                            log.warning("who makes the streams cannot be read: %s", error)
+                            break
 
     async def _compare(self, local: LocalStream, head: Head | None) -> None:
         now = asyncio.get_running_loop().time()

@@ -37,7 +37,11 @@ class Lines:
         waiting = [sub for sub in self._by_pool.pop(pool) if not sub.local.head and sub in sub.local.subs]
         for start in range(0, len(waiting), _ASKED_MAX):
             some = waiting[start : start + _ASKED_MAX]
-            of, positions = await self._pools.line(pool, [sub.local.id for sub in some])
+            try:
+                of, positions = await self._pools.line(pool, [sub.local.id for sub in some])
+            except FabricUnavailable:
+                self._by_pool.setdefault(pool, []).extend(waiting[start:])  # they wait on, and are told later
+                raise
             for sub, position in zip(some, positions, strict=True):
                 if position and sub in sub.local.subs:
                     sub.outlet.waits(position, of)

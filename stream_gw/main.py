@@ -87,6 +87,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 tasks.create_task(hub.watchdog()),
                 tasks.create_task(gateway.lines.run()),
                 tasks.create_task(edge.sweep()),
+                tasks.create_task(server.sweep()),
                 tasks.create_task(Reaper(pools, streams, Witness(sink, clock, streams)).run()),
             ]
             await subscriber.wait_ready()

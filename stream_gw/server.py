@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sized
 from typing import Any, Protocol
 
+import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -23,6 +26,7 @@ from stream_fabric.limits import (
     LINGER_S_MAX,
     OUTBOX_BYTES_LOW,
     OUTBOX_BYTES_MAX,
+    STALL_S_MAX,
     UNREAD_BYTES_MAX,
     URL_BYTES_MAX,
     WS_MESSAGE_BYTES_MAX,
@@ -31,6 +35,9 @@ from stream_fabric.limits import (
 
 CONNECTION = "stream_gw.connection"
 """Where a scope's ``state`` holds its connection."""
+
+_SWEEP_S = 5.0
+_CLOSE_S = 5.0
 
 
 class ConnectionListener(Protocol):
@@ -47,6 +54,23 @@ class _Heard(asyncio.Protocol):
     """Tells a listener, beside uvicorn, what becomes of the connection."""
 
     listener: ConnectionListener | None = None
+    transport: asyncio.Transport
+    _unsent = 0
+    _unmoved_since = 0.0
+
+    def sweep(self, now: float) -> None:
+        """Cut a connection that takes nothing of what it was sent, where no listener looks after that: closed, it would
+        stay until the last byte is taken."""
+        if self.listener is not None and not self.transport.is_closing():
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if not self._unmoved_since or unsent < self._unsent:
+            self._unmoved_since = now
+        self._unsent = unsent
+        if not unsent:
+            self._unmoved_since = 0.0
+        elif now - self._unmoved_since > STALL_S_MAX:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -65,12 +89,30 @@ class _Heard(asyncio.Protocol):
             listener.connection_lost()
 
 
+class _Flow(FlowControl):
+    """Reads on only when no request ``waits`` for the answer to the one before: else each answer would let another
+    256 KiB of requests in, and they take many times that."""
+
+    def __init__(self, transport: asyncio.Transport, waits: Sized) -> None:
+        super().__init__(transport)
+        self._waits = waits
+
+    def resume_reading(self) -> None:
+        if not self._waits:
+            super().resume_reading()
+
+
 class EdgeHttp(_Heard, HttpToolsProtocol):
     """One HTTP connection."""
 
     _in_head = False
     _head_began = False
     _head_bytes = 0
+    _silent_bytes = 0
+    """What has come behind a head without the parser's telling of anything: it may be gathering it."""
+    _told = False
+    _piece: bytes | None = None
+    _again: bytes | None = None
     _too_large = False
     _refused = False
     """The connection's last answer is out: what comes is read only to be thrown away."""
@@ -78,6 +120,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
         self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.abort)
 
@@ -85,8 +128,17 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         if self._refused:
             self._throw_away(data)
             return
-        super().data_received(data)
+        self._told = False
+        self._again = data
+        while self._again is not None:
+            self._piece, self._again = self._again, None
+            super().data_received(self._piece)
+        self._piece = None
         if not self._in_head:
+            self._silent_bytes = 0 if self._told else self._silent_bytes + len(data)
+            if self._silent_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():
+                self._too_large = True
+                self.send_400_response("")
             return
         # The parser tells of a header when its line is whole: bound what it gathers until then, too. The piece in which
         # a head began holds the end of the request before it
@@ -99,11 +151,20 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._told = True
         self._head_timer.cancel()
-        super().on_headers_complete()
+        self._end_idleness()
+        if not self._declines_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._told = True
+        if not self._declines_upgrade():
+            super().on_message_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._end_idleness()
         self._header_bytes = self._head_bytes = self._thrown_away = 0
         self._in_head = self._head_began = True
         self._head_timer.cancel()
@@ -116,7 +177,9 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             self._refuse_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        self._told = True
+        if self._in_head:  # else a trailer, which says nothing of who asks or for what
+            super().on_header(name, value)
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES_MAX:
             self._refuse_headers()
@@ -143,9 +206,19 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             return
         self._linger()
 
+    # --- idle connections ----------------------------------------------------------------------------------
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Called at every byte that comes. An idle connection's time goes on until a request begins: not a stray line's
+        end, nor the rest of a body that nobody reads, ends it."""
+
+    def _end_idleness(self) -> None:
+        super()._unset_keepalive_if_required()
+
     # --- bodies that nobody reads --------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
+        self._told = True
         if self.cycle is not None and self.cycle.response_started:
             self._throw_away(body)
         else:
@@ -167,6 +240,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
+        self.listener = None  # an idle connection need not keep what it has served
         if self._refused:
             self._linger()
         else:
@@ -190,14 +264,44 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         if self._thrown_away > UNREAD_BYTES_MAX:
             self.transport.abort()
 
+    # --- upgrades ------------------------------------------------------------------------------------------
+
+    def _declines_upgrade(self) -> bool:
+        parser = self.parser
+        return parser.should_upgrade() and parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Another protocol is offered, as Java's client offers h2c. The parser takes what follows for that protocol's
+        and would lose the body, or read it as a request: so the request is read once more, without the offer."""
+        upgrade = sys.exc_info()[1]
+        if not isinstance(upgrade, httptools.HttpParserUpgrade) or not self._declines_upgrade():
+            return  # CONNECT, which is refused
+        assert self._piece is not None
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._again = b"".join(head) + b"\r\n" + self._piece[upgrade.args[0] :]
+
     def handle_websocket_upgrade(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.send_400_response("An upgrade cannot follow a request that is still being answered.")
+            return
         super().handle_websocket_upgrade()
+        socket: EdgeWebSocket = self.transport.get_protocol()  # type: ignore[assignment]
+        if not socket.handshake_initiated:  # its parser has limits of its own, and answers nothing beyond them
+            self.connections.discard(socket)
+            self.connections.add(self)
+            self.transport.set_protocol(self)
+            self.send_400_response("This is not a WebSocket's handshake, or a line of it is too long.")
+            return
         # The parser and its protocol hold each other: an open socket need not keep them
         self.parser = self.scope = self.headers = self.cycle = None  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._head_timer.cancel()
+        self._end_idleness()
 
 
 class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
@@ -214,6 +318,56 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         self.scope = {}  # type: ignore[typeddict-item]
         self.app_state = {}
 
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:  # who sends pings and reads no pongs would fill our memory with them
+            self.conn.data_to_send()
+
+    def handle_cont(self, event: Any) -> None:
+        # One buffer: a list of tiny fragments would take many times their bytes, and one of empty ones has no limit
+        (whole,) = self.frames
+        joined = whole if isinstance(whole, bytearray) else bytearray(whole)
+        joined += event.data
+        self.frames = [joined]  # type: ignore[list-item]
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # a client's mistake, which uvicorn would log with a traceback
+                self.frames = []
+                self.conn.send_close(1007, "the message is not UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """What came breaks the protocol or a limit. The peer may still be sending: closed over unread input the
+        connection would be reset, and the close with its reason with it."""
+        if self.close_sent:
+            return
+        close = self.conn.close_sent
+        assert close is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(_CLOSE_S, self.transport.abort)
+
+    def keepalive_timeout(self) -> None:
+        if not self.writable.is_set():
+            # Our ping waits behind what the peer has yet to take; whether it takes anything is the sweep's to see
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+            return
+        super().keepalive_timeout()
+
     def send_text(self, payload: bytes) -> None:
         if self.close_sent or self.disconnected:
             return
@@ -228,6 +382,16 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
 
 class EdgeServer(uvicorn.Server):
     """uvicorn without its signal handlers: what SIGTERM means is the gateway's to say."""
+
+    async def sweep(self) -> None:
+        """Ends to connections that take nothing, whatever they were answered."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for number, connection in enumerate(tuple(self.server_state.connections)):
+                connection.sweep(loop.time())  # type: ignore[union-attr]
+                if number % 500 == 499:
+                    await asyncio.sleep(0)  # tokens go first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Raises OSError when the address is not to be had."""

@@ -37,7 +37,7 @@ class SseOutlet:
         self._connection = connection
         self.encoder = encoder
         self._spell_error = spell_error
-        self.full = False
+        self.full = connection.flow.write_paused  # by an answer before, which nobody reads
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """True: the body is whole and may be ended; False: the reader has gone."""
         self.resume: Callable[[], None] = _nothing
@@ -112,6 +112,7 @@ class SseOutlet:
     def connection_lost(self) -> None:
         # A closed transport raises; the subscription ends a moment later
         self._write = _swallow
+        self.full = False
         if not self.done.done():
             self.done.set_result(False)
 
@@ -120,9 +121,11 @@ class SseOutlet:
     def sweep(self, now: float) -> None:
         """A heartbeat after a silent interval; an end to a reader that takes nothing."""
         transport = self._connection.transport
-        if self.done.done() or transport.is_closing() or self._early is not None:
+        if transport.is_closing():
             return
         if not self.full:
+            if self.done.done() or self._early is not None:
+                return
             if self._silent:
                 self._write(_chunk(_HEARTBEAT))
             self._silent = True

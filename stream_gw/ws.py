@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from stream_fabric.cursor import Cursor
@@ -20,6 +21,7 @@ from stream_fabric.errors import (
 from stream_fabric.events import ReadEnd
 from stream_fabric.frames import End, Status, decode
 from stream_fabric.limits import (
+    IDEMPOTENCY_KEY_CHARS_MAX,
     STALL_S_MAX,
     STREAMS_PER_SOCKET_MAX,
     WS_APP_PING_S,
@@ -28,6 +30,7 @@ from stream_fabric.limits import (
 from stream_fabric.reader import Gap, Reset
 from stream_gw.auth import Principal
 from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.requests import check_depth
 from stream_gw.server import CONNECTION, EdgeWebSocket
 from stream_gw.trace import ReaderTrace, Tracer
 
@@ -72,15 +75,19 @@ class Unsub(msgspec.Struct, tag_field="t", tag="unsub"):
     ch: int
 
 
+_Id = Annotated[str, Meta(max_length=IDEMPOTENCY_KEY_CHARS_MAX)]
+"""Repeated in the answer, so it has a limit."""
+
+
 class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
-    id: str
+    id: _Id
     stream: str
 
 
 class Input(msgspec.Struct, tag_field="t", tag="input"):
-    id: str
+    id: _Id
     stream: str
-    item: msgspec.Raw
+    item: dict[str, Any]
 
 
 class Pong(msgspec.Struct, tag_field="t", tag="pong"):
@@ -216,7 +223,7 @@ class Channel:
         self.socket.forget(self)
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        self.socket.put_error(error, ch=self.number)
+        self._send(_encode(self.socket.error(error, ch=self.number)))
         self.socket.forget(self)
 
 
@@ -254,7 +261,7 @@ class Socket:
     def put(self, message: dict[str, Any]) -> None:
         self.send(_encode(message))
 
-    def put_error(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> None:
+    def error(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> dict[str, Any]:
         message: dict[str, Any] = {
             "t": "error",
             "code": error.code,
@@ -268,7 +275,10 @@ class Socket:
         if error.retry_after_s is not None:
             message["retry_after_s"] = error.retry_after_s
         message["request_id"] = self.name
-        self.put(message)
+        return message
+
+    def put_error(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> None:
+        self.put(self.error(error, ch=ch, id=id))
 
     def forget(self, channel: Channel) -> None:
         if self.channels.get(channel.number) is channel:
@@ -321,10 +331,9 @@ class Socket:
     def connection_resumed(self) -> None:
         self.full = False
         for channel in tuple(self.channels.values()):
-            if channel.full:
+            if channel.full and channel.handle is not None:  # one that is being opened is resumed when it is
                 channel.full = False
-                if channel.handle is not None:
-                    channel.handle.resume()
+                channel.handle.resume()
 
     def connection_lost(self) -> None:
         self.close_channels()
@@ -464,7 +473,10 @@ async def _obey_one(socket: Socket, message: ClientMessage, commands: Commands) 
             case Cancel(id, stream):
                 socket.put({"t": "ack", "id": id, **await commands.ws_cancel(who, stream)})
             case Input(id, stream, item):
-                socket.put({"t": "ack", "id": id, "result": await commands.ws_input(who, stream, id, item)})
+                raw = _encode(item)
+                check_depth(raw)
+                result = await commands.ws_input(who, stream, id, msgspec.Raw(raw))
+                socket.put({"t": "ack", "id": id, "result": result})
             case Pong():
                 pass
     except StreamGwError as error:
@@ -488,9 +500,12 @@ async def _open(socket: Socket, ch: int, start: Callable[[Channel], Awaitable[Ha
         except BaseException:
             socket.forget(channel)
             raise
-        if channel.full is not socket.full:  # it drained or filled while the stream was being opened
-            channel.full = socket.full
-            if not channel.full and channel.handle is not None:
-                channel.handle.resume()
+        if channel.handle is None:
+            return
+        if socket.channels.get(ch) is not channel:  # the stream has ended, or the socket has gone meanwhile
+            channel.handle.close(_CLOSED.get(socket.close_code or 0, "left"))
+        elif channel.full and not socket.full:  # it drained while the stream was being opened
+            channel.full = False
+            channel.handle.resume()
     except StreamGwError as error:
         socket.put_error(error, ch=ch)

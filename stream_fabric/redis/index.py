@@ -30,6 +30,11 @@ class RedisIndex:
         owner, _, print_ = held.decode().partition(" ")
         return StreamId(owner), print_
 
+    async def release(self, tenant: TenantId, key: str, stream: StreamId) -> None:
+        """Unbind a key from a stream that did not come about."""
+        tag = "idem:" + _digest(tenant, key)
+        await script("release")(self._client, slot_of(tag), [f"sg:{{{tag}}}"], [stream])
+
     async def add_live(self, tenant: TenantId, user: UserId, stream: StreamId, created_ms: int) -> None:
         tag = "live:" + _digest(tenant, user)
         args: list[Arg] = [created_ms, stream, _LISTED_MAX, LIVE_TTL_S]

@@ -204,6 +204,14 @@ def test_a_token_with_any_letter_changed_is_refused(data: st.DataObject) -> None
     assert who == authenticator.authenticate(token, NOW)
 
 
+def test_a_token_that_would_be_too_long_to_be_taken_is_not_minted(authenticator: Authenticator) -> None:
+    models = [f"a-model-of-some-length-{k}" for k in range(90)]
+    token, _ = authenticator.mint(OWNER, TokenRequest(models=models), NOW)
+    assert authenticator.authenticate(token, NOW).models == frozenset(models)
+    with pytest.raises(BadRequest, match="fewer models"):
+        authenticator.mint(OWNER, TokenRequest(models=models * 2), NOW)
+
+
 def test_a_key_grants_no_more_than_it_has(authenticator: Authenticator) -> None:
     narrow = Principal(TenantId("acme"), frozenset({"read"}), models=frozenset({"m1", "m2"}))
     with pytest.raises(Forbidden, match="create"):

@@ -9,6 +9,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.gateway.processes import Process, Running
+from tests.gateway.test_sse import claimed
 from tests.gateway.wire import DONE, Gate, Tokenstream, after_heartbeat, chat, dense, events, refusal, text
 
 
@@ -114,6 +115,19 @@ async def test_invariant_9_what_outlasts_the_grace_is_told_where_to_go_on(platfo
             events((await two.ask("GET", f"/v1/streams/{stream}")).body)
         )
         assert events(reply.body)[-1].data == DONE
+        await ended(process, 10)
+
+
+async def test_invariant_9_a_create_on_its_way_gets_the_grace_too(platform: Running) -> None:
+    key = f"drain-{time.time_ns()}"
+    body = chat(1500)  # longer than a server waits for its last answers
+    await claimed(platform, key, body)  # so that the create waits a second before it begins
+    async with gateway(platform, drain_s=30) as (leaving, process), leaving.connection() as exchange:
+        await exchange.send(leaving.request("POST", "/v1/chat/completions", body, {"idempotency-key": key}))
+        assert (await leaving.ask("GET", "/healthz")).status == 200  # it has been read by now
+        process.terminate()
+        await exchange.head()
+        assert events(await exchange.rest())[-1].data == DONE
         await ended(process, 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
@@ -178,6 +179,23 @@ async def test_a_queue_that_is_full_says_when_to_come_back(platform: Running, na
         await eventually(room, "room in the queue")
         for stream in streams:
             await narrow.cancel(stream)
+
+
+async def test_a_key_whose_request_was_refused_is_free_again(platform: Running, narrow: Gate) -> None:
+    await until_idle(platform, NARROW)
+    key = {"idempotency-key": f"refused-{time.time_ns()}"}
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(narrow.create(chat(400, seed=k, model=NARROW))) for k in range(8)]
+        reply = await narrow.ask("POST", "/v1/chat/completions", chat(3, model=NARROW), key)
+        refusal(reply, 503, "pool_full")
+        for exchange in opened:
+            await narrow.cancel(exchange.headers["x-stream-id"])
+    await until_idle(platform, NARROW)
+    reply = await narrow.ask("POST", "/v1/chat/completions", chat(3, model=NARROW), key)
+    assert reply.status == 200
+    assert events(reply.body)[-1].data == DONE
+    again = await narrow.ask("POST", "/v1/chat/completions", chat(3, model=NARROW), key)
+    assert again.body == reply.body
 
 
 async def test_who_waits_too_long_is_told(platform: Running, narrow: Gate) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from stream_fabric.limits import STALL_S_MAX
-from tests.gateway.wire import DONE, Exchange, Gate, after_heartbeat, dense, events, text
+from tests.gateway.wire import DONE, MODEL, Exchange, Gate, after_heartbeat, dense, events, text
 from tests.support.waiting import eventually
 
 TOKENS = 4000
@@ -115,6 +115,47 @@ async def test_invariant_8_sockets_that_do_not_read_cost_constant_memory(one: Ga
                 assert track.text == wholes[ch]
                 assert track.end is not None
                 assert track.end["status"] == "completed"
+
+
+async def test_invariant_8_subscribing_again_and_again_without_reading_costs_constant_memory(
+    one: Gate, two: Gate, fast: str
+) -> None:
+    (stream,) = await started(two, fast, 1, tokens=20_000)
+    await two.until_status(stream, "completed", 60)
+    sentinel = await two.background(6000)
+    async with one.socket(receive_buffer=KERNEL_BYTES, max_queue=1) as socket, watched(one) as samples:
+        for k in range(200):
+            await socket.sub(k, stream, mode=("snapshot", "tokens")[k % 2])
+        await socket.send("cancel", id="c", stream=sentinel)
+        await two.until_status(sentinel, "cancelled", 30)  # all before it has been done
+        growth = max(samples) - samples[0]
+        assert growth < GROWTH_BYTES_MAX / 2, f"{growth >> 10} KiB"
+        assert await one.gauge("lagging_clients") == 1
+        whole = (await texts(two, [stream]))[0]
+        await socket.until_ended(*range(READERS), within_s=60)
+        for k in range(READERS):
+            dense(socket.track(k))
+            assert socket.track(k).text == whole
+    await one.until_open_streams(0)
+
+
+async def test_a_reader_whose_connection_is_full_from_the_start_lags(one: Gate, two: Gate, fast: str) -> None:
+    """By an answer before, which it has not read either."""
+    (stream,) = await started(two, fast, 1)
+    await two.until_status(stream, "completed", 60)
+    large = {"model": MODEL, "input": ["x"] * 2000, "encoding_format": "float"}
+    async with one.connection(KERNEL_BYTES) as asleep:
+        await asleep.send(one.request("POST", "/v1/embeddings", large) + one.request("GET", f"/v1/streams/{stream}"))
+
+        async def lags() -> bool:
+            return await one.gauge("lagging_clients") == 1
+
+        await eventually(lags, "the reader to lag")
+        reply = await asleep.answer()
+        assert len(reply.body) > 1 << 20
+        (whole,) = await texts(two, [stream])
+        assert text(events(await _read(asleep))) == whole
+    await one.until_open_streams(0)
 
 
 async def test_a_slow_reader_delays_nobody_else(one: Gate, two: Gate, fast: str) -> None:

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
+from stream_fabric.cursor import BEGINNING, Epoch
 from stream_fabric.frames import ErrorInfo
-from stream_fabric.ids import StreamId
+from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, new_stream_id
 from stream_fabric.limits import SSE_HEARTBEAT_S, SUBSCRIBERS_PER_STREAM_MAX, UNREAD_BYTES_MAX
-from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.client import RedisClient, slot_of
+from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_gw.dialects.requests import fingerprint, parse_create
 from tests.gateway.conftest import Tenants
 from tests.gateway.processes import Running, running
 from tests.gateway.wire import (
@@ -32,6 +38,16 @@ from tests.gateway.wire import (
 from tests.support.waiting import eventually
 
 UNKNOWN = "resp_" + "0" * 32
+
+
+@asynccontextmanager
+async def redis(platform: Running) -> AsyncIterator[RedisClient]:
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 async def follow(gate: Gate, stream: str, after: str = "", **headers: str) -> bytes:
@@ -361,6 +377,42 @@ async def test_a_key_belongs_to_its_tenant(one: Gate, tenants: Tenants) -> None:
     assert len({reply.headers["x-stream-id"] for reply in replies}) == 3
 
 
+async def test_a_key_belongs_to_the_user_of_a_token(tenants: Tenants) -> None:
+    key = {"idempotency-key": f"user-{time.time_ns()}"}
+    streams = []
+    for user in ("u1", "u2", "u1"):
+        token = (await tenants.acme.ask("POST", "/v1/tokens", {"user": user})).json["token"]
+        holder = Gate(tenants.acme.url, tenants.acme.pid, token)
+        reply = await holder.ask("POST", "/v1/chat/completions", chat(3), key)
+        assert events(reply.body)[-1].data == DONE
+        streams.append(reply.headers["x-stream-id"])
+        assert (await holder.info(streams[-1]))["user"] == user
+    assert streams[0] == streams[2] != streams[1]
+
+
+async def claimed(platform: Running, key: str, body: Any) -> str:
+    """A key that somebody has bound to a stream, and died before creating it."""
+    request = parse_create(json.dumps(body).encode(), "chat")
+    stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+    async with redis(platform) as client:
+        await RedisIndex(client).claim(TenantId("dev"), key, stream, f"{fingerprint(request.body)}:1")
+    return stream
+
+
+async def test_who_waited_for_one_key_in_vain_make_one_stream(platform: Running, one: Gate, two: Gate) -> None:
+    key = f"orphan-{time.time_ns()}"
+    stream = await claimed(platform, key, chat(40))
+    replies = await asyncio.gather(
+        *(gate.ask("POST", "/v1/chat/completions", chat(40), {"idempotency-key": key}) for gate in (one, one, two, two))
+    )
+    assert {reply.headers["x-stream-id"] for reply in replies} == {stream}
+    assert len({reply.body for reply in replies}) == 1
+    assert events(replies[0].body)[-1].data == DONE
+    (placement,) = (await one.ask("GET", f"/v1/streams/{stream}/placement")).json["placements"]
+    assert placement["attempt"] == 1
+    await one.until_open_streams(0)
+
+
 async def test_a_key_has_a_length(one: Gate) -> None:
     refusal(
         await one.ask("POST", "/v1/chat/completions", chat(1), {"idempotency-key": "k" * 257}), 400, "invalid_request"
@@ -615,6 +667,44 @@ async def test_a_users_running_streams_are_listed(one: Gate, two: Gate, tenants:
     assert (await one.ask("GET", f"/v1/streams?user={user}")).json["data"] == []
     assert (await one.ask("GET", "/v1/streams?user=nobody")).json["data"] == []
     refusal(await one.ask("GET", "/v1/streams"), 400, "invalid_request")
+
+
+async def test_a_stream_that_is_listed_before_it_is_created_stays_listed(platform: Running, one: Gate) -> None:
+    """Both happen side by side, in slots of different servers."""
+    user = f"early-{time.time_ns()}"
+    stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+    async with redis(platform) as client:
+        index, log = RedisIndex(client), RedisStreamLog(client, await check_partitions(client, 4))
+        await index.add_live(TenantId("dev"), UserId(user), stream, time.time_ns() // 1_000_000)
+        assert (await one.ask("GET", f"/v1/streams?user={user}")).json["data"] == []
+        facts = msgspec.json.encode({"facts": {"stream": stream, "created": 1, "model": MODEL}, "user": user})
+        await log.create(stream, Epoch(1, "aa"), TenantId("dev"), facts, None)
+        listed = (await one.ask("GET", f"/v1/streams?user={user}")).json["data"]
+        assert [item["id"] for item in listed] == [stream]
+        assert (await one.cancel(stream))["result"] == "accepted"
+        # What is long gone is taken off the list
+        gone = new_stream_id(time.time_ns() // 1_000_000 - 3_600_000, os.urandom(10))
+        await index.add_live(TenantId("dev"), UserId(user), gone, 1)
+        assert (await one.ask("GET", f"/v1/streams?user={user}")).json["data"] == []
+        assert await index.live(TenantId("dev"), UserId(user)) == []
+
+
+async def test_a_gateway_that_is_a_watcher_by_mistake_takes_itself_off(platform: Running, one: Gate, two: Gate) -> None:
+    """As one whose last reader left while the fabric was away: else the stream would run on for nobody."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(redis(platform))
+        log = RedisStreamLog(client, await check_partitions(client, 4))
+        first = await stack.enter_async_context(one.create(chat(2000)))
+        stream = StreamId(first.headers["x-stream-id"])
+        k = log.partition(stream)
+        watchers = await client.execute(slot_of(f"p{k}"), "HGET", f"sg:{{p{k}}}:{stream}:m", "w")
+        name = GatewayId(watchers.decode().strip())
+        async with two.create(chat(6000, on_disconnect="cancel_after=0")) as second:
+            other = StreamId(second.headers["x-stream-id"])
+            await log.watch(other, None, name, BEGINNING)
+            await second.events(2)
+        await two.until_status(other, "cancelled", 5)
+        await one.cancel(stream)
 
 
 async def test_models_are_listed(one: Gate, tenants: Tenants) -> None:

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from stream_fabric.cursor import Cursor
+from stream_fabric.errors import Draining
+from stream_fabric.ids import StreamId, partition_of
 from stream_fabric.limits import (
+    IDEMPOTENCY_KEY_CHARS_MAX,
+    JSON_DEPTH_MAX,
     STREAMS_PER_SOCKET_MAX,
     WS_APP_PING_S,
     WS_AUTH_S_MAX,
     WS_MESSAGE_BYTES_MAX,
 )
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.streams import check_partitions
+from stream_gw.ws import Channel, Socket, _open
 from tests.gateway.conftest import Tenants
 from tests.gateway.processes import Running
 from tests.gateway.wire import (
@@ -264,6 +272,30 @@ async def test_invariant_5_nothing_follows_an_accepted_cancel(one: Gate, two: Ga
         await reader.send("cancel", id="k2", stream=stream)
         again = await reader.until_t("ack", id="k2")
         assert (again["result"], again["at"]) == ("already", ack["at"])
+
+
+async def test_an_input_is_an_object_as_over_http(one: Gate) -> None:
+    stream = await one.background(3000)
+    async with one.socket() as socket:
+        for item in ("7", "[]", '"x"', "null", '{"a":' * JSON_DEPTH_MAX + "1" + "}" * JSON_DEPTH_MAX):
+            await socket.connection.send(f'{{"t":"input","id":"i","stream":"{stream}","item":{item}}}')
+            message = await socket.until(lambda m: m["t"] in ("ack", "error"))
+            assert message["t"] == "ack" if item.startswith("{") else message["code"] == "invalid_request", item
+        deeper = '{"a":' * (JSON_DEPTH_MAX + 1) + "1" + "}" * (JSON_DEPTH_MAX + 1)
+        await socket.connection.send(f'{{"t":"input","id":"i2","stream":"{stream}","item":{deeper}}}')
+        assert (await socket.until_t("error", id="i2"))["code"] == "json_too_deep"
+    await one.cancel(stream)
+
+
+async def test_an_id_has_a_length(one: Gate) -> None:
+    async with one.socket() as socket:
+        for t, more in (("cancel", {}), ("input", {"item": {}})):
+            await socket.send(t, id="k" * IDEMPOTENCY_KEY_CHARS_MAX, stream="x", **more)
+            assert (await socket.until_t("error"))["code"] == "not_found"
+            await socket.send(t, id="k" * (IDEMPOTENCY_KEY_CHARS_MAX + 1), stream="x", **more)
+            error = await socket.until_t("error")
+            assert error["code"] == "invalid_request"
+            assert "kkk" not in json.dumps(error), "it is not repeated"
 
 
 async def test_inputs_are_acknowledged_once_durable(one: Gate, two: Gate) -> None:
@@ -563,6 +595,108 @@ async def test_a_socket_that_vanishes_leaves_its_streams_to_the_grace(platform: 
         return await one.gauge("open_websockets") == 0
 
     await eventually(no_sockets, "no sockets")
+
+
+async def test_a_socket_that_vanishes_while_it_creates_or_subscribes_leaves_nothing(one: Gate, two: Gate) -> None:
+    await one.until_open_streams(0)
+    stream = await two.background(3000)
+    for k in range(20):
+        async with one.socket() as socket:
+            await socket.receive()
+            if k % 2:
+                await socket.create(1, chat(6000, on_disconnect="cancel_after=0"))
+            else:
+                await socket.sub(1, stream)
+            socket.connection.transport.abort()
+    await one.until_open_streams(0, 4)
+    await two.cancel(stream)
+
+
+async def test_the_end_of_a_stream_whose_log_is_gone(platform: Running, one: Gate) -> None:
+    stream, _ = await one.finished(5)
+    head = (await one.info(stream))["head"]
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    try:
+        partitions = await check_partitions(client, 4)
+        k = partition_of(StreamId(stream), 4)
+        assert await client.execute(partitions.slots[k], "DEL", f"sg:{{p{k}}}:{stream}:l") == 1
+    finally:
+        await client.close()
+    async with one.socket() as socket:
+        await socket.sub(1, stream, after=f"1-{head}")
+        assert (await socket.until_t("error", ch=1))["code"] == "stream_lost"
+        await usable(socket)
+
+
+# --- a channel, sans I/O -------------------------------------------------------------------------------------
+
+
+class Wire:
+    """What a socket asks of its connection, with a switch for its being full."""
+
+    close_sent = False
+    listener: Any = None
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send_text(self, payload: bytes) -> None:
+        self.sent.append(json.loads(payload))
+
+
+class Stream:
+    """What a channel holds of its stream."""
+
+    head = 0
+
+    def __init__(self) -> None:
+        self.resumed = self.closed = 0
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def opened(wire: Wire, *moments: str) -> Stream:
+    """A channel of a socket to which these things happen while its stream is being opened; the first one before."""
+    socket = Socket(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+    stream = Stream()
+
+    async def start(channel: Channel) -> Stream:
+        for moment in moments[1:]:
+            getattr(socket, moment)()
+        channel.open("1.aa", 0, "live")
+        return stream
+
+    getattr(socket, moments[0])()
+    await _open(socket, 1, start)
+    for channel in socket.channels.values():
+        assert channel.full is socket.full
+    return stream
+
+
+async def test_a_socket_that_drains_while_a_channel_opens_resumes_it() -> None:
+    """Its first frames may have come meanwhile, and found the socket full: nothing else would read on."""
+    assert (await opened(Wire(), "connection_paused", "connection_resumed")).resumed == 1
+    moments = ("connection_resumed", "connection_paused", "connection_resumed")
+    assert (await opened(Wire(), *moments)).resumed == 1
+    assert (await opened(Wire(), "connection_resumed", "connection_paused")).resumed == 0
+
+
+async def test_a_socket_that_is_lost_while_a_channel_opens_closes_it() -> None:
+    assert (await opened(Wire(), "connection_resumed", "connection_lost")).closed == 1
+
+
+async def test_an_error_while_a_channel_opens_comes_after_its_ok() -> None:
+    wire = Wire()
+    channel = Channel(Socket(wire, "conn", time.monotonic), 7)  # type: ignore[arg-type]
+    channel.fail(Draining("going away"), Cursor(1, 0))
+    channel.open("1.aa", 0, "live")
+    assert [message["t"] for message in wire.sent] == ["ok", "error"]
+    assert wire.sent[1]["retry_after_s"] >= 1
 
 
 async def test_http_on_the_sockets_path_is_refused(one: Gate) -> None:

@@ -133,6 +133,10 @@ class Exchange:
             data += part
         return found
 
+    async def bytes(self, count: int) -> bytes:
+        """What comes next, whatever it is."""
+        return await self._within(self._reader.readexactly(count))
+
     async def silence(self, for_s: float) -> None:
         """Nothing comes."""
         with pytest.raises(TimeoutError):

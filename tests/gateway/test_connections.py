@@ -1,0 +1,343 @@
+"""What a connection may do to the process: upgrades, trailers, pipelines, fragments, pings, peers that take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
+from stream_gw import server as server_module
+from stream_gw.server import CONNECTION, EdgeServer, EdgeWebSocket, make_server
+from tests.gateway.processes import Running
+from tests.gateway.wire import Exchange, Gate, chat, refusal
+from tests.support.waiting import eventually
+
+CHAT = "/v1/chat/completions"
+CHUNKED = {"content-length": "", "transfer-encoding": "chunked"}
+HANDSHAKE = {
+    "connection": "Upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    "sec-websocket-version": "13",
+}
+H2C = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAARAAAAAAAIAAAAA"}
+MIB = 1 << 20
+
+
+async def growth(gate: Gate, work: Awaitable[object], after_s: float = 0.5) -> int:
+    """By how many bytes the gateway grows at most while the work is done, and a moment longer."""
+    before = gate.resident_bytes()
+    most = 0
+    task = asyncio.ensure_future(work)
+    until: float | None = None
+    while until is None or asyncio.get_running_loop().time() < until:
+        most = max(most, gate.resident_bytes() - before)
+        await asyncio.sleep(0.01)
+        if task.done() and until is None:
+            until = asyncio.get_running_loop().time() + after_s
+    await task
+    return most
+
+
+async def flood(exchange: Exchange, piece: bytes, times: int) -> None:
+    """Send until all is out or the peer takes no more."""
+    with suppress(ConnectionError, TimeoutError):
+        for _ in range(times):
+            async with asyncio.timeout(1):
+                await exchange.send(piece)
+
+
+# --- upgrades ------------------------------------------------------------------------------------------------
+
+
+async def test_an_upgrade_behind_an_open_stream_ends_that_connection_alone(
+    platform: Running, one: Gate, two: Gate
+) -> None:
+    """Else two protocols would write to one connection, and nobody would hear that its reader has left."""
+    async with one.connection() as exchange:
+        await exchange.send(one.request("POST", CHAT, chat(6000, on_disconnect="cancel_after=0")))
+        await exchange.head()
+        stream = exchange.headers["x-stream-id"]
+        await exchange.events(2)
+        await exchange.send(one.request("GET", "/v1/stream", None, HANDSHAKE))
+        assert b"101 Switching" not in await exchange.closed()
+    await two.until_status(stream, "cancelled")
+    await one.until_open_streams(0)
+
+
+@pytest.mark.parametrize("path", ["/v1/other", "/", CHAT, "/static/client.js"])
+async def test_a_socket_is_refused_where_there_is_none(one: Gate, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(f"ws://{one.host}:{one.port}{path}", proxy=None):
+            pass
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/v1/stream", {"cookie": "a=" + "x" * 9000}),
+        ("GET", "/v1/stream?x=" + "x" * 8170, {}),
+        ("GET", "/v1/stream", {f"x-{k}": "y" for k in range(200)}),
+    ],
+    ids=["a long header", "a long URL", "many headers"],
+)
+async def test_a_handshake_that_is_none_is_answered(one: Gate, method: str, path: str, headers: dict[str, str]) -> None:
+    async with one.connection() as exchange:
+        await exchange.send(one.request(method, path, None, HANDSHAKE | headers))
+        refusal(await exchange.answer(), 400, "invalid_request")
+        assert await exchange.closed() == b""
+
+
+async def test_another_protocol_that_is_offered_is_not_taken(one: Gate) -> None:
+    async with one.connection() as exchange:
+        for seed in range(2):
+            await exchange.send(one.request("POST", CHAT, chat(3, seed=seed) | {"stream": False}, H2C))
+            assert (await exchange.answer()).json["object"] == "chat.completion"
+            await exchange.send(one.request("GET", "/healthz", None, H2C))
+            assert (await exchange.answer()).body == b"ok\n"
+
+
+@pytest.mark.parametrize("connection", ["Upgrade", "Upgrade\r\nconnection: keep-alive"])
+async def test_the_body_of_such_a_request_is_no_request(one: Gate, connection: str) -> None:
+    hidden = one.request("GET", "/v1/models")
+    headers = {"connection": connection, "upgrade": "h2c", "content-length": str(len(hidden))}
+    async with one.connection() as exchange:
+        await exchange.send(one.request("POST", CHAT, None, headers))
+        await exchange.silence(0.1)  # so that the body comes by itself
+        await exchange.send(hidden)
+        refusal(await exchange.answer(), 400, "invalid_request")
+        await exchange.send(one.request("GET", "/healthz"))
+        assert (await exchange.answer()).body == b"ok\n", "nothing is answered in between"
+
+
+async def test_many_offers_in_one_piece(one: Gate) -> None:
+    async with one.connection() as exchange:
+        await exchange.send(one.request("GET", "/healthz", None, H2C) * 300)
+        for _ in range(300):
+            assert (await exchange.answer()).body == b"ok\n"
+
+
+# --- trailers ------------------------------------------------------------------------------------------------
+
+
+async def test_a_trailer_is_no_header(one: Gate) -> None:
+    async with one.connection() as exchange:
+        head = one.request("POST", "/v1/tokens", None, CHUNKED | {"authorization": ""})
+        await exchange.send(head + b"2\r\n{}\r\n0\r\nauthorization: Bearer " + one.key.encode() + b"\r\n\r\n")
+        refusal(await exchange.answer(), 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("end", [b"0\r\nx-a: ", b"0\r\nx-", b"5;a="], ids=["trailer", "its name", "extension"])
+async def test_what_never_ends_behind_a_body_costs_nothing(one: Gate, end: bytes) -> None:
+    async with one.connection() as exchange:
+        await exchange.send(one.request("POST", CHAT, None, CHUNKED) + b"2\r\n{}\r\n" + end)
+        assert await growth(one, flood(exchange, b"a" * HEADER_BYTES_MAX, 1024)) < 8 * MIB
+        with suppress(ConnectionError):
+            await exchange.closed()
+
+
+# --- many at once --------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_pipelined_requests_is_read_as_it_is_answered(one: Gate) -> None:
+    async with one.connection() as exchange:
+        reading = asyncio.create_task(exchange.closed(60))
+        pipeline = flood(exchange, b"GET /healthz HTTP/1.1\r\n\r\n" * 16_000, 10)
+        assert await growth(one, pipeline) < 64 * MIB
+        reading.cancel()
+
+
+@asynccontextmanager
+async def shaken_hands(gate: Gate, receive_buffer: int | None = None) -> AsyncIterator[Exchange]:
+    """A WebSocket that nobody has authenticated, to send any bytes."""
+    async with gate.connection(receive_buffer) as exchange:
+        await exchange.send(gate.request("GET", "/v1/stream", None, HANDSHAKE | {"authorization": ""}))
+        await exchange.head()
+        assert exchange.status == 101
+        yield exchange
+
+
+def frame(first: int, payload: bytes = b"") -> bytes:
+    """A masked frame of at most 125 bytes."""
+    return bytes([first, 0x80 | len(payload), 0, 0, 0, 0]) + payload
+
+
+async def test_who_sends_pings_and_reads_no_pongs_costs_nothing(one: Gate) -> None:
+    async with shaken_hands(one, receive_buffer=4096) as exchange:
+        pings = flood(exchange, frame(0x89, b"p" * 125) * 500, 800)  # 50 MiB
+        assert await growth(one, pings) < 16 * MIB
+
+
+async def test_a_ping_is_answered(one: Gate) -> None:
+    async with one.socket() as socket:
+        pong = await socket.connection.ping()
+        receiving = asyncio.create_task(socket.connection.recv())
+        async with asyncio.timeout(5):
+            await pong
+        receiving.cancel()
+
+
+async def test_fragments_cost_their_bytes(one: Gate) -> None:
+    async with shaken_hands(one) as exchange:
+        await exchange.send(frame(0x01, b"{"))
+
+        async def tiny() -> None:
+            for _ in range(100):
+                await exchange.send(frame(0x00, b"  ") * 5000)  # 1 MB of text
+            await exchange.send(frame(0x89))  # its answer says that all has been read
+            assert await exchange.bytes(2) == frame(0x8A)[:1] + b"\0"
+
+        assert await growth(one, tiny(), after_s=0) < 12 * MIB
+
+
+async def test_a_message_in_fragments_is_one(one: Gate) -> None:
+    async with one.socket() as socket:
+        await socket.connection.send(['{"t":"can', "", 'cel","id":"ü', '1","stream":"x"}'])
+        assert (await socket.until_t("error"))["id"] == "ü1"
+
+
+async def test_a_message_that_is_not_utf_8_closes_1007(one: Gate) -> None:
+    async with shaken_hands(one) as exchange:
+        await exchange.send(frame(0x81, b"\xff\xfe"))
+        assert (await exchange.closed()).startswith(b"\x88\x1a\x03\xef")
+
+
+async def test_a_message_too_large_in_fragments_closes_1009(one: Gate) -> None:
+    async with one.socket(write_limit=1 << 30) as socket:
+        with suppress(ConnectionClosed):
+            await socket.connection.send(["x" * MIB] * (WS_MESSAGE_BYTES_MAX // MIB + 1))
+        assert await socket.close_code() == 1009
+
+
+# --- peers that take nothing, on a server of the test's own --------------------------------------------------
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(app: App, **config: Any) -> AsyncIterator[EdgeServer]:
+    server = make_server(app, "127.0.0.1", 0)
+    for name, value in config.items():
+        setattr(server.config, name, value)
+    task = asyncio.create_task(server.serve())
+    sweep = asyncio.create_task(server.sweep())
+    await eventually(lambda: server.started or task.done(), "the server to start")
+    try:
+        yield server
+    finally:
+        sweep.cancel()
+        server.should_exit = True
+        await task
+
+
+def gate_of(server: EdgeServer) -> Gate:
+    return Gate(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", 0, "")
+
+
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    body = b"x" * (8 * MIB)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\ngarbage\r\n\r\n",
+    ],
+    ids=["kept alive", "closed", "pipelined", "then garbage"],
+)
+async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
+    monkeypatch.setattr(server_module, "STALL_S_MAX", 0.3)
+    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
+    async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(4096) as exchange:
+        await exchange.send(request_)
+        await eventually(lambda: server.server_state.connections, "the connection")
+        await eventually(lambda: not server.server_state.connections, "the connection to be cut", 5)
+
+
+async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "STALL_S_MAX", 0.5)
+    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
+    async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(65536) as exchange:
+        await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
+        await exchange.head()
+        taken = 0
+        while taken < 8 * MIB:
+            taken += len(await exchange.bytes(256 << 10))
+            await asyncio.sleep(0.1)
+
+
+async def test_an_idle_connection_is_closed_in_time_whatever_trickles_in() -> None:
+    async def small(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    for head, trickle in (
+        (b"GET / HTTP/1.1\r\n\r\n", b"\r\n"),
+        (b"POST / HTTP/1.1\r\ncontent-length: 1000\r\n\r\n", b"x"),
+    ):
+        async with serving(small, timeout_keep_alive=0.5) as server, gate_of(server).connection() as exchange:
+            await exchange.send(head)
+            await exchange.head()
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(5):
+                    while True:
+                        await exchange.send(trickle)
+                        await asyncio.sleep(0.05)
+
+
+async def test_a_request_that_began_before_the_idle_time_was_over_is_served() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await asyncio.sleep(1)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(slow, timeout_keep_alive=0.5) as server, gate_of(server).connection() as exchange:
+        # The second's head comes half before, half after the first has been answered
+        await exchange.send(b"GET / HTTP/1.1\r\n\r\nGET / HT")
+        assert (await exchange.answer()).body == b"ok"
+        await exchange.send(b"TP/1.1\r\n\r\n")
+        assert (await exchange.answer()).body == b"ok"
+
+
+async def test_a_socket_whose_pong_waits_behind_what_it_has_not_taken_is_not_cut_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[EdgeWebSocket] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        connection: EdgeWebSocket = scope["state"][CONNECTION]
+        opened.append(connection)
+        connection.send_text(b"x" * (8 * MIB))
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+    monkeypatch.setattr(server_module, "STALL_S_MAX", 60)
+    async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as server:
+        gate = gate_of(server)
+        async with shaken_hands(gate, 65536) as exchange:
+            pings = []
+            sent = EdgeWebSocket.send_keepalive_ping
+
+            def count(self: EdgeWebSocket) -> None:
+                pings.append(self)
+                sent(self)
+
+            monkeypatch.setattr(EdgeWebSocket, "send_keepalive_ping", count)
+            await eventually(lambda: len(pings) > 5, "pings that nobody answers")
+            assert not opened[0].close_sent
+            exchange.abort()
+            await eventually(lambda: not server.server_state.connections, "the socket to be forgotten")

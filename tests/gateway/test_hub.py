@@ -1,0 +1,135 @@
+"""What a gateway's upkeep does when the fabric goes away in its midst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from stream_fabric import errors
+from stream_fabric.cursor import Cursor, Epoch
+from stream_fabric.errors import FabricUnavailable, StreamGwError
+from stream_fabric.frames import ErrorInfo, Status
+from stream_fabric.ids import GatewayId, ReplicaId, TenantId
+from stream_fabric.placement import Queued
+from stream_fabric.reader import Gap, Reset
+from stream_fabric.redis.client import Address, Partitions, RedisClient
+from stream_fabric.redis.pool import Candidate, RedisPools
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_gw import hub as hub_module
+from stream_gw import lines as lines_module
+from stream_gw.directory import Directory
+from stream_gw.hub import Hub
+from stream_gw.lines import Lines
+from tests.fabric.test_placement import FAR_S, ask, info_of, work_of
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+
+class Reading:
+    """An outlet that keeps what it is told of the queue and of failures."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.failures: list[StreamGwError] = []
+
+    def write(self, epoch: int, first: int, lines: list[bytes]) -> None: ...
+
+    def gap(self, gap: Gap) -> bool:
+        return True
+
+    def reset(self, reset: Reset) -> bool:
+        return True
+
+    def rise(self, epoch: str, head: int) -> None: ...
+
+    def waits(self, position: int, of: int) -> None:
+        self.places.append((position, of))
+
+    def end(self, status: Status) -> None: ...
+
+    def fail(self, error: StreamGwError, cursor: Cursor) -> None:
+        self.failures.append(error)
+
+
+@dataclass
+class World:
+    """A stream that waits in a pool's queue, and a link to its pool that can be cut."""
+
+    hub: Hub
+    lines: Lines
+    outlet: Reading
+    proxy: Proxy
+
+
+@pytest.fixture
+async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(hub_module, "WATCHDOG_S", 0.02)
+    monkeypatch.setattr(lines_module, "_TOLD_EVERY_S", 0.02)
+    address = Address(*redis_client.url.addresses[0])
+    async with Proxy.before(address.port, address.host) as proxy, asyncio.TaskGroup() as tasks:
+        linked = RedisClient(proxy.url, timeout_s=0.2)
+        await linked.start()
+        pools, log = RedisPools(linked), RedisStreamLog(redis_client, Partitions(4))
+        asked = ask()
+        info = msgspec.structs.replace(info_of("a", slots=0, room=0), pool=f"pool-{asked.stream}")
+        await pools.report(info, ttl_s=FAR_S, running={})
+        placed = await pools.place(info.pool, work_of(asked), [Candidate(ReplicaId("a"), 0)], wait_s=60, jitter=0)
+        assert isinstance(placed, Queued)
+        directory = Directory(pools)
+        await directory.refresh()
+        hub = Hub(GatewayId("g"), log, directory, tasks)
+        tenant, epoch = TenantId("acme"), Epoch(1, "aa")
+        outlet = Reading()
+        subscription = hub.follow_new(hub.expect(asked.stream, tenant, epoch), outlet)
+        await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
+        lines = Lines(pools)
+        lines.add(info.pool, subscription)
+        yield World(hub, lines, outlet, proxy)
+        subscription.close()
+        proxy.refuse = False
+        await pools.retire(info.pool, info.replica, leaving=True)
+        await linked.close()
+
+
+async def test_the_watchdog_outlives_an_outage_at_any_of_its_questions(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = asyncio.create_task(world.hub.watchdog())
+    world.proxy.refuse = True
+    world.proxy.cut_all()
+    await eventually(lambda: "cannot be read" in caplog.text or watchdog.done(), "the outage to be noticed")
+    assert not watchdog.done()
+    watchdog.cancel()
+
+
+async def test_who_waits_is_told_again_after_an_outage(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    telling = asyncio.create_task(world.lines.run())
+    await eventually(lambda: world.outlet.places, "the place in the queue")
+    world.proxy.refuse = True
+    world.proxy.cut_all()
+    await eventually(lambda: "cannot be read" in caplog.text, "the outage to be noticed")
+    world.proxy.refuse = False
+    world.outlet.places.clear()
+    await eventually(lambda: world.outlet.places, "the place in the queue, again")
+    assert set(world.outlet.places) == {(1, 1)}
+    telling.cancel()
+
+
+def all_of(kind: type[StreamGwError]) -> list[type[StreamGwError]]:
+    return [kind, *(found for below in kind.__subclasses__() for found in all_of(below))]
+
+
+@pytest.mark.parametrize("kind", all_of(StreamGwError), ids=lambda kind: kind.__name__)
+def test_every_429_and_503_says_when_to_come_back(kind: type[StreamGwError]) -> None:
+    error = kind("words")
+    assert (error.retry_after_s is not None) is (kind.http_status in (429, 503))
+    assert kind("words", retry_after_s=7).retry_after_s == 7
+    # As the terminal of a stream repeats it
+    again = errors.from_info(ErrorInfo.of(FabricUnavailable("words")))
+    assert again.retry_after_s == 1
