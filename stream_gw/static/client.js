@@ -184,7 +184,15 @@ export class Stream {
   close() {
     if (this._ended) return;
     this._queue.length = 0;
-    this._finish("detached");
+    if (!this._stop) {
+      this._finish("detached");
+      return;
+    }
+    // A cancel asked for before still waits for the stream's id: only the reader goes now.
+    const leave = () => this._finish("detached");
+    this._stop.promise.then(leave, leave);
+    this._muted = true;
+    this._wakeReader();
   }
 
   _listen(signal, abort) {
@@ -246,7 +254,7 @@ export class Stream {
   _wakeReader() {
     const waiter = this._waiter;
     this._waiter = null;
-    if (this._muted) waiter?.reject(this.error);
+    if (this._muted && this.error) waiter?.reject(this.error);
     else waiter?.resolve();
   }
 
@@ -315,7 +323,8 @@ export class Stream {
     }
   }
 
-  _receiveOk({ stream, epoch, head, status }) {
+  /** Also of a stream that has ended: how, its `end` says, which follows. */
+  _receiveOk({ stream, epoch, status }) {
     this.id = stream;
     this.status = status;
     this._epoch = epochNumber(epoch);
@@ -325,7 +334,6 @@ export class Stream {
       this._stop = null;
       this._gateway.cancel(stream).then(stop.resolve, stop.reject);
     }
-    if (TERMINAL.has(status) && this._tail.s >= head) this._finish(status);
   }
 
   _accept(seq) {
@@ -409,7 +417,7 @@ export class Stream {
     this._unlisten?.();
     this._gateway._forget(this);
     this._stop?.[TERMINAL.has(status) && !error ? "resolve" : "reject"](
-      error ?? { result: "terminal", at: this._tailCursor(), status },
+      error ?? (TERMINAL.has(status) ? { result: "terminal", at: this._tailCursor(), status } : closedError()),
     );
     if (this.id) this._ready.resolve(this.id);
     else this._ready.reject(this.error ?? closedError());
@@ -803,6 +811,10 @@ export class StreamGateway {
     const fatal = this._judge(link, code, error);
     if (fatal) this._fail(fatal);
     else if (!this._next) this._later(error);
+    else if (!this._link) {
+      this._downSince ??= Date.now();
+      this._setState("reconnecting");
+    }
   }
 
   /** What a close code asks of us. Returns an error when coming back is pointless. */
