@@ -61,6 +61,12 @@ function deferred() {
   return parts;
 }
 
+/** A name that nobody else makes. crypto.randomUUID is only there on HTTPS and on loopback. */
+export function randomId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function parseCursor(text) {
   const match = CURSOR.exec(text);
   if (!match) throw new GatewayError("cursor_invalid", `${JSON.stringify(text)} is not a cursor such as ${BEGINNING}.`);
@@ -574,7 +580,7 @@ export class StreamGateway {
 
   /** Starts a generation. `key` is its idempotency key: the same key and body never generate twice. */
   create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort } = {}) {
-    return this._open({ body, key: key ?? crypto.randomUUID(), dialect, mode, signal, abort });
+    return this._open({ body, key: key ?? randomId(), dialect, mode, signal, abort });
   }
 
   /** Follows a stream after a cursor; from its beginning when none is given. */
@@ -651,7 +657,7 @@ export class StreamGateway {
       return request;
     }
     // Over reconnects the id stays, and with it an input stays one input. Other clients' ids must differ from it.
-    const id = message.t === "input" ? crypto.randomUUID() : `k${++this._requestId}`;
+    const id = message.t === "input" ? randomId() : `k${++this._requestId}`;
     request.message = { ...message, id };
     this._requests.set(id, request);
     this._send(request);
