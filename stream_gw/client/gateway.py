@@ -48,7 +48,8 @@ class StreamGateway:
     """Many streams over one socket. An async context manager: what it started ends with its block.
 
     ``urls``: one or several addresses (http, https, ws or wss), taken in turn. ``token``: a key or capability token.
-    ``get_token``: awaited before every connection instead; its argument is true when the last token was refused.
+    ``get_token``: awaited before every connection instead; its argument is true when the last token was refused. Its
+    OSError or retriable GatewayError is tried again.
     """
 
     def __init__(
@@ -277,7 +278,9 @@ class StreamGateway:
             link = await Link.open(self, self._urls[self._url_index], self._token)
         except LinkOver as over:
             self._down(over, lived_s=0.0)
-        except GatewayError as error:  # of get_token
+        except OSError as error:  # of get_token, as the next
+            self._later(ConnectionLost("token_unavailable", f"no token can be had: {error!r}", retriable=True))
+        except GatewayError as error:
             if error.retriable:
                 self._later(error)
             else:

@@ -98,6 +98,8 @@ class Stream:
         self._has_id = asyncio.Event()
         self._paused = False
         self._muted = False  # the reader is gone, the stream is still being cancelled
+        self._stops = 0  # cancels without an answer
+        self._leaves = False  # closed; only they are waited for
         self._asked = False  # a create of ours may be known to a gateway
         self._tries = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +131,7 @@ class Stream:
 
     async def __anext__(self) -> Item:
         while not self._queue:
-            if self._ended.is_set():
+            if self._ended.is_set() or self._leaves:
                 self._over()
             self._news.clear()
             await self._news.wait()
@@ -173,12 +175,23 @@ class Stream:
             self._finish("cancelled")
             return Ack(id="", result="accepted", at=BEGINNING, status="cancelled")
         self._gateway.wake()
-        return await self._gateway.cancel(await self.ready())
+        self._stops += 1
+        try:
+            return await self._gateway.cancel(await self.ready())
+        finally:
+            self._stops -= 1
+            if self._leaves and not self._stops:
+                self._finish("detached")
 
     def close(self) -> None:
         """Stop reading. The generation goes on, as long as its ``on_disconnect`` says."""
-        if not self._ended.is_set():
-            self._clear()
+        if self._ended.is_set():
+            return
+        self._clear()
+        if self.id is None and self._stops:  # a cancel still waits for the id: only the reader goes now
+            self._muted = self._leaves = True
+            self._news.set()
+        else:
             self._finish("detached")
 
     def _clear(self) -> None:
@@ -278,12 +291,11 @@ class Stream:
                 assert_never(message)
 
     def _receive_ok(self, message: Ok) -> None:
+        """Also of a stream that has ended: how, its ``end`` says, which follows."""
         self.id = message.stream
         self.status = message.status
         self._filter.receive_epoch(message.epoch)
         self._has_id.set()
-        if message.status in TERMINAL and self._filter.tail.seq >= message.head:
-            self._finish(message.status)
 
     def _receive_data(self, message: D, size: int) -> None:
         verdict = self._filter.receive(message.s - 1 if message.a is None else message.a, message.s)

@@ -1,8 +1,8 @@
 // The chat page: wires the session, the store, the client and the views.
 
 import { Answer } from "./answer.js";
-import { BEGINNING, StreamGateway } from "./client.js";
-import { Session, errorOf } from "./session.js";
+import { BEGINNING, StreamGateway, randomId } from "./client.js";
+import { Session, errorOf, remember } from "./session.js";
 import { Store, isRunning } from "./store.js";
 import { $, MessageView, icon } from "./view.js";
 
@@ -76,13 +76,18 @@ $("sign-out").addEventListener("click", () => {
   askForKey("");
 });
 
+// A link with a key followed where the page is open already loads nothing by itself.
+addEventListener("hashchange", () => {
+  if (new URLSearchParams(location.hash.slice(1)).has("key")) location.reload();
+});
+
 async function loadModels() {
   let models = JSON.parse(localStorage.getItem("sgw.models") ?? "[]");
   try {
     const response = await fetch("/v1/models", { headers: { authorization: `Bearer ${await session.getToken()}` } });
     if (!response.ok) throw await errorOf(response);
     models = (await response.json()).data.map(({ id }) => id);
-    localStorage.setItem("sgw.models", JSON.stringify(models));
+    remember("sgw.models", JSON.stringify(models));
   } catch (error) {
     announce(`The list of models could not be loaded: ${error.message}`); // the last known list serves meanwhile
   }
@@ -93,7 +98,7 @@ async function loadModels() {
 }
 
 $("model").addEventListener("change", () => {
-  localStorage.setItem("sgw.model", $("model").value);
+  remember("sgw.model", $("model").value);
   showSimulated();
 });
 
@@ -142,6 +147,7 @@ function listConversations() {
     open.type = "button";
     open.className = "row";
     open.textContent = title;
+    open.dir = "auto";
     if (id === current) open.setAttribute("aria-current", "true");
     open.addEventListener("click", () => {
       show(id);
@@ -171,7 +177,7 @@ function show(id) {
   current = conversation?.id ?? null;
   if (current) {
     sessionStorage.setItem("sgw.current", current);
-    localStorage.setItem("sgw.last", current);
+    remember("sgw.last", current);
   } else sessionStorage.removeItem("sgw.current");
   document.title = conversation ? `${conversation.title} · stream-gw` : "stream-gw";
   views.clear();
@@ -268,7 +274,7 @@ function onOtherTab({ message: messageId }) {
 function send(text) {
   if (!gateway || running().length > 0) return;
   const conversation = current ? store.conversation(current) : store.newConversation(text.slice(0, TITLE_CHARS));
-  const question = { id: crypto.randomUUID(), role: "user", text, status: "done", revision: 0 };
+  const question = { id: randomId(), role: "user", text, status: "done", revision: 0 };
   store.add(conversation.id, [question, newAnswer()]);
   follows = true;
   if (conversation.id === current) showMessages(store.conversation(current));
@@ -278,11 +284,11 @@ function send(text) {
 }
 
 const newAnswer = () => ({
-  id: crypto.randomUUID(),
+  id: randomId(),
   role: "assistant",
   text: "",
   status: "starting",
-  key: crypto.randomUUID(),
+  key: randomId(),
   stream: null,
   cursor: BEGINNING,
   model: $("model").value,
@@ -361,9 +367,10 @@ for (const idea of document.querySelectorAll(".ideas button")) {
 $("log").addEventListener("click", async ({ target }) => {
   if (!target.matches("button.copy")) return;
   const code = target.closest("figure").querySelector("pre").textContent;
-  const copied = await navigator.clipboard.writeText(code).then(
+  // The browser may forbid it, and over plain HTTP has none: the button then says so.
+  const copied = await navigator.clipboard?.writeText(code).then(
     () => true,
-    () => false, // the browser may forbid it: the button then says so
+    () => false,
   );
   target.textContent = copied ? "Copied" : "Not allowed";
   setTimeout(() => (target.textContent = "Copy"), 1600);
@@ -417,7 +424,7 @@ function showTheme() {
 $("theme").addEventListener("click", () => {
   const theme = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = theme;
-  localStorage.setItem("sgw.theme", theme);
+  remember("sgw.theme", theme);
   showTheme();
 });
 systemDark.addEventListener("change", showTheme);

@@ -1,4 +1,4 @@
-export type Dialect = "openai.chat" | "openai.completions" | "openai.responses" | "anthropic.messages" | "ai.ui" | (string & {});
+export type Dialect = "openai.chat" | "openai.completions" | (string & {});
 export type Mode = "tokens" | "coalesce" | "snapshot";
 export type State = "idle" | "connecting" | "connected" | "reconnecting" | "offline" | "closed";
 export type Status = "new" | "live" | "completed" | "cancelled" | "failed" | "incomplete" | "detached" | (string & {});
@@ -18,6 +18,8 @@ export const LIMITS: Readonly<{
 }>;
 
 export function backoffMs(attempt: number, random?: () => number): number;
+/** 32 hex digits that nobody else makes, on plain HTTP too. */
+export function randomId(): string;
 export function socketUrl(url: string): string;
 export function textOf(chunks: readonly unknown[]): string;
 

@@ -61,6 +61,12 @@ function deferred() {
   return parts;
 }
 
+/** A name that nobody else makes. crypto.randomUUID is only there on HTTPS and on loopback. */
+export function randomId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function parseCursor(text) {
   const match = CURSOR.exec(text);
   if (!match) throw new GatewayError("cursor_invalid", `${JSON.stringify(text)} is not a cursor such as ${BEGINNING}.`);
@@ -184,7 +190,15 @@ export class Stream {
   close() {
     if (this._ended) return;
     this._queue.length = 0;
-    this._finish("detached");
+    if (!this._stop) {
+      this._finish("detached");
+      return;
+    }
+    // A cancel asked for before still waits for the stream's id: only the reader goes now.
+    const leave = () => this._finish("detached");
+    this._stop.promise.then(leave, leave);
+    this._muted = true;
+    this._wakeReader();
   }
 
   _listen(signal, abort) {
@@ -246,7 +260,7 @@ export class Stream {
   _wakeReader() {
     const waiter = this._waiter;
     this._waiter = null;
-    if (this._muted) waiter?.reject(this.error);
+    if (this._muted && this.error) waiter?.reject(this.error);
     else waiter?.resolve();
   }
 
@@ -315,7 +329,8 @@ export class Stream {
     }
   }
 
-  _receiveOk({ stream, epoch, head, status }) {
+  /** Also of a stream that has ended: how, its `end` says, which follows. */
+  _receiveOk({ stream, epoch, status }) {
     this.id = stream;
     this.status = status;
     this._epoch = epochNumber(epoch);
@@ -325,7 +340,6 @@ export class Stream {
       this._stop = null;
       this._gateway.cancel(stream).then(stop.resolve, stop.reject);
     }
-    if (TERMINAL.has(status) && this._tail.s >= head) this._finish(status);
   }
 
   _accept(seq) {
@@ -409,7 +423,7 @@ export class Stream {
     this._unlisten?.();
     this._gateway._forget(this);
     this._stop?.[TERMINAL.has(status) && !error ? "resolve" : "reject"](
-      error ?? { result: "terminal", at: this._tailCursor(), status },
+      error ?? (TERMINAL.has(status) ? { result: "terminal", at: this._tailCursor(), status } : closedError()),
     );
     if (this.id) this._ready.resolve(this.id);
     else this._ready.reject(this.error ?? closedError());
@@ -566,7 +580,7 @@ export class StreamGateway {
 
   /** Starts a generation. `key` is its idempotency key: the same key and body never generate twice. */
   create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort } = {}) {
-    return this._open({ body, key: key ?? crypto.randomUUID(), dialect, mode, signal, abort });
+    return this._open({ body, key: key ?? randomId(), dialect, mode, signal, abort });
   }
 
   /** Follows a stream after a cursor; from its beginning when none is given. */
@@ -643,7 +657,7 @@ export class StreamGateway {
       return request;
     }
     // Over reconnects the id stays, and with it an input stays one input. Other clients' ids must differ from it.
-    const id = message.t === "input" ? crypto.randomUUID() : `k${++this._requestId}`;
+    const id = message.t === "input" ? randomId() : `k${++this._requestId}`;
     request.message = { ...message, id };
     this._requests.set(id, request);
     this._send(request);
@@ -803,6 +817,10 @@ export class StreamGateway {
     const fatal = this._judge(link, code, error);
     if (fatal) this._fail(fatal);
     else if (!this._next) this._later(error);
+    else if (!this._link) {
+      this._downSince ??= Date.now();
+      this._setState("reconnecting");
+    }
   }
 
   /** What a close code asks of us. Returns an error when coming back is pointless. */

@@ -13,7 +13,8 @@ const bounded = (pattern) => ({
 });
 
 const FENCE = bounded(/^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`\n]*$/);
-const HEADING = bounded(/^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/);
+const HEADING = bounded(/^ {0,3}(#{1,6})\s+(.*)$/);
+const HEADING_CLOSE = /(?:^|\s)#+$/;
 const RULE = bounded(/^ {0,3}([-*_])(?:\s*\1){2,}\s*$/);
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+)(?=\S)/;
 const QUOTE = /^ {0,3}> ?/;
@@ -117,7 +118,8 @@ function renderBlock({ kind, lines }, depth) {
       return codeBlock(texts);
     case "heading": {
       const [, marks, title] = HEADING.exec(texts[0]);
-      return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(title)); // h1 is the page's own
+      const words = title.trimEnd().replace(HEADING_CLOSE, "").trimEnd();
+      return element(`h${Math.min(marks.length + 1, 6)}`, "", ...inline(words)); // h1 is the page's own
     }
     case "rule":
       return element("hr");
@@ -199,6 +201,8 @@ const MARKS = [
   ["*", "em"],
   ["_", "em"],
 ];
+const NOT_LAST = ".,;:!?'\"*_]>"; // of an address within a sentence
+const PARENTHESES_MAX = 4; // open at once in an address
 const SPECIAL = /[\\`*_~[!\n]|https?:\/\//g;
 
 /** The address if a link may go there, else null. */
@@ -240,7 +244,8 @@ class Finder {
   }
 }
 
-function inline(text, depth = 0) {
+/** `links`: false within a link, which holds no other. */
+function inline(text, depth = 0, links = true) {
   const finder = new Finder(text);
   const nodes = [];
   let plain = "";
@@ -255,7 +260,7 @@ function inline(text, depth = 0) {
     if (!special) break;
     plain += text.slice(at, special.index);
     at = special.index;
-    const made = depth < DEPTH_MAX ? span(finder, text, at, depth) : null;
+    const made = depth < DEPTH_MAX ? span(finder, text, at, depth, links) : null;
     if (made) {
       flush();
       if (made.node) nodes.push(made.node);
@@ -272,20 +277,20 @@ function inline(text, depth = 0) {
 }
 
 /** The inline element that opens at `at`, or null when the character is only a character. */
-function span(finder, text, at, depth) {
+function span(finder, text, at, depth, links) {
   const char = text[at];
   if (char === "\\") return /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "") ? { text: text[at + 1], end: at + 2 } : null;
   if (char === "\n") return { node: element("br"), end: at + 1 };
-  if (char === "h") return autolink(text, at);
+  if (char === "h") return links ? autolink(text, at) : null;
   if (char === "`") return codeSpan(finder, text, at);
-  if (char === "[" || char === "!") return linkSpan(finder, text, at, depth);
+  if (char === "[" || char === "!") return links ? linkSpan(finder, text, at, depth) : null;
   for (const [mark, name] of MARKS) {
     if (!text.startsWith(mark, at)) continue;
     const from = at + mark.length;
     if (/\s/.test(text[from] ?? " ")) return null;
     if (char === "_" && /\w/.test(text[at - 1] ?? "")) return null; // snake_case is a word
     const end = closing(finder, text, mark, from);
-    if (end > from) return { node: element(name, "", ...inline(text.slice(from, end), depth + 1)), end: end + mark.length };
+    if (end > from) return { node: element(name, "", ...inline(text.slice(from, end), depth + 1, links)), end: end + mark.length };
   }
   return null;
 }
@@ -309,19 +314,43 @@ function linkSpan(finder, text, at, depth) {
   const open = text[at] === "!" ? at + 1 : at;
   if (text[open] !== "[") return null;
   const middle = finder.find("](", open);
-  const end = middle < 0 ? -1 : finder.find(")", middle);
+  const end = middle < 0 ? -1 : addressEnd(finder, text, middle + 2);
   if (end < 0) return null;
   const label = text.slice(open + 1, middle);
   const href = safeHref(text.slice(middle + 2, end).trim().split(/\s/)[0]);
   if (!href) return null;
   // An image is a link too: the page loads nothing from elsewhere.
-  const children = label.includes("[") ? [label] : inline(label, depth + 1);
+  const children = label.includes("[") ? [label] : inline(label, depth + 1, false);
   return { node: link(href, ...(children.length > 0 ? children : [href])), end: end + 1 };
+}
+
+/** Where the address that begins at `from` is closed: parentheses in it come in pairs, as in many a wiki's. */
+function addressEnd(finder, text, from) {
+  const first = finder.find(")", from);
+  let end = first;
+  let start = from;
+  for (let unpaired = 0; end >= 0; unpaired -= 1) {
+    const part = text.slice(start, end);
+    if (start > from && /\s/.test(part)) break;
+    unpaired += part.split("(").length - 1;
+    if (unpaired === 0) return end;
+    if (unpaired > PARENTHESES_MAX) break;
+    start = end + 1;
+    end = finder.find(")", start);
+  }
+  return first;
 }
 
 function autolink(text, at) {
   const [raw] = /^\S+/.exec(text.slice(at, at + 2_000));
-  const address = raw.replace(/[.,;:!?'"*_)\]>]+$/, "");
+  let unpaired = raw.split(")").length - raw.split("(").length;
+  let end = raw.length;
+  for (; end > 0; end -= 1) {
+    const last = raw[end - 1];
+    if (last === ")" && unpaired > 0) unpaired -= 1;
+    else if (!NOT_LAST.includes(last)) break;
+  }
+  const address = raw.slice(0, end);
   const href = safeHref(address);
   return href && address.length > 8 ? { node: link(href, address), end: at + address.length } : null;
 }
@@ -366,6 +395,7 @@ export class MarkdownView {
     this.open = [];
     blocks.forEach((block, index) => {
       const node = renderBlock(block, 0);
+      if (block.kind !== "code") node.dir = "auto"; // that of its own text
       this.root.append(node);
       if (index >= settling) this.open.push(node);
     });

@@ -1,7 +1,7 @@
 // Who we are: an API key, kept in this tab's sessionStorage alone, and the capability token that it was exchanged for.
 // Another tab of this browser is lent the token, never the key.
 
-import { GatewayError } from "./client.js";
+import { GatewayError, randomId } from "./client.js";
 
 const KEY = "sgw.key";
 const USER = "sgw.user";
@@ -16,6 +16,15 @@ export async function errorOf(response) {
     retriable: response.status === 429 || response.status >= 500,
     ...body.error,
   });
+}
+
+/** Keeps what a full storage may forget. */
+export function remember(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch (error) {
+    if (error.name !== "QuotaExceededError") throw error;
+  }
 }
 
 export class Session {
@@ -37,12 +46,12 @@ export class Session {
   }
 
   get user() {
-    let user = localStorage.getItem(USER);
-    if (!user) {
-      user = `web-${crypto.randomUUID()}`;
-      localStorage.setItem(USER, user);
+    this.name ??= localStorage.getItem(USER);
+    if (!this.name) {
+      this.name = `web-${randomId()}`;
+      remember(USER, this.name);
     }
-    return user;
+    return this.name;
   }
 
   async signIn(key) {

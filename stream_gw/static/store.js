@@ -1,17 +1,14 @@
 // Conversations in localStorage, shared by the tabs of this browser. A message has its own entry, so that a growing
 // answer is written without its conversation and two tabs writing at once disturb no other message.
 
+import { randomId } from "./client.js";
+
 const INDEX = "sgw.index";
 const CONVERSATIONS_MAX = 40; // over: the oldest is dropped
 const conversationKey = (id) => `sgw.conversation.${id}`;
 const messageKey = (id) => `sgw.message.${id}`;
 
 export const isRunning = (message) => message.status === "starting" || message.status === "running";
-
-function read(key) {
-  const text = localStorage.getItem(key);
-  return text === null ? null : JSON.parse(text);
-}
 
 const seqOf = (message) => Number((message.cursor ?? "1-0").split("-")[1]);
 
@@ -26,6 +23,7 @@ export class Store {
   /** `onChange({conversation, message})` tells of another tab's write, `onFull()` that nothing more can be kept. */
   constructor(onChange, onFull) {
     this.onFull = onFull;
+    this.unkept = new Map(); // entries for which there was no room: this tab alone knows them
     addEventListener("storage", ({ key }) => {
       if (key === null || key === INDEX) onChange({});
       else if (key.startsWith("sgw.conversation.")) onChange({ conversation: key.slice("sgw.conversation.".length) });
@@ -34,15 +32,15 @@ export class Store {
   }
 
   list() {
-    return read(INDEX) ?? [];
+    return this.read(INDEX) ?? [];
   }
 
   conversation(id) {
-    return read(conversationKey(id));
+    return this.read(conversationKey(id));
   }
 
   message(id) {
-    return read(messageKey(id));
+    return this.read(messageKey(id));
   }
 
   messages(conversation) {
@@ -50,7 +48,7 @@ export class Store {
   }
 
   newConversation(title) {
-    const conversation = { id: crypto.randomUUID(), title, messages: [] };
+    const conversation = { id: randomId(), title, messages: [] };
     this.write(conversationKey(conversation.id), conversation);
     const index = [{ id: conversation.id, title }, ...this.list()];
     for (const { id } of index.splice(CONVERSATIONS_MAX)) this.drop(id);
@@ -61,11 +59,11 @@ export class Store {
   /** Adds messages, in place of the one with the id `instead` when given. */
   add(conversationId, messages, instead = null) {
     const conversation = this.conversation(conversationId);
-    for (const message of messages) this.write(messageKey(message.id), message);
     const kept = conversation.messages.filter((id) => id !== instead);
     conversation.messages = [...kept, ...messages.map((message) => message.id)];
     this.write(conversationKey(conversationId), conversation);
-    if (instead) localStorage.removeItem(messageKey(instead));
+    for (const message of messages) this.write(messageKey(message.id), message);
+    if (instead) this.erase(messageKey(instead));
   }
 
   /** Writes a message that is still there: one deleted meanwhile stays deleted. */
@@ -79,28 +77,46 @@ export class Store {
     this.write(INDEX, this.list().filter(({ id }) => id !== conversationId));
   }
 
-  drop(conversationId) {
-    for (const id of this.conversation(conversationId)?.messages ?? []) localStorage.removeItem(messageKey(id));
-    localStorage.removeItem(conversationKey(conversationId));
+  drop(id) {
+    for (const messageId of this.conversation(id)?.messages ?? []) this.erase(messageKey(messageId));
+    this.erase(conversationKey(id));
+  }
+
+  read(key) {
+    const text = this.unkept.get(key) ?? localStorage.getItem(key);
+    return text === null ? null : JSON.parse(text);
+  }
+
+  erase(key) {
+    this.unkept.delete(key);
+    localStorage.removeItem(key);
   }
 
   write(key, value) {
-    const text = JSON.stringify(value);
     for (;;) {
+      const text = JSON.stringify(value);
       try {
         localStorage.setItem(key, text);
+        this.unkept.delete(key);
         return;
       } catch (error) {
-        // The browser's share is used up: the oldest conversation goes, as long as there is another.
         if (error.name !== "QuotaExceededError") throw error;
-        const index = this.list();
-        if (index.length < 2) {
+        // The browser's share is used up: the oldest conversation goes, as long as there is another than this one.
+        const spare = this.list().findLast(({ id }) => !this.holds(id, key));
+        if (!spare) {
+          this.unkept.set(key, text);
           this.onFull();
           return;
         }
-        this.drop(index.at(-1).id);
-        localStorage.setItem(INDEX, JSON.stringify(index.slice(0, -1)));
+        this.drop(spare.id);
+        const isKept = ({ id }) => id !== spare.id;
+        if (key === INDEX) value = value.filter(isKept);
+        this.write(INDEX, this.list().filter(isKept));
       }
     }
+  }
+
+  holds(id, key) {
+    return key === conversationKey(id) || Boolean(this.conversation(id)?.messages.some((each) => messageKey(each) === key));
   }
 }

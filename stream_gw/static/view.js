@@ -31,8 +31,10 @@ export class MessageView {
     this.note = document.createElement("div");
     this.note.className = "note";
     this.node.append(this.content, this.note);
-    if (message.role === "user") this.content.textContent = message.text;
-    else this.markdown = new MarkdownView(this.content);
+    if (message.role === "user") {
+      this.content.textContent = message.text;
+      this.content.dir = "auto";
+    } else this.markdown = new MarkdownView(this.content);
     this.isStopping = false;
     this.frame = 0;
     this.costMs = 0;

@@ -18,6 +18,8 @@ _ARGS = [
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    # A name that is no loopback address to the page, so that over plain HTTP it is what any other machine would be
+    "--host-resolver-rules=MAP gateway.test 127.0.0.1",
 ]
 
 

@@ -83,6 +83,15 @@ async def continues_from_a_cursor(target: Target) -> None:
         await read(stream)
 
 
+async def tells_the_end_to_one_who_has_it_all(target: Target) -> None:
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await read(stream)
+        again = gateway.subscribe(await stream.ready(), after=stream.cursor)
+        assert await read(again) == ""
+        assert again.status == "completed" and again.usage
+
+
 async def creates_once_for_one_key(target: Target) -> None:
     async with target.gateway() as gateway:
         one = gateway.create(target.body(), key=(key := f"once-{id(gateway)}-{asyncio.get_running_loop().time()}"))
@@ -164,6 +173,7 @@ CONTRACT = [
     carries_many_streams_on_one_socket,
     continues_after_cuts,
     continues_from_a_cursor,
+    tells_the_end_to_one_who_has_it_all,
     creates_once_for_one_key,
     cancels,
     cancels_a_resumed_stream,

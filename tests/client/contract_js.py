@@ -78,6 +78,13 @@ CONTRACT_JS = {
         for await (const item of rest) assert(item.seq > Number(cursor.split("-")[1]), "a frame came twice");
         await read(stream);
     """,
+    "tells_the_end_to_one_who_has_it_all": """
+        const stream = gateway.create(body());
+        await read(stream);
+        const again = gateway.subscribe(stream.id, { after: stream.cursor });
+        equal([await read(again), again.status], ["", "completed"]);
+        assert(again.usage, "no usage");
+    """,
     "creates_once_for_one_key": """
         const key = crypto.randomUUID();
         const [one, two] = [gateway.create(body(), { key }), gateway.create(body(), { key })];

@@ -73,6 +73,81 @@ async def test_signing_in_by_the_form(context: BrowserContext) -> None:
     await expect(answer(page)).to_have_text(WHOLE)
 
 
+async def test_over_plain_http_from_another_machine(browser: Browser, fake: FakeGateway) -> None:
+    """There a page has neither crypto.randomUUID nor a clipboard."""
+    context = await browser.new_context(base_url=fake.url.replace("127.0.0.1", "gateway.test"))
+    page = await open_page(context)
+    assert not await page.evaluate("isSecureContext")
+    await ask(page, "say:```\ncode\n```")
+    await expect(answer(page).locator("code")).to_have_text("code")
+    await expect(page.locator("#send")).to_be_visible()
+    await page.click("button.copy")
+    await expect(page.locator("button.copy")).to_have_text("Not allowed")
+    assert page.errors == []  # type: ignore[attr-defined]
+    await context.close()
+
+
+async def test_a_link_with_a_key_signs_in_where_the_page_is_open(context: BrowserContext, fake: FakeGateway) -> None:
+    page = await open_page(context, "/")
+    await expect(page.locator("#gate")).to_be_visible()
+    await page.evaluate(f"location.href = '/#key={KEY}'")
+    await ask(page, "Hello")
+    await expect(answer(page)).to_have_text(WHOLE)
+    assert page.url == f"{fake.url}/"
+
+
+FILL = """() => {
+    localStorage.removeItem("other");
+    let size = 5 << 20;
+    for (let step = size; step >= 1; step = Math.floor(step / 2)) {
+        try { localStorage.setItem("other", "x".repeat(size)); size += step; } catch { size -= step; }
+    }
+}"""
+
+
+async def test_a_full_storage_ends_no_conversation(context: BrowserContext) -> None:
+    page = await open_page(context, "/")
+    await page.evaluate(FILL)
+    await page.fill("#key", KEY)
+    await page.press("#key", "Enter")
+    for n in (1, 2):
+        await ask(page, f"say:Answer {n} in a full browser")
+        await expect(answer(page)).to_have_text(f"Answer {n} in a full browser")
+        await expect(page.locator("#send")).to_be_visible()
+    await expect(page.locator("#announce")).to_contain_text("The answer is complete")
+    await expect(page.locator("article")).to_have_count(4)
+    assert page.errors == []  # type: ignore[attr-defined]
+
+
+async def test_a_full_storage_gives_up_another_conversation_than_the_one_written(page: Page) -> None:
+    for question in ("Oldest", "Middle", "Newest"):
+        await page.click("#new")
+        await ask(page, question)
+        await expect(answer(page)).to_have_text(WHOLE)
+    await page.click("text=Oldest")
+    await page.evaluate(FILL)
+    await ask(page, "say:More")
+    await expect(answer(page)).to_have_text("More")
+    await expect(page.locator("#send")).to_be_visible()
+    await page.reload()
+    await expect(page.locator("article.user .content")).to_have_text(["Oldest", "say:More"])
+    await expect(page.locator("#conversations li")).to_have_text(["Newest", "Oldest"])
+
+
+async def test_text_runs_in_its_own_direction(page: Page) -> None:
+    await ask(page, "say:אבג.\n\n- אב\n\n> גדה\n\nHello.\n\n```\nאבג\n```")
+    await expect(answer(page)).to_contain_text("Hello.")
+    await expect(page.locator("#send")).to_be_visible()
+    direction = "(nodes) => nodes.map((node) => getComputedStyle(node).direction)"
+    assert await page.locator("article.assistant :is(p, ul, blockquote, code)").evaluate_all(direction) == [
+        *["rtl"] * 4,
+        *["ltr"] * 2,
+    ]
+    await ask(page, "אבג")
+    await expect(page.locator("#send")).to_be_visible()
+    assert await page.locator("article.user .content").last.evaluate_all(direction) == ["rtl"]
+
+
 async def test_a_reload_in_the_middle_continues_to_the_same_text(page: Page, fake: FakeGateway) -> None:
     fake.hold_at = 12
     await ask(page, "Hello")
@@ -288,7 +363,7 @@ async def test_a_streamed_answer_looks_like_the_same_answer_whole(page: Page) ->
     for text in (MARKDOWN, XSS, "- a\n\n- b\n\ntext\n- c", "```\nopen\n\nfence", "a\n-\n- b\n\n1. c\n\n    d"):
         html = await page.evaluate(script, text)
         assert isinstance(html, str), html
-    html = await page.evaluate(script, MARKDOWN)
+    html = str(await page.evaluate(script, MARKDOWN)).replace(' dir="auto"', "")
     for part in (
         "<h2>Title</h2>",
         "<strong>bold</strong>",
@@ -303,11 +378,36 @@ async def test_a_streamed_answer_looks_like_the_same_answer_whole(page: Page) ->
         assert part in html, part
 
 
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("# About C#", "<h2>About C#</h2>"),
+        ("# Closed ##", "<h2>Closed</h2>"),
+        ("# #", "<h2></h2>"),
+        ("see https://w.example/a_(b).", 'see <a href="https://w.example/a_(b)">https://w.example/a_(b)</a>.'),
+        ("(https://w.example/a)", '(<a href="https://w.example/a">https://w.example/a</a>)'),
+        ("[a](https://w.example/a_(b))!", '<a href="https://w.example/a_(b)">a</a>!'),
+        ("[a](https://w.example/(b) c)", '<a href="https://w.example/(b">a</a> c)'),
+        ("[https://a.example](https://b.example/)", '<a href="https://b.example/">https://a.example</a>'),
+    ],
+)
+async def test_markdown_as_others_show_it(text: str, html: str, page: Page) -> None:
+    script = """async (text) => {
+        const { MarkdownView } = await import("/static/markdown.js");
+        const view = new MarkdownView(document.createElement("div"));
+        view.set(text);
+        const html = view.root.innerHTML.replaceAll(/ target="_blank"| rel="noopener noreferrer"| dir="auto"/g, "");
+        return html.replaceAll(/^<p>|<\\/p>$/g, "");
+    }"""
+    assert await page.evaluate(script, text) == html
+
+
 async def test_hostile_text_is_not_slow(page: Page) -> None:
     script = """async () => {
         const { MarkdownView } = await import("/static/markdown.js");
         const marks = ["*a ", "_a ", "**a ", "`a", "~~a ", "[", "[a](", "![", "https://"];
-        const texts = [...marks, "# #", "- ", "> ", "|-", "\\n- a", "\\n> a"];
+        const spread = `# a${" ".repeat(900)}x\\n`;
+        const texts = [...marks, "# #", spread, "[a](b(", "[a](b()", "- ", "> ", "|-", "\\n- a", "\\n> a"];
         for (const text of texts) {
             const started = performance.now();
             new MarkdownView(document.createElement("div")).set(text.repeat(Math.ceil(50_000 / text.length)));

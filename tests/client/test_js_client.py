@@ -66,6 +66,65 @@ async def test_a_cancel_before_the_ok_reaches_the_stream(browser: Browser, fake:
     assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
 
 
+async def test_a_cancel_that_waits_for_the_id_outlives_the_reading(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.hold_at = 0
+    fake.faults.cut_before_ok = 1
+    script = """
+        const stream = gateway.create(body());
+        const reading = read(stream);
+        while (!stream._asked) await sleep(5);
+        const stopping = stream.cancel();
+        stream.close();
+        const outcome = [await reading, (await stopping).result];
+        const { status } = await stream.done;
+        assert(["detached", "cancelled"].includes(status), status); // as the answer and the end happen to come
+        return outcome;
+    """
+    assert await run_on(browser, target, script) == ["", "accepted"]
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
+async def test_a_failure_is_told_to_one_who_has_every_frame(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    """As after a cut between the last frame and the end."""
+    fake.hold_at = 3
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 3);
+        return stream.id;
+    """
+    id = str(await run_on(browser, target, script))
+    fake.streams[id].end("failed", {"code": "engine_error", "message": "broken"})
+    script = f"""
+        const told = [];
+        for (const after of ["1-3", "1-4"]) told.push((await fails(read(gateway.subscribe("{id}", {{ after }})))).code);
+        return told;
+    """
+    assert await run_on(browser, target, script) == ["engine_error"] * 2
+
+
+async def test_a_socket_lost_while_another_opens_is_seen(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 3);
+        while (!gateway._next) await sleep(5);
+        await sleep(50);
+        gateway._link.over(1006, "cut");
+        return [...states];
+    """
+    fake.hold_at = 3
+    running = asyncio.create_task(run_on(browser, target, script))
+    while not fake.streams or len(next(iter(fake.streams.values())).frames) < 3:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    await fake.hint_all(10)
+    fake.faults.silent = True
+    assert await running == ["connecting", "connected", "reconnecting"]
+
+
 async def test_a_cancel_without_a_socket_goes_by_http(browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 3
     script = """

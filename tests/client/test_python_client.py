@@ -14,6 +14,7 @@ from stream_gw.client.position import Filter, Verdict
 from stream_gw.client.wire import decode
 from tests.client.contract import CONTRACT, Target, first, read
 from tests.client.fake_gateway import KEY, FakeGateway
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("behaviour", CONTRACT, ids=lambda behaviour: behaviour.__name__)
@@ -276,6 +277,47 @@ def test_a_reset_into_joined_frames_goes_back_to_their_start() -> None:
         filter.delivered(seq)
     assert filter.rewind("2.x", 5, None)
     assert str(filter.tail) == "2-3"
+
+
+async def test_a_failure_is_told_to_one_who_has_every_frame(fake: FakeGateway, target: Target) -> None:
+    """As after a cut between the last frame and the end."""
+    fake.hold_at = 3
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 3)
+        fake.streams[await stream.ready()].end("failed", {"code": "engine_error", "message": "broken"})
+        for after in ("1-3", "1-4"):
+            with pytest.raises(GatewayError, match="broken"):
+                await read(gateway.subscribe(await stream.ready(), after=after))
+
+
+async def test_a_cancel_that_waits_for_the_id_outlives_the_reading(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 0
+    fake.faults.cut_before_ok = 1
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        reading = asyncio.create_task(read(stream))
+        await eventually(lambda: fake.streams)
+        stopping = asyncio.create_task(stream.cancel())
+        await asyncio.sleep(0)
+        stream.close()
+        assert await reading == ""
+        assert (await stopping).result == "accepted"
+        assert stream.status in ("detached", "cancelled"), "as the answer and the end happen to come"
+    assert [each.status for each in fake.streams.values()] == ["cancelled"]
+
+
+async def test_a_token_that_cannot_be_had_now_is_asked_for_again(fake: FakeGateway, target: Target) -> None:
+    answers: list[str | Exception] = [ConnectionRefusedError("the issuer is down"), TimeoutError(), KEY]
+
+    async def get_token(refused: bool) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async with StreamGateway(fake.url, get_token=get_token, random=lambda: 0.01) as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
 
 
 @pytest.mark.parametrize("text", ["", "1", "1-", "-1", "01-2", "1-2-3", "a-1", "1-\u0661"])

@@ -37,6 +37,8 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
+    message: _Delta | None = None
+    """In place of the delta, of a server that answers whole."""
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: MaybeRaw = None
@@ -113,7 +115,10 @@ class ChunkReader:
         self.error: ErrorInfo | None = None
 
     def receive(self, data: bytes) -> None:
-        """One event's data. Raises msgspec.MsgspecError on what is no chunk."""
+        """One event's data, or an answer that is whole. Raises msgspec.MsgspecError on what is neither."""
+        data = data.strip()
+        if not data:  # of some servers a sign of life
+            return
         if data == b"[DONE]":
             self._done = True
             return
@@ -160,7 +165,7 @@ class ChunkReader:
         self._usage = Usage(prompt, cached, 0, usage.completion_tokens or 0, reasoning)
 
     def _choice(self, state: _Open, choice: _Choice) -> None:
-        delta = choice.delta
+        delta = choice.delta or choice.message
         if choice.text is not None:
             self._text(state, choice.index, "text", choice.text, choice.logprobs)
         elif delta is not None:
@@ -293,6 +298,8 @@ def put_item(sink: FrameSink, body: bytes) -> Usage:
 
 def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     """An error object of a server, whatever its shape. ``status``: of the response, or 502 within a stream."""
+    if not 400 <= status < 600:  # no answer that we asked for, and none to give on
+        status = 502
     message, code = bytes(raw).decode("utf-8", "replace")[:500], None
     try:
         parsed: Any = msgspec.json.decode(raw)

@@ -59,8 +59,11 @@ class OpenAIEngine:
         )
         url = f"{self._base_url}/v1/models"
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=_CONNECT_S)) as response:
+            timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 body = await response.read()
+                if (location := _redirect(response)) is not None:
+                    raise EngineFailed(f"{url} redirects to {location}; set --upstream to where the server is")
                 if response.status != 200:
                     raise EngineFailed(
                         f"{url} answered {response.status}; is it an OpenAI-compatible server, and the key right?"
@@ -174,11 +177,23 @@ class OpenAIEngine:
         async with self._post(request, body) as response:
             if (refused := await _refusal(response)) is not None:
                 return refused
-            async for chunk in response.content.iter_any():
-                for event in parser.receive(chunk):
-                    reader.receive(event)
-                if reader.done:  # some servers keep the response open after it
-                    return reader.end()
+            if response.content_type == "application/json":  # a server that does not stream what it was asked
+                whole = await _read(response, STREAM_BYTES_MAX + 1)
+                if len(whole) > STREAM_BYTES_MAX:
+                    raise EventTooLarge
+                reader.receive(whole)
+                return reader.end()
+            try:
+                async for chunk in response.content.iter_any():
+                    for event in parser.receive(chunk):
+                        reader.receive(event)
+                    if reader.done:  # some servers keep the response open after it
+                        return reader.end()
+            except (aiohttp.ClientError, TimeoutError, OSError) as lost:
+                if reader.end() is not None:
+                    raise
+                log.debug("the model server cut %s behind its end: %s", request.stream, lost)
+                return None
             try:
                 for event in parser.end():
                     reader.receive(event)
@@ -201,7 +216,8 @@ class OpenAIEngine:
         headers = {"content-type": "application/json", "x-request-id": request.stream}
         if request.traceparent:
             headers["traceparent"] = request.traceparent
-        return self._session.post(self._base_url + _PATHS[request.kind], data=body, headers=headers)
+        url = self._base_url + _PATHS[request.kind]
+        return self._session.post(url, data=body, headers=headers, allow_redirects=False)
 
     async def _poll(self) -> None:
         """The server's own load, where it tells it under vLLM's names."""
@@ -233,9 +249,16 @@ async def _refusal(response: aiohttp.ClientResponse) -> ErrorInfo | None:
     if response.status in (401, 403, 407):  # our key, not the client's
         log.error("the model server refuses this agent's key (%d); set upstream_api_key", response.status)
         return _broken("the model server refuses the platform's own key; its operator must set it right")
+    if (location := _redirect(response)) is not None:  # followed it would be a GET, or go where nobody has set it to
+        log.error("the model server redirects to %s; set upstream to where it is", location)
+        return _broken("the model server redirects; the platform's operator must set its address right")
     if response.status != 200:
         return upstream_error(await _read(response, 1 << 16), response.status)
     return None
+
+
+def _redirect(response: aiohttp.ClientResponse) -> str | None:
+    return response.headers.get("location") if 300 <= response.status < 400 else None
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:

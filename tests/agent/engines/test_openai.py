@@ -341,6 +341,73 @@ async def test_done_ends_the_answer_though_the_connection_stays() -> None:
             await sink.ended.wait()
 
 
+async def test_a_connection_that_drops_behind_the_finish_loses_nothing() -> None:
+    sink = await ask(play(delta(content="x"), delta(finish="stop"), cut=True))
+    assert (sink.status, sink.body()) == ("completed", "x")
+
+
+def answering(*parts: bytes, status: int = 200, **headers: str) -> Handler:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        told = {"content-type": "application/json", **headers}
+        return web.Response(status=status, body=b"".join(parts), headers=told)
+
+    return serve
+
+
+async def test_a_server_that_does_not_stream_is_heard_all_the_same() -> None:
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"role": "assistant", "content": "zwölf", "tool_calls": calls}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    body = msgspec.json.encode({"object": "chat.completion", "choices": [choice], "usage": usage})
+    sink = await ask(answering(msgspec.json.format(body, indent=2)))
+    assert (sink.status, sink.body(), sink.end_usage) == ("completed", "zwölf", Usage(9, 0, 0, 5, 0))
+    assert [block.name for block in sink.opens() if block.kind == "tool"] == ["f"]
+    text = {"object": "text_completion", "choices": [{"index": 0, "text": "zwölf", "finish_reason": "stop"}]}
+    sink = await ask(answering(msgspec.json.encode(text)), completion(1))
+    assert (sink.status, sink.body()) == ("completed", "zwölf")
+
+
+async def test_an_error_with_status_200_keeps_its_words() -> None:
+    sink = await ask(answering(b'{"error":{"message":"too long by 7","type":"BadRequestError","code":400}}'))
+    assert sink.error == ErrorInfo("invalid_request", "too long by 7", "invalid_request_error", 400)
+
+
+async def test_a_document_beyond_bounds_in_place_of_a_stream_fails() -> None:
+    sink = await ask(answering(b'{"choices":"', b"x" * STREAM_BYTES_MAX, b'"}'))
+    assert (sink.status, sink.frames) == ("failed", [])
+
+
+async def test_events_without_data_are_passed_over() -> None:
+    sink = await ask(play(b"data:\n\n", delta(content="x"), b"data: \n\n", delta(finish="stop"), DONE))
+    assert (sink.status, sink.body()) == ("completed", "x")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_the_operators_to_follow(status: int) -> None:
+    """A client that follows one would ask with GET, or send the request somewhere else than was set."""
+    seen: list[Any] = []
+    async with server({CHAT: play(delta(content="x"), delta(finish="stop"), DONE, seen=seen)}) as elsewhere:
+        sink = await ask(answering(status=status, location=elsewhere + CHAT))
+        assert sink.error is not None
+        assert (sink.error.http_status, sink.error.type) == (502, "server_error")
+        assert "redirect" in sink.error.message
+        models = answering(status=status, location=f"{elsewhere}/v1/models")
+        async with server({}, {"/v1/models": models}) as url:
+            engine = OpenAIEngine(url)
+            with pytest.raises(EngineFailed, match=f"{elsewhere}/v1/models.*--upstream"):
+                await engine.start()
+            await engine.close()
+    assert not seen
+
+
+@pytest.mark.parametrize("status", [202, 204, 304, 600])
+async def test_a_status_that_is_no_error_is_never_the_answers(status: int) -> None:
+    sink = await ask(answering(status=status))
+    assert sink.error is not None
+    assert (sink.error.http_status, sink.error.code) == (502, "engine_error")
+
+
 @pytest.mark.parametrize("error", [{"message": "CUDA out of memory", "code": 500}, "CUDA out of memory"])
 async def test_an_error_within_the_stream_ends_it_with_the_upstream_s_words(error: Any) -> None:
     sink = await ask(play(delta(content="x"), event(error=error), DONE))
