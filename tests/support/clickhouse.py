@@ -33,10 +33,11 @@ class ClickHouseFront:
         self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-clickhouse-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
+        self.database = "default"
 
     @property
     def url(self) -> str:
-        return f"http://default@127.0.0.1:{self.port}/default"
+        return f"http://default@127.0.0.1:{self.port}/{self.database}"
 
     @property
     def folder(self) -> str:
@@ -56,8 +57,7 @@ class ClickHouseFront:
             return bool(answer.status == 200)
 
     def fault(self, mode: str) -> None:
-        """``ok``; ``refuse``: inserts are refused; ``lose``: an insert is done, and its answer is lost; ``half``: of each
-        insert's settings that name blocks none is heard in the roll-ups (a server before it knew them)."""
+        """``ok``; ``refuse``: inserts of blocks are refused; ``lose``: they are done, and their answers are lost."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/fault", mode.encode(), method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
@@ -109,11 +109,14 @@ class _Engine:
         self._readers: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def run(self, sql: str, settings: dict[str, str], parameters: dict[str, str], data: bytes | None) -> tuple[bytes, str]:
+    def run(
+        self, database: str, sql: str, settings: dict[str, str], parameters: dict[str, str], data: bytes | None
+    ) -> tuple[bytes, str]:
         with self._lock:
             try:
                 if settings.get("readonly", "0") != "0":
-                    return self._answer(self._reader(settings), sql, parameters)
+                    return self._answer(self._reader(database, settings), sql, parameters)
+                self._write.query(f"USE {database}", "TabSeparated")
                 if data is not None:
                     return self._insert(sql, settings, data)
                 for name, value in settings.items():
@@ -128,10 +131,11 @@ class _Engine:
                 code = text.partition("Code: ")[2].partition(".")[0]
                 raise _Refused(text, int(code) if code.isdecimal() else 1000) from error
 
-    def _reader(self, settings: dict[str, str]) -> Any:
-        key = json.dumps(settings, sort_keys=True)
+    def _reader(self, database: str, settings: dict[str, str]) -> Any:
+        key = json.dumps([database, settings], sort_keys=True)
         if key not in self._readers:
             reader = self._readers[key] = self._connect()
+            reader.query(f"USE {database}", "TabSeparated")
             for name, value in sorted(settings.items(), key=lambda item: item[0] == "readonly"):
                 reader.query(f"SET {name} = '{_quoted(value)}'", "TabSeparated")
         return self._readers[key]
@@ -193,14 +197,15 @@ def _serve(folder: str, port: int) -> None:
                 sql, data = first.decode(), rest
             else:
                 sql = body.decode()
-        if data is not None and not sql.lstrip()[:6].upper() == "INSERT":
+        if data is not None and (sql.lstrip()[:6].upper() != "INSERT" or "FORMAT " not in sql):
             sql, data = (sql + "\n" + data.decode()) if data else sql, None
         # The fault is in the data's way only; a block is told by its name
         named = data is not None and "insert_deduplication_token" in settings
         if named and mode == "refuse":
             return _refusal(_Refused("Code: 202. DB::Exception: Too many simultaneous queries", 202))
         try:
-            answer, format = await asyncio.to_thread(engine.run, sql, settings, parameters, data)
+            database = given.get("database", "default")
+            answer, format = await asyncio.to_thread(engine.run, database, sql, settings, parameters, data)
         except _Refused as refused:
             return _refusal(refused)
         if named and mode == "lose":
