@@ -38,14 +38,13 @@ class KafkaSource:
         group: str,
         *,
         session_s: float = 10.0,
-        heartbeat_s: float = 1.0,
     ) -> None:
         self._options = dict(options)
         self._topic = topic
         self._group = group
         self._timing = {
             "session_timeout_ms": int(session_s * 1000),
-            "heartbeat_interval_ms": int(heartbeat_s * 1000),
+            "heartbeat_interval_ms": int(min(session_s / 5, 1.0) * 1000),
             "rebalance_timeout_ms": 30_000,
         }
         self._consumer: AIOKafkaConsumer | None = None

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from stream_fabric.errors import StreamGwError
 
@@ -136,7 +136,8 @@ class Store:
         if parts.scheme not in ("http", "https", "chdb"):
             raise ValueError("a ClickHouse URL begins with http://, https:// or chdb:///")
         self.embedded = parts.scheme == "chdb"
-        self.database = "default" if self.embedded else parts.path.strip("/") or "default"
+        named = dict(parse_qsl(parts.query)).get("database", "") if self.embedded else parts.path.strip("/")
+        self.database = named or "default"
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", self.database):
             raise ValueError("a ClickHouse URL's path is the name of a database: letters, digits and _")
         self._writer = _Lane(self._connect_writer)
@@ -219,6 +220,11 @@ class Store:
                 raise StoreUnavailable(
                     "the embedded ClickHouse is not installed: pip install 'stream-gw[chdb]', or name a server by URL"
                 ) from None
+            except clickhouse_connect.driver.exceptions.ProgrammingError as error:
+                raise StoreUnavailable(
+                    f"the embedded ClickHouse cannot open {urlsplit(self.url).path}: another process has it open (ask "
+                    f"that one), or this process has another folder open, or it cannot be written ({_told(error)})"
+                ) from error
         return clickhouse_connect.get_client(
             dsn=self.url,
             # A session would let only one query run at a time
@@ -230,9 +236,10 @@ class Store:
         )
 
     def _connect_writer(self) -> Client:
-        if not self.embedded and self.database != "default":
+        if self.database != "default":
             parts = urlsplit(self.url)
-            outside = Store(urlunsplit((parts.scheme, parts.netloc, "", parts.query, "")))
+            path, query = (parts.path, "") if self.embedded else ("", parts.query)
+            outside = Store(urlunsplit((parts.scheme, parts.netloc, path, query, "")))
             client = outside._connect(_PINNED)
             try:
                 client.command(f"CREATE DATABASE IF NOT EXISTS {self.database}")

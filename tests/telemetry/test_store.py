@@ -1,0 +1,280 @@
+"""One suite for every ClickHouse: the engine in this process, the same behind HTTP, and a server when one is named."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_event
+from telemetry import store as store_module
+from telemetry.record import Part, PlainRecord
+from telemetry.rows import Batch, batch, columns
+from telemetry.store import Migration, SchemaTooNew, Store, StoreRefused, StoreUnavailable, migrations
+from tests.support.clickhouse import ClickHouseFront
+from tests.telemetry.load import AT_US, Sums, check, events, stored
+
+PART = Part("t", 0)
+
+
+@pytest.fixture
+async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
+    store = Store(clickhouse_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+def a_block(count: int = 400, seed: int = 1) -> tuple[Batch, Sums]:
+    sums = Sums()
+    records = []
+    for offset, event in enumerate(events(count, seed)):
+        sums.count(event)
+        records.append(PlainRecord(offset, event.at_us // 1000, None, encode_event(event)))
+    found = batch(PART, records)
+    assert not found.poison
+    return found, sums
+
+
+async def insert(store: Store, found: Batch, name: str) -> None:
+    for table, rows in found.tables.items():
+        await store.insert(table, rows, name)
+
+
+async def test_a_block_inserted_again_is_inserted_once(opened: Store) -> None:
+    found, sums = a_block()
+    for _ in range(3):
+        await insert(opened, found, "t:0:0-399")
+        await check(opened, sums)
+
+
+async def test_a_block_half_inserted_is_made_whole(opened: Store) -> None:
+    """What a crash leaves: one table has it, another does not."""
+    found, sums = a_block()
+    await opened.insert("attempts", found.tables["attempts"], "t:0:0-399")
+    await insert(opened, found, "t:0:0-399")
+    await check(opened, sums)
+
+
+async def test_a_block_of_many_days_is_one_block(opened: Store) -> None:
+    """One partition a day, and more of them than ClickHouse takes in an insert by itself."""
+    await opened.keep(1000, 1000)
+    sums = Sums()
+    records: list[PlainRecord] = []
+    for day in range(102):
+        for event in events(2, seed=day, at_us=AT_US - day * 86_400_000_000):
+            sums.count(event)
+            records.append(PlainRecord(len(records), event.at_us // 1000, None, encode_event(event)))
+    found = batch(PART, records)
+    for _ in range(2):
+        await insert(opened, found, "t:0:0-203")
+        await check(opened, sums)
+
+
+async def test_without_the_roll_ups_window_they_count_twice(opened: Store) -> None:
+    """Why each target of a view has a window of its own."""
+    await opened.command("ALTER TABLE usage_hour MODIFY SETTING non_replicated_deduplication_window = 0")
+    found, sums = a_block()
+    await insert(opened, found, "t:0:0-399")
+    await check(opened, sums)
+    await insert(opened, found, "t:0:0-399")
+    assert await stored(opened) == dict(sums.rows), "the raw table drops it"
+    with pytest.raises(AssertionError):
+        await check(opened, sums)
+
+
+async def test_every_field_of_an_event_has_its_column(opened: Store) -> None:
+    for kind, table in ((RequestTrace, "requests"), (AttemptTrace, "attempts"), (FleetEvent, "fleet")):
+        described = await opened.query(f"DESCRIBE TABLE {table}")
+        made = {str(row[0]) for row in described.rows if row[2] != "ALIAS"}
+        assert made == {*columns(kind), "_topic", "_partition", "_offset"}
+
+
+async def test_what_is_stored_is_what_was_told(opened: Store) -> None:
+    found, _ = a_block(100)
+    await insert(opened, found, "x")
+    request, attempt, fleet = (
+        next(e for e in events(100) if isinstance(e, k)) for k in (RequestTrace, AttemptTrace, FleetEvent)
+    )
+    (row,) = (
+        await opened.query("SELECT *, scores.replica AS r FROM requests WHERE id = {id:String}", {"id": request.id})
+    ).dicts()
+    assert row["at"] == datetime.fromtimestamp(request.at_us // 1000 / 1000, UTC).replace(
+        microsecond=request.at_us % 10**6
+    )
+    for name in ("stream", "model", "ended", "wall_us", "prompt_tokens", "weight", "http_status", "trace_id"):
+        assert row[name] == getattr(request, name)
+    assert [row["gateway_us"], row["residual_us"]] == [request.phases.gateway_us, request.phases.residual_us]
+    assert row["r"] == [score.replica for score in request.scores]
+    (row,) = (await opened.query("SELECT * FROM attempts WHERE id = {id:String}", {"id": attempt.id})).dicts()
+    assert (row["itl_sketch"], row["billed"], row["queue_estimated"]) == (
+        list(attempt.itl_sketch),
+        attempt.billed,
+        True,
+    )
+    (row,) = (await opened.query("SELECT * FROM fleet WHERE id = {id:String}", {"id": fleet.id})).dicts()
+    assert row["figures"] == fleet.figures
+    (row,) = (await opened.query("SELECT * FROM replicas_latest FINAL")).dicts()
+    assert (row["replica"], row["state"]) == (fleet.replica, "ready")
+
+
+async def test_quantiles_of_the_minute(opened: Store) -> None:
+    found, _ = a_block(2000)
+    await insert(opened, found, "x")
+    raw = await opened.query("SELECT quantileExactWeighted(0.5)(wall_us, toUInt64(weight)) FROM requests")
+    rolled = await opened.query(
+        "SELECT quantilesTDigestWeightedMerge(0.5, 0.9, 0.95, 0.99)(wall_q)[1], "
+        "quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[1] FROM requests_minute"
+    )
+    assert rolled.rows[0][0] == pytest.approx(raw.rows[0][0], rel=0.05)
+    assert rolled.rows[0][1] > 0
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO fleet (id) VALUES ('x')",
+        "CREATE TABLE mine (a Int8) ENGINE = Memory",
+        "DROP TABLE requests",
+        "SELECT * FROM file('/etc/passwd', LineAsString)",
+        "SELECT * FROM url('http://127.0.0.1:1/', LineAsString)",
+        "SET readonly = 0",
+        "SELECT 1 SETTINGS max_execution_time = 0",
+        "SELECT",
+    ],
+)
+async def test_a_query_only_reads(opened: Store, sql: str) -> None:
+    with pytest.raises(StoreRefused):
+        await opened.query(sql)
+    assert (await opened.query("SELECT 1")).rows == [(1,)]
+
+
+async def test_a_query_has_its_limit_of_rows(opened: Store) -> None:
+    assert (await opened.query("SELECT number FROM numbers(5)", rows_max=5)).truncated is False
+    answer = await opened.query("SELECT number FROM numbers(1000000)", rows_max=5)
+    assert (len(answer.rows), answer.truncated) == (5, True)
+
+
+async def test_parameters_are_no_sql(opened: Store) -> None:
+    text = "it's {x} \\ \"'); DROP TABLE requests; --"
+    assert (await opened.query("SELECT {text:String}", {"text": text})).rows == [(text,)]
+
+
+async def test_rows_are_kept_for_so_many_days(opened: Store) -> None:
+    await opened.keep(7, 90)
+    sql = "SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = {t:String}"
+    for table, days in (("requests", 7), ("fleet", 7), ("requests_minute", 90)):
+        ((engine,),) = (await opened.query(sql, {"t": table})).rows
+        assert f"toIntervalDay({days})" in engine
+        assert "non_replicated_deduplication_window = 10000" in engine
+
+
+async def test_opened_twice_and_at_once(clickhouse_url: str) -> None:
+    stores = [Store(clickhouse_url) for _ in range(3)]
+    await asyncio.gather(*(store.open() for store in stores))
+    applied = await stores[0].query("SELECT version FROM migrations ORDER BY version")
+    assert applied.rows == [(migration.version,) for migration in migrations()]
+    await stores[1].open(migrate=False)
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_schema_that_is_not_ours(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(clickhouse_url)
+    with pytest.raises(StoreUnavailable, match="version 0, this process needs"):
+        await store.open(migrate=False)
+    await store.open()
+    known = migrations()
+    monkeypatch.setattr(store_module, "migrations", lambda: known[:-1])
+    with pytest.raises(SchemaTooNew, match="upgrade stream-gw"):
+        await store.open()
+    monkeypatch.setattr(store_module, "migrations", lambda: [Migration(1, "raw", "SELECT 1"), *known[1:]])
+    with pytest.raises(StoreRefused, match="another build"):
+        await store.open()
+    added = Migration(
+        len(known) + 1, "more", "CREATE TABLE IF NOT EXISTS more (a Int8) ENGINE = MergeTree ORDER BY a;\n"
+    )
+    monkeypatch.setattr(store_module, "migrations", lambda: [*known, added])
+    await store.open()
+    await store.insert("more", pa.table({"a": pa.array([1], pa.int8())}), "x")
+    await store.close()
+
+
+async def test_a_migration_that_died_half_way_is_taken_over(
+    clickhouse_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations()
+    broken = Migration(1, "raw", known[0].sql + "\nSELECT no_such_column;\n")
+    monkeypatch.setattr(store_module, "migrations", lambda: [broken, *known[1:]])
+    store = Store(clickhouse_url)
+    with pytest.raises(StoreRefused):
+        await store.open()
+    monkeypatch.setattr(store_module, "migrations", lambda: known)
+    await store.open()
+    await store.close()
+
+
+async def test_a_dead_migrators_lock_ends(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(clickhouse_url)
+    monkeypatch.setattr(store_module, "migrations", lambda: [])
+    await store.open()
+    await store.command(
+        "CREATE TABLE migration_lock (round Int64, holder String, done Bool, until DateTime64(3, 'UTC')) "
+        "ENGINE = MergeTree ORDER BY round SETTINGS non_replicated_deduplication_window = 10000"
+    )
+    await store.command("INSERT INTO migration_lock SELECT 1, 'dead', false, now64(3) + toIntervalSecond(1)")
+    monkeypatch.undo()
+    await store.open()
+    last = await store.query("SELECT max(round), max(until) > now64(3) FROM migration_lock")
+    assert last.rows[0][0] == 2
+    await store.close()
+
+
+async def test_a_server_that_is_away(front: ClickHouseFront) -> None:
+    store = Store(front.url)
+    await store.open()
+    found, sums = a_block()
+    front.fault("refuse")
+    with pytest.raises(StoreUnavailable, match="Too many"):
+        await insert(store, found, "x")
+    front.fault("lose")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await insert(store, found, "x")
+    front.kill()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await store.query("SELECT 1")
+        with pytest.raises(StoreUnavailable):
+            await insert(store, found, "x")
+    front.start()
+    await insert(store, found, "x")
+    await check(store, sums)
+    await store.close()
+
+
+async def test_one_process_owns_a_folder(front: ClickHouseFront) -> None:
+    code = (
+        "import asyncio, sys\nfrom telemetry.store import Store, StoreUnavailable\n"
+        "try:\n    asyncio.run(Store(sys.argv[1]).open())\nexcept StoreUnavailable as error:\n    print(error)\n"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, f"chdb://{front.folder}"], capture_output=True, text=True, timeout=60
+    )
+    assert "another process" in other.stdout, other.stdout + other.stderr[-500:]
+
+
+@pytest.mark.parametrize(
+    "url", ["clickhouse://host/db", "http://host/a-b", "http://host/a/b", "chdb:///x?database=a.b"]
+)
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ValueError, match="ClickHouse URL"):
+        Store(url)
+
+
+def test_a_url_is_shown_without_its_password() -> None:
+    assert "secret" not in repr(Store("http://me:secret@host:8123/db"))
