@@ -32,12 +32,12 @@ from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cook
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.embeddings import parse_embeddings
-from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest, parse_create
 from stream_gw.dialects.rerank import parse_rerank
 from stream_gw.gateway import Gateway, NewStream, PastTheEnd, cancel_json, describe, prepared
 from stream_gw.http import JSON, ClientGone, Request, parse
+from stream_gw.hub import Subscription
 from stream_gw.metrics import Metrics
 from stream_gw.server import CONNECTION, EdgeHttp
 from stream_gw.sse import SseOutlet
@@ -53,11 +53,18 @@ _CONTENT_SECURITY = (
 class Open:
     """A response that stays open: what is left to do when its ``outlet`` is done."""
 
-    __slots__ = ("close", "outlet")
+    __slots__ = ("_edge", "outlet", "subscription")
 
-    def __init__(self, outlet: SseOutlet, close: Callable[[], None]) -> None:
+    def __init__(self, edge: Edge, outlet: SseOutlet, subscription: Subscription) -> None:
+        self._edge = edge
         self.outlet = outlet
-        self.close = close
+        self.subscription = subscription
+
+    def close(self) -> None:
+        self._edge.outlets.discard(self.outlet)
+        self.subscription.close("stalled" if self.outlet.stalled else "left")
+        if self.outlet.stalled:
+            self._edge.metrics.stalled.inc()
 
 
 Handler = Callable[[Request, Send], Awaitable[Open | None]]
@@ -199,16 +206,11 @@ class Edge:
         return made[-1], new
 
     def _sse_maker(self, request: Request, dialect: str | None, made: list[SseOutlet]) -> Any:
+        request_id = request.id
+
         def make(stream: StreamId, facts: StreamFacts, structure: tuple[bytes, ...]) -> SseOutlet:
             encoder = prepared(dialect or f"openai.{facts.kind}", facts, structure)
-            request_id = request.id
-            made.append(
-                SseOutlet(
-                    request.scope["state"][CONNECTION],
-                    encoder,
-                    lambda error, cursor: error_body(error, request_id, stream_id=stream, cursor=cursor),
-                )
-            )
+            made.append(SseOutlet(request.scope["state"][CONNECTION], encoder, request_id))
             return made[-1]
 
         return make
@@ -222,12 +224,7 @@ class Edge:
         self.outlets.add(outlet)
         connection: EdgeHttp = request.scope["state"][CONNECTION]
 
-        def close() -> None:
-            self.outlets.discard(outlet)
-            subscription.close("stalled" if outlet.stalled else "left")
-            if outlet.stalled:
-                self.metrics.stalled.inc()
-
+        opened = Open(self, outlet, subscription)
         try:
             await send(
                 {
@@ -245,9 +242,9 @@ class Edge:
             connection.skip_body()
             outlet.open(retry=b"text/event-stream" in request.headers.get(b"accept", b""))
         except BaseException:
-            close()
+            opened.close()
             raise
-        return Open(outlet, close)
+        return opened
 
     async def _answer_collected(self, request: Request, outlet: CollectOutlet) -> None:
         try:

@@ -13,6 +13,7 @@ from stream_fabric.frames import Status
 from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN, STALL_S_MAX
 from stream_fabric.reader import Gap, Reset
 from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.errors import error_body
 from stream_gw.server import EdgeHttp
 
 _HEARTBEAT = b": hb\n"
@@ -24,19 +25,17 @@ HEADERS = [
 
 
 class SseOutlet:
-    """Writes a stream's events as HTTP chunks. ``spell_error`` spells an error of ours for the dialect's event."""
+    """Writes a stream's events as HTTP chunks."""
 
     __slots__ = (
-        "_buffered", "_connection", "_early", "_silent", "_spell_error", "_stalled_since", "_write", "done", "encoder",
+        "_buffered", "_connection", "_early", "_request_id", "_silent", "_stalled_since", "_write", "done", "encoder",
         "full", "resume", "stalled",
     )  # fmt: skip
 
-    def __init__(
-        self, connection: EdgeHttp, encoder: Encoder, spell_error: Callable[[StreamGwError, Cursor], bytes]
-    ) -> None:
+    def __init__(self, connection: EdgeHttp, encoder: Encoder, request_id: str) -> None:
         self._connection = connection
         self.encoder = encoder
-        self._spell_error = spell_error
+        self._request_id = request_id
         self.full = connection.flow.write_paused  # by an answer before, which nobody reads
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """True: the body is whole and may be ended; False: the reader has gone."""
@@ -89,7 +88,8 @@ class SseOutlet:
             self.done.set_result(True)
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        self._put(b"data: " + self._spell_error(error, cursor) + b"\n\n")
+        body = error_body(error, self._request_id, stream_id=self.encoder.facts.stream, cursor=cursor)
+        self._put(b"data: " + body + b"\n\n")
         self.end("failed")
 
     def _put(self, data: bytes) -> None:
