@@ -461,10 +461,10 @@ async def _obey_one(socket: Socket, message: ClientMessage, commands: Commands) 
                     raise BadRequest("a socket stays with its tenant; open another one")
                 socket.principal = renewed
             case Create(ch):
-                trace = ReaderTrace(commands.tracer, f"{socket.name}:{ch}", "ws", message.traceparent)
+                trace = ReaderTrace(commands.tracer, socket.name, "ws", message.traceparent)
                 await _open(socket, ch, lambda channel: commands.ws_create(who, message, channel, trace))
             case Sub(ch):
-                trace = ReaderTrace(commands.tracer, f"{socket.name}:{ch}", "ws", message.traceparent)
+                trace = ReaderTrace(commands.tracer, socket.name, "ws", message.traceparent)
                 await _open(socket, ch, lambda channel: commands.ws_subscribe(who, message, channel, trace))
             case Unsub(ch):
                 channel = socket.channels.pop(ch, None)
