@@ -255,9 +255,7 @@ def _encoded_scores(candidates: Sequence[Scored], taken: ReplicaId | Literal[""]
     best = sorted(candidates, key=rank)[:SCORES_MAX]
     return msgspec.msgpack.encode(
         [
-            CandidateScore(
-                c.replica, round(c.score_ms, 1), c.matched_tokens, c.in_flight, round(c.load_ms, 1), c.barred
-            )
+            CandidateScore(c.replica, round(c.score_ms), c.matched_tokens, c.in_flight, round(c.load_ms), c.barred)
             for c in best
         ]
     )

@@ -48,7 +48,7 @@ class ChatEncoder(Encoder):
         kind, field, call = words
         # By number, not by a counter: a block that opens again after a reset keeps its place
         index = sum(choice == frame.choice and block < frame.block for choice, block in self._tools)
-        self._tools.add((frame.choice, frame.block))
+        self._tools |= {(frame.choice, frame.block)}
         first = start + b'"tool_calls":[' + _json({"index": index, **call}) + b"]" + end
         before = start + b'"tool_calls":[{"index":%d,"%b":{"%b":"' % (index, kind.encode(), field.encode())
         return (before, b"}}]" + end), [first]
