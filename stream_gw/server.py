@@ -37,7 +37,6 @@ CONNECTION = "stream_gw.connection"
 """Where a scope's ``state`` holds its connection."""
 
 _SWEEP_S = 5.0
-_CLOSE_S = 5.0
 
 
 class ConnectionListener(Protocol):
@@ -307,6 +306,8 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
     """One WebSocket. ``send_text`` writes a finished text frame straight to the transport."""
 
+    _thrown_away = 0
+
     def handle_connect(self, event: Any) -> None:
         self.transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -354,11 +355,22 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
-        self.transport.write_eof()
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(_CLOSE_S, self.transport.abort)
+        self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.parser_exc is None:
+            super().data_received(data)
+        else:
+            self._thrown_away += len(data)
+
+    def _linger_on(self, seen: int, until: float) -> None:
+        if self._thrown_away == seen or self.loop.time() >= until:
+            self.transport.close()
+        else:
+            self.close_timer = self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._thrown_away, until)
 
     def keepalive_timeout(self) -> None:
         if not self.writable.is_set():

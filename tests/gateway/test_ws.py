@@ -656,7 +656,7 @@ class Stream:
     def resume(self) -> None:
         self.resumed += 1
 
-    def close(self) -> None:
+    def close(self, why: str = "left") -> None:
         self.closed += 1
 
 
