@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         at = flags.index("--")
         flags, vllm_flags = flags[:at], flags[at + 1 :]
     args = parser.parse_args(flags)
+    if args.command == "up" and args.upstream and args.engine != "openai":
+        up.error(f"argument --upstream: is for --engine openai; the engine is {args.engine}")
     if vllm_flags:
         args.vllm_flags = shlex.join(vllm_flags)
     logging.basicConfig(
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return _run(args)
+    except KeyboardInterrupt:
+        return 130
     except ExceptionGroup as group:
         expected, rest = group.split((StreamGwError, OSError, ValueError))
         if rest is not None or expected is None:

@@ -14,6 +14,9 @@ from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.wire import ReplyError
 from stream_gw.up import redis_binary
 
+_ASK_S = 1.0
+"""For what the platform itself does not need: a user without the right to it is asked no longer."""
+
 
 class _Report:
     def __init__(self) -> None:
@@ -56,19 +59,13 @@ async def _redis(report: _Report, url: str) -> None:
         return
     try:
         await client.start()
-        info = (await client.execute(0, "INFO", "server")).decode()
-        version = next((line.split(":")[1] for line in info.splitlines() if line.startswith("redis_version")), "?")
-        report.ok(f"Redis {version} answers, {client.url.mode}, publishing with {client.publish}")
-        memory = (await client.execute(0, "CONFIG", "GET", "maxmemory-policy")).get(b"maxmemory-policy", b"?").decode()
-        if memory in ("noeviction", "volatile-ttl"):
-            report.ok(f"maxmemory-policy {memory}")
-        else:
-            report.missing(f"a safe maxmemory-policy (it is {memory})", "CONFIG SET maxmemory-policy noeviction")
+        report.ok(f"Redis {await _version(client)} answers, {client.url.mode}, publishing with {client.publish}")
+        await _memory(report, client)
         pools = RedisPools(client)
-        names = await pools.pools()
-        replicas = [replica for name in names for replica in await pools.replicas(name)]
-        if replicas:
-            report.ok(f"{len(replicas)} replicas alive in {len(names)} pools")
+        found = [replicas for name in await pools.pools() if (replicas := await pools.replicas(name))]
+        if found:
+            several = "" if len(found) == 1 else "s"
+            report.ok(f"{sum(map(len, found))} replicas alive in {len(found)} pool{several}")
         else:
             report.missing("a live replica", f"start stream-gw agent; leases live {LEASE_TTL_S:g} s", needed=False)
     except (FabricUnavailable, ReplyError) as error:
@@ -76,3 +73,24 @@ async def _redis(report: _Report, url: str) -> None:
     finally:
         await client.close()
         await asyncio.sleep(0)
+
+
+async def _version(client: RedisClient) -> str:
+    try:
+        info = (await client.execute(0, "INFO", "server", timeout_s=_ASK_S)).decode()
+    except (FabricUnavailable, ReplyError):
+        return "(it does not tell its version)"
+    return next((line.split(":")[1] for line in info.splitlines() if line.startswith("redis_version")), "?")
+
+
+async def _memory(report: _Report, client: RedisClient) -> None:
+    name = "maxmemory-policy"
+    try:
+        policy = (await client.execute(0, "CONFIG", "GET", name, timeout_s=_ASK_S)).get(name.encode(), b"?").decode()
+    except (FabricUnavailable, ReplyError) as error:  # a managed Redis has no CONFIG, and a user may lack the right
+        report.missing(f"a look at {name}", f"see to it that it is noeviction or volatile-ttl; {error}", needed=False)
+        return
+    if policy in ("noeviction", "volatile-ttl"):
+        report.ok(f"{name} {policy}")
+    else:
+        report.missing(f"a safe {name} (it is {policy})", f"CONFIG SET {name} noeviction")

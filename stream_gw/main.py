@@ -45,7 +45,10 @@ def key_store(settings: GatewaySettings) -> KeyStore:
     if settings.keys_file is not None:
         if dev_key:
             raise ValueError("set keys_file or dev_key, not both")
-        return TomlKeyStore.load(settings.keys_file)
+        try:
+            return TomlKeyStore.load(settings.keys_file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     if not dev_key:
         raise ValueError("no keys: set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry)")
     return TomlKeyStore.single(DEV_TENANT, dev_key)

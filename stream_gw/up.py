@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -12,7 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,9 @@ from stream_fabric.redis.client import RedisClient
 
 _START_S = 30.0
 _STOP_S = 10.0
+_INTERRUPTED = 130
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
 _PARTITIONS = 4
 """On one Redis more slots buy nothing, and fewer let more streams share a script call."""
 
@@ -141,7 +145,7 @@ async def _redis() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
             "client-output-buffer-limit pubsub 256mb 64mb 60\n"
         )
         process = await asyncio.create_subprocess_exec(
-            binary, str(config), stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+            binary, str(config), stdout=asyncio.subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with_us()
         )
         try:
             url = f"redis://:{password}@127.0.0.1:{port}/0"
@@ -149,6 +153,20 @@ async def _redis() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
             yield url, process
         finally:
             await _end(process)
+
+
+def _dies_with_us() -> Callable[[], None] | None:
+    """What a child does first, so that it outlives its parent in no way. Linux alone tells children of that death."""
+    if sys.platform != "linux":
+        return None
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()
+
+    def begin() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != us:
+            os._exit(1)
+
+    return begin
 
 
 async def _answering(url: str) -> None:
@@ -164,7 +182,7 @@ async def _child(
 ) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stream_gw.cli", *flags, "--json",
-        env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True, preexec_fn=_dies_with_us(),
     )  # fmt: skip
     stack.push_async_callback(_end, process)
     assert process.stdout is not None
@@ -192,10 +210,30 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 async def _serve(options: UpOptions) -> int:
     stop = asyncio.Event()
+    starting = asyncio.current_task()
+    assert starting is not None
+    try:
+        return await _up(options, stop, starting)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        print("stream-gw up: interrupted before it was up", file=sys.stderr)
+        return _INTERRUPTED
+
+
+async def _up(options: UpOptions, stop: asyncio.Event, starting: asyncio.Task[Any]) -> int:
+    ready = False
+
+    def on_signal() -> None:
+        if not (stop.is_set() or ready):
+            starting.cancel()
+        stop.set()
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
     async with platform(options) as running:
+        ready = True
         if options.json:
             print(json.dumps(running.facts()), flush=True)
         else:

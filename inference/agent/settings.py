@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.settings import EmitSettings
@@ -12,7 +12,7 @@ from stream_fabric.settings import EmitSettings
 
 class AgentSettings(EmitSettings):
     engine: Literal["sim", "openai", "vllm"] = Field(
-        "sim", description="What serves the model: the simulator, a server by URL, or vLLM started by the agent"
+        "sim", description="What serves the model: sim (the simulator), openai (a server by URL), vllm (started by us)"
     )
     sim: str = Field("", description="The simulator's settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
     upstream: str = Field("", description="engine openai: the server's base URL, for example http://127.0.0.1:8000")
@@ -47,6 +47,18 @@ class AgentSettings(EmitSettings):
         description="Streams in flight at most, as a multiple of the sequences the engine runs at once",
     )
     lease_ttl_s: float = Field(LEASE_TTL_S, ge=1, le=60, description="A lease not renewed for so long is dead")
-    lease_renew_s: float = Field(LEASE_RENEW_S, gt=0, le=20, description="How often the lease is renewed")
+    lease_renew_s: float = Field(
+        LEASE_RENEW_S, gt=0, le=20, validate_default=True, description="How often the lease is renewed"
+    )
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics and /healthz on loopback; 0: none")
+
+    @field_validator("lease_renew_s")
+    @classmethod
+    def _renews_in_time(cls, value: float, info: ValidationInfo) -> float:
+        ttl_s = info.data.get("lease_ttl_s")  # not there when it is wrong itself
+        if ttl_s is not None and value * 2 > ttl_s:
+            raise ValueError(
+                f"must be at most half of lease_ttl_s ({ttl_s:g}), so that one lost renewal kills no lease"
+            )
+        return value

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from stream_fabric.ids import ReplicaId
 from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import EngineLoad
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import ReplicaInfo
 from stream_gw import replicas
 from stream_gw.auth import TomlKeyStore
@@ -63,7 +66,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             ["--port", "--plain-grace-s"],
         ),
         ([], {}, ["STREAM_GW_KEYS_FILE", "stream-gw key"]),
-        (["--keys-file", "/nonexistent/keys.toml"], {}, ["/nonexistent/keys.toml", "No such file"]),
+        (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "No such file"]),
+        (["--keys-file", "/dev/null"], {}, ["--keys-file", "STREAM_GW_KEYS_FILE", "/dev/null", "tenant"]),
         (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["keys_file", "dev_key"]),
         (["--dev-key", "sk-dev", "--token-secret", "short", "--redis-url", NOWHERE], {}, ["secret", "16"]),
     ],
@@ -85,6 +89,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
         (["up", "--gateways", "0"], ["--gateways", "1 to 64"]),
         (["up", "--port", "70000"], ["--port", "65535"]),
         (["up", "--engine", "magic"], ["--engine", "sim", "openai"]),
+        (["up", "--upstream", "http://127.0.0.1:8000"], ["--upstream", "--engine openai"]),
         (["key"], ["--tenant"]),
         (["replicas", "drain"], ["replica"]),
         (["replicas", "drain", "r", "--wait-s", "-1"], ["--wait-s", "0 to 3600"]),
@@ -97,6 +102,13 @@ def test_a_wrong_flag_is_named_with_what_is_allowed(here: Here, flags: list[str]
     code, _, err = here(flags, {})
     assert code == 2
     assert all(word in err for word in says), err
+
+
+@pytest.mark.parametrize("flags", [["--lease-ttl-s", "4", "--lease-renew-s", "3"], ["--lease-ttl-s", "1.5"]])
+def test_a_lease_that_one_lost_renewal_would_kill_is_refused(here: Here, flags: list[str]) -> None:
+    code, _, err = here(["agent", "--redis-url", NOWHERE, *flags], {})
+    assert code == 1
+    assert all(word in err for word in ("--lease-renew-s", "half of lease_ttl_s", flags[1])), err
 
 
 def test_a_process_with_a_wrong_setting_ends_with_one_line() -> None:
@@ -175,6 +187,33 @@ def test_doctor_is_content_with_a_running_platform(platform: Running) -> None:
     assert "MISSING" not in done.stdout
 
 
+def test_doctor_counts_the_pools_that_have_replicas(platform: Running) -> None:
+    with _agent(platform, "patient") as agent:
+        done = run_cli("doctor", "--redis-url", platform.redis_url)
+        both = len(_listed(platform))
+        agent.terminate()
+        assert agent.wait() == 0
+    assert f"{both} replicas alive in 2 pools" in done.stdout
+    done = run_cli("doctor", "--redis-url", platform.redis_url)
+    assert f"{both - 1} replicas alive in 1 pool" in done.stdout
+    assert "1 pools" not in done.stdout
+
+
+async def test_doctor_does_without_what_redis_does_not_tell(platform: Running) -> None:
+    """As of a managed Redis, or of a user with the rights of the runbook."""
+    client = RedisClient(platform.redis_url)
+    try:
+        await client.execute(0, "ACL", "SETUSER", "least", "on", ">least", "~*", "&*", "+@all", "-config", "-info")
+    finally:
+        await client.close()
+    url = f"redis://least:least@{platform.redis_url.rpartition('@')[2]}"
+    done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", url)
+    assert done.returncode == 0, done.stdout
+    assert "MISSING" not in done.stdout
+    assert "maxmemory-policy" in done.stdout
+    assert "replicas alive" in done.stdout
+
+
 @pytest.mark.parametrize("url", [NOWHERE, "http://example.test"])
 def test_doctor_says_what_is_wrong_with_a_redis(url: str) -> None:
     done = run_cli("doctor", "--redis-url", url)
@@ -203,7 +242,9 @@ async def _ended(pids: set[int]) -> None:
     await eventually(lambda: not any(map(alive, pids)), f"processes {pids} to end", 10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "sigint"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["sigterm", "sigint", "a closed terminal"]
+)
 async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> None:
     need_redis()
     with Process("up", "--port", "0", "--gateways", "2", "--replicas", "1") as up:
@@ -218,6 +259,35 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
         assert await asyncio.to_thread(up.wait) == 0
         assert up.rest_of_stdout() == b""
         await _ended(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+async def test_up_that_is_killed_leaves_nothing_behind() -> None:
+    need_redis()
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1") as up:
+        pids = _children(up.pid)
+        assert len(pids) == 4, "Redis, an agent, a controller, a gateway"
+        up.kill()
+        await _ended(pids)
+
+
+async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
+    need_redis()
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and never answers: the agent waits for it
+        upstream = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        for flags in (["up", "--port", "0", "--engine", "openai", "--upstream", upstream], ["demo"]):
+            process = await asyncio.create_subprocess_exec(
+                *CLI, *flags, env=clean_env(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            pids = await eventually(lambda at=process.pid: len(found := _children(at)) > 3 and found)
+            started = asyncio.get_running_loop().time()
+            process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+            assert asyncio.get_running_loop().time() - started < 4, "not before the agent has given up"
+            assert process.returncode == 130
+            assert b"is up" not in out
+            assert b"Traceback" not in err, err.decode()
+            await _ended(pids)
 
 
 async def test_up_that_cannot_start_leaves_nothing_behind(platform: Running) -> None:

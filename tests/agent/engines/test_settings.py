@@ -27,7 +27,7 @@ def test_settings_are_read_and_the_rest_stays() -> None:
     ("text", "told"),
     [
         ("itl=20", "max_num_seqs"),
-        ("itl_ms", "itl_ms"),
+        ("itl_ms", "itl_ms has no value; write itl_ms="),
         ("itl_ms=-1", "itl_ms must be 0 to 60000"),
         ("itl_ms=fast", "itl_ms"),
         ("max_num_seqs=1.5", "max_num_seqs"),

@@ -39,8 +39,10 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         given: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
-            if not equals or name not in cls.__struct_fields__:
+            if name not in cls.__struct_fields__:
                 raise ValueError(f"--sim: no setting {name!r}; there are {', '.join(cls.__struct_fields__)}")
+            if not equals:
+                raise ValueError(f"--sim: {name} has no value; write {name}=<value>")
             given[name] = value.strip()
         try:
             settings = msgspec.convert(given, cls, strict=False)
