@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import PydanticUndefined
@@ -27,10 +27,13 @@ from stream_gw.settings import GatewaySettings
 from telemetry.settings import TelemetrySettings
 from telemetry.store import StoreUnavailable
 
+if TYPE_CHECKING:
+    from stream_gw import up
+
 S = TypeVar("S", bound=FabricSettings)
 
 _ENV = "STREAM_GW_"
-_AGENT_EPILOG = "engine vllm: what follows -- goes to vLLM, as in: --engine vllm --model NAME -- --max-model-len 8192"
+_VLLM_EPILOG = "engine vllm: what follows -- goes to vLLM, as in: --engine vllm --model NAME -- --max-model-len 8192"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="stream-gw", description="Streams LLM tokens from GPU replicas to readers, through any gateway."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="the whole platform on this machine")
+    up = commands.add_parser("up", help="the whole platform on this machine", epilog=_VLLM_EPILOG)
     _add_up_flags(up)
     for name, model, text in (
         ("gateway", GatewaySettings, "one gateway: HTTP, SSE and WebSocket"),
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("controller", ControllerSettings, "one controller"),
         ("telemetry", TelemetrySettings, "one consumer: events into ClickHouse; dlq: what is no event"),
     ):
-        role = commands.add_parser(name, help=text, epilog=_AGENT_EPILOG if name == "agent" else None)
+        role = commands.add_parser(name, help=text, epilog=_VLLM_EPILOG if name == "agent" else None)
         _add_setting_flags(role, model)
         if name == "telemetry":
             _add_dlq_flags(role)
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_replicas_flags(commands.add_parser("replicas", help="what every replica does; drain or activate one"))
     flags = list(sys.argv[1:] if argv is None else argv)
     vllm_flags: list[str] = []
-    if flags[:1] == ["agent"] and "--" in flags:
+    if flags[:1] in (["agent"], ["up"]) and "--" in flags:
         at = flags.index("--")
         flags, vllm_flags = flags[:at], flags[at + 1 :]
     args = parser.parse_args(flags)
@@ -114,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         case "up":
             from stream_gw import up
 
-            return up.run(up.UpOptions(**{name: getattr(args, name) for name in up.UpOptions.__dataclass_fields__}))
+            return up.run(_up_options(args))
         case "demo":
             from stream_gw import demo
 
@@ -158,6 +161,24 @@ def _telemetry(settings: TelemetrySettings, args: argparse.Namespace) -> None:
     asyncio.run(telemetry_main.dlq(settings, args.dlq, args.count, getattr(args, "id", ()), args.json, print))
 
 
+def _up_options(args: argparse.Namespace) -> up.UpOptions:
+    """Raises ValueError, before anything is started, when the engine cannot be."""
+    from stream_gw import up
+
+    if args.vllm_flags and args.engine != "vllm":
+        raise ValueError(f"what follows -- goes to vLLM; it means nothing to --engine {args.engine}")
+    engine = ("engine", "model", "sim", "upstream", "vllm_flags", "vllm_python")
+    given = {name: getattr(args, name) for name in engine if getattr(args, name)}
+    if args.engine == "vllm":  # these may come from the environment, as every agent reads it
+        settings = _settings(AgentSettings, argparse.Namespace(**given))
+        agent_main.check(settings)
+        given |= {name: getattr(settings, name) for name in ("model", "vllm_flags", "vllm_python")}
+    if args.replicas is None:
+        args.replicas = 1 if args.engine == "vllm" else 2
+    options = {name: getattr(args, name) for name in up.UpOptions.__dataclass_fields__}
+    return up.UpOptions(**options | given)
+
+
 def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
     print(json.dumps({"ready": args.command, **facts}) if args.json else text, flush=True)
 
@@ -166,10 +187,24 @@ def _add_up_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gateways", type=_count, default=2, help="how many; gateway k listens on port + k (default 2)"
     )
-    parser.add_argument("--replicas", type=_count, default=2, help="how many agents, each with an engine (default 2)")
-    parser.add_argument("--engine", choices=("sim", "openai"), default="sim", help="sim: a simulated GPU (default)")
+    parser.set_defaults(vllm_flags="")
+    parser.add_argument(
+        "--replicas",
+        type=_count,
+        help="how many agents, each with an engine (default 2; of engine vllm 1: several share the GPUs that this "
+        "shell sees, so give each its part with -- --gpu-memory-utilization)",
+    )
+    parser.add_argument(
+        "--engine", choices=("sim", "openai", "vllm"), default="sim", help="sim: a simulated GPU (default)"
+    )
     parser.add_argument("--upstream", default="", help="engine openai: base URL of an OpenAI-compatible server")
     parser.add_argument("--sim", default="", help="engine sim: its settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
+    parser.add_argument("--model", default="", help="engine vllm: the model's name or folder")
+    parser.add_argument(
+        "--vllm-python",
+        default="",
+        help="engine vllm: the Python of vLLM's environment; else the vllm command of ours, or the PATH's",
+    )
     parser.add_argument(
         "--port", type=_port, default=8080, help="port of the first gateway; 0: free ones (default 8080)"
     )
@@ -224,7 +259,7 @@ def _add_setting_flags(parser: argparse.ArgumentParser, model: type[FabricSettin
 
 def _settings(model: type[S], args: argparse.Namespace) -> S:
     """Flags over variables over defaults. Raises ValueError naming each wrong setting and what is allowed."""
-    given = {name: getattr(args, name) for name in model.model_fields if getattr(args, name) is not None}
+    given = {name: value for name in model.model_fields if (value := getattr(args, name, None)) is not None}
     try:
         return model(**given)
     except ValidationError as error:

@@ -23,9 +23,12 @@ from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.client import RedisClient
 
 _START_S = 30.0
+_HURRY_S = 3.0
 _STOP_S = 10.0
 _INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_VLLM_STOP_S = 20.0
+"""Longer than vLLM may take to end: what is left when its agent is killed would outlive us."""
 _PR_SET_PDEATHSIG = 1
 _PARTITIONS = 4
 """On one Redis more slots buy nothing, and fewer let more streams share a script call."""
@@ -38,6 +41,10 @@ class UpOptions:
     engine: str = "sim"
     upstream: str = ""
     sim: str = ""
+    model: str = ""
+    vllm_python: str = ""
+    vllm_flags: str = ""
+    """vLLM's own, as a shell reads them."""
     port: int = 8080
     host: str = "127.0.0.1"
     redis_url: str = ""
@@ -108,7 +115,12 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         agent = ["agent", "--engine", options.engine]
         agent += ["--sim", options.sim] if options.sim else []
         agent += ["--upstream", options.upstream] if options.upstream else []
-        starts = [_child(stack, [*agent, "--replica", f"replica{k}"], base) for k in range(options.replicas)]
+        agent += ["--model", options.model] if options.model else []
+        agent += ["--vllm-python", options.vllm_python] if options.vllm_python else []
+        agent += [f"--vllm-flags={options.vllm_flags}"] if options.vllm_flags else []
+        # A model loads for minutes, and the agent bounds its engine's start itself
+        times = (None, _VLLM_STOP_S) if options.engine == "vllm" else (_START_S, _STOP_S)
+        starts = [_child(stack, [*agent, "--replica", f"replica{k}"], base, *times) for k in range(options.replicas)]
         starts.append(_child(stack, ["controller"], base))
         secret = secrets.token_hex(32)
         gateway_env = {**base, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
@@ -178,34 +190,38 @@ async def _answering(url: str) -> None:
 
 
 async def _child(
-    stack: contextlib.AsyncExitStack, flags: list[str], env: dict[str, str]
+    stack: contextlib.AsyncExitStack,
+    flags: list[str],
+    env: dict[str, str],
+    start_s: float | None = _START_S,
+    stop_s: float = _STOP_S,
 ) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stream_gw.cli", *flags, "--json",
         env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True, preexec_fn=_dies_with_us(),
     )  # fmt: skip
-    stack.push_async_callback(_end, process)
+    stack.push_async_callback(_end, process, stop_s)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(start_s):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise OSError(f"{flags[0]} was not ready within {_START_S:g} s") from None
+        raise OSError(f"{flags[0]} was not ready within {start_s:g} s") from None
     if not line:
         raise OSError(f"{flags[0]} ended at its start (exit code {await process.wait()}); its message is above")
     return process, json.loads(line)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
+async def _end(process: asyncio.subprocess.Process, stop_s: float = _STOP_S) -> None:
+    """SIGTERM; a second one, after which an agent waits for nothing that runs; SIGKILL."""
+    for number, within_s in ((signal.SIGTERM, _HURRY_S), (signal.SIGTERM, stop_s - _HURRY_S), (signal.SIGKILL, None)):
+        if process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_S):
+            process.send_signal(number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
                 await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
 
 
 async def _serve(options: UpOptions) -> int:
@@ -232,14 +248,16 @@ async def _up(options: UpOptions, stop: asyncio.Event, starting: asyncio.Task[An
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
+    if options.engine == "vllm":
+        print(f"stream-gw up: vLLM loads {options.model}, which may take minutes", file=sys.stderr)
     async with platform(options) as running:
         ready = True
         if options.json:
             print(json.dumps(running.facts()), flush=True)
         else:
             _describe(running)
-        ended = {asyncio.create_task(process.wait()): process for process in running.processes}
         stopping = asyncio.create_task(stop.wait())
+        ended = {asyncio.create_task(process.wait()): process for process in running.processes}
         await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
         # A child's death is for whoever killed it to see: the rest is made to survive it
         while not stop.is_set():
@@ -255,7 +273,8 @@ async def _up(options: UpOptions, stop: asyncio.Event, starting: asyncio.Task[An
 
 def _describe(running: Platform) -> None:
     options = running.options
-    engine = "the simulator (no GPU, no real model)" if options.engine == "sim" else options.upstream
+    engines = {"sim": "the simulator (no GPU, no real model)", "vllm": f"vLLM with {options.model}"}
+    engine = engines.get(options.engine, options.upstream)
     print(f"stream-gw is up: {options.gateways} gateways, {options.replicas} replicas on {engine}\n")
     for gateway in running.gateways:
         print(f"  gateway  {gateway['url']}")

@@ -70,7 +70,8 @@ class AgentPolicy(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """Run with ``run``; ``drain`` makes it finish what runs, hand over what does not end in time, and return."""
+    """Run with ``run``; ``drain`` makes it finish what runs, hand over what does not end in time, and return; ``hurry``
+    thereafter makes it wait for nothing."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class Agent:
         self._started = False
         self._active = not policy.standby
         self._draining = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._lease = Lease(
@@ -162,6 +164,10 @@ class Agent:
     def drain(self) -> None:
         """Take nothing new, finish what runs within the grace, hand over the rest, leave."""
         self._draining.set()
+
+    def hurry(self) -> None:
+        """What runs does not get the grace that it was to have."""
+        self._hurried.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None
@@ -515,7 +521,7 @@ class Agent:
         except FabricUnavailable as error:
             log.warning("the pool cannot be told yet: %s", error)  # the next renewals try again
         grace_s = 0.0 if self._broken is not None else self.policy.drain_s
-        await self._until_quiet(self._loop.time() + grace_s)
+        await self._until_quiet(self._loop.time() + grace_s, self._hurried)
         lost = self._broken or ReplicaLost("the replica that produced this stream went away; ask again")
         for stream in list(self.running.values()):
             if not stream.producer.status:
@@ -527,10 +533,12 @@ class Agent:
         except FabricUnavailable as error:
             log.warning("left without telling the pool: %s", error)
 
-    async def _until_quiet(self, deadline: float) -> None:
+    async def _until_quiet(self, deadline: float, unless: asyncio.Event | None = None) -> None:
         """A request placed just before the pool heard that this replica leaves may still come in."""
         quiet_since = self._loop.time()
         while self._loop.time() < deadline and self._loop.time() - quiet_since < _INBOX_BLOCK_S / 4:
+            if unless is not None and unless.is_set():
+                break
             if self.running:
                 quiet_since = self._loop.time()
             await asyncio.sleep(0.02)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from itertools import chain, repeat
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -25,8 +26,14 @@ from telemetry.emit import open_sink
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def check(settings: AgentSettings) -> None:
+    """What can be known of the engine's settings before anything is started. Raises ValueError that says what to do."""
+    make_engine(settings)
+
+
 async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
-    """Run one agent until SIGTERM. ``on_ready`` gets its replica's id.
+    """Run one agent until SIGTERM, which lets what runs finish; after a second one it goes elsewhere at once.
+    ``on_ready`` gets its replica's id.
 
     Raises ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
     """
@@ -74,8 +81,9 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
         registry = CollectorRegistry()
         async with open_sink(settings, client, registry) as sink:
             agent = Agent(policy, replica, engine, client, partitions, sink)
+            stops = chain([agent.drain], repeat(agent.hurry))
             for number in _SIGNALS:
-                loop.add_signal_handler(number, agent.drain)
+                loop.add_signal_handler(number, lambda: next(stops)())
             async with monitor(agent, engine, settings.metrics_port, registry), asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(agent.run())
                 ready = tasks.create_task(agent.ready.wait())

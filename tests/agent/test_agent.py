@@ -16,7 +16,7 @@ from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.lease import LeasePolicy
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.errors import EngineFailed, EngineLost, ReplicaLost
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
 from stream_fabric.ids import StreamId, TenantId, new_stream_id
@@ -263,6 +263,22 @@ async def test_every_try_is_told_once_and_a_stream_has_one_bill(redis_url: str) 
         assert [(bill.ended, bill.epoch) for bill in bills] == [("cancelled", 2)]
         ids = [trace.id for trace in bench.heard.attempts]
         assert len(ids) == len(set(ids))
+
+
+async def test_a_drain_that_is_hurried_waits_for_nothing(redis_url: str) -> None:
+    async with running(redis_url, drain_s=600) as (bench, task):
+        stream = await bench.ask()
+        await eventually(lambda: _above(bench, stream, 3), "tokens")
+        bench.agent.drain()
+        bench.agent.drain()  # as an operator's wish is said again with each report
+        await eventually(lambda: bench.agent.state == "draining")
+        head = await bench.head(stream)
+        await eventually(lambda: _above(bench, stream, head + 100), "what runs to go on")
+        bench.agent.hurry()
+        end = await bench.end(stream)
+        assert end.error is not None
+        assert (end.status, end.error.code, end.error.retriable) == ("failed", ReplicaLost.code, True)
+        await asyncio.wait_for(asyncio.shield(task), 10)
 
 
 async def _told(bench: Bench, streams: set[StreamId]) -> list[AttemptTrace] | None:

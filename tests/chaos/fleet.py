@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from stream_fabric.cursor import BEGINNING, Cursor
-from stream_fabric.frames import End, Usage, decode, is_end
+from stream_fabric.frames import End, Frame, Usage, decode, is_end
 from stream_fabric.ids import StreamId, TenantId
 from stream_fabric.log import Head
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
@@ -133,7 +133,14 @@ class LogReader:
 
     async def terminal(self, stream: str) -> End:
         """The stream's one terminal; fails unless the log is dense and ends with it."""
+        _, end = await self.whole(stream)
+        return end
+
+    async def whole(self, stream: str) -> tuple[list[tuple[int, Frame]], End]:
+        """Its frames, each with the number of the epoch that it was made in, and its one terminal; fails unless the log
+        is dense and ends with it."""
         lines: list[bytes] = []
+        epochs: list[int] = []
         after = BEGINNING
         while True:
             page = await self._log.watch(StreamId(stream), None, None, after)
@@ -143,6 +150,7 @@ class LogReader:
             for entry in page.entries:
                 assert entry.first == len(lines) + 1, f"invariant 2: {stream} goes from {len(lines)} to {entry.first}"
                 lines += entry.frames.split(b"\n")
+                epochs += [entry.epoch] * (len(lines) - len(epochs))
             after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
         assert page.status != "live", f"{stream} has no terminal"
         assert page.head == len(lines)
@@ -150,7 +158,7 @@ class LogReader:
         assert len(ends) == 1 and lines[-1] == ends[0], f"{stream} has {len(ends)} terminals"
         end = decode(ends[0])
         assert isinstance(end, End)
-        return end
+        return list(zip(epochs, map(decode, lines), strict=True)), end
 
     async def head(self, stream: str) -> Head:
         (head,) = await self._log.heads(self._log.partition(StreamId(stream)), [StreamId(stream)], None)

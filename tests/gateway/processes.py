@@ -51,7 +51,7 @@ class Process:
     def __init__(self, *flags: str, **env: str) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._popen = subprocess.Popen(
-            [*CLI, *flags, "--json"],
+            [*CLI, flags[0], "--json", *flags[1:]],
             env=clean_env(**env),
             stdout=subprocess.PIPE,
             stderr=self._log,

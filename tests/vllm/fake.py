@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ async def serve(folder: Path, mode: str) -> None:
         return web.Response(status=503 if mindless else 200)
 
     async def models(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "fake"}]})
+        after = sys.argv[sys.argv.index("--lora-modules") + 1 :] if "--lora-modules" in sys.argv else []
+        adapters = [word.partition("=")[0] for word in takewhile(lambda word: not word.startswith("-"), after)]
+        return web.json_response({"data": [{"id": name} for name in ("fake", *adapters)]})
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +14,13 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from inference.agent.engines.child import GUARD
 from inference.agent.engines.prometheus import VllmMetrics, read_metrics
 from inference.agent.engines.vllm import VllmEngine, VllmOptions
 from stream_fabric.ports import Engine, EngineRequest
 from tests.agent.engines.recorder import Recorder, stream_id
+from tests.gateway.processes import CLI, Process, clean_env
+from tests.gateway.wire import Gate
 
 FIGURES: list[str] = []
 """What the tests measured; printed at the end."""
@@ -69,6 +74,14 @@ SCHEMA = {
         },
     },
 }
+
+
+def lora_slots(adapters: int) -> tuple[str, ...]:
+    """vLLM's flags for so many adapters and one slot that stays empty.
+
+    On a CPU vLLM 0.32 computes what asks for no adapter with the weights in its last slot, where another request of the
+    same batch asks for one (``lora_ops.py`` indexes the slots by -1)."""
+    return "--enable-lora", "--max-loras", str(adapters + 1)
 
 
 @dataclass(frozen=True)
@@ -192,6 +205,48 @@ def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], details.get("cached_tokens") or 0, usage["completion_tokens"]
 
 
+@dataclass(frozen=True)
+class Up:
+    """A ``stream-gw up`` on vLLM, with one gateway."""
+
+    gate: Gate
+    process: Process
+
+    @property
+    def agents(self) -> list[int]:
+        return [agent["pid"] for agent in self.process.facts["agents"]]
+
+    @property
+    def children(self) -> list[int]:
+        return children(self.process.pid)
+
+
+@contextlib.contextmanager
+def up(model: str, python: str, *flags: str, replicas: int = 1) -> Iterator[Up]:
+    """``flags``: vLLM's."""
+    engine = ["--engine", "vllm", "--model", model, "--vllm-python", python]
+    command = ["up", "--port", "0", "--gateways", "1", *engine, "--", *flags]
+    if replicas != 1:
+        command[1:1] = ["--replicas", str(replicas)]
+    with Process(*command) as process:
+        (gateway,) = process.facts["gateways"]
+        yield Up(Gate(gateway["url"], gateway["pid"], process.facts["key"]), process)
+
+
+@contextlib.contextmanager
+def starting_up(model: str, python: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """One that has not said that it is ready. Whatever the test does, it is ended."""
+    command = [*CLI, "up", "--port", "0", "--engine", "vllm", "--model", model, "--vllm-python", python, "--", *flags]
+    # What is left of it would hold a pipe's other end, so that is stderr's alone
+    with subprocess.Popen(
+        command, env=clean_env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 # --- processes -------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +281,6 @@ def server_below(pid: int) -> tuple[int, Direct]:
     """The vLLM server that an agent runs."""
     for child in children(pid):
         words = command_line(child)
-        if "serve" in words and "--port" in words and "stream_gw.cli" not in words and "-c" not in words[:4]:
+        if "serve" in words and "--port" in words and "stream_gw.cli" not in words and str(GUARD) not in words:
             return child, Direct(f"http://127.0.0.1:{after('--port', words)}")
     raise AssertionError(f"no vLLM below {pid}: {[command_line(child) for child in children(pid)]}")

@@ -15,10 +15,25 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.fleet import PARTITIONS, log_of
 from tests.gateway.processes import Process, alive, need_redis
-from tests.gateway.wire import DONE, Exchange, Gate
+from tests.gateway.wire import DONE, Gate
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
+from tests.vllm.continued import (
+    ASKED,
+    CHAT,
+    USAGE,
+    Question,
+    all_ended,
+    begun,
+    chunks_of,
+    ended,
+    must_be_continued,
+    must_be_told,
+    questions,
+    until,
+)
 from tests.vllm.real import (
     FIGURES,
     GENERATION,
@@ -39,14 +54,21 @@ from tests.vllm.real import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-CHAT = "/v1/chat/completions"
-USAGE = {"include_usage": True}
+LONG_LIST = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "list",
+        "strict": True,
+        "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 5000},
+    },
+}
 
 
 @dataclass(frozen=True)
 class Platform:
     gate: Gate
     agent: Process
+    redis_url: str
 
     @property
     def direct(self) -> Direct:
@@ -68,13 +90,14 @@ class Platform:
 def platform(home: Home) -> Iterator[Platform]:
     need_redis()
     with contextlib.ExitStack() as stack:
-        env = {"STREAM_GW_REDIS_URL": stack.enter_context(RedisServer()).url, "STREAM_GW_PARTITIONS": "4"}
+        redis_url = stack.enter_context(RedisServer()).url
+        env = {"STREAM_GW_REDIS_URL": redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
         stack.enter_context(Process("controller", **env))
         flags = shlex.join(GENERATION)
         command = ["agent", "--engine", "vllm", "--model", home.model(), "--vllm-python", home.python, "--kv-events"]
         agent = stack.enter_context(Process(*command, STREAM_GW_VLLM_FLAGS=flags, **env))
         gateway = stack.enter_context(Process("gateway", "--port", "0", STREAM_GW_DEV_KEY="sk-dev", **env))
-        yield Platform(Gate(gateway.facts["url"], gateway.pid, "sk-dev"), agent)
+        yield Platform(Gate(gateway.facts["url"], gateway.pid, "sk-dev"), agent, redis_url)
 
 
 # --- the same, token for token -------------------------------------------------------------------------------
@@ -168,6 +191,24 @@ async def test_a_cancel_reaches_vllm(platform: Platform) -> None:
     )
 
 
+async def test_a_cancelled_answer_is_settled_for_the_tokens_that_were_streamed(platform: Platform) -> None:
+    """Several of which may have come in one chunk, or in none of their own."""
+    direct, body = platform.direct, endless("Tell me about lakes")
+    busy = [asyncio.create_task(platform.chunks(CHAT, endless(f"question {number}", 300))) for number in range(40)]
+    async with platform.gate.create({**body, "stream": True}) as exchange:
+        told = await begun(exchange)
+        assert (await platform.gate.cancel(told.stream))["result"] == "accepted"
+        await ended(told, exchange)
+    await asyncio.gather(*busy)
+    async with log_of(platform.redis_url) as log:
+        end = await log.terminal(told.stream)
+    assert end.status == "cancelled"
+    assert end.usage is not None
+    expected, usage = folded(await direct.chunks(CHAT, {**body, "max_tokens": end.usage.output}))
+    assert told.text() == expected[0].text
+    assert end.usage.prompt == tokens_of(usage)[0]
+
+
 async def test_two_hundred_clients_at_once(platform: Platform) -> None:
     began = time.monotonic()
     async with asyncio.timeout(100):
@@ -180,51 +221,41 @@ async def test_two_hundred_clients_at_once(platform: Platform) -> None:
         assert choices[0].finish == "length"
         output += tokens_of(usage)[2]
     assert output == 200 * 40
+    await platform.direct.until_idle(5)
     FIGURES.append(f"200 clients at once through the gateway: {took:.1f} s, {output / took:.0f} tokens/s")
 
 
 async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
-    """What can be continued waits for vLLM to come back and goes on where it was; what cannot ends with an error that
-    may be tried again."""
+    """What can be continued waits for vLLM to come back and goes on where it was; what cannot ends at once, with an
+    error that may be tried again."""
     server = platform.server
-    plain, exact = endless(tokens=1500), {**endless("Tell me about seas", 1500), "logprobs": True}
-    async with (
-        platform.gate.create({**plain, "stream": True, "stream_options": USAGE}) as continued,
-        platform.gate.create({**exact, "stream": True, "stream_options": USAGE}) as ended,
-    ):
-        begun = [await until(exchange, b'"content":"', 5) for exchange in (continued, ended)]
-        began = time.monotonic()
+    asked = await questions(platform.direct)
+    lost = {
+        "logprobs": {**endless("Tell me about seas", ASKED), "logprobs": True},
+        "two": {**endless("Tell me about two seas", ASKED), "n": 2, "temperature": 1, "seed": 1},
+        "guided": chat(response_format=LONG_LIST, max_tokens=ASKED),
+    }
+    asked |= {name: Question(CHAT, body, cut_alike=False) for name, body in lost.items()}
+    async with contextlib.AsyncExitStack() as stack, log_of(platform.redis_url) as log:
+        exchanges = {
+            name: await stack.enter_async_context(platform.gate.open("POST", question.path, question.streamed()))
+            for name, question in asked.items()
+        }
+        told = {name: await begun(exchange) for name, exchange in exchanges.items()}
+        killed = time.monotonic()
         os.kill(server, signal.SIGKILL)
-        second = begun[1] + await ended.rest(100)
-        told = time.monotonic() - began
-        first = begun[0] + await continued.rest(100)
-        done = time.monotonic() - began
-    error = chunks_of(second)[-1]["error"]
-    assert error["retriable"] and error["code"] in ("engine_lost", "replica_lost"), error
-    assert b"\nid: 2-" in first, "another producer's epoch"
-    choices, usage = folded(chunks_of(first))
-    assert choices[0].finish == "length"
-    assert abs(tokens_of(usage)[2] - 1500) <= 20, "a token without a text is not in the log"
-    assert platform.server != server
+        await all_ended(told, exchanges)
+        assert platform.server != server
+        for name, question in asked.items():
+            if name in lost:
+                await must_be_told(told[name], "engine_lost", log)
+                assert told[name].at - killed < 2
+            else:
+                await must_be_continued(question, told[name], platform.direct, log)
     FIGURES.append(
-        f"vLLM killed: the stream that cannot go on was told after {told:.1f} s, the other was whole after {done:.1f} s"
+        f"vLLM killed: streams that cannot go on were told after {max(told[name].at for name in lost) - killed:.2f} s, "
+        f"the others were whole after {max(one.at for one in told.values()) - killed:.1f} s"
     )
-
-
-async def until(exchange: Exchange, what: bytes, times: int) -> bytes:
-    """Read on until it has come so often."""
-    seen = b""
-    while seen.count(what) < times:
-        piece = await exchange.piece()
-        assert piece, f"the body ended: {seen!r}"
-        seen += piece
-    return seen
-
-
-def chunks_of(body: bytes) -> list[dict[str, Any]]:
-    """The chunks of a body, whatever comments it has."""
-    data = [line.removeprefix("data: ") for line in body.decode().splitlines() if line.startswith("data: ")]
-    return [json.loads(text) for text in data if text != DONE]
 
 
 async def test_a_killed_agent_leaves_no_process_of_vllm(platform: Platform) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import EngineLost
-from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Open, Usage
+from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Note, Open, Usage
 from stream_fabric.ids import StreamId, derived_id
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
@@ -89,7 +89,7 @@ class _Call:
 class _Open:
     """The blocks of a choice that are open: one of text kind, and the tool calls by the server's index."""
 
-    __slots__ = ("block", "by_index", "calls", "finished", "held", "kind", "last")
+    __slots__ = ("block", "by_index", "calls", "counted", "finished", "held", "kind", "last", "made")
 
     def __init__(self) -> None:
         self.kind: BlockKind | None = None
@@ -100,17 +100,31 @@ class _Open:
         self.finished = False
         self.held: list[msgspec.Raw] = []
         """Logprobs of tokens without a text so far (half a character), to come with the first that has one."""
+        self.made: int | None = None
+        """Tokens so far, where the server says it with each chunk."""
+        self.counted = 0
+        """Of them, those that a text has been told for."""
+
+    def take_tokens(self, otherwise: int) -> int:
+        """How many tokens the next text stands for. A chunk may hold several, and some have no text."""
+        if self.made is None:
+            return otherwise
+        tokens, self.counted = self.made - self.counted, self.made
+        return tokens
 
 
 class ChunkReader:
-    """One response's chunks. ``receive`` puts frames into the sink; ``end`` says whether the response was whole."""
+    """One response's chunks. ``receive`` puts frames into the sink; ``end`` says whether the response was whole.
+    ``counts``: each chunk tells the prompt's tokens and its choice's so far (``continuous_usage_stats`` of vLLM)."""
 
-    def __init__(self, stream: StreamId, sink: FrameSink, choices: int) -> None:
+    def __init__(self, stream: StreamId, sink: FrameSink, choices: int, *, counts: bool = False) -> None:
         self._stream = stream
         self._sink = sink
         self._choices = [_Open() for _ in range(choices)]
         self._next_block = 0
         self._usage: Usage | None = None
+        self._counts = counts
+        self._prompt_tokens: int | None = None
         self._done = False
         self.error: ErrorInfo | None = None
 
@@ -127,12 +141,17 @@ class ChunkReader:
         if error is not None:
             self.error = upstream_error(error, 502)
             return
+        usage = chunk.usage
+        if self._counts and chunk.choices:
+            if usage is not None:
+                self._take_counts(usage, chunk.choices)
+            usage = None
         for choice in chunk.choices or ():
             # What comes after a choice's end belongs to nothing
             if 0 <= choice.index < len(self._choices) and not self._choices[choice.index].finished:
                 self._choice(self._choices[choice.index], choice)
-        if chunk.usage is not None:
-            self._take_usage(chunk.usage)
+        if usage is not None:
+            self._take_usage(usage)
 
     def end(self) -> ErrorInfo | None:
         """The bytes have ended: put the terminal's usage in place, or say what is missing."""
@@ -156,11 +175,19 @@ class ChunkReader:
     def usage(self) -> Usage | None:
         return self._usage
 
+    def _take_counts(self, usage: _Usage, choices: list[_Choice]) -> None:
+        if self._prompt_tokens is None and usage.prompt_tokens:
+            self._prompt_tokens = usage.prompt_tokens
+            self._sink.usage(usage.prompt_tokens)
+        for choice in choices:
+            if 0 <= choice.index < len(self._choices):
+                self._choices[choice.index].made = usage.completion_tokens
+
     def _take_usage(self, usage: _Usage) -> None:
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         reasoning = (usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens) or 0
         prompt = usage.prompt_tokens or 0
-        if self._usage is None:
+        if self._usage is None and (self._prompt_tokens is None or cached or reasoning):
             self._sink.usage(prompt, cached, 0, reasoning)
         self._usage = Usage(prompt, cached, 0, usage.completion_tokens or 0, reasoning)
 
@@ -211,9 +238,9 @@ class ChunkReader:
             state.kind, state.block = kind, self._take_block()
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
         if logprobs is None:
-            self._sink.text(state.block, text)
+            self._sink.text(state.block, text, state.take_tokens(1))
         else:
-            self._sink.frame(Delta(state.block, text, max(1, tokens), logprobs))
+            self._sink.frame(Delta(state.block, text, state.take_tokens(max(1, tokens)), logprobs))
 
     def _tool(self, state: _Open, index: int, part: _ToolCall) -> None:
         function = part.function or _Function()
@@ -232,7 +259,7 @@ class ChunkReader:
         if call.block < 0:
             call.held += arguments
         elif arguments:
-            self._sink.text(call.block, arguments)
+            self._sink.text(call.block, arguments, state.take_tokens(1))
 
     def _open_call(self, state: _Open, index: int, call: _Call, name: str) -> None:
         self._close(state)
@@ -240,7 +267,7 @@ class ChunkReader:
         call.id = call.id or derived_id("call_", self._stream, call.block + 1)
         self._sink.frame(Open(call.block, index, "tool", "function", call.id, name))
         if call.held:
-            self._sink.text(call.block, call.held)
+            self._sink.text(call.block, call.held, state.take_tokens(1))
 
     def _close(self, state: _Open) -> None:
         if state.kind is not None:
@@ -248,6 +275,9 @@ class ChunkReader:
             state.kind = None
 
     def _take_block(self) -> int:
+        if not self._next_block and self._prompt_tokens is not None:
+            # Only now: by itself it would be an append before the first token's
+            self._sink.frame(Note("prompt", prompt_tokens=self._prompt_tokens))
         self._next_block += 1
         return self._next_block - 1
 

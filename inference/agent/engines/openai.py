@@ -79,6 +79,7 @@ class OpenAIEngine:
             ) from error
         if not models:
             raise EngineFailed(f"{url} lists no model")
+        await self._look()
         self._poller = asyncio.create_task(self._poll(), name="engine-load")
         return models
 
@@ -153,7 +154,7 @@ class OpenAIEngine:
                     message = f"n cannot be read: {wrong}"
                     sink.end("failed", ErrorInfo("invalid_request", message, "invalid_request_error", 400))
                     return
-                reader = ChunkReader(request.stream, sink, choices)
+                reader = ChunkReader(request.stream, sink, choices, counts=self.metrics.told)
                 error = await self._stream(request, reader)
                 usage = reader.usage
             else:
@@ -172,7 +173,9 @@ class OpenAIEngine:
     async def _stream(self, request: EngineRequest, reader: ChunkReader) -> ErrorInfo | None:
         body = bytes(request.body).rstrip()[:-1]
         comma = b"," if body.rstrip() != b"{" else b""
-        body += comma + b'"stream":true,"stream_options":{"include_usage":true}}'
+        # vLLM's own option, which others refuse: exact counts also of an answer that does not come to its end
+        counts = b',"continuous_usage_stats":true' if self.metrics.told else b""
+        body += comma + b'"stream":true,"stream_options":{"include_usage":true%b}}' % counts
         parser = EventParser(STREAM_BYTES_MAX)
         async with self._post(request, body) as response:
             if (refused := await _refusal(response)) is not None:
@@ -220,22 +223,25 @@ class OpenAIEngine:
         return self._session.post(url, data=body, headers=headers, allow_redirects=False)
 
     async def _poll(self) -> None:
-        """The server's own load, where it tells it under vLLM's names."""
+        while True:
+            await asyncio.sleep(_LOAD_EVERY_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Read the server's own load, where it tells it under vLLM's names."""
         assert self._session is not None
         headers = {"accept": "text/plain; version=0.0.4"}
         timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
-        while True:
-            try:
-                async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
-                    text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
-                self._heard(read_metrics(text))
-                self._refused = False
-            except aiohttp.ClientConnectorError as error:
-                self._refused = True
-                log.debug("the model server takes no connection: %s", error)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                log.debug("the model server's metrics cannot be read: %s", error)
-            await asyncio.sleep(_LOAD_EVERY_S)
+        try:
+            async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
+                text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+            self._heard(read_metrics(text))
+            self._refused = False
+        except aiohttp.ClientConnectorError as error:
+            self._refused = True
+            log.debug("the model server takes no connection: %s", error)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.debug("the model server's metrics cannot be read: %s", error)
 
     def _heard(self, metrics: VllmMetrics) -> None:
         self.metrics = metrics

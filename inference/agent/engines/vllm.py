@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import random
-import re
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import aiohttp
 import msgspec
 
+from inference.agent.engines.child import Child
 from inference.agent.engines.openai import OpenAIEngine
 from stream_fabric.errors import EngineFailed, EngineLost
 from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
@@ -29,12 +26,10 @@ from stream_fabric.ids import StreamId
 from stream_fabric.limits import (
     VLLM_BACKOFF_S_MAX,
     VLLM_BACKOFF_S_MIN,
-    VLLM_LINE_CHARS_MAX,
     VLLM_SILENT_S_MAX,
     VLLM_START_S_MAX,
     VLLM_STARTS_MAX,
     VLLM_STEADY_S,
-    VLLM_TAIL_LINES_MAX,
     VLLM_TERM_S_MAX,
     VLLM_WARM_UP_S_MAX,
 )
@@ -48,8 +43,7 @@ log = logging.getLogger(__name__)
 _BOOT_PROBE_EVERY_S = 0.2
 _HEALTH_EVERY_S = 1.0
 _PROBE_S = 5.0
-_LAST_WORDS_S = 2.0
-_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_DYING_S = 2.0
 _OURS = {
     "host": "the agent's own; vLLM listens on loopback",
     "port": "the agent's own; vLLM listens on a free port",
@@ -155,7 +149,7 @@ class VllmEngine:
         self._command = command_of(options.python)
         self._kv = _kv_events() if options.kv_events else None
         self._http: OpenAIEngine | None = None
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._before = EngineLoad(0, 0, self._slots)
         """The counters of the lives that are over."""
@@ -228,7 +222,7 @@ class VllmEngine:
         if self._kv is not None:
             flags += ["--kv-events-config", self._kv.listen()]
         url = f"http://127.0.0.1:{port}"
-        child = self._child = await _Child.start(
+        child = self._child = await Child.start(
             [*self._command, *flags], _environment(self._options.api_key), url, self._policy.term_s
         )
         http = OpenAIEngine(url, self._options.api_key, self._slots)
@@ -238,7 +232,7 @@ class VllmEngine:
             if ready.done() and ready.exception() is None:
                 return ready.result(), http
             if ready.done():  # it may have died of what it was asked
-                await asyncio.wait([child.ended], timeout=_LAST_WORDS_S)
+                await asyncio.wait([child.ended], timeout=_DYING_S)
             if child.ended.done():
                 raise EngineFailed(f"vLLM ended with {child.ended.result()} at its start; {await child.last_words()}")
             if ready.done():
@@ -409,152 +403,3 @@ def _environment(api_key: str) -> dict[str, str]:
     if api_key:
         env["VLLM_API_KEY"] = api_key
     return env
-
-
-# --- the process -----------------------------------------------------------------------------------------------
-
-
-class _Child:
-    """vLLM and all its processes, behind a guard."""
-
-    def __init__(self, guard: asyncio.subprocess.Process, url: str, term_s: float) -> None:
-        self._guard = guard
-        self._term_s = term_s
-        self._tail: deque[str] = deque(maxlen=VLLM_TAIL_LINES_MAX)
-        self._listening = asyncio.create_task(self._listen(), name="vllm-log")
-        self._stopping = False
-        self.pid = 0
-        """vLLM's server; 0 until the guard has said it."""
-        self.url = url
-        self.ended = asyncio.create_task(self._until_ended(), name="vllm-ended")
-        """Its exit code, as soon as its server has ended; the rest of it may still be on its way out."""
-
-    @classmethod
-    async def start(cls, command: list[str], env: dict[str, str], url: str, term_s: float) -> _Child:
-        guard = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", f"{inspect.getsource(_guard)}\n_guard({term_s!r})", *command,
-            env=env,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        return cls(guard, url, term_s)
-
-    async def _until_ended(self) -> int:
-        assert self._guard.stdout is not None
-        self.pid = int(await self._guard.stdout.readline() or 0)
-        code = await self._guard.stdout.readline()
-        if not code and self.pid:  # somebody killed the guard; vLLM's server is killed with it, the rest is not
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        return int(code or -1)
-
-    async def _listen(self) -> None:
-        """Its words into our log and into the tail, line by line."""
-        assert self._guard.stderr is not None
-        rest = ""
-        while said := await self._guard.stderr.read(1 << 16):
-            *lines, rest = re.split(r"[\r\n]+", rest + said.decode(errors="replace"))
-            rest = rest[:VLLM_LINE_CHARS_MAX]
-            for line in lines:
-                self._say(line)
-        self._say(rest)
-
-    def _say(self, line: str) -> None:
-        line = line[:VLLM_LINE_CHARS_MAX].rstrip()
-        if line:
-            self._tail.append(line)
-            found = _LEVEL.search(line, 0, 80)
-            level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
-            # Told to end, it tells of its own parts' ends as errors
-            log.log(min(level, logging.INFO) if self._stopping else level, "vLLM: %s", line)
-
-    async def last_words(self) -> str:
-        """What it said last: of one that has ended, to the end."""
-        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S if self.ended.done() else 0)
-        return "it said last:\n" + "\n".join(self._tail) if self._tail else "it said nothing"
-
-    async def stop(self) -> None:
-        assert self._guard.stdin is not None
-        self._stopping = True
-        self._guard.stdin.close()
-        try:
-            async with asyncio.timeout(self._term_s + _PROBE_S):
-                await self._guard.wait()
-                await asyncio.wait([self.ended, self._listening])
-        except TimeoutError:
-            log.error("vLLM's processes do not end; they are killed and left")
-            for group in (self.pid, self._guard.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-        for task in (self.ended, self._listening):
-            task.cancel()
-
-
-def _guard(term_s: float) -> None:
-    """Stands between the agent and vLLM: runs the command in its arguments, ends all of it when its stdin closes.
-
-    vLLM's engine and worker processes outlive a server that is killed, and hold the GPU. A signal on the parent's death
-    (PR_SET_PDEATHSIG) reaches the server alone, and a server that hangs ends nobody. A pipe closes however the agent
-    dies, and the guard, as the reaper of all that vLLM starts, can tell when nothing is left. It says vLLM's process
-    number on stdout, and its exit code once it has one.
-
-    Run from its source by a bare interpreter, which is 9 MB and not our 60: it imports what it needs by itself.
-    """
-    import contextlib
-    import ctypes
-    import os
-    import select
-    import signal
-    import subprocess
-    import sys
-    import time
-
-    prctl = ctypes.CDLL(None).prctl
-    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of vLLM's become our children
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: None)
-    vllm = subprocess.Popen(  # noqa: S603
-        sys.argv[1:],
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        process_group=0,
-        preexec_fn=lambda: prctl(1, int(signal.SIGKILL), 0, 0, 0),  # PR_SET_PDEATHSIG, should the guard be killed
-    )
-
-    def say(number: int) -> None:
-        with contextlib.suppress(OSError):  # the agent may be gone
-            os.write(1, b"%d\n" % number)
-
-    say(vllm.pid)
-
-    def exit_code() -> int | None:
-        found = os.waitid(os.P_PID, vllm.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its number stays its own
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-    deadline: float | None = None
-    while (code := exit_code()) is None:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            break
-        ready = select.select([woken] if deadline else [0, woken], [], [], left)[0]
-        signals = os.read(woken, 64) if woken in ready else b""
-        if deadline is None and (0 in ready or any(number != signal.SIGCHLD for number in signals)):
-            os.kill(vllm.pid, signal.SIGTERM)
-            deadline = time.monotonic() + term_s
-    say(-signal.SIGKILL if code is None else code)
-    os.killpg(vllm.pid, signal.SIGKILL)
-    try:
-        while True:
-            os.wait()
-            with open(f"/proc/self/task/{os.getpid()}/children") as children:  # also what left the group
-                for child in children.read().split():
-                    os.kill(int(child), signal.SIGKILL)
-    except ChildProcessError:
-        pass  # nothing is left

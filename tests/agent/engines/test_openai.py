@@ -14,7 +14,7 @@ from aiohttp import web
 from inference.agent.engines.chunks import ChunkReader, upstream_error
 from inference.agent.engines.openai import OpenAIEngine
 from stream_fabric.errors import EngineFailed, EngineLost
-from stream_fabric.frames import ErrorInfo, Open, Usage
+from stream_fabric.frames import ErrorInfo, Note, Open, Usage
 from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.ports import EngineRequest
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
@@ -59,12 +59,12 @@ async def ask(handler: Handler, request: EngineRequest | None = None) -> Recorde
         return await sink.wait()
 
 
-def read(*chunks: bytes, choices: int = 1) -> Recorder:
+def read(*chunks: bytes, choices: int = 1, counts: bool = False) -> Recorder:
     """Chunks given straight to the reader; the sink checks the frames' law."""
 
     async def main() -> Recorder:
         sink = Recorder()
-        reader = ChunkReader(stream_id(1), sink, choices)
+        reader = ChunkReader(stream_id(1), sink, choices, counts=counts)
         for chunk in chunks:
             reader.receive(chunk.removeprefix(b"data: ").rstrip())
         error = reader.end()
@@ -88,6 +88,22 @@ async def test_the_body_goes_up_as_it_came_with_streaming_and_usage_asked_for() 
     sent = msgspec.json.decode(request.body)
     assert body == {**sent, "stream": True, "stream_options": {"include_usage": True}}
     assert headers["Authorization"] == "Bearer secret"
+
+
+async def test_only_vllm_is_asked_to_count_as_it_goes() -> None:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="vllm:num_requests_running 0.0\n")
+
+    seen: list[Any] = []
+    answer = play(delta(content="x"), delta(finish="stop"), DONE, seen=seen)
+    for gets in ({"/metrics": metrics}, None):
+        async with engine_on(answer, gets=gets) as engine:
+            sink = Recorder()
+            engine.submit(chat(1), sink)
+            await sink.wait()
+            assert (sink.status, sink.tokens()) == ("completed", 1), "one that leaves the counts out is taken as it is"
+    options = [body["stream_options"] for _, body in seen]
+    assert options == [{"include_usage": True, "continuous_usage_stats": True}, {"include_usage": True}]
 
 
 # --- frames --------------------------------------------------------------------------------------------------
@@ -276,6 +292,61 @@ def test_logprobs_of_tokens_without_a_text_are_not_lost(
     items = [item for delta in sink.deltas() if delta.logprobs for item in msgspec.json.decode(delta.logprobs)]
     assert items == [spelled(token) for token in tokens]
     assert sink.tokens() == len(tokens)
+
+
+def counted(made: int | None, index: int = 0, finish: str | None = None, **fields: Any) -> bytes:
+    """A chunk with what its choice has made so far."""
+    usage = {"prompt_tokens": 7, "completion_tokens": made}
+    return event(choices=[{"index": index, "delta": fields, "finish_reason": finish}], usage=usage)
+
+
+TOTAL = event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 9})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [
+        pytest.param([counted(1, content="a"), counted(4, content="bcd")], [("a", 1), ("bcd", 3)], id="several in one"),
+        pytest.param(
+            [counted(2, content=""), counted(3, content="ü"), counted(5, content="")], [("ü", 3)], id="half characters"
+        ),
+        pytest.param(
+            [counted(1, reasoning="hm"), counted(4, reasoning="so", content="yes"), counted(5, content="!")],
+            [("hm", 1), ("so", 3), ("yes", 0), ("!", 1)],
+            id="the end of thoughts",
+        ),
+        pytest.param(
+            [
+                counted(3, tool_calls=[{**ONE, "function": {"name": "f", "arguments": ""}}]),
+                counted(5, tool_calls=[{"index": 0, "function": {"arguments": "{}"}}]),
+            ],
+            [("{}", 5)],
+            id="a tool call",
+        ),
+        pytest.param([counted(None, content="a"), counted(None, content="bcd")], [("a", 1), ("bcd", 1)], id="not told"),
+    ],
+)
+def test_a_server_that_counts_is_believed(chunks: list[bytes], told: list[tuple[str, int]]) -> None:
+    sink = read(counted(0, role="assistant", content=""), *chunks, counted(9, finish="stop"), TOTAL, DONE, counts=True)
+    assert [(delta.text, delta.tokens) for delta in sink.deltas()] == told
+    assert sink.frames[0] == Note("prompt", prompt_tokens=7)
+    assert (sink.prompt, sink.end_usage) == ((7, 0), Usage(7, output=9))
+
+
+def test_each_choice_counts_its_own() -> None:
+    sink = read(
+        *(counted(made, index, content="x") for index, made in ((0, 1), (1, 5), (0, 4), (1, 6))),
+        *(counted(9, index, "stop") for index in (0, 1)),
+        choices=2,
+        counts=True,
+    )
+    assert [delta.tokens for delta in sink.deltas()] == [1, 5, 3, 1]
+
+
+def test_what_was_cached_is_told_at_the_end() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}
+    sink = read(counted(1, content="a"), counted(1, finish="stop"), event(choices=[], usage=usage), DONE, counts=True)
+    assert (sink.prompt, sink.end_usage) == ((7, 4), Usage(7, 4, output=1))
 
 
 def test_logprobs_around_a_tool_call_open_no_text() -> None:

@@ -28,9 +28,10 @@ from inference.agent.engines.prometheus import Rising, VllmMetrics, read_metrics
 from inference.agent.engines.vllm import RestartPolicy, VllmEngine, VllmOptions, flags_of
 from stream_fabric.errors import EngineFailed
 from tests.agent.engines.recorder import Recorder, completion, stream_id
-from tests.gateway.processes import alive
+from tests.gateway.processes import alive, need_redis, run_cli
 from tests.support.waiting import eventually
 from tests.vllm import fake
+from tests.vllm.real import children, starting_up, up
 
 QUICK = RestartPolicy(backoff_s_min=0.01, backoff_s_max=0.05, starts_max=3, term_s=0.5)
 
@@ -125,6 +126,10 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
+
+
+async def begun(tmp_path: Path) -> None:
+    await eventually(lambda: fake.calls(tmp_path), "vLLM to be started", 40)
 
 
 async def streaming(engine: VllmEngine, number: int = 1) -> Recorder:
@@ -332,12 +337,116 @@ async def test_sigterm_while_it_starts_ends_both(tmp_path: Path) -> None:
     python = fake.command(tmp_path, "hang")
     command = [sys.executable, "-m", "stream_gw.cli", "agent", "--engine", "vllm", "--model", "m"]
     with subprocess.Popen([*command, "--vllm-python", python], stderr=subprocess.PIPE, text=True) as agent:
-        await eventually(lambda: fake.calls(tmp_path))
+        await begun(tmp_path)
         agent.terminate()
-        _, said = await asyncio.to_thread(agent.communicate, timeout=20)
+        _, said = await asyncio.to_thread(agent.communicate, timeout=60)
     assert agent.returncode == 0
     assert "Traceback" not in said
     assert gone(fake.pids(tmp_path))
+
+
+# --- stream-gw up ----------------------------------------------------------------------------------------------
+
+
+async def test_up_starts_one_and_gives_it_what_follows_the_dashes(tmp_path: Path) -> None:
+    need_redis()
+    with up("m", fake.command(tmp_path), "--rope-scaling", '{"a": 1}') as running:
+        (call,) = fake.calls(tmp_path)
+        assert call["argv"][:2] == ["-m", "vllm.entrypoints.cli.main"]
+        assert call["argv"][2:4] == ["serve", "m"]
+        assert call["argv"][-2:] == ["--rope-scaling", '{"a": 1}']
+        assert len(running.agents) == 1
+
+        async def served() -> list[str]:  # a gateway looks once a second
+            return [model["id"] for model in (await running.gate.ask("GET", "/v1/models")).json["data"]]
+
+        assert await eventually(served) == ["fake"]
+        running.process.terminate()
+        assert await asyncio.to_thread(running.process.wait) == 0
+        assert gone(fake.pids(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_up_that_is_told_to_end_while_a_model_loads_ends_everything(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    need_redis()
+    with starting_up("m", fake.command(tmp_path, "hang")) as process:
+        await begun(tmp_path)
+        started = children(process.pid)
+        assert len(started) >= 4, "a Redis, an agent, its guard, its vLLM"
+        process.send_signal(number)
+        _, said = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0
+    assert said.startswith("stream-gw up: vLLM loads m, which may take minutes\n")
+    assert "Traceback" not in said
+    assert gone([*started, *fake.pids(tmp_path)])
+
+
+async def test_an_up_killed_while_a_model_loads_leaves_nothing(tmp_path: Path) -> None:
+    need_redis()
+    with starting_up("m", fake.command(tmp_path, "hang")) as process:
+        await begun(tmp_path)
+        started = children(process.pid)
+        process.kill()
+    await eventually(lambda: gone([*started, *fake.pids(tmp_path)]), "the end of all", 20)
+
+
+async def test_a_killed_up_leaves_nothing(tmp_path: Path) -> None:
+    need_redis()
+    with up("m", fake.command(tmp_path)) as running:
+        started = running.children
+        assert set(fake.pids(tmp_path)) < set(started)
+        assert all(map(alive, started))
+        running.process.kill()
+        await eventually(lambda: gone(started), "the end of all", 20)
+
+
+async def test_ctrl_c_does_not_wait_for_what_nobody_reads(tmp_path: Path) -> None:
+    """And nothing is left when ``up`` has returned."""
+    need_redis()
+    with up("m", fake.command(tmp_path)) as running:
+        body = {"model": "fake", "prompt": "x", "max_tokens": 100_000, "stream": True, "background": True}
+        async with running.gate.open("POST", "/v1/completions", body) as exchange:
+            assert b'"text":"0 "' in await exchange.piece() + await exchange.piece()
+        started = running.children
+        began = time.monotonic()
+        running.process.signal(signal.SIGINT)
+        assert await asyncio.to_thread(running.process.wait) == 0
+        assert time.monotonic() - began < 25, "its drain is 30 s"
+        assert gone(started)
+
+
+async def test_up_whose_vllm_dies_at_its_start_says_its_last_words(tmp_path: Path) -> None:
+    need_redis()
+    with starting_up("m", fake.command(tmp_path, "die")) as process:
+        _, said = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 1
+    assert "the model's mouth is too small" in said
+    assert said.endswith("stream-gw up: agent ended at its start (exit code 1); its message is above\n")
+    assert "Traceback" not in said
+    assert gone(fake.pids(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--engine", "vllm"], "--model (STREAM_GW_MODEL): engine vllm needs the model's name or folder"),
+        (["--engine", "vllm", "--model", "m"], "name the Python whose environment holds it with --vllm-python"),
+        (["--engine", "vllm", "--model", "m", "--vllm-python", "/nowhere/python"], "'/nowhere/python' cannot be run"),
+        (["--engine", "vllm", "--model", "m", "--", "--port", "1"], "--port cannot be given to vLLM"),
+        (["--", "--max-model-len", "4096"], "means nothing to --engine sim"),
+    ],
+)
+def test_what_up_cannot_do_with_vllm_is_told_before_anything_starts(
+    tmp_path: Path, given: list[str], told: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    ended = run_cli("up", *given, PATH=str(tmp_path / "bin"))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("stream-gw up: ")
+    assert told in line
 
 
 # --- metrics -----------------------------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ SSE = {"content-type": "text/event-stream"}
 class _Spelling:
     """A sink that queues a request's output as chat or completion chunks."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, counts: bool = False) -> None:
         self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._chat = kind == "chat"
+        self._counts = counts
+        self._made: dict[int, int] = {}
         self._open: dict[int, Open] = {}
         self._tools: dict[int, int] = {}
         self._prompt = (0, 0)
@@ -47,6 +49,7 @@ class _Spelling:
             case Delta(block=block, text=text, logprobs=logprobs):
                 opened = self._open[block]
                 self._output += frame.tokens
+                self._made[opened.choice] = self._made.get(opened.choice, 0) + frame.tokens
                 if opened.kind == "tool":
                     call = {"index": self._tools[block], "function": {"arguments": text}}
                     self._delta(opened.choice, tool_calls=[call])
@@ -77,6 +80,9 @@ class _Spelling:
         self.chunks.put_nowait(None)
 
     def _put(self, chunk: dict[str, Any]) -> None:
+        if self._counts and chunk.get("choices"):
+            made = self._made.get(chunk["choices"][0]["index"], 0)
+            chunk = {**chunk, "usage": {"prompt_tokens": self._prompt[0], "completion_tokens": made}}
         self.chunks.put_nowait(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
 
@@ -86,8 +92,9 @@ def sim_handlers(engine: SimEngine) -> dict[str, Handler]:
     def handler(kind: Any) -> Handler:
         async def serve(request: web.Request) -> web.StreamResponse:
             body = await request.read()
-            assert msgspec.json.decode(body)["stream_options"]["include_usage"] is True
-            spelling = _Spelling(kind)
+            options = msgspec.json.decode(body)["stream_options"]
+            assert options["include_usage"] is True
+            spelling = _Spelling(kind, options.get("continuous_usage_stats", False))
             stream = StreamId(request.headers["x-request-id"])
             engine.submit(EngineRequest(stream, kind, "sim-small", msgspec.Raw(body)), spelling)
             response = web.StreamResponse(headers=SSE)
@@ -102,6 +109,18 @@ def sim_handlers(engine: SimEngine) -> dict[str, Handler]:
         return serve
 
     return {"/v1/chat/completions": handler("chat"), "/v1/completions": handler("completions")}
+
+
+def sim_metrics(engine: SimEngine) -> Handler:
+    """A running simulator's load under vLLM's names."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        load = engine.load()
+        return web.Response(
+            text=f"vllm:num_requests_running {load.running}.0\nvllm:num_requests_waiting {load.waiting}.0\n"
+        )
+
+    return metrics
 
 
 def play(*parts: bytes, status: int = 200, cut: bool = False, seen: list[Any] | None = None) -> Handler:

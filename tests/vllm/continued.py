@@ -1,0 +1,179 @@
+"""Streams that lose their producer: what they are asked, and what the whole of them must be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stream_fabric.frames import Delta, TerminalStatus
+from tests.chaos.fleet import LogReader
+from tests.gateway.wire import DONE, HEARTBEAT, Exchange
+from tests.vllm.real import MODEL, Direct, chat, endless, folded, tokens_of
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USAGE = {"include_usage": True}
+ASKED = 1200
+"""Tokens: some seconds' worth."""
+WORDS = ("self", "return", "import", "None", "not", "name", "value", "with", "from", "that", "else", "raise", "class")
+
+
+@dataclass(frozen=True)
+class Question:
+    path: str
+    body: dict[str, Any]
+    cut_alike: bool
+    """Whether its answer's text is always cut into the tokens that it was made of."""
+
+    def streamed(self) -> dict[str, Any]:
+        return {**self.body, "stream": True, "stream_options": USAGE}
+
+
+async def questions(direct: Direct, model: str = MODEL) -> dict[str, Question]:
+    """Such as can be continued.
+
+    vLLM goes on from a text, which it cuts into tokens anew. ``words`` and ``completion`` say words of one token each,
+    which are cut the same again. ``free`` is noise, which is not.
+    """
+    pushed = {"ignore_eos": True, "logit_bias": await one_token_words(direct), "seed": 1, "model": model}
+    completion = {"prompt": "Some words:", "temperature": 0, "max_tokens": ASKED, **pushed}
+    return {
+        "words": Question(CHAT, chat("Say words", max_tokens=ASKED, **pushed), True),
+        "completion": Question(COMPLETIONS, completion, True),
+        "free": Question(CHAT, {**endless(tokens=ASKED), "seed": 1, "model": model}, False),
+    }
+
+
+async def one_token_words(direct: Direct) -> dict[str, int]:
+    """A push towards words that are one token each, however they follow each other."""
+    cut = [await tokens(direct, f" {word}") for word in WORDS]
+    found = {str(only[0]): 100 for only in cut if len(only) == 1}
+    assert len(found) > 5, cut
+    return found
+
+
+async def tokens(direct: Direct, text: str) -> list[int]:
+    body = {"model": MODEL, "prompt": text, "add_special_tokens": False}
+    status, answer = await direct.post("/tokenize", body)
+    assert status == 200, answer
+    found: list[int] = json.loads(answer)["tokens"]
+    return found
+
+
+@dataclass
+class Told:
+    """What a client got."""
+
+    stream: str
+    body: bytes
+    at: float = 0.0
+    """When it was whole, on the monotonic clock."""
+    gap: float = 0.0
+    """The longest silence after its beginning."""
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        return chunks_of(self.body)
+
+    def text(self, epoch: int | None = None) -> str:
+        answers, _ = folded([chunk for chunk in chunks_of(self.body, epoch) if "choices" in chunk])  # not an error
+        return answers[0].text if answers else ""
+
+    @property
+    def epochs(self) -> list[int]:
+        return sorted({epoch for epoch, _ in events_of(self.body) if epoch})
+
+
+async def begun(exchange: Exchange) -> Told:
+    """A stream of which some has come."""
+    assert exchange.status == 200, exchange.status
+    return Told(exchange.headers["x-stream-id"], await until(exchange, b"\ndata: {", 40))
+
+
+async def ended(told: Told, exchange: Exchange) -> None:
+    told.at = time.monotonic()
+    while piece := await exchange.piece(100):
+        now = time.monotonic()
+        if piece != HEARTBEAT:
+            told.gap, told.at = max(told.gap, now - told.at), now
+        told.body += piece
+
+
+async def all_ended(told: Mapping[str, Told], exchanges: Mapping[str, Exchange]) -> None:
+    await asyncio.gather(*(ended(told[name], exchanges[name]) for name in told))
+
+
+async def must_be_continued(question: Question, told: Told, direct: Direct, log: LogReader) -> None:
+    """``direct``: a vLLM of the same model.
+
+    The stream is told whole, and its usage is exact. Where the text is cut alike, it is the undisturbed vLLM's to the
+    last token. Otherwise all that was said before the death is, and what follows is to the last token what vLLM says
+    when it is asked to go on from there.
+    """
+    await must_be_whole(question, told, direct, log)
+    assert told.epochs == [1, 2], "a second producer"
+    first, second = told.text(1), told.text(2)
+    assert first and second
+    if question.cut_alike:
+        return
+    frames, _ = await log.whole(told.stream)
+    made = sum(frame.tokens for epoch, frame in frames if epoch == 1 and isinstance(frame, Delta))
+    alone, _ = folded(await direct.chunks(question.path, question.body | {"max_tokens": made}))
+    assert alone[0].text == first
+    messages = [*question.body["messages"], {"role": "assistant", "content": first}]
+    on = {"continue_final_message": True, "add_generation_prompt": False, "messages": messages}
+    rest, _ = folded(await direct.chunks(question.path, question.body | on | {"max_tokens": ASKED - made}))
+    assert rest[0].text == second
+
+
+async def must_be_whole(question: Question, told: Told, direct: Direct, log: LogReader) -> None:
+    """As it came, and as it was settled."""
+    expected, usage = folded(await direct.chunks(question.path, question.body))
+    got, told_usage = folded(told.chunks)
+    assert got[0].finish == "length"
+    assert tokens_of(told_usage)[0] == tokens_of(usage)[0]
+    assert tokens_of(told_usage)[2] == tokens_of(usage)[2] == ASKED
+    if question.cut_alike or told.epochs == [1]:
+        assert got == expected
+    _, end = await log.whole(told.stream)
+    assert (end.status, end.usage and (end.usage.prompt, end.usage.output)) == (
+        "completed",
+        (tokens_of(usage)[0], ASKED),
+    )
+
+
+async def must_be_told(told: Told, code: str, log: LogReader, status: TerminalStatus = "failed") -> None:
+    """It ended with an error that may be tried again, and once."""
+    errors = [chunk["error"] for chunk in told.chunks if "error" in chunk]
+    assert [(error["code"], error["retriable"]) for error in errors] == [(code, True)]
+    assert (await log.terminal(told.stream)).status == status
+
+
+async def until(exchange: Exchange, what: bytes, times: int) -> bytes:
+    """Read on until it has come so often."""
+    seen = b""
+    while seen.count(what) < times:
+        piece = await exchange.piece()
+        assert piece, f"the body ended: {seen!r}"
+        seen += piece
+    return seen
+
+
+def events_of(body: bytes) -> Sequence[tuple[int, str]]:
+    """Each event's data with its producer's epoch, whatever comments the body has; 0: it has no id."""
+    found = []
+    for event in body.decode().split("\n\n"):
+        lines = [line.partition(": ") for line in event.splitlines()]
+        fields = {name: value for name, _, value in lines if name}
+        if "data" in fields:
+            found.append((int(fields.get("id", "0-0").split("-")[0]), fields["data"]))
+    return found
+
+
+def chunks_of(body: bytes, epoch: int | None = None) -> list[dict[str, Any]]:
+    """The chunks of a body; those of one producer's epoch, if asked."""
+    return [json.loads(data) for said_in, data in events_of(body) if data != DONE and epoch in (None, said_in)]
