@@ -387,7 +387,7 @@ async def test_kafka_away_under_load_or_at_the_start_costs_no_emit_and_no_event(
     async with AsyncExitStack() as stack:
         sink = await stack.enter_async_context(Sink(transport, Spool(tmp_path, 64 * MB), policy))
         gc.collect()
-        names, up = await load(sink, "up", 2.0)
+        names, up = await load(sink, "up", 1.5)
         expected += names
         await eventually(lambda: sink.sent.total() == len(expected))
         kafka_server.kill()
@@ -395,7 +395,7 @@ async def test_kafka_away_under_load_or_at_the_start_costs_no_emit_and_no_event(
         await stack.enter_async_context(late)
         for n in range(50):
             late.emit(attempt(f"late{n}"))
-        names, down = await load(sink, "down", 4.0)
+        names, down = await load(sink, "down", 3.0)
         expected += names
         assert sink.away and sink.spool_bytes and late.away and late.spool_bytes
         starting = asyncio.create_task(asyncio.to_thread(kafka_server.start))
