@@ -96,6 +96,7 @@ bench: setup redis
 	@$(BIN)/python -m bench.memory
 	@$(BIN)/python -m bench.trace
 	@$(BIN)/python -m bench.timeline
+	@$(BIN)/python -m bench.telemetry
 
 bench-routing: setup
 	@$(BIN)/python -m bench.routing $(ARGS)

@@ -13,8 +13,8 @@ counted apart and logged as an error, each time that any were lost within ten se
 **At least once.** An event is sent until it has been acknowledged, and nothing leaves the spool before. Within a
 process nothing arrives twice: a transport whose attempt may have arrived repeats just that attempt (Kafka's idempotent
 producer by its sequence numbers, Redis by the batch's number) for as long as it takes; a copy of the batch lies in the
-spool meanwhile, for the case that the process dies. Only a death can then double events: those of the one batch that
-was sent and not yet known to be acknowledged, from memory or from the spool; another process sends the copy again.
+spool meanwhile, for the case that the process ends. Only such an end can then double events: those of the one batch
+that was sent and not yet known to be acknowledged; another process sends the copy again. (And a Kafka that lost data.)
 ``Event.id`` is the same in both: a reader of raw rows counts ``uniqExact(id)``, a consumer may drop an id it has seen.
 Beside that, a process that is killed loses what it had in memory: while the transport is well, about what came in the
 last tenth of a second.
@@ -99,14 +99,18 @@ class Sink:
         self._disk = ThreadPoolExecutor(1, "events-spool")
         self._queue: deque[Record] = deque()
         self._bytes = 0
-        """Of the queue, and of the live batch that is on its way."""
+        """Of the queue, and of what has left it but is neither delivered nor on the disk."""
         self._rest_bytes_max = policy.memory_bytes_max * 3 // 4
+        self._crowded_bytes = policy.memory_bytes_max // 4
+        """Above it the queue goes to the spool."""
         self._wake = asyncio.Event()
+        self._turn = asyncio.Event()
+        """What is waited for while a batch is on its way: its end, a crowded queue, or that we are to give up."""
         self._closing = False
         self._closed = False
         self._gave_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._away = False
+        self._away, self._away_why, self._away_said_at = False, "", 0.0
         self._retry_s = _RETRY_S_MIN
         self._spill_at = self._disk_at = 0.0
         self._spool_due = 0.0
@@ -158,6 +162,8 @@ class Sink:
             self._bytes += size
             if not self._wake.is_set():
                 self._wake.set()
+            if self._bytes > self._crowded_bytes and not self._turn.is_set():
+                self._turn.set()
 
     @property
     def depth(self) -> int:
@@ -211,6 +217,7 @@ class Sink:
         self._wake.set()
         await asyncio.wait({self._task}, timeout=self._policy.close_s_max)
         self._gave_up.set()
+        self._turn.set()
         await asyncio.wait({self._task}, timeout=_DISK_S_MAX)
         if not self._task.done():
             log.error("the disk of the events' spool does not answer; %d events in memory are lost", len(self._queue))
@@ -238,7 +245,7 @@ class Sink:
 
     async def _run(self) -> None:
         while not self._gave_up.is_set():
-            if self._bytes > self._policy.memory_bytes_max // 2:  # they come faster than they leave
+            if self._bytes > self._crowded_bytes:  # they come faster than they leave
                 await self._spill_if_due()
             segment: Segment | None = None
             batch: Sequence[Record]
@@ -315,8 +322,12 @@ class Sink:
         held = [segment] if segment is not None else []
         uncovered = [] if segment is not None else batch
         stuck_at = self._loop.time() + self._policy.stuck_s
+        sending.add_done_callback(lambda _: self._turn.set())
         while not sending.done() and not self._gave_up.is_set():
-            await asyncio.wait({sending}, timeout=_LOOK_S)
+            self._turn.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._turn.wait()
             if sending.done():
                 break
             if self._loop.time() >= stuck_at:
@@ -333,15 +344,19 @@ class Sink:
         for record in refused:
             self._drop(record.kind, "too_large", kept=record.kept)
         if segment is None:
-            self._bytes -= sum(record.size for record in batch)
+            self._bytes -= _size(batch) - _size(unsent)
         if not unsent:
             await self._done(held)
             self._back()
             return
         if held and len(unsent) == len(batch):
             await self._release(held)
+            if segment is None:
+                self._bytes -= _size(batch) - _size(uncovered)
             await self._keep(uncovered)
         else:
+            if segment is not None:
+                self._bytes += _size(unsent)
             await self._keep(unsent)
             await self._done(held)
         if why:
@@ -359,8 +374,9 @@ class Sink:
             await self._spill_if_due()
 
     def _gone(self, why: str) -> None:
-        if not self._away:
-            self._away = True
+        now = self._loop.time()
+        if not self._away or (why != self._away_why and now - self._away_said_at >= _SAY_S):
+            self._away, self._away_why, self._away_said_at = True, why, now
             where = "the spool" if self._spool is not None else "memory, as there is no spool"
             log.warning("events are not delivered by %s: %s; they stay in %s", self._transport.name, why, where)
 
@@ -388,7 +404,7 @@ class Sink:
         if self._away and now >= self._spill_at:
             self._spill_at = now + _SPILL_S
             await self._spill()
-        elif self._bytes > self._policy.memory_bytes_max // 4 and now >= self._disk_at:
+        elif self._bytes > self._crowded_bytes and now >= self._disk_at:
             await self._spill()
 
     async def _spill(self) -> None:
@@ -396,11 +412,10 @@ class Sink:
         if self._spool is not None and self._queue:
             records = list(self._queue)
             self._queue.clear()
-            self._bytes -= sum(record.size for record in records)
             await self._keep(records)
 
     async def _keep(self, records: Sequence[Record]) -> None:
-        """Into the spool what can be; else back into memory, before what has come since."""
+        """Into the spool; what the disk does not take, back to the queue's head."""
         if not records:
             return
         back: Sequence[Record] = records
@@ -411,16 +426,10 @@ class Sink:
             self._evicted(told)
             for record in told.refused:
                 self._drop(record.kind, "spool_full", kept=record.kept)
-            if told.failed:
-                log.error("the events' spool takes nothing, they stay in memory: %s", told.error)
-                self._disk_at = self._spill_at = self._loop.time() + _RETRY_S_MAX
+            self._disk_failed(told)
             back = told.failed
-        for record in reversed(back):
-            if self._bytes + record.size > (self._policy.memory_bytes_max if record.kept else self._rest_bytes_max):
-                self._drop(record.kind, "memory_full", kept=record.kept)
-            else:
-                self._queue.appendleft(record)
-                self._bytes += record.size
+        self._queue.extendleft(reversed(back))
+        self._bytes -= _size(records) - _size(back)
 
     async def _hold(self, batch: Sequence[Record]) -> tuple[list[Segment], Sequence[Record]]:
         """A copy of a batch that is on its way; and what the spool has no copy of."""
@@ -428,7 +437,13 @@ class Sink:
         assert spool is not None
         held, told = await self._on_disk(lambda: spool.hold(batch))
         self._evicted(told)
+        self._disk_failed(told)
         return held, [*told.refused, *told.failed]
+
+    def _disk_failed(self, told: Spooled) -> None:
+        if told.failed:
+            log.error("the events' spool takes nothing, they stay in memory: %s", told.error)
+            self._disk_at = self._spill_at = self._loop.time() + _RETRY_S_MAX
 
     def _evicted(self, told: Spooled) -> None:
         for kind, count in told.evicted.items():
@@ -443,6 +458,10 @@ class Sink:
         spool = self._spool
         assert spool is not None
         await self._on_disk(lambda: spool.release(held))
+
+
+def _size(records: Sequence[Record]) -> int:
+    return sum(record.size for record in records)
 
 
 def _outcome(sending: asyncio.Task[None], batch: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record], str]:

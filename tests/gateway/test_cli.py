@@ -69,6 +69,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "No such file"]),
         (["--keys-file", "/dev/null"], {}, ["--keys-file", "STREAM_GW_KEYS_FILE", "/dev/null", "tenant"]),
         (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["keys_file", "dev_key"]),
+        (["--events", "kafka"], {}, ["STREAM_GW_KAFKA_SERVERS", "host:port"]),
+        (["--events", "pigeon"], {}, ["--events", "STREAM_GW_EVENTS", "'redis'", "'kafka'", "'off'", "pigeon"]),
         (["--dev-key", "sk-dev", "--token-secret", "short", "--redis-url", NOWHERE], {}, ["secret", "16"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -127,6 +129,12 @@ def test_a_password_in_a_wrong_redis_url_is_not_shown(here: Here, url: str) -> N
     assert code == 1
     assert "--redis-url" in err
     assert ":hunter2@" not in err
+
+
+def test_a_password_for_kafka_is_not_shown_with_what_is_wrong_beside_it(here: Here) -> None:
+    code, _, err = here(["gateway", "--events", "kafka", "--kafka-user", "me"], {"STREAM_GW_KAFKA_PASSWORD": "hunter2"})
+    assert code == 1
+    assert "STREAM_GW_KAFKA_SERVERS" in err and "hunter2" not in err
 
 
 def test_a_redis_that_does_not_answer_is_named() -> None:

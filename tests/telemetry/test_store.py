@@ -220,7 +220,7 @@ async def test_a_migration_that_died_half_way_is_taken_over(
 
 async def test_a_dead_migrators_lock_ends(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(clickhouse_url)
-    monkeypatch.setattr(store_module, "migrations", lambda: [])
+    monkeypatch.setattr(store_module, "migrations", list)
     await store.open()
     await store.command(
         "CREATE TABLE migration_lock (round Int64, holder String, done Bool, until DateTime64(3, 'UTC')) "
