@@ -8,7 +8,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -219,17 +219,18 @@ def _headers(record: Record) -> list[tuple[str, bytes]]:
 # --- its log -------------------------------------------------------------------------------------------------
 
 
-class _Limited(logging.Handler):
+class Limited(logging.Handler):
     """Passes on one record of each kind in a while; says how many it has kept to itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
+        self._now = now
         self._kinds: dict[tuple[str, int], tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = (record.pathname, record.lineno)
         at, kept = self._kinds.get(kind, (float("-inf"), 0))
-        now = time.monotonic()
+        now = self._now()
         if now - at < _SAY_S:
             self._kinds[kind] = (at, kept + 1)
             return
@@ -241,7 +242,7 @@ class _Limited(logging.Handler):
 def limit_logs() -> None:
     """aiokafka tells of an outage a thousand times a second."""
     logger = logging.getLogger("aiokafka")
-    if not any(isinstance(handler, _Limited) for handler in logger.handlers):
-        logger.addHandler(_Limited())
+    if not any(isinstance(handler, Limited) for handler in logger.handlers):
+        logger.addHandler(Limited())
         logger.propagate = False
         logger.setLevel(logging.WARNING)
