@@ -17,6 +17,7 @@ from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.lease import LeasePolicy
 from stream_fabric.ids import StreamId
+from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import Partitions, RedisClient
 from tests.chaos.conftest import Tell, Undisturbed
 from tests.chaos.fleet import PARTITIONS, Fleet, fleet, log_of
@@ -104,7 +105,7 @@ async def agent_here(url: str, sim: str) -> AsyncIterator[Aborts]:
     client = RedisClient(url)
     await client.start()
     policy = AgentPolicy(LeasePolicy(MODEL, "sim", models, True, 3.0, 4.0), 1.0, 1.0)
-    agent = Agent(policy, new_replica_id("here"), engine, client, Partitions(PARTITIONS))
+    agent = Agent(policy, new_replica_id("here"), engine, client, Partitions(PARTITIONS), NoEvents())
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)

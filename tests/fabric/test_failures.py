@@ -23,7 +23,7 @@ from stream_fabric.frames import End, decode, is_end, is_text, text_parts
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.log import CreateCode, unpack_parts
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, NoEvents
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
 from stream_fabric.redis.client import Address, Partitions, RedisClient, RedisUrl
 from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
@@ -183,7 +183,7 @@ async def running(url: str, engine: Teller, *, agent_url: str = "") -> AsyncIter
     await agents.start()
     follower = Follower(ours)
     policy = AgentPolicy(LeasePolicy(POOL, "teller", ("m",), True, 3.0, 1.0), 0.3, 1.0)
-    agent = Agent(policy, new_replica_id("r"), engine, agents, Partitions(PARTITIONS))
+    agent = Agent(policy, new_replica_id("r"), engine, agents, Partitions(PARTITIONS), NoEvents())
     tasks = [asyncio.create_task(work) for work in (follower.subscriber.run(), follower.pages(), agent.run())]
     try:
         await follower.subscriber.wait_ready()

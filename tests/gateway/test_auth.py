@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
+from stream_fabric.events import Prices
 from stream_fabric.ids import TenantId
 from stream_gw.auth import (
     ALL_SCOPES,
@@ -84,6 +85,31 @@ def test_a_wrong_keys_file_names_file_and_field(tmp_path: Path, text: str, names
     with pytest.raises(ValueError, match=r"keys\.toml") as caught:
         load(tmp_path, text)
     assert all(name in str(caught.value) for name in names), str(caught.value)
+
+
+def test_prices_a_tenants_own_come_first(tmp_path: Path) -> None:
+    store = load(
+        tmp_path,
+        """
+        [price."llama"]
+        prompt = 150000
+        cached = 75000
+        output = 600000
+        [price."*"]
+        prompt = 10
+        [[tenant]]
+        id = "acme"
+        [tenant.price."*"]
+        output = 500000
+        """,
+    )
+    acme, other = TenantId("acme"), TenantId("other")
+    assert store.prices(acme, "llama") == Prices(0, 0, 500_000)
+    assert store.prices(other, "llama") == Prices(150_000, 75_000, 600_000)
+    assert store.prices(other, "else") == Prices(10, 10, 0), "what is cached costs what the others do"
+    assert TomlKeyStore.single("acme", KEY).prices(acme, "llama") is None
+    with pytest.raises(ValueError, match=r"keys\.toml.*prompt"):
+        load(tmp_path, '[price."m"]\nprompt = -1\n[[tenant]]\nid = "a"\n')
 
 
 def test_one_key_of_two_tenants_is_refused(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ async def test_up_that_is_told_to_end_while_a_model_loads_ends_everything(
         assert len(started) >= 4, "a Redis, an agent, its guard, its vLLM"
         process.send_signal(number)
         _, said = await asyncio.to_thread(process.communicate, timeout=60)
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert said.startswith("stream-gw up: vLLM loads m, which may take minutes\n")
     assert "Traceback" not in said
     assert gone([*started, *fake.pids(tmp_path)])
