@@ -23,7 +23,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A ``POST /query``."""
 
     query: str
-    parameters: dict[str, str | int | float | list[str] | list[int]] = {}
+    parameters: dict[str, str | int | float | list[str | int]] = {}
     rows_max: int = 1000
 
 

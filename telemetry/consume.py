@@ -31,6 +31,8 @@ T = TypeVar("T")
 _READ_S = 0.2
 _RETRY_S_MIN = 0.1
 _RETRY_S_MAX = 5.0
+_SAY_S = 30.0
+"""What goes on failing is said so often."""
 
 
 @dataclass
@@ -246,12 +248,14 @@ class Consumer:
 
     async def _again(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Until it works, or we are cancelled."""
-        wait_s = _RETRY_S_MIN
+        wait_s, told = _RETRY_S_MIN, -_SAY_S
         while True:
             try:
                 return await call()
             except (StoreUnavailable, StoreRefused, SourceUnavailable) as error:
                 self._metrics.failed(error)
-                _log.warning("%s: %s; again in %.1f s", what, error, wait_s)
+                if time.monotonic() - told > _SAY_S:
+                    told = time.monotonic()
+                    _log.warning("%s: %s; it is tried again until it works", what, error)
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, _RETRY_S_MAX)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from telemetry.dlq import Dead, headers, parse
@@ -86,14 +86,17 @@ class KafkaDeadLetters:
         """All that were not replayed, each once, oldest first."""
         found: dict[str, Dead] = {}
         replayed = set()
-        consumer = AIOKafkaConsumer(**self._options, enable_auto_commit=False, isolation_level="read_committed")
+        # Without a group it has every partition
+        consumer = AIOKafkaConsumer(
+            self._topic, **self._options, enable_auto_commit=False, isolation_level="read_committed"
+        )
         try:
             await consumer.start()
-            parts = consumer.partitions_for_topic(self._topic) or await _partitions(consumer, self._topic)
-            tps = [TopicPartition(self._topic, part) for part in sorted(parts)]
-            consumer.assign(tps)
+            tps = list(consumer.assignment())
             ends = await consumer.end_offsets(tps)
-            await consumer.seek_to_beginning(*tps)
+            # seek_to_beginning would be lost to the client's own first seek, to the end
+            for tp, begin in (await consumer.beginning_offsets(tps)).items():
+                consumer.seek(tp, begin)
             while [tp for tp in tps if await consumer.position(tp) < ends[tp]]:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     for record in records:
@@ -109,13 +112,3 @@ class KafkaDeadLetters:
             await consumer.stop()
         waiting = [letter for letter in found.values() if letter.id not in replayed]
         return sorted(waiting, key=lambda letter: (letter.timestamp, letter.id))
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    topics = await consumer.topics()
-    if topic not in topics:
-        raise SourceUnavailable(
-            f"there is no topic {topic}; make it, or name another with STREAM_GW_TELEMETRY_DLQ_TOPIC"
-        )
-    parts: set[int] = consumer.partitions_for_topic(topic)
-    return parts

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _FETCH_BYTES_MAX = 4 << 20
 """Of one partition, in one answer: what is held beside the blocks."""
+_READ_MAX = 2000
+"""So much more than it has room for may come to a partition."""
 
 
 class KafkaSource:
@@ -84,7 +86,7 @@ class KafkaSource:
         consumer.resume(*(now & paused))
         try:
             # Also with none wanted: a member that does not ask is taken for stuck
-            found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000))
+            found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000), max_records=_READ_MAX)
         except KafkaError as error:
             raise SourceUnavailable(f"Kafka: {error!r}") from error
         return {Part(*tp): records for tp, records in found.items() if records and self._follows(consumer, tp, records)}

@@ -14,8 +14,8 @@ class Query:
 
 QUERIES: Mapping[str, Query] = {
     "ingest": Query(
-        "SELECT topic, partition, argMax(next, inserted_at) AS next, argMax(block, inserted_at) AS block, "
-        "max(ingest_state.inserted_at) AS inserted_at FROM ingest_state GROUP BY topic, partition "
+        "SELECT topic, partition, argMax(next, at) AS next, argMax(block, at) AS block, "
+        "max(at) AS inserted_at FROM (SELECT *, inserted_at AS at FROM ingest_state) GROUP BY topic, partition "
         "ORDER BY topic, partition",
         "how far each partition of the log has been inserted",
     ),

@@ -120,7 +120,7 @@ def batch(part: Part, records: Sequence[Record]) -> Batch:
                 try:
                     _table(kind, [event], [origins[index]], part)
                 except _UNFIT as error:
-                    poison.append(Poison(origins[index], f"its figures fit no column: {error}"[:500]))
+                    poison.append(Poison(origins[index], f"it fits no column: {error}"[:500]))
                 else:
                     good.append(index)
             if good:
@@ -157,12 +157,12 @@ def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part:
             continue
         names.append(column.name)
         taken = values if column.take is None else list(map(column.take, values))
-        arrays.append(_bounded(column.name, pa.array(taken, column.type)))
+        arrays.append(_array(column.name, taken, column.type))
     if kind is RequestTrace:
         phases = (event.phases for event in events if isinstance(event, RequestTrace))
         for name, values in zip(PHASES, zip(*map(astuple, phases), strict=True), strict=True):
             names.append(name)
-            arrays.append(_bounded(name, pa.array(values, pa.int64())))
+            arrays.append(_array(name, values, pa.int64()))
     names += ("_topic", "_partition", "_offset")
     arrays.append(pa.array([part.topic] * len(events), pa.string()))
     arrays.append(pa.array([part.partition] * len(events), pa.int32()))
@@ -170,8 +170,11 @@ def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part:
     return pa.Table.from_arrays(arrays, names=names)
 
 
-def _bounded(name: str, array: pa.Array) -> pa.Array:
-    kind = array.type
+def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        array = pa.array(values, kind)
+    except _UNFIT as error:
+        raise ValueError(f"{name}: {error}") from error
     whole = array.values if pa.types.is_list(kind) else array
     if pa.types.is_int64(whole.type) and len(whole):
         ends = pc.min_max(whole).as_py()

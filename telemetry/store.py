@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import secrets
 import threading
@@ -208,6 +209,10 @@ class Store:
     def _connect(self, settings: Mapping[str, Any]) -> Client:
         try:
             import clickhouse_connect
+
+            for noisy in ("clickhouse_connect", "urllib3"):
+                # What they warn of is raised too, or tried again by them
+                logging.getLogger(noisy).setLevel(logging.ERROR)
         except ImportError:
             raise StoreUnavailable(
                 "clickhouse-connect is not installed: pip install 'stream-gw[clickhouse]', "
@@ -382,5 +387,6 @@ _FOR_NOW = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 279, 319, 425, 999
 
 
 def _told(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    # The client adds the request's whole URL
+    text = " ".join(str(error).partition(" with url:")[0].split())
     return text if len(text) <= 500 else text[:500] + "…"

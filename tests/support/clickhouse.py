@@ -57,7 +57,8 @@ class ClickHouseFront:
             return bool(answer.status == 200)
 
     def fault(self, mode: str) -> None:
-        """``ok``; ``refuse``: inserts of blocks are refused; ``lose``: they are done, and their answers are lost."""
+        """``ok``; ``refuse``: inserts of blocks are refused; ``lose``: they are done, and their answers are lost. With
+        a table's name, as in ``lose fleet``: only those into that table."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/fault", mode.encode(), method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
@@ -201,14 +202,16 @@ def _serve(folder: str, port: int) -> None:
             sql, data = (sql + "\n" + data.decode()) if data else sql, None
         # The fault is in the data's way only; a block is told by its name
         named = data is not None and "insert_deduplication_token" in settings
-        if named and mode == "refuse":
+        what, _, table = mode.partition(" ")
+        named = named and (not table or f"INTO {table}" in sql.replace("`", ""))
+        if named and what == "refuse":
             return _refusal(_Refused("Code: 202. DB::Exception: Too many simultaneous queries", 202))
         try:
             database = given.get("database", "default")
             answer, format = await asyncio.to_thread(engine.run, database, sql, settings, parameters, data)
         except _Refused as refused:
             return _refusal(refused)
-        if named and mode == "lose":
+        if named and what == "lose":
             assert request.transport is not None
             request.transport.abort()
         headers = {"X-ClickHouse-Summary": "{}", "X-ClickHouse-Timezone": "UTC"}

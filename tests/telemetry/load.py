@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from zlib import crc32
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
 
 from stream_fabric.events import (
     AttemptTrace,
@@ -30,7 +30,9 @@ from stream_fabric.events import (
     event_key,
 )
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
+from telemetry.kafka_dlq import KafkaDeadLetters
 from telemetry.store import Store
+from tests.support.waiting import eventually
 
 AT_US = (int(time.time()) // 3600 - 2) * 3_600_000_000
 """Of late: what is older than ClickHouse keeps it is gone at once."""
@@ -75,8 +77,9 @@ def events(count: int, seed: int = 1, at_us: int = AT_US) -> Iterator[Event]:
                 id=f"a{seed}.{i}", at_us=at, stream=stream, tenant=TenantId(tenant), model=model, pool=model,
                 replica=ReplicaId(replica), ended="completed" if i % 10 else "lost", engine="sim", tier="standard",
                 prefill_us=draw.randrange(10**6), decode_us=draw.randrange(10**6), prompt_tokens=prompt,
-                cached_tokens=prompt // 3, output_tokens=output, generated_tokens=output + 1, reasoning_tokens=output // 4,
-                billed=i % 4 == 1, price_micro=prompt * 3 + output, itl_sketch=tuple(draw.randrange(9) for _ in range(40)),
+                cached_tokens=prompt // 3, output_tokens=output, generated_tokens=output + 1,
+                reasoning_tokens=output // 4, billed=i % 4 == 1, price_micro=prompt * 3 + output,
+                itl_sketch=tuple(draw.randrange(9) for _ in range(40)),
                 itl_max_us=draw.randrange(10**6),
             )  # fmt: skip
 
@@ -170,11 +173,7 @@ async def make_topics(servers: str, *topics: str, partitions: int = 6) -> None:
 
 async def produce(servers: str, topic: str, made: Iterable[Event], sums: Sums, *, poison_every: int = 0) -> None:
     """As gateways and agents do it: idempotent, acknowledged. With a record that is no event now and then."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=servers, acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=256 << 10,
-        retry_backoff_ms=50, request_timeout_ms=120_000,
-    )  # fmt: skip
-    await producer.start()
+    producer = await _producer(servers)
     try:
         sent = []
         for number, event in enumerate(made):
@@ -192,6 +191,24 @@ async def produce(servers: str, topic: str, made: Iterable[Event], sums: Sums, *
         await asyncio.gather(*sent)
     finally:
         await producer.stop()
+
+
+async def _producer(servers: str) -> AIOKafkaProducer:
+    """One that has begun, also where Kafka is away just now."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=servers, acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=256 << 10,
+        retry_backoff_ms=50, request_timeout_ms=120_000,
+    )  # fmt: skip
+
+    async def begun() -> bool:
+        try:
+            await producer.start()
+        except KafkaError:
+            return False
+        return True
+
+    await eventually(begun, "Kafka to answer", 60)
+    return producer
 
 
 async def committed(servers: str, group: str, topic: str) -> tuple[int, int]:
@@ -212,11 +229,11 @@ async def committed(servers: str, group: str, topic: str) -> tuple[int, int]:
 class ConsumerProcess:
     """``stream-gw telemetry``. Its settings go by the environment."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, module: str = "stream_gw.cli", **settings: Any) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
         env |= {f"STREAM_GW_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stream_gw.cli", "telemetry", "--json"],
+            [sys.executable, "-m", module, "telemetry", "--json"],
             env=env, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.url = ""
@@ -229,9 +246,52 @@ class ConsumerProcess:
         return self
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        self._ended()
 
     async def stop(self) -> int:
         self.process.terminate()
-        return await asyncio.to_thread(self.process.wait, 30)
+        await asyncio.to_thread(self.process.wait, 30)
+        return self._ended()
+
+    def _ended(self) -> int:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait()
+
+
+class Log:
+    """A topic, what was put into it, and the consumers that were started on it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.sums = Sums()
+        self.consumers: list[ConsumerProcess] = []
+        self._seed = 0
+
+    @property
+    def servers(self) -> str:
+        return str(self.settings["kafka_servers"])
+
+    @property
+    def topic(self) -> str:
+        return str(self.settings["events_topic"])
+
+    async def add(self, count: int, *, poison_every: int = 0) -> None:
+        self._seed += 1
+        await produce(self.servers, self.topic, events(count, self._seed), self.sums, poison_every=poison_every)
+
+    async def consume(self, *, module: str = "stream_gw.cli", **settings: Any) -> ConsumerProcess:
+        consumer = ConsumerProcess(module, **{**self.settings, **settings})
+        self.consumers.append(consumer)
+        return await consumer.ready()
+
+    async def consumed(self, timeout_s: float = 60) -> None:
+        async def all_of_it() -> bool:
+            done, end = await committed(self.servers, str(self.settings["telemetry_group"]), self.topic)
+            return done == end == self.sums.records
+
+        await eventually(all_of_it, "everything to be committed", timeout_s)
+
+    def dead_letters(self) -> KafkaDeadLetters:
+        return KafkaDeadLetters({"bootstrap_servers": self.servers}, str(self.settings["telemetry_dlq_topic"]))

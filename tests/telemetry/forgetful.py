@@ -1,0 +1,13 @@
+"""``stream-gw`` with a consumer that does not heed claims: what goes wrong without them."""
+
+from __future__ import annotations
+
+import sys
+
+from telemetry.blocks import Block
+
+if __name__ == "__main__":
+    Block.decode = classmethod(lambda cls, text: None)  # type: ignore[assignment,method-assign]
+    from stream_gw.cli import main
+
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The consumer's process on a real Kafka and the ClickHouse engine: every record once, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from telemetry.store import Store
+from tests.support.clickhouse import ClickHouseFront
+from tests.support.kafka import KafkaServer
+from tests.support.waiting import eventually
+from tests.telemetry.load import ConsumerProcess, Log, check, make_topics, stored
+
+
+@pytest.fixture
+async def log(settings: dict[str, Any]) -> AsyncIterator[Log]:
+    await make_topics(settings["kafka_servers"], settings["events_topic"], settings["telemetry_dlq_topic"])
+    made = Log(settings)
+    yield made
+    for consumer in made.consumers:
+        consumer.kill()
+
+
+async def test_consumed_stopped_and_consumed_on(log: Log, store: Store) -> None:
+    await log.add(3000)
+    consumer = await log.consume()
+    await log.consumed()
+    await check(store, log.sums)
+    assert await consumer.stop() == 0
+    await log.add(2000)
+    await log.consume()
+    await log.consumed()
+    await check(store, log.sums)
+
+
+async def crash_between_insert_and_commit(log: Log, store: Store, front: ClickHouseFront, module: str) -> None:
+    """A block that was cut short by time is inserted, its owner dies before the commit, and more records come."""
+    await log.add(60)
+    front.fault("lose ingest_state")
+    consumer = await log.consume(module=module)
+    await eventually(lambda: _is(stored(store), dict(log.sums.rows)), "the first blocks to be inserted", 30)
+    consumer.kill()
+    front.fault("ok")
+    await log.add(2000)
+    await log.consume(module=module)
+    await log.consumed()
+
+
+async def _is(call: Any, wanted: object) -> bool:
+    return bool(await call == wanted)
+
+
+async def test_a_crash_between_insert_and_commit(log: Log, store: Store, front: ClickHouseFront) -> None:
+    await crash_between_insert_and_commit(log, store, front, "stream_gw.cli")
+    await check(store, log.sums)
+
+
+async def test_the_same_without_the_pending_range_counts_twice(log: Log, store: Store, front: ClickHouseFront) -> None:
+    """That the test above can fail: its consumer does not read the claim that the dead one wrote."""
+    await crash_between_insert_and_commit(log, store, front, "tests.telemetry.forgetful")
+    assert sum((await stored(store)).values()) > log.sums.rows.total()
+
+
+async def test_the_same_without_the_roll_ups_window_bills_twice(log: Log, store: Store, front: ClickHouseFront) -> None:
+    await store.command("ALTER TABLE usage_hour MODIFY SETTING non_replicated_deduplication_window = 0")
+    await crash_between_insert_and_commit(log, store, front, "stream_gw.cli")
+    assert await stored(store) == dict(log.sums.rows)
+    billed = await store.query("SELECT sum(requests) FROM usage_hour")
+    assert billed.rows[0][0] > sum(usage["requests"] for usage in log.sums.usage.values())
+
+
+async def test_clickhouse_refuses_for_a_while(log: Log, store: Store, front: ClickHouseFront) -> None:
+    front.fault("refuse")
+    await log.add(20_000)
+    consumer = await log.consume(telemetry_block_rows=500)
+
+    async def held() -> float:
+        return await metric(consumer, "telemetry_held_bytes")
+
+    # Two blocks a partition are held, and reading rests
+    await eventually(lambda: _over(held(), 6 * 500 * 800), "its memory to fill", 30)
+    await eventually(lambda: _over(metric(consumer, "telemetry_pending_age_seconds"), 1), "the blocks to wait", 30)
+    assert await held() < 12_000_000, "of 18"
+    assert await stored(store) == {}
+    front.fault("ok")
+    await log.consumed()
+    await check(store, log.sums)
+
+
+async def _over(call: Any, least: float) -> bool:
+    return bool(await call > least)
+
+
+async def metric(consumer: ConsumerProcess, name: str) -> float:
+    """A metric, summed over its labels."""
+    async with ClientSession() as session, session.get(f"{consumer.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+async def test_partitions_are_shared_and_handed_over(log: Log, store: Store) -> None:
+    first = await log.consume()
+    adding = asyncio.create_task(log.add(12_000))
+    second = await log.consume()
+    await adding
+    await log.add(3000)
+    await log.consumed()
+    assert await metric(second, "telemetry_events_total") > 0
+    assert await second.stop() == 0
+    await log.add(3000)
+    await log.consumed()
+    first.kill()
+    third = await log.consume()
+    await log.add(3000)
+    await log.consumed()
+    assert await metric(third, "telemetry_events_total") > 0
+    await check(store, log.sums)
+
+
+async def test_what_is_no_event_is_listed_and_replayed(log: Log, store: Store) -> None:
+    await log.add(1000, poison_every=100)
+    consumer = await log.consume()
+    await log.consumed()
+    await check(store, log.sums)
+    assert await metric(consumer, "telemetry_dlq_total") == log.sums.poison == 10
+    dead = log.dead_letters()
+    letters = await dead.waiting(100)
+    assert len({letter.id for letter in letters}) == len(letters) == 10
+    for letter in letters:
+        assert (letter.topic, letter.key, dict(letter.headers)["from"]) == (log.topic, b"bad", b"a test")
+        assert letter.reason and letter.offset >= 0
+    assert await dead.replay(1, [letters[3].id]) == 1
+    assert await dead.replay(1, [letters[3].id]) == 0, "it was replayed"
+    # It is no event still: it comes back under the name of its new place
+
+    async def back() -> list[bytes | None]:
+        return [letter.value for letter in await dead.waiting(100) if letter.id not in {old.id for old in letters}]
+
+    assert await eventually(back, "it to come back", 20) == [letters[3].value]
+    assert letters[3].id not in {letter.id for letter in await dead.waiting(100)}
+    await dead.close()
+
+
+async def test_killed_again_and_again(log: Log, store: Store) -> None:
+    draw = random.Random()
+    consumer = await log.consume(telemetry_block_rows=300)
+    for _ in range(5):
+        adding = asyncio.create_task(log.add(3600, poison_every=1200))
+        await asyncio.sleep(draw.uniform(0.1, 1.0))  # anywhere in its work
+        consumer.kill()
+        consumer = await log.consume(telemetry_block_rows=300)
+        await adding
+    await log.add(2000)
+    await log.consumed()
+    await check(store, log.sums)
+    dead = log.dead_letters()
+    assert len(await dead.waiting(1000)) == log.sums.poison == 15
+    await dead.close()
+
+
+async def test_a_topic_that_is_not_there(kafka: KafkaServer, settings: dict[str, Any]) -> None:
+    consumer = ConsumerProcess(**settings)
+    assert await asyncio.to_thread(consumer.process.wait, 30) == 1
+    consumer.kill()
