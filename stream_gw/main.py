@@ -78,7 +78,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
             clock = FabricClock(client)
-            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in)
+            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, metrics.receive_over)
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
             edge = Edge(gateway, metrics)
