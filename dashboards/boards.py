@@ -282,6 +282,11 @@ TELEMETRY = Board(
                 Prom(f"sum({listed.REPEATED.name})", "again"), Prom(f"sum({listed.SKIPPED.name})", "none"),
             ],
         ),
+        Panel(
+            "Traces as spans", [
+                Prom(_rate(listed.SPANS_SENT), "sent"), Prom(_rate(listed.SPANS_DROPPED), "dropped"),
+            ], "ops", about="Where STREAM_GW_OTLP_ENDPOINT is set.",
+        ),
         Panel("vLLM's metrics that are missing", [Prom(f"max by (instance) ({listed.METRICS_MISSING.name})", _AGENT)]),
         Panel(
             "How far each partition is", Sql(

@@ -139,6 +139,9 @@ RESUMES = _gateway("resumes_total", "counter", "readers", "Readers that continue
 CANCELS = _gateway("cancels_total", "counter", "requests", "Cancels by result", ("result",))
 STALLED = _gateway("stalled_readers_total", "counter", "readers", "Readers that took nothing, and were closed")
 
+SPANS_SENT = _gateway("traces_sent_total", "counter", "traces", "Traces sent as OpenTelemetry's spans")
+SPANS_DROPPED = _gateway("traces_dropped_total", "counter", "traces", "Traces not sent as spans: too many, or refused")
+
 # --- agents --------------------------------------------------------------------------------------------------
 
 REPLICA_READY = _agent("replica_ready", "gauge", "bool", "1 while the replica takes requests")

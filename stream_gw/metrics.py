@@ -30,6 +30,8 @@ class Metrics:
         self.open_streams = make.gauge(listed.OPEN_STREAMS)
         self.open_sockets = make.gauge(listed.OPEN_SOCKETS)
         self.lagging = make.gauge(listed.LAGGING)
+        self.spans_sent = make.counter(listed.SPANS_SENT)
+        self.spans_dropped = make.counter(listed.SPANS_DROPPED)
         self._durations = make.histogram(listed.REQUEST_DURATION)
         self._ttft = make.histogram(listed.TTFT)
         self._reads = make.counter(listed.READS)

@@ -64,6 +64,7 @@ async def test_a_gateway_counts_what_its_readers_were_shown(observed: Observed) 
                 if sample.name == "reads_total":
                     key = sample.labels["role"], sample.labels["ended"]
                     reads[key] = reads.get(key, 0) + sample.value
-    assert reads["created", "completed"] == 12
-    assert reads["resumed", "completed"] == 1
-    assert reads["refused", "refused"] == 1
+    rounds = reads["refused", "refused"]
+    assert rounds >= 1
+    assert reads["created", "completed"] == 12 * rounds
+    assert reads["resumed", "completed"] == rounds

@@ -26,7 +26,8 @@ WORDS = {
 def names_in(expr: str) -> set[str]:
     """What of PromQL may be a metric: words outside labels, ranges and strings."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|by \([^)]*\)", " ", expr)
-    return {word for word in re.findall(r"[a-z_:][a-z0-9_:]*", re.sub(r"\b\d+[smhd]\b", " ", bare)) if word not in WORDS}
+    words = re.findall(r"[a-z_:][a-z0-9_:]*", re.sub(r"\b\d+[smhd]\b", " ", bare))
+    return {word for word in words if word not in WORDS}
 
 
 def expressions() -> list[tuple[str, str]]:
