@@ -12,6 +12,8 @@ APT_redis-sentinel := redis-sentinel
 APT_redis-cli := redis-tools
 APT_chromium := chromium
 APT_nginx := nginx-light
+APT_prometheus := prometheus
+APT_promtool := prometheus
 APT_java := default-jre-headless
 APT_mvn := maven
 APT_gcc := gcc libc6-dev
@@ -29,7 +31,7 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench bench-routing browsers redis kafka node clean
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench bench-routing browsers redis prometheus kafka node clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -59,6 +61,9 @@ browsers:
 kafka: # its jars are fetched by the tests, once
 	$(call need,java mvn)
 
+prometheus:
+	$(call need,prometheus promtool)
+
 up: setup redis
 	@exec $(BIN)/stream-gw up $(ARGS)
 
@@ -70,7 +75,7 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 	@command -v npm >/dev/null || { echo "missing: node and npm; run: sudo apt-get install nodejs npm"; exit 1; }
 	@cd tests/node && npm ci --silent --no-fund --no-audit && touch node_modules/.installed
 
-test: setup browsers kafka node
+test: setup browsers prometheus kafka node
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-cluster: setup browsers

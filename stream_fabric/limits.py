@@ -97,6 +97,12 @@ EVENTS_STUCK_S: Final = 1.0  # a batch that is not acknowledged after so long: t
 EVENTS_SPOOL_PER_S: Final = 5000  # events from the spool, beside live ones
 EVENTS_CLOSE_S_MAX: Final = 3.0  # at a process's end; what is left goes to the spool
 
+# Spans for OpenTelemetry.
+SPANS_HELD_MAX: Final = 10_000  # traces that wait to be sent; over: dropped and counted
+SPANS_BATCH_MAX: Final = 256  # traces of one export, some six spans each
+SPANS_SEND_S_MAX: Final = 5.0  # one export with its repetitions; over: dropped and counted
+SPANS_CLOSE_S_MAX: Final = 6.0  # at a process's end; the rest is lost
+
 # The fabric.
 COMMAND_TIMEOUT_S: Final = 5.0
 RECONNECT_S_MAX: Final = 1.0

@@ -67,6 +67,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache, ever."""
     prefix_hits_tokens: int = 0
     """Of them, those found."""
+    metrics_missing: int = 0
+    """Of the metrics by which a server should tell all this, those that it does not show."""
 
 
 class Engine(Protocol):

@@ -360,9 +360,8 @@ class Edge:
         self.metrics.open_streams.set(len(self.gateway.hub.local))
         self.metrics.open_sockets.set(len(self.sockets))
         self.metrics.lagging.set(sum(o.full for o in self.outlets) + sum(s.full for s in self.sockets))
-        # Rendering takes a few milliseconds with many labels: not in the loop
-        body = await asyncio.to_thread(self.metrics.render)
-        await request.answer(200, body, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")])
+        page = await self.metrics.scraped(request.header(b"accept") or "")
+        await request.answer(200, page.body, [(b"content-type", page.content_type.encode())])
 
     # --- upkeep --------------------------------------------------------------------------------------------
 

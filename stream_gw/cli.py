@@ -108,10 +108,12 @@ def _run(args: argparse.Namespace) -> int:
         case "agent":
             agent_main.run(
                 _settings(AgentSettings, args),
-                lambda replica: _say(args, {"replica": replica}, f"replica {replica} is ready"),
+                lambda replica, url: _say(args, {"replica": replica, "metrics": url}, f"replica {replica} is ready"),
             )
         case "controller":
-            controller_main.run(_settings(ControllerSettings, args), lambda: _say(args, {}, "controller is ready"))
+            controller_main.run(
+                _settings(ControllerSettings, args), lambda url: _say(args, {"metrics": url}, "controller is ready")
+            )
         case "telemetry":
             _telemetry(_settings(TelemetrySettings, args), args)
         case "up":

@@ -33,6 +33,7 @@ from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
 from stream_gw.trace import Tracer
 from telemetry.emit import open_sink
+from telemetry.spans import open_spans
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         metrics = Metrics()
+        spans = open_spans(
+            settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
+        )
         # Closed after all that emits, and before the client that may carry its events
         async with open_sink(settings, client, metrics.registry) as sink, asyncio.TaskGroup() as tasks:
             streams = RedisStreamLog(client, partitions)
@@ -78,7 +82,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
             clock = FabricClock(client)
-            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in)
+            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, metrics.receive_over, spans.told)
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
             edge = Edge(gateway, metrics)
@@ -104,6 +108,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             await serving
             for task in background:
                 task.cancel()
+        await asyncio.to_thread(spans.close)
     finally:
         await client.close()
 

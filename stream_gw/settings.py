@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 
@@ -20,6 +21,12 @@ class GatewaySettings(EmitSettings):
         ge=1,
         le=1_000_000,
         description="Of requests that succeed, one in so many leaves a trace; all others always do, and bills",
+    )
+    otlp_endpoint: str = Field(
+        "", description="Where traces go as OpenTelemetry's spans: OTLP over HTTP, as http://host:4318; empty: nowhere"
+    )
+    otlp_names: Literal["1.41", "next"] = Field(
+        "1.41", description="The version of OpenTelemetry's names for generative AI: 1.41 or next"
     )
     keys_file: Path | None = Field(None, description="TOML file of tenants and the hashes of their keys")
     dev_key: SecretStr = Field(

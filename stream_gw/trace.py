@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -33,7 +33,7 @@ from stream_gw.timeline import Moments, phases
 _QUOTE = 0x22
 _FINISH_PREFIX = b'{"k":"choice-end"'
 _DELTA_PREFIX = b'{"k":"delta"'
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _STARTED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Transport = Literal["sse", "ws", "whole"]
@@ -62,6 +62,28 @@ class Clock(Protocol):
     """From this process's monotonic clock to the fabric's."""
 
 
+class Over(NamedTuple):
+    """How a reader ended: of every one, also of those whose trace is not told."""
+
+    pool: str
+    role: Role
+    ended: ReadEnd
+    http_status: int
+    """That its request was answered with, or that its stream's error would have."""
+    error_code: str
+    wall_us: int
+    ttft_us: int
+    tokens: int
+    trace_id: str
+    request_id: str
+    stream: str
+    tenant: TenantId
+
+
+def _nobody(*told: object) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Tracer:
     """One gateway's."""
@@ -72,15 +94,19 @@ class Tracer:
     region: str = ""
     one_in: int = 1
     """Of successes one in so many is told; all else always."""
+    on_over: Callable[[Over], None] = _nobody
+    """Hears of every reader."""
+    on_told: Callable[[RequestTrace, str], None] = _nobody
+    """Hears of those that are told, and the client's span that each belongs to; empty: none."""
 
 
 class ReaderTrace:
     """What one reader's end will tell. Moments are microseconds on the monotonic clock; 0: not yet."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "placed", "placing",
-        "pool", "position", "prices", "reason", "received", "replica", "request_id", "role", "scores", "session",
-        "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
+        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "parent_id", "placed",
+        "placing", "pool", "position", "prices", "reason", "received", "replica", "request_id", "role", "scores",
+        "session", "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +125,7 @@ class ReaderTrace:
         found = _TRACEPARENT.fullmatch(traceparent or "")
         self.trace_id = found[1] if found and found[1].strip("0") else ""
         """The client's; empty: the stream's own digits are it."""
+        self.parent_id = found[2] if found and self.trace_id else ""
         self.received = monotonic_us() if received_us is None else received_us
         self.role: Role = "refused"
         self.tenant = TenantId("")
@@ -169,10 +196,20 @@ class ReaderTrace:
         stream: StreamId | Literal[""] = "" if self.facts is None else self.facts.stream
         if isinstance(error, Draining):
             ended = "drained"
-        if ended == "completed" and not sampled(stream, tracer.one_in):
-            return
         done = monotonic_us()
         self.receive_drained()
+        failed = error or (end.error if end is not None else None)
+        failure = failed.code if failed is not None else ""
+        ttft_us = self.first - self.received if self.first and self.role == "created" else 0
+        trace_id = self.trace_id or stream[5:]
+        tracer.on_over(
+            Over(
+                self.pool, self.role, ended, failed.http_status if failed is not None else 200, failure,
+                done - self.received, ttft_us, tokens, trace_id, self.request_id, stream, self.tenant,
+            )
+        )  # fmt: skip
+        if ended == "completed" and not sampled(stream, tracer.one_in):
+            return
         offset = tracer.clock.offset_us
         told = end.timing if end is not None else None
         arrived = self.arrived or (done if end is not None else 0)
@@ -187,10 +224,9 @@ class ReaderTrace:
         )  # fmt: skip
         usage = end.usage if end is not None else None
         facts, prices = self.facts, self.prices
-        failure = error.code if error is not None else end.error.code if end is not None and end.error else ""
         status = error.http_status if error is not None and ended == "refused" else 200
         tracer.sink.emit(
-            RequestTrace(
+            told_of := RequestTrace(
                 id=f"{self.request_id}:{stream}:{self.received}",
                 at_us=done + offset,
                 gateway=tracer.gateway,
@@ -231,6 +267,7 @@ class ReaderTrace:
                 weight=tracer.one_in if ended == "completed" else 1,
             )
         )
+        tracer.on_told(told_of, self.parent_id)
 
     def _stalled_after(self, arrived: int, done: int) -> int:
         return min(self.stalled_us, done - arrived) if arrived else 0

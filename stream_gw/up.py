@@ -61,12 +61,14 @@ class Platform:
     redis_pid: int | None
     gateways: list[dict[str, Any]] = field(default_factory=list)
     agents: list[dict[str, Any]] = field(default_factory=list)
+    controller: dict[str, Any] = field(default_factory=dict)
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         return {
             "gateways": self.gateways,
             "agents": self.agents,
+            "controller": self.controller,
             "redis_url": self.redis_url,
             "redis_pid": self.redis_pid,
             "key": self.options.dev_key,
@@ -112,7 +114,7 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         # What is one process's own cannot come from an environment that all share
         for name in ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT"):
             base.pop(f"STREAM_GW_{name}", None)
-        agent = ["agent", "--engine", options.engine]
+        agent = ["agent", "--engine", options.engine, "--metrics-port", "0"]
         agent += ["--sim", options.sim] if options.sim else []
         agent += ["--upstream", options.upstream] if options.upstream else []
         agent += ["--model", options.model] if options.model else []
@@ -121,7 +123,7 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         # A model loads for minutes, and the agent bounds its engine's start itself
         times = (None, _VLLM_STOP_S) if options.engine == "vllm" else (_START_S, _STOP_S)
         starts = [_child(stack, [*agent, "--replica", f"replica{k}"], base, *times) for k in range(options.replicas)]
-        starts.append(_child(stack, ["controller"], base))
+        starts.append(_child(stack, ["controller", "--metrics-port", "0"], base))
         secret = secrets.token_hex(32)
         gateway_env = {**base, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
         for k in range(options.gateways):
@@ -132,7 +134,11 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
             running.processes.append(process)
             match facts["ready"]:
                 case "agent":
-                    running.agents.append({"replica": facts["replica"], "pid": process.pid})
+                    running.agents.append(
+                        {"replica": facts["replica"], "pid": process.pid, "metrics": facts["metrics"]}
+                    )
+                case "controller":
+                    running.controller = {"pid": process.pid, "metrics": facts["metrics"]}
                 case "gateway":
                     running.gateways.append({"url": facts["url"], "pid": process.pid})
         yield running

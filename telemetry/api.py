@@ -55,8 +55,8 @@ async def api(
         return web.Response(text="ok\n" if well else "no log\n", status=200 if well else 503)
 
     async def page(request: web.Request) -> web.Response:
-        headers = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=metrics.page(), headers=headers)
+        found = await metrics.scraped()
+        return web.Response(body=found.body, headers={"content-type": found.content_type})
 
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.add_routes([web.post("/query", query), web.get("/healthz", healthz), web.get("/metrics", page)])

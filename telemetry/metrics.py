@@ -1,46 +1,32 @@
-"""The consumer's metrics, in a registry of its own."""
+"""The consumer's metrics."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
+from stream_fabric import metrics as listed
 from stream_fabric.errors import StreamGwError
+from stream_fabric.exposition import Exposition, Page
 from telemetry.blocks import PartitionBlocks
 from telemetry.record import Part, Record
 from telemetry.rows import Poison
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_ROWS = (1, 10, 100, 1000, 5000, 10_000, 20_000, 50_000)
-
 
 class ConsumerMetrics:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        part = ("topic", "partition")
-        r = self.registry
-        self._events = Counter("telemetry_events", "Records of the log that were inserted", part, registry=r)
-        self._poison = Counter("telemetry_dlq", "Records that are no events, put aside", part, registry=r)
-        self._lag = Gauge("telemetry_lag_events", "Offsets in the log that are not yet committed", part, registry=r)
-        self._held = Gauge("telemetry_held_bytes", "Records in memory that are not yet inserted", part, registry=r)
-        self._pending = Gauge(
-            "telemetry_pending_age_seconds",
-            "How long the claimed block has not been inserted; 0: none is",
-            part,
-            registry=r,
-        )
-        self._repeated = Gauge(
-            "telemetry_repeated_records", "Records that came again though they are done", part, registry=r
-        )
-        self._skipped = Gauge("telemetry_skipped_offsets", "Offsets that no record had", part, registry=r)
-        self._rows = Histogram("telemetry_block_rows", "Rows of a block", buckets=_ROWS, registry=r)
-        self._build = Histogram(
-            "telemetry_build_seconds", "Making rows of a block's records", buckets=_SECONDS, registry=r
-        )
-        self._insert = Histogram("telemetry_insert_seconds", "Inserting a block", buckets=_SECONDS, registry=r)
-        self._failures = Counter("telemetry_failures", "Tries that failed and were made again", ("code",), registry=r)
+        self._exposition = make = Exposition("telemetry")
+        self._events = make.counter(listed.CONSUMED)
+        self._poison = make.counter(listed.POISON)
+        self._lag = make.gauge(listed.LAG)
+        self._held = make.gauge(listed.HELD)
+        self._pending = make.gauge(listed.PENDING)
+        self._repeated = make.gauge(listed.REPEATED)
+        self._skipped = make.gauge(listed.SKIPPED)
+        self._rows = make.histogram(listed.BLOCK_ROWS)
+        self._build = make.histogram(listed.BUILD)
+        self._insert = make.histogram(listed.INSERT)
+        self._failures = make.counter(listed.CONSUME_FAILURES)
 
     def state(self, part: Part, end: int | None, law: PartitionBlocks[Record], claimed_since: float) -> None:
         labels = (part.topic, str(part.partition))
@@ -69,5 +55,5 @@ class ConsumerMetrics:
     def failed(self, error: StreamGwError) -> None:
         self._failures.labels(error.code).inc()
 
-    def page(self) -> bytes:
-        return generate_latest(self.registry)
+    async def scraped(self) -> Page:
+        return await self._exposition.scraped()

@@ -20,6 +20,7 @@ import msgspec
 
 from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, may_continue, said, spent
 from inference.agent.lease import Lease, LeasePolicy
+from inference.agent.meter import BreakerState
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
 from inference.agent.times import Times
@@ -485,6 +486,14 @@ class Agent:
                 stream.frame(Note("input", body=msgspec.Raw(body)))
 
     # --- lease ---------------------------------------------------------------------------------------------
+
+    @property
+    def lease(self) -> Lease:
+        return self._lease
+
+    @property
+    def breaker_state(self) -> BreakerState:
+        return self._lease.breaker.state(self._loop.time())
 
     @property
     def state(self) -> ReplicaState:

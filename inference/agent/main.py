@@ -11,11 +11,11 @@ from collections.abc import Callable
 from itertools import chain, repeat
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from inference.agent.agent import Agent, AgentPolicy, new_replica_id
 from inference.agent.engines import make_engine
 from inference.agent.lease import LeasePolicy
+from inference.agent.metrics import AgentMetrics
 from inference.agent.monitor import monitor
 from inference.agent.settings import AgentSettings
 from stream_fabric.ids import ReplicaId
@@ -31,9 +31,9 @@ def check(settings: AgentSettings) -> None:
     make_engine(settings)
 
 
-async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
+async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:
     """Run one agent until SIGTERM, which lets what runs finish; after a second one it goes elsewhere at once.
-    ``on_ready`` gets its replica's id.
+    ``on_ready`` gets its replica's id and where its metrics are; empty: nowhere.
 
     Raises ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
     """
@@ -78,25 +78,25 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) 
             standby=settings.standby,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
-        registry = CollectorRegistry()
-        async with open_sink(settings, client, registry) as sink:
-            agent = Agent(policy, replica, engine, client, partitions, sink)
+        metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)
+        async with open_sink(settings, client, metrics.registry) as sink:
+            agent = Agent(policy, replica, engine, client, partitions, metrics.of(sink))
             stops = chain([agent.drain], repeat(agent.hurry))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
-            async with monitor(agent, engine, settings.metrics_port, registry), asyncio.TaskGroup() as tasks:
+            async with monitor(agent, engine, settings.metrics_port, metrics) as url, asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(agent.run())
                 ready = tasks.create_task(agent.ready.wait())
                 await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
                 ready.cancel()
                 if agent.ready.is_set():
-                    on_ready(replica)
+                    on_ready(replica, url)
     finally:
         await engine.close()
         await client.close()
 
 
-def run(settings: AgentSettings, on_ready: Callable[[ReplicaId], None]) -> None:
+def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:
     """The process's main."""
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready))

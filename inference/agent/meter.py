@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
+
+BreakerState = Literal["closed", "half_open", "open"]
 
 _PREFILL_PER_S = 8000.0
 _TOKENS_PER_S = 20.0
@@ -118,8 +121,17 @@ class Breaker:
                 self._open_s = min(self._open_s * 2, self._open_s_max)
             self._until = now + self._open_s
 
+    def state(self, now: float) -> BreakerState:
+        if not self._until:
+            return "closed"
+        return "open" if now < self._until else "half_open"
+
     def room(self, room: int, now: float) -> int:
         """Of so much room, what may be used: all, none, or one request for a try."""
-        if not self._until:
-            return room
-        return 0 if now < self._until else 1
+        match self.state(now):
+            case "closed":
+                return room
+            case "half_open":
+                return 1
+            case "open":
+                return 0

@@ -51,7 +51,15 @@ class AgentSettings(EmitSettings):
         LEASE_RENEW_S, gt=0, le=20, validate_default=True, description="How often the lease is renewed"
     )
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics and /healthz on loopback; 0: none")
+    kv_bytes_per_token: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="What a token takes in the KV cache, for metrics in bytes: engines tell tokens; 0: unknown",
+    )
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="Port of /metrics and /healthz on loopback; 0: any free one, -1: none"
+    )
 
     @field_validator("lease_renew_s")
     @classmethod

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -109,7 +109,9 @@ class HealthState:
 class Health:
     """Run beside the reaper."""
 
-    def __init__(self, pools: RedisPools, policy: HealthPolicy) -> None:
+    def __init__(self, pools: RedisPools, policy: HealthPolicy, on_stuck: Callable[[], None] = lambda: None) -> None:
+        """``on_stuck`` is called for each that this process has drained."""
+        self._on_stuck = on_stuck
         self._pools = pools
         self._state = HealthState(policy)
 
@@ -130,6 +132,7 @@ class Health:
             if not await self._pools.claim_rescue(stuck.pool, _CLAIM, policy.rest_s):
                 continue
             await self._pools.desire(stuck.pool, stuck.replica, "draining")
+            self._on_stuck()
             log.warning(
                 "replica %s of pool %s is drained: its requests wait %.0f ms (99th percentile) and the median of its "
                 "%d ready peers is %.0f ms; drained above %g times that and %.0f ms",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from inference.control.health import Health, HealthPolicy
+from inference.control.metrics import ControllerMetrics
 from inference.control.settings import ControllerSettings
+from stream_fabric.monitor import served
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import RedisPools
@@ -21,8 +22,20 @@ from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from telemetry.emit import open_sink
 
 
-async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
-    """Run until SIGTERM. Raises FabricUnavailable when Redis is out of reach at the start."""
+@contextlib.asynccontextmanager
+async def _monitor(port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
+    if port < 0:
+        yield ""
+        return
+    async with served(port, lambda: True, metrics.scraped) as url:
+        yield url
+
+
+async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGTERM. ``on_ready`` gets where its metrics are; empty: nowhere.
+
+    Raises FabricUnavailable when Redis is out of reach at the start.
+    """
     client = RedisClient(settings.redis_url)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -31,7 +44,9 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> N
     try:
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
-        async with open_sink(settings, client, CollectorRegistry()) as sink, asyncio.TaskGroup() as tasks:
+        metrics = ControllerMetrics()
+        async with open_sink(settings, client, metrics.registry) as inner, asyncio.TaskGroup() as tasks:
+            sink = metrics.of(inner)
             pools, streams = RedisPools(client), RedisStreamLog(client, partitions)
             clock = FabricClock(client)
             witness = Witness(sink, clock, streams)
@@ -40,17 +55,20 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[], None]) -> N
                 tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
             ]
             if settings.drain_stuck:
-                health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio))
+                health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio), metrics.receive_stuck)
                 running.append(tasks.create_task(health.run(), name="health"))
-            on_ready()
-            await stop.wait()
+            async with _monitor(settings.metrics_port, metrics) as url:
+                if url:
+                    running.append(tasks.create_task(metrics.watch(pools), name="metrics"))
+                on_ready(url)
+                await stop.wait()
             for task in running:
                 task.cancel()
     finally:
         await client.close()
 
 
-def run(settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
+def run(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
     """The process's main."""
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready))

@@ -23,6 +23,7 @@ _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
 PREFIX_TTL_S = 60.0
+LINE_LOOKED_AT = 256
 UNIT = "\x1f"
 
 
@@ -108,6 +109,17 @@ class Report(NamedTuple):
     """Requests that left the queue for this replica's inbox."""
     waiting: int
     """Requests that still wait in the pool's queue."""
+
+
+class Line(NamedTuple):
+    """One tier's line of a pool."""
+
+    depth: int
+    oldest_s: float
+    """For how long the oldest has waited, of the first ``LINE_LOOKED_AT``."""
+    prompt_tokens: int
+    """That they ask for; of a long line, as the first of it tell."""
+    output_tokens: int
 
 
 class Candidate(NamedTuple):
@@ -246,6 +258,14 @@ class RedisPools:
         """How many wait, and where these streams stand, from 1; 0: not in line."""
         waiting, *positions = await script("line")(self._client, _slot(pool), [_prefix(pool)], streams)
         return waiting, positions
+
+    async def lines(self, pool: str) -> list[Line]:
+        """Of each tier, how long its line is."""
+        reply = await script("lines")(self._client, _slot(pool), [_prefix(pool)], [LINE_LOOKED_AT])
+        return [
+            Line(depth, oldest_us / 1e6, prompt, output)
+            for depth, oldest_us, prompt, output in zip(*(iter(reply),) * 4, strict=True)
+        ]
 
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         """Streams in the queue, or only those that have waited too long."""

@@ -11,7 +11,7 @@ from typing import Any
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.wire import Arg, ReplyError
 
-_OF_POOLS = {"place", "report", "leave", "line", "retire", "drop", "took"}
+_OF_POOLS = {"place", "report", "leave", "line", "retire", "drop", "took", "lines"}
 
 
 class Script:

@@ -19,7 +19,7 @@ async def test_invariant_9_a_signal_that_comes_while_redis_is_being_reached_ends
     """Its engine runs already, and it does not serve yet."""
     async with Proxy.before(redis_server.port) as proxy:
         proxy.pause()
-        serving = asyncio.create_task(serve(AgentSettings(redis_url=proxy.url), lambda replica: None))
+        serving = asyncio.create_task(serve(AgentSettings(redis_url=proxy.url), lambda replica, url: None))
         await eventually(lambda: proxy.accepted, "the engine to be up, and Redis to be asked")
         os.kill(os.getpid(), signal.SIGTERM)
         proxy.resume()

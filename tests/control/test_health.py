@@ -213,7 +213,9 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
             if answer.desired:
                 desired.append(f"{one.replica} {answer.desired}")
 
-    here, there = Health(pools, policy), Health(pools, policy)
+    counted: list[str] = []
+    here = Health(pools, policy, lambda: counted.append("here"))
+    there = Health(pools, policy, lambda: counted.append("there"))
     await report([*FINE, STUCK])
     await here._look()
     # The first's word has not been heard, and by now the other sees another that is worse
@@ -222,6 +224,7 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
     desired.clear()
     await report([*FINE, STUCK, info("t", 9000)])
     assert desired == ["s draining"]
+    assert counted == ["here"]
 
 
 async def test_a_slow_replica_is_drained_its_streams_finish_whole_and_the_others_stay(

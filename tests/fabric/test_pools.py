@@ -20,6 +20,7 @@ from stream_fabric.log import Append, AppendCode
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import Partitions, RedisClient, slot_of
 from stream_fabric.redis.pool import (
+    LINE_LOOKED_AT,
     Arrival,
     Candidate,
     Inbox,
@@ -102,6 +103,24 @@ def new_stream() -> StreamId:
 def work(stream: StreamId) -> Work:
     request = EngineRequest(stream, "chat", "m", msgspec.Raw(b'{"messages":[]}'))
     return Work(request, "1.aa", ACME, b'{"facts":1}', 2.0)
+
+
+async def test_the_lines_of_a_pool_are_told_by_tier(pool: Pool) -> None:
+    full = replica("full")
+    await pool.renew(full, room=0)
+    assert await pool.pools.lines(pool.name) == [(0, 0.0, 0, 0)] * 3
+    for number in range(LINE_LOOKED_AT + 4):
+        asked = msgspec.structs.replace(work(new_stream()), tier=2 if number else 0, prompt_tokens=10, output_tokens=3)
+        candidates = [Candidate(full, 0)]
+        assert isinstance(await pool.pools.place(pool.name, asked, candidates, wait_s=60, jitter=0.0), Queued)
+    one, none, many = await pool.pools.lines(pool.name)
+    assert none == (0, 0.0, 0, 0)
+    assert (one.depth, one.prompt_tokens, one.output_tokens) == (1, 10, 3)
+    count = LINE_LOOKED_AT + 3
+    assert (many.depth, many.prompt_tokens, many.output_tokens) == (count, 10 * count, 3 * count), (
+        "of more than is read"
+    )
+    assert one.oldest_s > many.oldest_s > 0
 
 
 async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:

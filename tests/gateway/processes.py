@@ -161,7 +161,7 @@ def _signal_all(pids: Sequence[int], number: int) -> None:
 
 
 @contextlib.contextmanager
-def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2) -> Iterator[Running]:
+def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2, **env: str) -> Iterator[Running]:
     """The platform, as ``stream-gw up`` starts it: on a Redis of its own, or where ``STREAM_GW_TEST_FABRIC=cluster`` is
     set on a Redis Cluster of three primaries."""
     need_redis()
@@ -169,7 +169,7 @@ def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2) -> Iter
     with contextlib.ExitStack() as stack:
         if on_cluster():
             command += ["--redis-url", stack.enter_context(RedisCluster()).url]
-        process = stack.enter_context(Process(*command))
+        process = stack.enter_context(Process(*command, **env))
         facts = process.facts
         yield Running(
             [Gate(gateway["url"], gateway["pid"], facts["key"]) for gateway in facts["gateways"]],

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from inference.agent.engines.chunks import ChunkReader, put_item, upstream_error
-from inference.agent.engines.prometheus import Rising, VllmMetrics, read_metrics
+from inference.agent.engines.prometheus import Rising, VllmMetrics, missing, read_metrics
 from inference.agent.engines.sse import EventParser, EventTooLarge
 from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
 from stream_fabric.frames import ErrorInfo, Usage
@@ -44,6 +44,7 @@ class OpenAIEngine:
         self._tasks: dict[StreamId, tuple[asyncio.Task[None], FrameSink]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
+        self._missing: list[str] = []
         self._refused = False
         self._clears = 0
         self._queries = Rising()
@@ -134,6 +135,7 @@ class OpenAIEngine:
             kv_clears=self._clears,
             prefix_queries_tokens=self._queries.total,
             prefix_hits_tokens=self._hits.total,
+            metrics_missing=len(self._missing),
         )
 
     async def close(self) -> None:
@@ -236,12 +238,25 @@ class OpenAIEngine:
             async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
                 text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
             self._heard(read_metrics(text))
+            self._check(text)
             self._refused = False
         except aiohttp.ClientConnectorError as error:
             self._refused = True
             log.debug("the model server takes no connection: %s", error)
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("the model server's metrics cannot be read: %s", error)
+
+    def _check(self, text: bytes) -> None:
+        """Said again only when it has changed."""
+        lacks = missing(text)
+        if lacks != self._missing:
+            self._missing = lacks
+            if lacks:
+                log.warning(
+                    "vLLM's metrics lack %s: this version of the agent relies on them, and takes what they would tell "
+                    "for 0; is it another version of vLLM than the one it was made for?",
+                    ", ".join(lacks),
+                )
 
     def _heard(self, metrics: VllmMetrics) -> None:
         self.metrics = metrics

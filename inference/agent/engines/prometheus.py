@@ -13,6 +13,16 @@ _SAMPLE = re.compile(
     rb"|prefix_cache_hits(?:_total)?|cache_config_info)(?:\{(.*)\})? (\S+)",
     re.MULTILINE,
 )
+_NAME = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)[ {]", re.MULTILINE)
+CONTRACT = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:cache_config_info",
+)
+"""What we rely on of vLLM's metrics, as it shows them from its start (read in 0.33)."""
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -53,6 +63,23 @@ def read_metrics(text: bytes) -> VllmMetrics:
         prefix_queries=int(sums.get("prefix_cache_queries", 0)),
         prefix_hits=int(sums.get("prefix_cache_hits", 0)),
     )
+
+
+def missing(text: bytes) -> list[str]:
+    """Of the contract, what a page of vLLM's metrics lacks, with what it seems to be called now; of a page that is not
+    vLLM's, nothing."""
+    shown = {name.decode() for name in _NAME.findall(text)}
+    if not any(name.startswith(("vllm:", "vllm_")) for name in shown):
+        return []
+    lacks = []
+    for name in CONTRACT:
+        bare = name.removesuffix("_total")
+        if name in shown or bare in shown:
+            continue
+        renamed = bare.replace(":", "_")
+        other = next((known for known in (renamed, renamed + "_total") if known in shown), None)
+        lacks.append(f"{name} (there is {other})" if other else name)
+    return lacks
 
 
 def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:

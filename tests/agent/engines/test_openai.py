@@ -579,7 +579,7 @@ async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
     await engine.close()
 
 
-async def test_load_is_the_server_s_own_where_it_tells_it() -> None:
+async def test_load_is_the_server_s_own_where_it_tells_it(caplog: pytest.LogCaptureFixture) -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         labels = '{engine="0",model_name="m"}'
         lines = (
@@ -592,6 +592,10 @@ async def test_load_is_the_server_s_own_where_it_tells_it() -> None:
     async with engine_on(play(), gets={"/metrics": metrics}) as engine:
         await eventually(lambda: engine.load().running == 3)
         assert (engine.load().waiting, engine.load().kv_used_ratio) == (2, 0.25)
+        await eventually(lambda: engine.load().metrics_missing == 3)
+    said = [record.message for record in caplog.records if "metrics lack" in record.message]
+    assert len(said) == 1, "once, not at each look"
+    assert "vllm:prefix_cache_hits_total" in said[0] and "num_requests_running" not in said[0]
 
 
 async def test_load_tells_what_the_server_s_cache_does_over_its_restarts() -> None:

@@ -1,0 +1,154 @@
+"""An agent's metrics: what its attempts were, counted as they end; what it and its engine do, read at a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from inference.agent.agent import Agent
+from inference.agent.gpus import Gpu
+from stream_fabric import metrics as listed
+from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, itl_bounds_us
+from stream_fabric.exposition import Exposition, Page
+from stream_fabric.metrics import ITL_BUCKETS_US
+from stream_fabric.ports import EventSink
+
+_MIDDLES_US = tuple(sum(itl_bounds_us(bucket)) / 2 for bucket in range(ITL_BUCKETS))
+
+
+class Sketched(Collector):
+    """A histogram that whole sketches are added to (``events.itl_bucket``): no observation of its own for each token.
+    Its sum takes each gap for the middle of its bucket, which is at most an eighth off."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._counts = [0] * ITL_BUCKETS
+
+    def add(self, sketch: Sequence[int]) -> None:
+        for bucket, count in enumerate(sketch):
+            self._counts[bucket] += count
+
+    def collect(self) -> Iterator[Family]:
+        counts = tuple(self._counts)
+        below = [0, *accumulate(counts)]
+        bounds = [(f"{bound / 1e6!r}", below[_first_from(bound)]) for bound in ITL_BUCKETS_US]
+        family = HistogramMetricFamily(listed.ITL.name, listed.ITL.help, labels=listed.ITL.labels)
+        total_us = sum(count * middle for count, middle in zip(counts, _MIDDLES_US, strict=True))
+        family.add_metric([self._label], [*bounds, ("+Inf", below[-1])], total_us / 1e6)
+        yield family
+
+
+def _first_from(bound_us: int) -> int:
+    """The bucket that begins at a bound."""
+    bucket = next(b for b in range(ITL_BUCKETS) if itl_bounds_us(b)[0] >= bound_us)
+    assert itl_bounds_us(bucket)[0] == bound_us
+    return bucket
+
+
+class AgentMetrics:
+    """``kv_bytes_per_token``: 0 where nobody has said it."""
+
+    def __init__(self, pool: str, kv_bytes_per_token: int = 0) -> None:
+        self._pool = pool
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._exposition = make = Exposition("agent")
+        self._ready = make.gauge(listed.REPLICA_READY).labels(pool)
+        self._running = make.gauge(listed.RUNNING_SEQS).labels(pool)
+        self._waiting = make.gauge(listed.WAITING_SEQS).labels(pool)
+        self._batch = make.gauge(listed.BATCH_SIZE).labels(pool)
+        self._slots = make.gauge(listed.BATCH_SLOTS).labels(pool)
+        self._kv_used = make.gauge(listed.KV_USED_TOKENS).labels(pool)
+        self._kv_total = make.gauge(listed.KV_TOTAL_TOKENS).labels(pool)
+        self._kv_used_bytes = make.gauge(listed.KV_USED_BYTES)
+        self._kv_total_bytes = make.gauge(listed.KV_TOTAL_BYTES)
+        self._gpu = make.gauge(listed.GPU_UTILIZATION)
+        self._gpu_memory = make.gauge(listed.GPU_MEMORY)
+        self._breaker = make.gauge(listed.BREAKER).labels(pool)
+        self._queue_p99 = make.gauge(listed.QUEUE_P99).labels(pool)
+        self._missing = make.gauge(listed.METRICS_MISSING).labels(pool)
+        self._generated = _Total(make.counter(listed.TOKENS_GENERATED).labels(pool))
+        self._queries = _Total(make.counter(listed.PREFIX_QUERIES).labels(pool))
+        self._hits = _Total(make.counter(listed.PREFIX_HITS).labels(pool))
+        self._prompt = make.counter(listed.TOKENS_PROMPT).labels(pool)
+        self._attempts = make.counter(listed.ATTEMPTS)
+        self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
+        self._prefill = make.histogram(listed.PREFILL).labels(pool)
+        self._itl = Sketched(pool)
+        make.registry.register(self._itl)
+        self._generated_by_ended = 0
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self._exposition.registry
+
+    def of(self, sink: EventSink) -> EventSink:
+        """A sink before another, which counts what passes."""
+        return _Counting(self, sink)
+
+    def receive(self, event: Event) -> None:
+        if not isinstance(event, AttemptTrace):
+            return
+        self._attempts.labels(self._pool, event.ended).inc()
+        self._generated_by_ended += event.generated_tokens
+        self._prompt.inc(event.prompt_tokens)
+        self._itl.add(event.itl_sketch)
+        if event.generated_tokens:
+            self._engine_queue.observe(event.engine_queue_us / 1e6)
+            self._prefill.observe(event.prefill_us / 1e6)
+
+    async def scraped(self, agent: Agent, gpus: Sequence[Gpu]) -> Page:
+        """Plain text only: a simulated engine's metrics go along, whose names have vLLM's colons."""
+        self._read(agent, gpus)
+        return await self._exposition.scraped()
+
+    def _read(self, agent: Agent, gpus: Sequence[Gpu]) -> None:
+        info = agent.lease.info()
+        load = info.load
+        self._ready.set(info.state == "ready")
+        self._running.set(len(agent.running))
+        self._waiting.set(load.waiting)
+        self._batch.set(load.running)
+        self._slots.set(load.slots)
+        used = load.kv_used_ratio * load.kv_capacity_tokens
+        self._kv_used.set(used)
+        self._kv_total.set(load.kv_capacity_tokens)
+        if self._kv_bytes_per_token:
+            self._kv_used_bytes.labels(self._pool).set(used * self._kv_bytes_per_token)
+            self._kv_total_bytes.labels(self._pool).set(load.kv_capacity_tokens * self._kv_bytes_per_token)
+        for gpu in gpus:
+            self._gpu.labels(self._pool, gpu.number).set(gpu.utilization)
+            self._gpu_memory.labels(self._pool, gpu.number).set(gpu.memory)
+        self._breaker.set(("closed", "half_open", "open").index(agent.breaker_state))
+        self._queue_p99.set(info.queue_p99_ms / 1000)
+        self._missing.set(load.metrics_missing)
+        self._generated.set(self._generated_by_ended + sum(s.times.generated for s in agent.running.values()))
+        self._queries.set(load.prefix_queries_tokens)
+        self._hits.set(load.prefix_hits_tokens)
+
+
+class _Total:
+    """A counter that is told its total."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._told = 0
+
+    def set(self, total: int) -> None:
+        if total > self._told:
+            self._counter.inc(total - self._told)
+            self._told = total
+
+
+class _Counting:
+    def __init__(self, metrics: AgentMetrics, sink: EventSink) -> None:
+        self._metrics = metrics
+        self._sink = sink
+
+    def emit(self, event: Event) -> None:
+        self._metrics.receive(event)
+        self._sink.emit(event)

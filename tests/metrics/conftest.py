@@ -1,0 +1,68 @@
+"""A whole platform with its telemetry under a little load, and all that it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from tests.gateway.processes import Process, Running, running
+from tests.gateway.wire import Gate, chat
+from tests.support.clickhouse import ClickHouseFront
+
+KV_BYTES = 131_072
+
+
+@dataclass(frozen=True)
+class Observed:
+    platform: Running
+    telemetry: Process
+    store: ClickHouseFront
+
+    def targets(self) -> dict[str, list[str]]:
+        """Where each role's metrics are."""
+        facts = self.platform.process.facts
+        return {
+            "gateway": [gateway["url"] for gateway in facts["gateways"]],
+            "agent": [agent["metrics"] for agent in facts["agents"]],
+            "controller": [facts["controller"]["metrics"]],
+            "telemetry": [self.telemetry.facts["url"]],
+        }
+
+
+async def some_load(gates: list[Gate]) -> None:
+    """Requests that end in each way that a reader can bring about."""
+    stream = ""
+    for number in range(12):
+        stream, _ = await gates[number % len(gates)].finished(20, seed=number)
+    reply = await gates[0].ask("GET", f"/v1/streams/{stream}?after=1-5")
+    assert reply.status == 200
+    reply = await gates[0].ask("POST", "/v1/chat/completions", chat(5) | {"model": "nobody-serves-it"})
+    assert reply.status == 404
+    running = await gates[1].background(2000)
+    await gates[0].cancel(running)
+
+
+async def fetch(url: str, accept: str = "") -> str:
+    headers = {"accept": accept} if accept else {}
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics", headers=headers) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+@pytest.fixture(scope="session")
+def observed() -> Iterator[Observed]:
+    with contextlib.ExitStack() as stack:
+        store = ClickHouseFront().start()
+        stack.callback(store.close)
+        sizes = {"STREAM_GW_KV_BYTES_PER_TOKEN": str(KV_BYTES)}
+        platform = stack.enter_context(running(sim="itl_ms=4,ttft_ms=10", **sizes))
+        env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+        flags = ("telemetry", "--clickhouse", store.url, "--telemetry-linger-s", "0.2")
+        telemetry = stack.enter_context(Process(*flags, **env))
+        asyncio.run(some_load(platform.gates))
+        yield Observed(platform, telemetry, store)

@@ -1,0 +1,149 @@
+"""Every query of every dashboard, asked of a real Prometheus and of ClickHouse's engine that a running platform feeds:
+none fails, and none is empty but those that say when they have data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards import boards, rules
+from dashboards.build import Board, Panel, Sql
+from tests.metrics.conftest import Observed, some_load
+from tests.support.redis import find_binary, free_port, wait_for
+
+ROUNDS = 12
+
+
+class Prometheus:
+    """One that scrapes the platform each second and evaluates our rules."""
+
+    def __init__(self, binary: str, targets: dict[str, list[str]]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="stream-gw-prometheus-")
+        folder = Path(self._folder.name)
+        jobs = [
+            {"job_name": role, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
+            for role, urls in targets.items()
+        ]
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rules.FOLDER / "recording.yaml"), str(rules.FOLDER / "alerts.yaml")],
+            "scrape_configs": jobs,
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [
+                binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage", "--log.level=error",
+            ],
+            start_new_session=True,
+        )  # fmt: skip
+
+    def ready(self) -> bool:
+        assert self._process.poll() is None, "Prometheus has ended"
+        with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        try:
+            with urllib.request.urlopen(
+                f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=20
+            ) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        self._folder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def prometheus(observed: Observed) -> Iterator[Prometheus]:
+    server = Prometheus(find_binary("prometheus"), observed.targets())
+    try:
+        wait_for(server.ready, "Prometheus to be ready", timeout_s=60)
+        yield server
+    finally:
+        server.close()
+
+
+PROM = [
+    (board, panel, query.expr)
+    for board in boards.BOARDS
+    for panel in board.panels
+    if not isinstance(panel.queries, Sql)
+    for query in panel.queries
+]
+SQL = [
+    (board, panel, panel.queries.sql)
+    for board in boards.BOARDS
+    for panel in board.panels
+    if isinstance(panel.queries, Sql)
+]
+
+
+def named(board: Board, panel: Panel, query: str) -> str:
+    return f"{board.title} / {panel.title} / {query}"
+
+
+def has_values(prometheus: Prometheus, expr: str) -> bool:
+    """As Grafana would ask it, in a window that fits scrapes of a second."""
+    asked = expr.replace("$__rate_interval", "20s").replace("$pool", ".*")
+    found = prometheus.ask("query", query=asked)["result"]
+    return any(math.isfinite(float(sample["value"][1])) for sample in found)
+
+
+def test_every_panel_on_prometheus_has_data(observed: Observed, prometheus: Prometheus) -> None:
+    empty = {(named(*query), query[2]) for query in PROM if not query[1].only}
+    for _ in range(ROUNDS):
+        asyncio.run(some_load(observed.platform.gates))
+        empty = {one for one in empty if not has_values(prometheus, one[1])}
+        if not empty:
+            break
+    assert not empty, "\n".join(sorted(name for name, _ in empty))
+    for query in PROM:
+        if query[1].only:
+            has_values(prometheus, query[2])  # it may be empty, and must not fail
+
+
+def test_no_alert_fires_on_a_healthy_platform_and_every_rule_is_evaluated(prometheus: Prometheus) -> None:
+    groups = prometheus.ask("rules")["groups"]
+    every = [rule for group in groups for rule in group["rules"]]
+    assert len(every) == len(rules.ALERTS) + len(rules.recording()["groups"][0]["rules"])
+    assert {rule["health"] for rule in every} == {"ok"}, [rule for rule in every if rule["health"] != "ok"]
+    assert not [rule["name"] for rule in every if rule.get("state") == "firing"]
+
+
+def test_a_time_to_first_token_leads_to_its_trace(prometheus: Prometheus) -> None:
+    found = prometheus.ask("query_exemplars", query="ttft_seconds_bucket", start="0", end="4102444800")
+    ids = {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
+    assert ids and all(len(one) == 32 for one in ids)
+
+
+@pytest.mark.parametrize(("board", "panel", "sql"), SQL, ids=[named(b, p, "SQL") for b, p, _ in SQL])
+def test_every_panel_on_clickhouse_has_data(observed: Observed, board: Board, panel: Panel, sql: str) -> None:
+    asked = sql.replace("$__fromTime", "(now() - INTERVAL 1 HOUR)").replace("$__toTime", "(now() + INTERVAL 1 HOUR)")
+
+    def rows() -> list[Any]:
+        query = urllib.parse.urlencode({"query": f"{asked} FORMAT JSONCompact"})
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{observed.store.port}/?{query}", timeout=30) as answer:
+                return list(json.load(answer)["data"])
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from None
+
+    assert wait_for(rows, named(board, panel, sql), timeout_s=30)

@@ -1,0 +1,72 @@
+"""The committed rules are the made ones; Prometheus takes them; each alert fires when it should, and only then."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dashboards import boards, rules
+from dashboards.build import Sql
+from dashboards.objectives import OBJECTIVES, WINDOWS, error_ratio
+from stream_fabric.metrics import METRICS
+from tests.support.redis import find_binary
+
+ROOT = Path(__file__).parents[2]
+OURS = {name for metric in METRICS.values() for name in metric.series}
+RECORDED = {error_ratio(window) for window in WINDOWS}
+WORDS = {
+    "sum", "max", "min", "avg", "count", "by", "rate", "increase", "or", "and", "unless", "offset", "without",
+    "histogram_quantile", "avg_over_time", "le",
+}  # fmt: skip
+
+
+def names_in(expr: str) -> set[str]:
+    """What of PromQL may be a metric: words outside labels, ranges and strings."""
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|by \([^)]*\)", " ", expr)
+    words = re.findall(r"[a-z_:][a-z0-9_:]*", re.sub(r"\b\d+[smhd]\b", " ", bare))
+    return {word for word in words if word not in WORDS}
+
+
+def expressions() -> list[tuple[str, str]]:
+    asked = [
+        (f"{board.title}: {panel.title}", query.expr)
+        for board in boards.BOARDS
+        for panel in board.panels
+        if not isinstance(panel.queries, Sql)
+        for query in panel.queries
+    ]
+    asked += [(alert.name, alert.expr) for alert in rules.ALERTS]
+    return asked + [(objective.slo, objective.bad_in("5m")) for objective in OBJECTIVES]
+
+
+@pytest.mark.parametrize(("where", "expr"), expressions())
+def test_every_name_in_a_query_is_in_the_list(where: str, expr: str) -> None:
+    names = names_in(expr)
+    assert names
+    assert names <= OURS | RECORDED, names - OURS - RECORDED
+
+
+def test_a_wrong_name_would_be_found() -> None:
+    assert names_in('sum by (pool) (rate(reads_totals{pool="p"}[5m] offset 1h)) > 14.4 * 0.01') == {"reads_totals"}
+
+
+@pytest.mark.parametrize(("folder", "made"), [(rules.FOLDER, rules.files()), (boards.FOLDER, boards.files())])
+def test_what_is_committed_is_what_the_code_makes(folder: Path, made: dict[str, str]) -> None:
+    assert {path.name: path.read_text() for path in folder.iterdir()} == made, "run: python -m dashboards"
+
+
+def test_every_alert_has_its_section_in_the_runbook() -> None:
+    titles = re.findall(r"^## (.*)$", (ROOT / rules.RUNBOOK).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert {alert.anchor for alert in rules.ALERTS} == {anchor for anchor in anchors if anchor.startswith("alert-")}
+
+
+def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should() -> None:
+    promtool = find_binary("promtool")
+    files = [str(rules.FOLDER / name) for name in ("recording.yaml", "alerts.yaml")]
+    for command in (["check", "rules", *files], ["test", "rules", str(rules.FOLDER / "tests.yaml")]):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stdout + done.stderr
