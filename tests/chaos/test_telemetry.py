@@ -1,4 +1,4 @@
-"""Events on their way into ClickHouse while consumers, Kafka and ClickHouse are killed: each once, to the last token."""
+"""Events on their way into ClickHouse while consumers, Kafka and ClickHouse are killed: each once, to the token."""
 
 from __future__ import annotations
 
