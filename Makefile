@@ -81,7 +81,7 @@ test: setup browsers prometheus kafka node
 test-cluster: setup browsers
 	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -n $(WORKERS) tests/gateway $(ARGS)
 
-test-chaos: setup browsers
+test-chaos: setup browsers kafka
 	@$(BIN)/python -m pytest -m chaos $(ARGS)
 
 test-vllm: setup redis
