@@ -36,14 +36,22 @@ class Platform:
         environment: Mapping[str, str] = ENVIRONMENT,
         engine: Sequence[str] | None = None,
     ) -> None:
-        words = shlex.split(command) if command else [str(Path(sys.executable).parent / "stream-gw"), "up"]
+        words = (
+            shlex.split(command)
+            if command
+            else [str(Path(sys.executable).parent / "stream-gw"), "up", "--no-telemetry"]
+        )
         words += ["--json", "--gateways", str(gateways), "--replicas", str(replicas), "--port", "0"]
         words += engine or ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
         self._log = folder / "platform.log"
         with self._log.open("w") as log:
             try:
                 self._process = start(
-                    words, cores.rest, stdout=subprocess.PIPE, stderr=log, env={**os.environ, **environment}
+                    words,
+                    cores.rest,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={"STREAM_GW_EVENTS": "redis", **os.environ, **environment},
                 )
             except FileNotFoundError:
                 raise SystemExit(f"the platform cannot be started: no {words[0]} (pip install -e .)") from None

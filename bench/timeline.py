@@ -162,8 +162,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=64, help="more than the replicas have slots for: some wait")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    command = [str(Path(sys.executable).parent / "stream-gw"), "up", "--json", "--port", "0", "--sim", SIM]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    command = [
+        str(Path(sys.executable).parent / "stream-gw"),
+        "up",
+        "--json",
+        "--port",
+        "0",
+        "--no-telemetry",
+        "--sim",
+        SIM,
+    ]
+    # Events are read here, as no consumer would leave them
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "STREAM_GW_EVENTS": "redis"})
     try:
         assert process.stdout is not None
         facts = json.loads(process.stdout.readline())

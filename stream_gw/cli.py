@@ -213,6 +213,11 @@ def _add_up_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--redis-url", default="", help="a Redis to use; else one is started")
     parser.add_argument("--dev-key", default="sk-dev", help="the API key of tenant dev (default sk-dev)")
+    parser.add_argument(
+        "--telemetry",
+        action=argparse.BooleanOptionalAction,
+        help="keep a trace of every request in ClickHouse's engine (default: where it is installed, stream-gw[chdb])",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
 
 

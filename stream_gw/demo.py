@@ -41,7 +41,7 @@ async def run(port: int) -> int:
     """0 when everything that was shown held."""
     started = time.monotonic()
     print("Starting Redis, two simulated replicas, a controller and two gateways …", flush=True)
-    options = UpOptions(gateways=2, replicas=2, sim=_SIM, port=port)
+    options = UpOptions(gateways=2, replicas=2, sim=_SIM, port=port, telemetry=False)
     async with platform(options) as running:
         urls = [gateway["url"] for gateway in running.gateways]
         print(f"Ready in {time.monotonic() - started:.1f} s: {urls[0]} and {urls[1]}\n")

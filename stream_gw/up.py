@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,12 +50,15 @@ class UpOptions:
     host: str = "127.0.0.1"
     redis_url: str = ""
     dev_key: str = "sk-dev"
+    telemetry: bool | None = None
+    """None: where ClickHouse's client and engine are installed."""
     json: bool = False
 
 
 @dataclass
 class Platform:
-    """A running platform. Processes by what they are: ``redis``, ``agent``, ``controller``, ``gateway``."""
+    """A running platform. Processes by what they are: ``redis``, ``agent``, ``controller``, ``telemetry``,
+    ``gateway``."""
 
     options: UpOptions
     redis_url: str
@@ -62,6 +66,7 @@ class Platform:
     gateways: list[dict[str, Any]] = field(default_factory=list)
     agents: list[dict[str, Any]] = field(default_factory=list)
     controller: dict[str, Any] = field(default_factory=dict)
+    telemetry: dict[str, Any] | None = None
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
@@ -69,6 +74,7 @@ class Platform:
             "gateways": self.gateways,
             "agents": self.agents,
             "controller": self.controller,
+            "telemetry": self.telemetry,
             "redis_url": self.redis_url,
             "redis_pid": self.redis_pid,
             "key": self.options.dev_key,
@@ -114,6 +120,16 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         # What is one process's own cannot come from an environment that all share
         for name in ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT"):
             base.pop(f"STREAM_GW_{name}", None)
+        starts = []
+        token = secrets.token_hex(16)
+        if _with_telemetry(options):
+            env = {**base, "STREAM_GW_TELEMETRY_TOKEN": token}
+            if not env.get("STREAM_GW_CLICKHOUSE"):
+                env["STREAM_GW_CLICKHOUSE"] = f"chdb://{stack.enter_context(_telemetry_folder())}"
+            starts.append(_child(stack, ["telemetry"], env))
+        else:
+            # With nobody to consume them they would only fill Redis
+            base.setdefault("STREAM_GW_EVENTS", "off")
         agent = ["agent", "--engine", options.engine, "--metrics-port", "0"]
         agent += ["--sim", options.sim] if options.sim else []
         agent += ["--upstream", options.upstream] if options.upstream else []
@@ -122,7 +138,7 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         agent += [f"--vllm-flags={options.vllm_flags}"] if options.vllm_flags else []
         # A model loads for minutes, and the agent bounds its engine's start itself
         times = (None, _VLLM_STOP_S) if options.engine == "vllm" else (_START_S, _STOP_S)
-        starts = [_child(stack, [*agent, "--replica", f"replica{k}"], base, *times) for k in range(options.replicas)]
+        starts += [_child(stack, [*agent, "--replica", f"replica{k}"], base, *times) for k in range(options.replicas)]
         starts.append(_child(stack, ["controller", "--metrics-port", "0"], base))
         secret = secrets.token_hex(32)
         gateway_env = {**base, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
@@ -139,9 +155,37 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
                     )
                 case "controller":
                     running.controller = {"pid": process.pid, "metrics": facts["metrics"]}
+                case "telemetry":
+                    running.telemetry = {"url": facts["url"], "token": token, "pid": process.pid}
                 case "gateway":
                     running.gateways.append({"url": facts["url"], "pid": process.pid})
         yield running
+
+
+def _with_telemetry(options: UpOptions) -> bool:
+    """Raises ValueError when it is asked for and cannot be."""
+    if os.environ.get("STREAM_GW_EVENTS") == "off":
+        return bool(options.telemetry)
+    modules = ["clickhouse_connect", "pyarrow"] + ([] if os.environ.get("STREAM_GW_CLICKHOUSE") else ["chdb"])
+    installed = all(find_spec(module) is not None for module in modules)
+    if options.telemetry and not installed:
+        raise ValueError("--telemetry needs ClickHouse's client and engine: pip install 'stream-gw[chdb]'")
+    return installed if options.telemetry is None else options.telemetry
+
+
+@contextlib.contextmanager
+def _telemetry_folder() -> Iterator[Path]:
+    """Where traces are kept from one up to the next. The engine lets one process into it, so while another up has it
+    this one's are gone with it."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stream-gw"
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "telemetry.lock").open("a") as lock, contextlib.ExitStack() as stack:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-gw-telemetry-")))
+        else:
+            yield state / "telemetry"
 
 
 @contextlib.asynccontextmanager
@@ -286,6 +330,10 @@ def _describe(running: Platform) -> None:
         print(f"  gateway  {gateway['url']}")
     first = running.gateways[0]["url"]
     print(f"  key      {options.dev_key}")
+    if running.telemetry:
+        print(f"  traces   kept by the process at {running.telemetry['url']}")
+    elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
+        print("  traces   not kept: pip install 'stream-gw[chdb]'")
     print(f"\n  chat     {first}/#key={options.dev_key}")
     print(f"  SDK      OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")
     print("\nCtrl-C stops everything.", flush=True)

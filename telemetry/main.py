@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import secrets
 import signal
@@ -125,5 +126,8 @@ async def dlq(
 
 def run(settings: TelemetrySettings, on_ready: Callable[[str], None]) -> None:
     """The process's main."""
+    # A block is tens of thousands of objects without a cycle: looking for some halves the rate
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 20)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready))

@@ -27,8 +27,10 @@ CLI = [sys.executable, "-m", "stream_gw.cli"]
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """The environment without settings of ours that the caller's shell may hold."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")} | more
+    """The environment without settings of ours that the caller's shell may hold. Events go to Redis, also where nobody
+    consumes them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
+    return kept | {"STREAM_GW_EVENTS": "redis"} | more
 
 
 def run_cli(*flags: str, timeout_s: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
@@ -165,7 +167,8 @@ def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2, **env: 
     """The platform, as ``stream-gw up`` starts it: on a Redis of its own, or where ``STREAM_GW_TEST_FABRIC=cluster`` is
     set on a Redis Cluster of three primaries."""
     need_redis()
-    command = ["up", "--port", "0", "--gateways", str(gateways), "--replicas", str(replicas), "--sim", sim, *flags]
+    command = ["up", "--port", "0", "--gateways", str(gateways), "--replicas", str(replicas), "--sim", sim]
+    command += [*flags, "--no-telemetry"]
     with contextlib.ExitStack() as stack:
         if on_cluster():
             command += ["--redis-url", stack.enter_context(RedisCluster()).url]

@@ -255,7 +255,7 @@ async def _ended(pids: set[int]) -> None:
 )
 async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> None:
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "2", "--replicas", "1") as up:
+    with Process("up", "--port", "0", "--gateways", "2", "--replicas", "1", "--no-telemetry") as up:
         facts = up.facts
         pids = _children(up.pid)
         named = {facts["redis_pid"], *(p["pid"] for p in facts["gateways"]), *(p["pid"] for p in facts["agents"])}
@@ -272,7 +272,7 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 async def test_up_that_is_killed_leaves_nothing_behind() -> None:
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1") as up:
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
         pids = _children(up.pid)
         assert len(pids) == 4, "Redis, an agent, a controller, a gateway"
         up.kill()
@@ -283,7 +283,7 @@ async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
     need_redis()
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and never answers: the agent waits for it
         upstream = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        for flags in (["up", "--port", "0", "--engine", "openai", "--upstream", upstream], ["demo"]):
+        for flags in (["up", "--port", "0", "--engine", "openai", "--upstream", upstream, "--no-telemetry"], ["demo"]):
             process = await asyncio.create_subprocess_exec(
                 *CLI, *flags, env=clean_env(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
             )
@@ -301,7 +301,7 @@ async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
 async def test_up_that_cannot_start_leaves_nothing_behind(platform: Running) -> None:
     port = platform.gates[0].port
     process = await asyncio.create_subprocess_exec(
-        *CLI, "up", "--port", str(port), "--json", env=clean_env(),
+        *CLI, "up", "--port", str(port), "--no-telemetry", "--json", env=clean_env(),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     seen: set[int] = set()

@@ -225,7 +225,7 @@ class Up:
 def up(model: str, python: str, *flags: str, replicas: int = 1) -> Iterator[Up]:
     """``flags``: vLLM's."""
     engine = ["--engine", "vllm", "--model", model, "--vllm-python", python]
-    command = ["up", "--port", "0", "--gateways", "1", *engine, "--", *flags]
+    command = ["up", "--port", "0", "--gateways", "1", "--no-telemetry", *engine, "--", *flags]
     if replicas != 1:
         command[1:1] = ["--replicas", str(replicas)]
     with Process(*command) as process:
@@ -236,7 +236,8 @@ def up(model: str, python: str, *flags: str, replicas: int = 1) -> Iterator[Up]:
 @contextlib.contextmanager
 def starting_up(model: str, python: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """One that has not said that it is ready. Whatever the test does, it is ended."""
-    command = [*CLI, "up", "--port", "0", "--engine", "vllm", "--model", model, "--vllm-python", python, "--", *flags]
+    command = [*CLI, "up", "--port", "0", "--no-telemetry", "--engine", "vllm", "--model", model]
+    command += ["--vllm-python", python, "--", *flags]
     # What is left of it would hold a pipe's other end, so that is stderr's alone
     with subprocess.Popen(
         command, env=clean_env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
