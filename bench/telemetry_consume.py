@@ -1,8 +1,9 @@
 """How fast the consumer brings events from Kafka into ClickHouse, for a core of its own.
 
-A topic of six partitions is filled first; then one ``stream-gw telemetry`` takes it all. Twice: with ClickHouse's engine
-behind HTTP in another process, so that the consumer's processor time is its own, and with the engine inside it. Rates are
-events for a second of the consumer's processor time, which a busy machine disturbs little, and for a second of the clock.
+A topic of six partitions is filled first; then one ``stream-gw telemetry`` takes it all. Twice: with ClickHouse's
+engine behind HTTP in another process, so that the consumer's processor time is its own, and with the engine inside it.
+Rates are events for a second of the consumer's processor time, which a busy machine disturbs little, and for a second
+of the clock.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ async def measure(events: int, url: str, kafka: KafkaServer, log: Log, group: st
     blocks = re.search(r"^telemetry_block_rows_count (\S+)$", page, re.M)
     assert blocks is not None
     return (
-        f"{events / used:,.0f} events/s of a core, {events / took:,.0f} events/s by the clock; {float(blocks[1]):.0f} blocks, "
-        f"insert p50 {insert[0]}, p99 {insert[1]}; peak {peak} MiB"
+        f"{events / used:,.0f} events/s of a core, {events / took:,.0f} events/s by the clock; "
+        f"{float(blocks[1]):.0f} blocks, insert p50 {insert[0]}, p99 {insert[1]}; peak {peak} MiB"
     )
 
 

@@ -49,7 +49,7 @@ class Block:
 @dataclass(frozen=True)
 class BlockPolicy:
     rows_max: int = 20_000
-    bytes_max: int = 16 << 20
+    bytes_max: int = 8 << 20
     linger_s: float = 1.0
     """A record waits for so long at most before its block is cut."""
 

@@ -64,6 +64,8 @@ class Consumer:
         self._policy = policy
         self._metrics = metrics
         self._drain_s = drain_s
+        # While one block is inserted the next is made; more at once would only take memory
+        self._inserting = asyncio.Semaphore(2)
         self._parts: dict[Part, _Held] = {}
         self._stopping = False
         self._failed: asyncio.Future[None] | None = None
@@ -164,7 +166,8 @@ class Consumer:
                     held.claimed_since = time.monotonic()
                     claim, next = block, law.next
                     await self._again("claim", lambda: self._source.commit(part, next, claim))  # noqa: B023
-                await self._insert(held, block, law.records())
+                async with self._inserting:
+                    await self._insert(held, block, law.records())
                 law.done()
                 held.claimed_since = 0.0
                 held.news.set()  # there is room again

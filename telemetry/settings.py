@@ -26,7 +26,7 @@ class TelemetrySettings(EventSettings):
         description="events kafka: the topic of records that are no events",
     )
     telemetry_block_rows: int = Field(20_000, ge=1, le=60_000, description="Records inserted at once, at most")
-    telemetry_block_mb: int = Field(16, ge=1, le=256, description="The same in MiB; two such are held a partition")
+    telemetry_block_mb: int = Field(8, ge=1, le=256, description="The same in MiB; two such are held a partition")
     telemetry_linger_s: float = Field(1.0, ge=0, le=60, description="A record waits at most so long for others")
     telemetry_session_s: float = Field(
         10.0, ge=1, le=300, description="A consumer not heard of for so long has lost its partitions"
