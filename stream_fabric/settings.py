@@ -23,6 +23,10 @@ class FabricSettings(BaseSettings):
         16, ge=1, le=4096, description="Slots the streams are spread over; the same in the whole fleet, for good"
     )
 
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="What is logged on stderr: json, text, or auto: text on a terminal, else json"
+    )
+
     @field_validator("redis_url")
     @classmethod
     def _is_redis_url(cls, value: str) -> str:

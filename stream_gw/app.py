@@ -28,6 +28,7 @@ from stream_fabric.errors import (
 )
 from stream_fabric.ids import StreamId
 from stream_gw import sse, ws
+from stream_gw.access import AccessLog
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_of, cookie_set
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects import encoder_for
@@ -74,8 +75,9 @@ Parser = Callable[[bytes], CreateRequest]
 class Edge:
     """The routes of one gateway."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics | None = None) -> None:
+    def __init__(self, gateway: Gateway, metrics: Metrics | None = None, access: AccessLog | None = None) -> None:
         self.gateway = gateway
+        self.access = access or AccessLog(0)
         self.metrics = metrics or Metrics()
         self.outlets: set[SseOutlet] = set()
         self.sockets: set[ws.Socket] = set()
@@ -409,6 +411,7 @@ class _Endpoint:
                     opened.close()
         except StreamGwError as error:
             status = error.http_status
+            self._edge.access.receive_refused(request.id, self._path, request.traced, error)
             await request.refuse(error)
         except ClientGone:
             status = 499

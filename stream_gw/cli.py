@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import math
 import shlex
 import sys
@@ -20,6 +19,7 @@ from inference.agent.settings import AgentSettings
 from inference.control import main as controller_main
 from inference.control.settings import ControllerSettings
 from stream_fabric.errors import StreamGwError
+from stream_fabric.logs import configure
 from stream_fabric.settings import FabricSettings
 from stream_gw import main as gateway_main
 from stream_gw.auth import key_digest, new_key
@@ -70,9 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         up.error(f"argument --upstream: is for --engine openai; the engine is {args.engine}")
     if vllm_flags:
         args.vllm_flags = shlex.join(vllm_flags)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure()
     try:
         return _run(args)
     except KeyboardInterrupt:
@@ -268,7 +266,9 @@ def _settings(model: type[S], args: argparse.Namespace) -> S:
     """Flags over variables over defaults. Raises ValueError naming each wrong setting and what is allowed."""
     given = {name: value for name in model.model_fields if (value := getattr(args, name, None)) is not None}
     try:
-        return model(**given)
+        settings = model(**given)
+        configure(settings.log_format)
+        return settings
     except ValidationError as error:
         lines = []
         for item in error.errors():

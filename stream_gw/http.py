@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class Request:
     """What a handler needs of one HTTP request."""
 
-    __slots__ = ("_receive", "_received_us", "_send", "headers", "id", "path_params", "scope")
+    __slots__ = ("_receive", "_received_us", "_send", "headers", "id", "path_params", "scope", "traced")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -35,6 +35,7 @@ class Request:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.id = "req_" + secrets.token_hex(12)
         self._received_us = monotonic_us()
+        self.traced: ReaderTrace | None = None
 
     @property
     def query(self) -> dict[str, str]:
@@ -46,7 +47,8 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     def trace(self, tracer: Tracer, transport: Transport) -> ReaderTrace:
-        return ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
+        self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
+        return self.traced
 
     async def body(self) -> bytes:
         """The whole body, which is UTF-8. Raises BadRequest, and BodyTooLarge before reading more than the limit."""

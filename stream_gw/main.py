@@ -23,6 +23,7 @@ from stream_fabric.redis.reaper import Reaper
 from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_gw.access import AccessLog
 from stream_gw.app import Edge
 from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
 from stream_gw.directory import Directory
@@ -31,7 +32,7 @@ from stream_gw.hub import Hub
 from stream_gw.metrics import Metrics
 from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
-from stream_gw.trace import Tracer
+from stream_gw.trace import Over, Tracer
 from telemetry.emit import open_sink
 from telemetry.spans import open_spans
 
@@ -68,6 +69,12 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         metrics = Metrics()
+        access = AccessLog(settings.access_log_one_in)
+
+        def over(told: Over) -> None:
+            metrics.receive_over(told)
+            access.receive_over(told)
+
         spans = open_spans(
             settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
         )
@@ -82,10 +89,10 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
             clock = FabricClock(client)
-            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, metrics.receive_over, spans.told)
+            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, over, spans.told)
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
-            edge = Edge(gateway, metrics)
+            edge = Edge(gateway, metrics, access)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
                 tasks.create_task(subscriber.run()),

@@ -22,6 +22,12 @@ class GatewaySettings(EmitSettings):
         le=1_000_000,
         description="Of requests that succeed, one in so many leaves a trace; all others always do, and bills",
     )
+    access_log_one_in: int = Field(
+        100,
+        ge=0,
+        le=1_000_000,
+        description="Of requests that go well, one in so many is logged; 0: none; those that fail always are",
+    )
     otlp_endpoint: str = Field(
         "", description="Where traces go as OpenTelemetry's spans: OTLP over HTTP, as http://host:4318; empty: nowhere"
     )

@@ -104,9 +104,10 @@ class ReaderTrace:
     """What one reader's end will tell. Moments are microseconds on the monotonic clock; 0: not yet."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "parent_id", "placed",
-        "placing", "pool", "position", "prices", "reason", "received", "replica", "request_id", "role", "scores",
-        "session", "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
+        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "is_over",
+        "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
+        "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "tenant", "tier",
+        "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +129,7 @@ class ReaderTrace:
         self.parent_id = found[2] if found and self.trace_id else ""
         self.received = monotonic_us() if received_us is None else received_us
         self.role: Role = "refused"
+        self.is_over = False
         self.tenant = TenantId("")
         self.placing = self.placed = self.started = self.first = self.arrived = self.broke = 0
         self.stalled_at = self.stalled_us = self.gap_us = self.position = 0
@@ -196,6 +198,7 @@ class ReaderTrace:
         stream: StreamId | Literal[""] = "" if self.facts is None else self.facts.stream
         if isinstance(error, Draining):
             ended = "drained"
+        self.is_over = True
         done = monotonic_us()
         self.receive_drained()
         failed = error or (end.error if end is not None else None)

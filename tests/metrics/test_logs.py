@@ -1,0 +1,118 @@
+"""What processes log: a JSON object a line, with the request's id; never a secret, never what was said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stream_fabric.logs import without_secrets
+from tests.gateway.processes import clean_env
+from tests.gateway.wire import Gate, chat
+from tests.metrics.conftest import Observed
+from tests.support.waiting import eventually
+
+PROMPT = "The heron stands where nobody has looked"
+SAYS = """
+import logging, sys
+from stream_fabric.logs import configure
+configure(sys.argv[1])
+log = logging.getLogger("a.module")
+log.warning("redis://user:%s@host is away", "hunter2", extra={"stream": "resp_1", "status": 503})
+log.info("not told")
+try:
+    raise ValueError("with sk-abcdefgh1234")
+except ValueError:
+    log.exception("it failed")
+"""
+
+
+def says(form: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS, form], env=clean_env(), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not done.stdout
+    assert "hunter2" not in done.stderr and "abcdefgh" not in done.stderr
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("form", ["json", "auto"])
+def test_a_line_is_an_object(form: str) -> None:
+    """``auto``: a pipe is no terminal."""
+    first, second = map(json.loads, says(form))
+    assert first.pop("at").endswith("Z")
+    assert first == {
+        "event": "redis://user:…@host is away", "level": "warning", "logger": "a.module", "stream": "resp_1",
+        "status": 503,
+    }  # fmt: skip
+    assert second["event"] == "it failed" and "ValueError: with sk-…" in second["exception"]
+
+
+def test_text_says_the_same() -> None:
+    first, second, *trace = says("text")
+    assert first.endswith(" WARNING a.module: redis://user:…@host is away stream=resp_1 status=503")
+    assert second.endswith(" ERROR a.module: it failed")
+    assert trace[-1] == "ValueError: with sk-…"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("Authorization: Bearer abc.def-123", "Authorization: Bearer …"),
+        ("subprotocol bearer.eyJhbGciOi", "subprotocol bearer …"),
+        ("rediss://:pw@h:1/0?ca=x", "rediss://:…@h:1/0?ca=x"),
+        ('{"api_key": "abcd1234", "tokens": 12}', '{"api_key": "…", "tokens": 12}'),
+        ("password=hunter2&user=x", "password=…&user=x"),
+        ("the next token came after 12345 ms", "the next token came after 12345 ms"),
+        ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+    ],
+)
+def test_secrets_are_taken_out(text: str, clean: str) -> None:
+    assert without_secrets(text) == clean
+
+
+async def test_a_gateway_logs_its_requests_and_not_what_they_say(observed: Observed) -> None:
+    """All that fail, with their ids; of the others here every one."""
+    flags = ("--gateway", "logs", "--access-log-one-in", "1")
+    platform = observed.platform
+    with await asyncio.to_thread(platform.gateway, *flags) as process:
+        gate = Gate(process.facts["url"], process.pid, platform.key)
+        body = chat(8) | {"messages": [{"role": "user", "content": PROMPT}]}
+        async with gate.create(body) as exchange:
+            stream, request = exchange.headers["x-stream-id"], exchange.headers["x-request-id"]
+            await exchange.rest()
+        unknown = await gate.ask("POST", "/v1/chat/completions", body | {"model": "nobody-serves-it"})
+        wrong_key = Gate(process.facts["url"], process.pid, "sk-wrong-1234567890")
+        refused = await wrong_key.ask("POST", "/v1/chat/completions", body)
+        assert (unknown.status, refused.status) == (404, 401)
+
+        def records() -> list[dict[str, Any]] | None:
+            found = [json.loads(line) for line in process.log.splitlines()]
+            found = [record for record in found if record["logger"] == "stream_gw.access"]
+            return found if len(found) >= 3 else None
+
+        found = {record["request"]: record for record in await eventually(records, "three records")}
+        log = process.log
+    assert len(found) == 3, "each once"
+    served = found[request]
+    assert (served["stream"], served["tenant"], served["status"], served["ended"]) == (stream, "dev", 200, "completed")
+    assert served["tokens"] == 8 and served["wall_ms"] >= served["ttft_ms"] > 0
+    missing = found[unknown.headers["x-request-id"]]
+    assert (missing["status"], missing["error"], missing["tenant"]) == (404, "model_not_found", "dev")
+    denied = found[refused.headers["x-request-id"]]
+    assert (denied["status"], denied["error"], denied["tenant"]) == (401, "invalid_api_key", "")
+    for secret in (PROMPT, "heron", platform.key, "sk-wrong", "1234567890", platform.redis_url):
+        assert secret not in log
+
+
+async def test_of_what_goes_well_a_sample_is_logged(observed: Observed) -> None:
+    with await asyncio.to_thread(observed.platform.gateway, "--access-log-one-in", "0") as process:
+        gate = Gate(process.facts["url"], process.pid, observed.platform.key)
+        await gate.finished(3)
+        await gate.ask("POST", "/v1/chat/completions", chat(3) | {"model": "nobody-serves-it"})
+        await eventually(lambda: "model_not_found" in process.log, "the one that failed")
+        assert len(process.log.splitlines()) == 1
