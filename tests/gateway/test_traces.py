@@ -155,7 +155,7 @@ async def test_a_reader_who_comes_back_elsewhere_is_told_in_two_parts_that_join(
 
 async def test_a_slow_reader_is_the_one_who_waited(one: Gate, fast: str, told: Told) -> None:
     async with one.connection(4096) as exchange:
-        exchange.pause_s = 0.002
+        exchange.pause_s = 0.006
         await exchange.send(one.request("POST", "/v1/chat/completions", chat(4000, model=fast)))
         await exchange.head()
         await exchange.rest(60)
