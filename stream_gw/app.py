@@ -29,6 +29,7 @@ from stream_fabric.errors import (
 from stream_fabric.ids import StreamId
 from stream_gw import sse, ws
 from stream_gw.access import AccessLog
+from stream_gw.admin import Traces
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_of, cookie_set
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects import encoder_for
@@ -78,6 +79,8 @@ class Edge:
     def __init__(self, gateway: Gateway, metrics: Metrics | None = None, access: AccessLog | None = None) -> None:
         self.gateway = gateway
         self.access = access or AccessLog(0)
+        settings = gateway.settings
+        self.traces = Traces(settings.telemetry_url, settings.telemetry_token.get_secret_value())
         self.metrics = metrics or Metrics()
         self.outlets: set[SseOutlet] = set()
         self.sockets: set[ws.Socket] = set()
@@ -122,6 +125,7 @@ class Edge:
                 route("/v1/streams/{id}/placement", get=self._placement),
                 route("/v1/streams/{id}/cancel", post=self._cancel),
                 route("/v1/streams/{id}/input", post=self._input),
+                route("/v1/admin/traces{rest:path}", get=self._traces),
                 route("/healthz", get=self._healthz),
                 route("/readyz", get=self._readyz),
                 route("/metrics", get=self._metrics),
@@ -349,6 +353,12 @@ class Edge:
 
     async def _clear_cookie(self, request: Request, send: Send) -> None:
         await request.answer(204, headers=[*_NO_STORE, cookie_cleared(request.headers)])
+
+    async def _traces(self, request: Request, send: Send) -> None:
+        who = self._who(request)
+        rest, query = request.path_params["rest"], request.scope["query_string"]
+        status, body = await self.traces.get(who, rest, query)
+        await request.answer(status, body, [JSON, *_NO_STORE])
 
     async def _healthz(self, request: Request, send: Send) -> None:
         await request.answer(200, b"ok\n", [(b"content-type", b"text/plain")])

@@ -22,8 +22,9 @@ from stream_fabric.events import Prices
 from stream_fabric.ids import TenantId, UserId
 from stream_fabric.limits import COOKIE_BYTES_MAX
 
-Scope = Literal["create", "read", "cancel", "input"]
+Scope = Literal["create", "read", "cancel", "input", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"create", "read", "cancel", "input"})
+"""A tenant's. ``admin`` is the operator's: the traces of the whole fleet; a key has it only where the file says so."""
 TOKEN_S_MAX = 24 * 3600
 COOKIE = "stream_gw"
 _CAPABILITY = "cap_"
@@ -100,6 +101,7 @@ class TomlKeyStore:
     sha256 = "…"              # stream-gw key prints it
     scopes = ["create", "read", "cancel", "input"]
     models = ["llama-8b"]     # optional
+    # scopes = ["admin"]      # an operator's key, whichever tenant it stands under: everybody's traces
 
     [price."llama-8b"]        # optional; "*": of all others; [tenant.price."…"]: this tenant's own
     prompt = 150000           # millionths of your currency for a million tokens
@@ -145,8 +147,8 @@ class TomlKeyStore:
 
     @classmethod
     def single(cls, tenant: str, key: str) -> TomlKeyStore:
-        """One tenant with one key: the embedded default."""
-        return cls({key_digest(key): Principal(TenantId(tenant), ALL_SCOPES)})
+        """One tenant with one key, its operator's too: the embedded default."""
+        return cls({key_digest(key): Principal(TenantId(tenant), ALL_SCOPES | {"admin"})})
 
     def find(self, key: str) -> Principal | None:
         # The lookup is by digest, so its timing tells nothing of a key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import shlex
@@ -24,6 +25,7 @@ from stream_fabric.settings import FabricSettings
 from stream_gw import main as gateway_main
 from stream_gw.auth import key_digest, new_key
 from stream_gw.settings import GatewaySettings
+from telemetry.ask import flags as ask_flags
 from telemetry.settings import TelemetrySettings
 from telemetry.store import StoreUnavailable
 
@@ -57,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_argument("--redis-url", help=f"the Redis to check ({_ENV}REDIS_URL)")
     demo = commands.add_parser("demo", help="start the platform, show the main job, stop; the exit code tells")
     demo.add_argument("--port", type=_port, default=0, help="port of the first gateway; 0: any free one")
+    ask_flags.add_traces(commands.add_parser("traces", help="ask why a request was slow, and what the fleet did"))
+    ask_flags.add_usage(commands.add_parser("usage", help="what is billed; reconcile: do the accounts agree"))
     key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
     key.add_argument("--tenant", required=True, help="the tenant it is for")
     _add_replicas_flags(commands.add_parser("replicas", help="what every replica does; drain or activate one"))
@@ -112,6 +116,12 @@ def _run(args: argparse.Namespace) -> int:
             controller_main.run(
                 _settings(ControllerSettings, args), lambda url: _say(args, {"metrics": url}, "controller is ready")
             )
+        case "traces" | "usage":
+            from telemetry.ask import command as ask_command
+            from telemetry.ask.settings import AskSettings
+
+            with contextlib.suppress(KeyboardInterrupt):
+                return asyncio.run(ask_command.run(_settings(AskSettings, args), args, print))
         case "telemetry":
             _telemetry(_settings(TelemetrySettings, args), args)
         case "up":

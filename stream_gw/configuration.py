@@ -8,6 +8,7 @@ from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
 from stream_fabric.settings import EmitSettings, EventSettings, FabricSettings
 from stream_gw.settings import GatewaySettings
+from telemetry.ask.settings import AskSettings
 from telemetry.settings import TelemetrySettings
 
 _HEAD = """# Configuration
@@ -28,6 +29,7 @@ def table() -> str:
         ("`stream-gw agent`", AgentSettings),
         ("`stream-gw controller`", ControllerSettings),
         ("`stream-gw telemetry`", TelemetrySettings),
+        ("`stream-gw traces`, `stream-gw usage`", AskSettings),
     ):
         fields = {name: field for name, field in model.model_fields.items() if name not in told}
         out.append(f"\n## {title}\n\n| flag | variable | default | what it is |\n| --- | --- | --- | --- |\n")

@@ -28,6 +28,12 @@ class GatewaySettings(EmitSettings):
         le=1_000_000,
         description="Of requests that go well, one in so many is logged; 0: none; those that fail always are",
     )
+    telemetry_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/?#@]+/?)?$",
+        description="Where stream-gw telemetry answers, for /v1/admin/traces; empty: there is none",
+    )
+    telemetry_token: SecretStr = Field(SecretStr(""), description="With telemetry_url: its bearer token")
     otlp_endpoint: str = Field(
         "", description="Where traces go as OpenTelemetry's spans: OTLP over HTTP, as http://host:4318; empty: nowhere"
     )

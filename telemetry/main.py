@@ -17,6 +17,7 @@ import uvloop
 from stream_fabric.errors import BadRequest
 from stream_fabric.redis.client import RedisClient
 from telemetry.api import api
+from telemetry.ask.queries import SAVED
 from telemetry.blocks import BlockPolicy
 from telemetry.consume import Consumer
 from telemetry.dlq import DeadLetters
@@ -92,7 +93,7 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
         async with _log(settings) as (source, dead_letters):
             consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s)
             token = settings.telemetry_token.get_secret_value()
-            async with api(store, metrics, QUERIES, ready.is_set, token, settings.telemetry_port) as url:
+            async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, settings.telemetry_port) as url:
 
                 def begun() -> None:
                     ready.set()

@@ -35,9 +35,12 @@ class TelemetrySettings(EventSettings):
     telemetry_raw_days: int = Field(30, ge=1, le=3650, description="Days that requests, attempts and fleet are kept")
     telemetry_rollup_days: int = Field(400, ge=1, le=36_500, description="Days that the sums by minute are kept")
     telemetry_port: int = Field(
-        0, ge=0, le=65535, description="Port of /query, /healthz and /metrics on loopback; 0: any free one"
+        0,
+        ge=0,
+        le=65535,
+        description="Port of /query, /sql, /traces, /healthz and /metrics on loopback; 0: any free one",
     )
-    telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token for /query; empty: /query is off")
+    telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token of who may ask; empty: nobody may")
 
     @field_validator("clickhouse")
     @classmethod

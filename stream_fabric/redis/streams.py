@@ -264,6 +264,12 @@ def _head(item: list[bytes | int]) -> Head:
     )
 
 
+async def held_partitions(client: RedisClient) -> Partitions | None:
+    """What was agreed on, for one who only looks; None: nobody has used this Redis."""
+    held = await client.execute(slot_of("p0"), "GET", "sg:{p0}:partitions")
+    return None if held is None else Partitions(int(held), new=False)
+
+
 async def check_partitions(client: RedisClient, count: int) -> Partitions:
     """Agree on the number of partitions with everybody else on this Redis: the first to come decides.
 

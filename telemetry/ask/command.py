@@ -1,0 +1,152 @@
+"""``stream-gw traces`` and ``stream-gw usage``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from stream_fabric.errors import BadRequest, FabricUnavailable
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.streams import RedisStreamLog, held_partitions
+from telemetry.ask.http import HttpAsk
+from telemetry.ask.port import Ask, StoreAsk
+from telemetry.ask.queries import COHORT
+from telemetry.ask.reconcile import Report, Settled, reconcile
+from telemetry.ask.settings import AskSettings
+from telemetry.ask.text import reconcile_text, request_line, rows_text
+from telemetry.ask.times import window
+from telemetry.ask.views import VIEWS
+from telemetry.store import Store
+
+Say = Callable[[str], None]
+
+DISAGREES = 3
+"""The exit code of a reconciliation that found something; 1 is an error."""
+_TAIL_S = 1.0
+_LATE_US = 60_000_000
+"""An event may come so late, and is still told by ``tail``."""
+_SEEN_MAX = 20_000
+
+
+async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
+    """The exit code. Raises StreamGwError and OSError."""
+    async with _ask(settings) as ask:
+        if args.command == "usage":
+            if args.verb == "reconcile":
+                return await _reconcile(ask, settings, args, say)
+            await _view(ask, "usage", _given(args, "since", "until", "tenant", "model"), args, say)
+        elif args.verb == "tail":
+            await _tail(ask, _given(args, *COHORT, "ended"), args, say)
+        elif args.verb == "sql":
+            text = sys.stdin.read() if args.statement == "-" else args.statement
+            rows = await ask.sql(text, args.rows)
+            found = rows.dicts()
+            value = {"columns": rows.columns, "types": rows.types, "rows": rows.rows, "truncated": rows.truncated}
+            say(_json(value) if args.json else rows_text(found) + ("\n… and more" if rows.truncated else ""))
+        elif args.verb == "query":
+            await _view(ask, "query", {**_pairs(args.parameters), "name": args.name}, args, say)
+        else:
+            given = _given(args, "id", "since", "until", "top", "phase", "ended", "a", "b", *COHORT)
+            await _view(ask, args.verb, given, args, say)
+    return 0
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, str]:
+    return {name: value for name in names if (value := getattr(args, name, None))}
+
+
+def _pairs(parameters: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in parameters:
+        name, equals, value = text.partition("=")
+        if not equals or name == "name":
+            raise BadRequest(f"write a parameter as NAME=VALUE, got {text[:60]!r}")
+        pairs[name] = value
+    return pairs
+
+
+async def _view(ask: Ask, name: str, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
+    view = await VIEWS[name](ask, given, _now_us())
+    say(_json(view.value) if args.json else view.text)
+
+
+async def _tail(ask: Ask, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
+    seen: OrderedDict[str, None] = OrderedDict()
+    started_us = _now_us()
+    while True:
+        now_us = _now_us()
+        rows = await ask.query(
+            "recent",
+            {**given, "from_us": max(started_us, now_us - _LATE_US), "until_us": now_us + _LATE_US, "top": 1000},
+        )
+        for row in reversed(rows):
+            if row["id"] in seen:
+                continue
+            seen[str(row["id"])] = None
+            say(_json(row) if args.json else request_line(row))
+        while len(seen) > _SEEN_MAX:
+            seen.popitem(last=False)
+        await asyncio.sleep(_TAIL_S)
+
+
+async def _reconcile(ask: Ask, settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
+    from_us, until_us = window({"since": args.since, "until": args.until}, _now_us(), "24h")
+    if args.no_redis:
+        report = await reconcile(ask, None, from_us, until_us, args.tenant)
+    else:
+        async with _settled(settings.redis_url) as settled:
+            report = await reconcile(ask, settled, from_us, until_us, args.tenant)
+    say(_json(_report(report)) if args.json else reconcile_text(report))
+    return 0 if report.agrees else DISAGREES
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return {**asdict(report), "agrees": report.agrees}
+
+
+@asynccontextmanager
+async def _settled(redis_url: str) -> AsyncIterator[Settled]:
+    client = RedisClient(redis_url)
+    try:
+        await client.start()
+        partitions = await held_partitions(client)
+        if partitions is None:
+            raise FabricUnavailable("no stream-gw has used this Redis; name the platform's with --redis-url")
+        yield RedisStreamLog(client, partitions)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def _ask(settings: AskSettings) -> AsyncIterator[Ask]:
+    if settings.telemetry_url:
+        yield HttpAsk(settings.telemetry_url, settings.telemetry_token.get_secret_value())
+        return
+    if not settings.clickhouse:
+        raise BadRequest(
+            "say whom to ask: STREAM_GW_TELEMETRY_URL=http://host:port of stream-gw telemetry with its "
+            "STREAM_GW_TELEMETRY_TOKEN, or STREAM_GW_CLICKHOUSE"
+        )
+    store = Store(settings.clickhouse)
+    try:
+        await store.open(migrate=False)
+        yield StoreAsk(store)
+    finally:
+        await store.close()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,0 +1,109 @@
+"""The saved queries of ``saved.sql``: each question that the asking code, the cookbook and a console put to ClickHouse.
+
+An input is a parameter, ``{name:Type}``, which the server binds; no text of a query depends on what somebody gave.
+Quantiles are of bfloat16 sketches: within 0.4 %, the same whatever the order, small, and they know weights.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from string import Template
+
+from stream_fabric.errors import BadRequest, NotFound
+from stream_fabric.events import PHASES
+from telemetry.queries import Query
+
+Value = str | int | float
+
+COHORT = ("model", "pool", "replica", "tenant", "region", "tier")
+"""What a cohort can be told by, beside its time."""
+PHASE_NAMES = tuple(name.removesuffix("_us") for name in PHASES)
+TOP = 20
+HOUR_US = 3_600_000_000
+EVER_US = 4_102_444_800_000_000
+
+_ENTRY = re.compile(r"\{(\w+):([\w()', ]+)\}")
+_TYPES: Mapping[str, tuple[type, ...]] = {"Int64": (int,), "String": (str,)}
+_FROM, _UNTIL = "{from_us:Int64}", "{until_us:Int64}"
+
+
+def _given(name: str) -> str:
+    return f"({{{name}:String}} = '' OR {name} = {{{name}:String}})"
+
+
+def _between(column: str, start: str, end: str) -> str:
+    return (
+        f"({column} >= fromUnixTimestamp64Micro({start}, 'UTC') AND {column} < fromUnixTimestamp64Micro({end}, 'UTC'))"
+    )
+
+
+_EACH_PHASE = ", ".join(f"{{phase:String}} = '{name.removesuffix('_us')}', {name}" for name in PHASES)
+_PARTS: Mapping[str, str] = {
+    "window": _between("at", _FROM, _UNTIL),
+    "around": _between("at", f"{_FROM} - 7200000000", f"{_UNTIL} + 7200000000"),
+    "cohort": f"({' AND '.join(map(_given, COHORT))})",
+    "tenant": _given("tenant"),
+    "band": "(prompt_tokens >= {prompt_from:Int64} AND prompt_tokens < {prompt_until:Int64})",
+    "quantiles": ", ".join(
+        f"quantilesBFloat16Weighted(0.5, 0.95, 0.99)({name}, toUInt64(weight)) AS {name}_q" for name in PHASES
+    ),
+    "means": ", ".join(f"sum({name} * weight) / sum(weight) AS {name}_mean" for name in PHASES),
+    "phases": ", ".join(PHASES),
+    "phase": f"multiIf({_EACH_PHASE}, {{phase:String}} = 'ttft', ttft_us, requests.wall_us)",
+}
+
+
+@dataclass(frozen=True)
+class Saved(Query):
+    """A named query. ``defaults``: of parameters that need not be given."""
+
+    name: str = ""
+    defaults: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Name → ClickHouse type, as the SQL has them."""
+        return dict(_ENTRY.findall(self.sql))
+
+    def values(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """Everything that the query needs. Raises BadRequest."""
+        wanted = self.parameters
+        if unknown := sorted(set(given) - set(wanted)):
+            raise BadRequest(f"query {self.name} has no {', '.join(unknown)}; it takes {', '.join(sorted(wanted))}")
+        values = {name: value for name, value in {**self.defaults, **given}.items() if name in wanted}
+        if missing := sorted(set(wanted) - set(values)):
+            raise BadRequest(f"query {self.name} needs {', '.join(missing)}")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, _TYPES[wanted[name]]):
+                raise BadRequest(f"{name} of query {self.name} is {wanted[name]}, got {value!r}")
+        return values
+
+
+def _read() -> dict[str, Saved]:
+    text = resources.files("telemetry.ask").joinpath("saved.sql").read_text("utf-8")
+    found = {}
+    for part in text.split("\n-- name: ")[1:]:
+        name, _, rest = part.partition("\n")
+        lines = rest.splitlines()
+        about = next(line[10:] for line in lines if line.startswith("-- tells: "))
+        given = [line[12:].partition(" = ") for line in lines if line.startswith("-- default: ")]
+        sql = " ".join(line.strip() for line in lines if not line.startswith("--")).strip().removesuffix(";")
+        defaults = {key: ast.literal_eval(value) for key, _, value in given}
+        everyone: dict[str, Value] = {**dict.fromkeys(COHORT, ""), "top": TOP}
+        found[name] = Saved(Template(sql).substitute(_PARTS), about, name, {**everyone, **defaults})
+    return found
+
+
+SAVED: Mapping[str, Saved] = _read()
+
+
+def saved(name: str) -> Saved:
+    """Raises NotFound with the names that there are."""
+    found = SAVED.get(name)
+    if found is None:
+        raise NotFound(f"there is no query {name!r}; there are {', '.join(sorted(SAVED))}")
+    return found

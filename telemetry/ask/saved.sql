@@ -1,0 +1,319 @@
+-- The saved queries. A name and what it tells; what need not be given, with its default; then the SQL. $words are the
+-- constant parts of queries.py. Moments are microseconds since 1970; where success is sampled, a row stands for weight rows.
+
+-- name: find
+-- tells: which streams a stream's, request's or trace's id names
+-- default: stream = ''
+SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
+    SELECT stream, toUnixTimestamp64Micro(at) AS at_us FROM requests WHERE $window AND stream IN ({id:String}, {stream:String}) AND stream != ''
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM requests WHERE $window AND request_id = {id:String}
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM requests WHERE $window AND id = {id:String}
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM requests WHERE $window AND trace_id = {id:String}
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM attempts WHERE $window AND stream IN ({id:String}, {stream:String}) AND stream != ''
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM attempts WHERE $window AND id = {id:String}
+    UNION ALL SELECT stream, toUnixTimestamp64Micro(at) FROM attempts WHERE $window AND trace_id = {id:String}
+) GROUP BY stream ORDER BY from_us, stream LIMIT 100;
+
+-- name: readers
+-- tells: every reader of a stream; of a refused request, by its own id
+-- default: stream = ''
+-- default: id = ''
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, $phases FROM requests
+WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.id = {id:String} OR trace_id = {id:String}, stream = {stream:String})
+ORDER BY requests.at, requests.id LIMIT 1000;
+
+-- name: attempts
+-- tells: every producer's try at a stream
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+
+-- name: cohort
+-- tells: what is usual of finished requests of a model, a size of prompt and a time; without one stream
+-- default: prompt_from = 0
+-- default: prompt_until = 1099511627776
+-- default: stream = ''
+SELECT count() AS members, sum(weight) AS requests,
+    quantilesBFloat16Weighted(0.5, 0.95, 0.99)(requests.wall_us, toUInt64(weight)) AS wall_us_q,
+    quantilesBFloat16WeightedIf(0.5, 0.95, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0) AS ttft_us_q,
+    quantilesBFloat16Weighted(0.5, 0.95, 0.99)(output_tokens, toUInt64(weight)) AS output_tokens_q,
+    quantilesBFloat16WeightedIf(0.5, 0.95, 0.99)(decode_us / greatest(output_tokens, 1), toUInt64(weight), output_tokens > 0) AS token_us_q,
+    quantilesBFloat16WeightedIf(0.05, 0.5)(cached_tokens / greatest(prompt_tokens, 1), toUInt64(weight), prompt_tokens > 0) AS cached_share_q,
+    $quantiles
+FROM requests WHERE $window AND ({model:String} = '' OR model = {model:String}) AND $band
+    AND role = 'created' AND ended IN ('completed', 'incomplete') AND stream != {stream:String};
+
+-- name: session
+-- tells: how much of its prompts a session's earlier requests found cached
+-- default: stream = ''
+SELECT count() AS members, quantilesBFloat16(0.5)(cached_tokens / prompt_tokens)[1] AS cached_share
+FROM requests WHERE $window AND session_hash = {session:String} AND session_hash != '' AND tenant = {tenant:String}
+    AND role = 'created' AND prompt_tokens > 0 AND stream != {stream:String};
+
+-- name: fleet_near
+-- tells: what happened to a pool in a window
+SELECT toUnixTimestamp64Micro(at) AS at_us, what, source, pool, replica, state, reason FROM fleet
+WHERE $window AND pool = {pool:String} ORDER BY fleet.at, id LIMIT 1000;
+
+-- name: recent
+-- tells: the newest requests
+-- default: ended = ''
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, role, ended, tenant, model, replica, prompt_tokens,
+    output_tokens, ttft_us, wall_us, error_code, weight
+FROM requests WHERE $window AND $cohort AND ({ended:String} = '' OR ended = {ended:String})
+ORDER BY requests.at DESC, id LIMIT {top:Int64};
+
+-- name: slow
+-- tells: which requests spent most in one phase
+-- default: phase = 'wall'
+SELECT toUnixTimestamp64Micro(at) AS at_us, stream, ended, tenant, model, replica, prompt_tokens, output_tokens,
+    $phase AS phase_us, ttft_us, requests.wall_us AS wall_us
+FROM requests WHERE $window AND $cohort ORDER BY phase_us DESC, stream LIMIT {top:Int64};
+
+-- name: profile
+-- tells: one cohort: how many, how they ended, and the quantiles of each phase
+SELECT sum(weight) AS requests, count() AS members, sumIf(weight, ended = 'failed') AS failed,
+    sumIf(weight, ended = 'refused') AS refused, sumIf(weight, ended = 'cancelled') AS cancelled,
+    sumIf(weight, ended IN ('left', 'stalled', 'drained')) AS left_early,
+    quantilesBFloat16WeightedIf(0.5, 0.95, 0.99, 0.92, 0.98)(ttft_us, toUInt64(weight), ttft_us > 0) AS ttft_us_q,
+    quantilesBFloat16Weighted(0.5, 0.95, 0.99, 0.92, 0.98)(requests.wall_us, toUInt64(weight)) AS wall_us_q, $quantiles
+FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused');
+
+-- name: spent_by_replica
+-- tells: of the requests that took between two times, where it went, by replica
+-- default: by = 'ttft'
+SELECT replica, sum(weight) AS requests, $means FROM requests
+WHERE $window AND $cohort AND role = 'created'
+    AND if({by:String} = 'ttft', ttft_us, requests.wall_us) BETWEEN {least_us:Int64} AND {most_us:Int64}
+    AND ({by:String} != 'ttft' OR ttft_us > 0)
+GROUP BY replica ORDER BY requests DESC, replica LIMIT 1000;
+
+-- name: ttft_by_minute
+-- tells: how the time to the first token went, minute by minute
+-- default: top = 1440
+SELECT toUnixTimestamp(minute) * 1000000 AS minute_us, sum(requests) AS requests,
+    round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[1] / 1000, 1) AS p50_ms,
+    round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[4] / 1000, 1) AS p99_ms
+FROM requests_minute
+WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    AND ({model:String} = '' OR model = {model:String}) AND ({pool:String} = '' OR pool = {pool:String}) AND role = 'created'
+GROUP BY minute ORDER BY minute LIMIT {top:Int64};
+
+-- name: where_time_goes
+-- tells: on what requests spend their time, by model: percent of it in each phase
+SELECT model, sum(weight) AS requests, round(sum(requests.wall_us * weight) / sum(weight) / 1000, 1) AS mean_ms,
+    round(100 * sum((gateway_us + admission_us) * weight) / sum(requests.wall_us * weight), 1) AS edge,
+    round(100 * sum(pool_queue_us * weight) / sum(requests.wall_us * weight), 1) AS pool_queue,
+    round(100 * sum(engine_queue_us * weight) / sum(requests.wall_us * weight), 1) AS engine_queue,
+    round(100 * sum(prefill_us * weight) / sum(requests.wall_us * weight), 1) AS prefill,
+    round(100 * sum(decode_us * weight) / sum(requests.wall_us * weight), 1) AS decode,
+    round(100 * sum(fabric_us * weight) / sum(requests.wall_us * weight), 1) AS fabric,
+    round(100 * sum(client_stall_us * weight) / sum(requests.wall_us * weight), 1) AS client_stall,
+    round(100 * sum(resume_gap_us * weight) / sum(requests.wall_us * weight), 1) AS resume_gap,
+    round(100 * sum(recovery_us * weight) / sum(requests.wall_us * weight), 1) AS recovery
+FROM requests WHERE $window AND $cohort AND role != 'refused'
+GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
+
+-- name: errors
+-- tells: what went wrong, how often, and for whom
+SELECT model, ended, error_code, sum(weight) AS requests, uniqExact(tenant) AS tenants,
+    toUnixTimestamp64Micro(min(at)) AS first_us, toUnixTimestamp64Micro(max(at)) AS last_us, max(stream) AS example
+FROM requests WHERE $window AND $cohort AND error_code != ''
+GROUP BY model, ended, error_code ORDER BY requests DESC, model, error_code LIMIT {top:Int64};
+
+-- name: tenants
+-- tells: who uses the platform most, and what it is like for them
+SELECT tenant, sum(weight) AS requests, sum(output_tokens * weight) AS output_tokens_sum, sum(price_micro * weight) AS price_micro_sum,
+    round(100 * sumIf(weight, ended IN ('failed', 'refused')) / sum(weight), 2) AS failed_percent,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[2] / 1000, 1) AS ttft_p99_ms
+FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused')
+GROUP BY tenant ORDER BY requests DESC, tenant LIMIT {top:Int64};
+
+-- name: replicas
+-- tells: whether one replica is slower than the others of its pool
+SELECT pool, replica, count() AS attempts, round(quantilesBFloat16(0.5, 0.99)(engine_queue_us)[1] / 1000, 1) AS queue_p50_ms,
+    round(quantilesBFloat16(0.5, 0.99)(engine_queue_us)[2] / 1000, 1) AS queue_p99_ms,
+    round(quantilesBFloat16(0.5)(prefill_us)[1] / 1000, 1) AS prefill_p50_ms,
+    round(sum(decode_us) / greatest(sum(generated_tokens), 1) / 1000, 2) AS token_ms,
+    sum(generated_tokens) AS tokens
+FROM attempts WHERE $window AND $cohort AND ended != 'lost'
+GROUP BY pool, replica ORDER BY pool, replica LIMIT {top:Int64};
+
+-- name: token_gaps
+-- tells: how far apart tokens come, by replica; the sketch's buckets are a quarter of a doubling wide
+SELECT model, replica, attempts,
+    multiIf(b50 < 4, b50, bitShiftLeft(4 + b50 % 4, intDiv(b50, 4) - 1)) / 1000 AS p50_from_ms,
+    multiIf(b99 < 4, b99, bitShiftLeft(4 + b99 % 4, intDiv(b99, 4) - 1)) / 1000 AS p99_from_ms, max_ms
+FROM (
+    SELECT model, replica, attempts, max_ms, arrayCumSum(sketch) AS sums,
+        toInt64(arrayFirstIndex(x -> x > 0 AND x >= 0.5 * sums[-1], sums)) - 1 AS b50,
+        toInt64(arrayFirstIndex(x -> x > 0 AND x >= 0.99 * sums[-1], sums)) - 1 AS b99
+    FROM (
+        SELECT model, replica, count() AS attempts, max(itl_max_us) / 1000 AS max_ms, sumForEach(itl_sketch) AS sketch
+        FROM attempts WHERE $window AND $cohort AND notEmpty(itl_sketch) GROUP BY model, replica
+    )
+)
+ORDER BY model, replica LIMIT {top:Int64};
+
+-- name: faults
+-- tells: which replicas lost streams or gave them away, and what became of those
+SELECT pool, replica, countIf(ended = 'lost') AS lost, countIf(ended = 'handed_over') AS handed_over,
+    countIf(ended = 'failed') AS failed, count() AS attempts,
+    countIf(ended IN ('lost', 'handed_over') AND stream IN (
+        SELECT stream FROM attempts WHERE $window AND billed AND ended = 'completed')) AS completed_elsewhere
+FROM attempts WHERE $window AND $cohort
+GROUP BY pool, replica HAVING lost + handed_over + failed > 0 ORDER BY lost DESC, replica LIMIT {top:Int64};
+
+-- name: placements
+-- tells: why requests went where they went, and what it was worth
+SELECT model, placement, sum(weight) AS requests,
+    round(100 * sum(cached_tokens * weight) / greatest(sum(prompt_tokens * weight), 1), 1) AS cached_percent,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[2] / 1000, 1) AS ttft_p99_ms
+FROM requests WHERE $window AND $cohort AND role = 'created' AND placement != ''
+GROUP BY model, placement ORDER BY model, requests DESC, placement LIMIT {top:Int64};
+
+-- name: believed
+-- tells: where the gateways' belief of what a replica has cached is wrong
+SELECT pool, replica, count() AS attempts, sum(believed_cached_tokens) AS believed, sum(cached_tokens) AS found,
+    round(100 * found / greatest(believed, 1), 1) AS found_percent
+FROM attempts WHERE $window AND $cohort AND believed_cached_tokens > 0 AND ended != 'lost'
+GROUP BY pool, replica ORDER BY found_percent, replica LIMIT {top:Int64};
+
+-- name: cached
+-- tells: how much of their prompts tenants find cached, by model
+SELECT tenant, model, sum(weight) AS requests, sum(prompt_tokens * weight) AS prompt_sum,
+    round(100 * sum(cached_tokens * weight) / greatest(sum(prompt_tokens * weight), 1), 1) AS cached_percent
+FROM requests WHERE $window AND $cohort AND role = 'created'
+GROUP BY tenant, model ORDER BY prompt_sum DESC, tenant LIMIT {top:Int64};
+
+-- name: sessions
+-- tells: which sessions moved between replicas, and what it cost in cached prompt
+SELECT tenant, session_hash, count() AS turns, uniqExact(replica) AS replicas_used,
+    round(100 * sum(cached_tokens) / greatest(sum(prompt_tokens), 1), 1) AS cached_percent
+FROM requests WHERE $window AND $cohort AND role = 'created' AND session_hash != '' AND replica != ''
+GROUP BY tenant, session_hash HAVING turns > 1
+ORDER BY replicas_used DESC, cached_percent, session_hash LIMIT {top:Int64};
+
+-- name: stalls
+-- tells: whose connections take tokens too slowly
+SELECT tenant, user_hash, transport, countIf(client_stall_us > 0) AS stalled, count() AS readers,
+    round(max(client_stall_us) / 1000, 1) AS longest_ms, round(sum(client_stall_us) / 1000, 1) AS total_ms
+FROM requests WHERE $window AND $cohort
+GROUP BY tenant, user_hash, transport HAVING stalled > 0 ORDER BY total_ms DESC, user_hash LIMIT {top:Int64};
+
+-- name: resumes
+-- tells: how often readers come back, and how long they were away
+SELECT region, transport, countIf(role = 'resumed') AS resumed, countIf(role = 'created') AS created,
+    round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[1] / 1000, 1) AS gap_p50_ms,
+    round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[2] / 1000, 1) AS gap_p99_ms
+FROM requests WHERE $window AND $cohort GROUP BY region, transport HAVING resumed > 0
+ORDER BY resumed DESC, region LIMIT {top:Int64};
+
+-- name: queues
+-- tells: when requests waited for a replica, and how long
+-- default: top = 1440
+SELECT toUnixTimestamp(toStartOfMinute(at)) * 1000000 AS minute_us, pool, sumIf(weight, placement = 'queued') AS queued,
+    sum(weight) AS requests, max(queue_position) AS deepest, round(max(pool_queue_us) / 1000, 1) AS longest_ms,
+    sumIf(weight, ended = 'refused') AS refused
+FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused')
+GROUP BY minute_us, pool HAVING queued + refused > 0 ORDER BY minute_us, pool LIMIT {top:Int64};
+
+-- name: refusals
+-- tells: who was turned away, and with which answer
+SELECT tenant, tier, error_code, http_status, sum(weight) AS requests, toUnixTimestamp64Micro(max(at)) AS last_us
+FROM requests WHERE $window AND $cohort AND ended = 'refused'
+GROUP BY tenant, tier, error_code, http_status ORDER BY requests DESC, tenant LIMIT {top:Int64};
+
+-- name: wasted
+-- tells: how much was computed that nobody was shown: after cancels, and by replicas that died
+SELECT model, ended, count() AS attempts, sum(generated_tokens) AS generated, sum(if(billed, output_tokens, 0)) AS kept,
+    generated - kept AS wasted
+FROM attempts WHERE $window AND $cohort AND ended IN ('cancelled', 'failed', 'lost', 'handed_over')
+GROUP BY model, ended ORDER BY wasted DESC, model, ended LIMIT {top:Int64};
+
+-- name: recoveries
+-- tells: how many streams outlived their replica, and what their readers noticed
+SELECT model, countIf(ended = 'completed') AS completed, countIf(ended = 'failed') AS failed, count() AS requests,
+    round(quantilesBFloat16(0.5, 0.99)(recovery_us)[1] / 1000, 1) AS pause_p50_ms,
+    round(quantilesBFloat16(0.5, 0.99)(recovery_us)[2] / 1000, 1) AS pause_p99_ms
+FROM requests WHERE $window AND $cohort AND role = 'created' AND (recovery_us > 0 OR requests.attempts > 1)
+GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
+
+-- name: regions
+-- tells: how many requests were served far away, and what that costs
+SELECT requests.region AS from_region, served.region AS to_region, sum(requests.weight) AS requests,
+    round(quantilesBFloat16(0.5)(requests.fabric_us)[1] / 1000, 2) AS fabric_p50_ms,
+    round(quantilesBFloat16If(0.5)(requests.ttft_us, requests.ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms
+FROM requests INNER JOIN (SELECT stream, any(region) AS region FROM attempts WHERE $window AND billed GROUP BY stream) AS served
+    ON requests.stream = served.stream
+WHERE requests.at >= fromUnixTimestamp64Micro({from_us:Int64}, 'UTC') AND requests.at < fromUnixTimestamp64Micro({until_us:Int64}, 'UTC')
+    AND requests.role = 'created'
+GROUP BY from_region, to_region ORDER BY requests DESC, from_region, to_region LIMIT {top:Int64};
+
+-- name: residuals
+-- tells: whether the phases add up: what of the wall time nothing accounts for
+SELECT role, count() AS readers,
+    round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[1], 3) AS p50_percent,
+    round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[2], 3) AS p99_percent
+FROM requests WHERE $window AND $cohort AND role != 'refused' GROUP BY role ORDER BY readers DESC LIMIT {top:Int64};
+
+-- name: fleet
+-- tells: what happened to the fleet
+SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, reason FROM fleet
+WHERE $window AND ({pool:String} = '' OR pool = {pool:String}) ORDER BY fleet.at DESC, id LIMIT {top:Int64};
+
+-- name: usage_by_hour
+-- tells: what is billed, by hour, tenant and model
+-- default: top = 10000
+SELECT toUnixTimestamp(hour) * 1000000 AS hour_us, tenant, model, sum(usage_hour.requests) AS requests,
+    sum(usage_hour.prompt_tokens) AS prompt_tokens, sum(usage_hour.cached_tokens) AS cached_tokens,
+    sum(usage_hour.output_tokens) AS output_tokens, sum(usage_hour.reasoning_tokens) AS reasoning_tokens,
+    sum(usage_hour.price_micro) AS price_micro
+FROM usage_hour WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000))
+    AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000)) AND $tenant
+    AND ({model:String} = '' OR model = {model:String})
+GROUP BY hour, tenant, model ORDER BY hour, tenant, model LIMIT {top:Int64};
+
+-- name: billed_near_hours
+-- tells: bills told within some seconds after an hour began: their streams may have ended in the hour before
+-- default: edge_s = 10
+SELECT toUnixTimestamp(toStartOfHour(at)) * 1000000 AS hour_us, tenant, model, count() AS requests,
+    sum(attempts.prompt_tokens) AS prompt_tokens, sum(attempts.cached_tokens) AS cached_tokens,
+    sum(attempts.output_tokens) AS output_tokens, sum(attempts.reasoning_tokens) AS reasoning_tokens
+FROM attempts WHERE $window AND billed AND $tenant
+    AND at < toStartOfHour(at) + toIntervalSecond({edge_s:Int64})
+GROUP BY hour_us, tenant, model ORDER BY hour_us, tenant, model LIMIT 10000;
+
+-- name: bills
+-- tells: streams that ended in a window, by name: what engines and gateways tell of each
+-- default: after = ''
+-- default: top = 2000
+SELECT stream, max(a.tenant) AS tenant, max(a.model) AS model, countIf(a.billed) AS bills, sumIf(a.output_tokens, a.billed) AS billed_output,
+    sumIf(a.prompt_tokens, a.billed) AS billed_prompt, sum(a.generated_tokens) AS generated,
+    countIf(a.ended = 'lost' OR a.ended = 'failed' AND a.decode_us + a.prefill_us + a.engine_queue_us = 0) AS silent,
+    maxIf(a.ended, a.billed) AS ended,
+    maxIf(toUnixTimestamp64Micro(a.at), a.billed) AS at_us
+FROM attempts AS a
+WHERE stream > {after:String} AND stream IN (
+    SELECT stream FROM attempts WHERE $window AND billed AND stream > {after:String}
+        AND $tenant GROUP BY stream ORDER BY stream LIMIT {top:Int64})
+    AND $around
+GROUP BY stream ORDER BY stream;
+
+-- name: shown
+-- tells: of streams between two names: what each reader was shown
+-- default: after = ''
+SELECT stream, tenant, model, role, ended, first_seq, last_seq, streamed_tokens, output_tokens, gateway
+FROM requests WHERE $around
+    AND stream > {after:String} AND stream <= {last:String} AND $tenant AND last_seq > 0
+ORDER BY stream, first_seq, requests.at LIMIT 10000;
+
+-- name: unbilled
+-- tells: streams that a reader saw the end of and no engine has billed
+-- default: top = 10000
+SELECT stream, max(requests.tenant) AS of_tenant, max(requests.model) AS of_model, max(requests.ended) AS last_ended, max(requests.output_tokens) AS told_output,
+    max(requests.streamed_tokens) AS streamed, toUnixTimestamp64Micro(max(at)) AS at_us
+FROM requests WHERE $window AND stream != '' AND ended IN ('completed', 'cancelled', 'failed', 'incomplete')
+    AND $tenant AND stream NOT IN (
+    SELECT stream FROM attempts WHERE billed AND $around)
+GROUP BY stream HAVING max(requests.output_tokens) > 0 ORDER BY stream LIMIT {top:Int64};

@@ -1,0 +1,269 @@
+"""What became of one stream, put together from what was told of it: its readers in order, its producers' tries, what
+was usual at the time. Pure; parts may be missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from stream_fabric.events import PHASES
+
+Row = Mapping[str, Any]
+
+BANDS = (0, 128, 512, 2048, 8192, 32_768, 131_072, 1 << 40)
+"""Sizes of prompts that are compared with each other, in tokens: from one to below the next."""
+MEMBERS_MIN = 30
+"""Fewer say nothing of what is usual."""
+
+
+def band(prompt_tokens: int) -> tuple[int, int]:
+    return next((low, high) for low, high in pairwise(BANDS) if low <= prompt_tokens < high)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: a row of requests. Its time begins with the gap before it, if it came back to a stream."""
+
+    row: Row
+
+    @property
+    def role(self) -> str:
+        return str(self.row["role"])
+
+    @property
+    def ended(self) -> str:
+        return str(self.row["ended"])
+
+    @property
+    def until_us(self) -> int:
+        return int(self.row["at_us"])
+
+    @property
+    def from_us(self) -> int:
+        return self.until_us - int(self.row["wall_us"])
+
+    @property
+    def came_us(self) -> int:
+        return self.from_us + int(self.row["resume_gap_us"])
+
+    def phase(self, name: str) -> int:
+        return int(self.row[name])
+
+    @property
+    def phases(self) -> list[tuple[str, int]]:
+        """In the order in which they are likely to have been; the residual last. They add up to ``wall_us``."""
+        ordered = [name for name in _IN_ORDER if self.row[name]]
+        return [(name, int(self.row[name])) for name in ordered]
+
+
+_IN_ORDER = (
+    "resume_gap_us", "gateway_us", "admission_us", "pool_queue_us", "fabric_us", "engine_queue_us", "prefill_us",
+    "decode_us", "recovery_us", "client_stall_us", "residual_us",
+)  # fmt: skip
+assert sorted(_IN_ORDER) == sorted(PHASES)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of the client's time. Those of a stream add up to ``Story.wall_us``."""
+
+    name: str
+    us: int
+    reader: int
+    """Which of the readers in line, from 1; 0: between two, or of nobody's."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a cohort's requests are like. Figures: (p50, p95, p99)."""
+
+    what: str
+    members: int = 0
+    figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    cached_share: float = 0.0
+    """Of the prompt, in half of them."""
+
+    @property
+    def enough(self) -> bool:
+        return self.members >= MEMBERS_MIN
+
+    def p50(self, name: str) -> float:
+        return self.figures[name][0] if name in self.figures else 0.0
+
+    def p95(self, name: str) -> float:
+        return self.figures[name][1] if name in self.figures else 0.0
+
+    def p99(self, name: str) -> float:
+        return self.figures[name][2] if name in self.figures else 0.0
+
+    @classmethod
+    def of(cls, what: str, row: Row) -> Usual:
+        figures = {
+            name.removesuffix("_q"): (figure(value[0]), figure(value[1]), figure(value[2]))
+            for name, value in row.items()
+            if name.endswith("_q") and len(value) == 3
+        }
+        return cls(what, int(row["members"]), figures, figure(row["cached_share_q"][1]))
+
+
+def figure(value: float | None) -> float:
+    """A quantile of nothing is not a number, and over JSON null."""
+    return 0.0 if value is None or math.isnan(value) else float(value)
+
+
+@dataclass(frozen=True)
+class Story:
+    id: str
+    stream: str
+    """Empty: refused before there was one."""
+    line: tuple[Reader, ...]
+    """The readers who followed each other: what one client saw."""
+    beside: tuple[Reader, ...]
+    """Others, at the same time."""
+    attempts: tuple[Row, ...]
+    usual: Usual = Usual("")
+    session_share: float = 0.0
+    """Of their prompts, what the session's earlier requests found cached, half of them at least."""
+    session_members: int = 0
+    fleet: tuple[Row, ...] = ()
+    other_streams: tuple[str, ...] = ()
+    """Of the same trace."""
+
+    @property
+    def created(self) -> Reader | None:
+        """The request that made the stream; None: nobody told of it."""
+        return next((reader for reader in self.line if reader.role in ("created", "refused")), None)
+
+    @property
+    def first(self) -> Reader | None:
+        return self.line[0] if self.line else None
+
+    @property
+    def last(self) -> Reader | None:
+        return self.line[-1] if self.line else None
+
+    @property
+    def bill(self) -> Row | None:
+        return next((row for row in reversed(self.attempts) if row["billed"]), None)
+
+    def fact(self, name: str) -> Any:
+        """Of the first who tells it: the request that made the stream, another reader, a try."""
+        rows = [reader.row for reader in (*self.line, *self.beside)]
+        if self.created is not None:
+            rows.insert(0, self.created.row)
+        for row in (*rows, *reversed(self.attempts)):
+            if row.get(name):
+                return row[name]
+        return ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self.fact("prompt_tokens") or 0)
+
+    @property
+    def cached_tokens(self) -> int:
+        source = self.bill or (self.created.row if self.created else {})
+        return int(source.get("cached_tokens", 0))
+
+    @property
+    def output_tokens(self) -> int:
+        source = self.bill or (self.last.row if self.last else {})
+        return int(source.get("output_tokens", 0))
+
+    @property
+    def ttft_us(self) -> int:
+        """0: there was no token, or nobody told of the first."""
+        return int(self.created.row["ttft_us"]) if self.created else 0
+
+    @property
+    def error_code(self) -> str:
+        source = self.last.row if self.last else self.bill or {}
+        return str(source.get("error_code", ""))
+
+    @property
+    def outcome(self) -> str:
+        if self.last is not None:
+            return self.last.ended
+        return str(self.bill["ended"]) if self.bill else "unknown"
+
+    @property
+    def began_us(self) -> int:
+        """From where on something is known: of an unrecorded first reader, from when its request reached a replica."""
+        known = [reader.from_us for reader in self.line[:1]]
+        if self.created is None and self.attempts:
+            known.append(min(attempt_from_us(row) for row in self.attempts))
+        return min(known, default=0)
+
+    @property
+    def until_us(self) -> int:
+        if self.last is not None:
+            return self.last.until_us
+        return max((int(row["at_us"]) for row in self.attempts), default=0)
+
+    @property
+    def wall_us(self) -> int:
+        return self.until_us - self.began_us
+
+    def segments(self) -> list[Segment]:
+        """Where the client's time went, in order; adds up to ``wall_us``."""
+        found: list[Segment] = []
+        at = self.began_us
+        for number, reader in enumerate(self.line, 1):
+            if reader.from_us != at:
+                name = "between" if number > 1 else "unrecorded"
+                found.append(Segment(name, reader.from_us - at, 0))
+            found += [Segment(name, us, number) for name, us in reader.phases]
+            at = reader.until_us
+        if not self.line and self.attempts:
+            found.append(Segment("unrecorded", self.wall_us, 0))
+        return found
+
+    def spent(self, name: str) -> int:
+        """In a phase, over all the readers in line; what lies between two is a gap."""
+        total = sum(reader.phase(name) for reader in self.line)
+        if name == "resume_gap_us":
+            total += sum(max(segment.us, 0) for segment in self.segments() if segment.name == "between")
+        return total
+
+
+def attempt_from_us(row: Row) -> int:
+    """When a try began to wait; the moment it was told where it knows nothing of itself."""
+    known = sum(int(row[name]) for name in ("waited_us", "inbox_us", "engine_queue_us", "prefill_us", "decode_us"))
+    return int(row["at_us"]) - known
+
+
+def assemble(id: str, stream: str, readers: Sequence[Row], attempts: Sequence[Row]) -> Story:
+    """Who followed whom: the one who made the stream, then whoever went on where it had ended. A reader that began
+    while another still read is beside it, unless it went on from the middle and outlasted it: then a connection had
+    died without anybody noticing yet."""
+    waiting = sorted(map(Reader, readers), key=lambda reader: (reader.role != "created", reader.came_us))
+    line: list[Reader] = []
+    beside: list[Reader] = []
+    for reader in waiting:
+        if not line:
+            line.append(reader)
+            continue
+        last = line[-1]
+        after = reader.came_us >= last.until_us and last.ended in ("left", "stalled", "drained")
+        instead = reader.phase("first_seq") > 1 and reader.until_us > last.until_us and last.ended != "completed"
+        (line if after or instead else beside).append(reader)
+    return Story(id, stream, tuple(line), tuple(beside), tuple(attempts))
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    replica: str
+    score_ms: float = 0.0
+    matched_tokens: int = 0
+    in_flight: int = 0
+    load_ms: float = 0.0
+    barred: str = ""
+
+
+def candidates(story: Story) -> list[Candidate]:
+    text = story.fact("scores_json")
+    return msgspec.json.decode(text, type=list[Candidate]) if text else []

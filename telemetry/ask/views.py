@@ -1,0 +1,179 @@
+"""What can be asked by name, as both the command line and the HTTP door answer it: a JSON value, and a text of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stream_fabric.errors import BadRequest, NotFound
+from telemetry.ask.compare import ATS, BYS, Diff, diff
+from telemetry.ask.port import Ask
+from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
+from telemetry.ask.text import diff_text, missing, request_line, rows_text, why_text
+from telemetry.ask.times import cohort_of, window
+from telemetry.ask.why import Answer, told, why
+
+TOP_MAX = 1000
+
+Given = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class View:
+    value: Any
+    text: str
+
+
+async def recent(ask: Ask, given: Given, now_us: int) -> View:
+    rows = await ask.query("recent", {**_common(given, now_us, "1h", "ended"), "ended": given.get("ended", "")})
+    return View(rows, "\n".join(map(request_line, rows)) or "no request in that time")
+
+
+async def slow(ask: Ask, given: Given, now_us: int) -> View:
+    phase = given.get("phase") or "wall"
+    if phase not in ("wall", "ttft", *PHASE_NAMES):
+        raise BadRequest(f"there is no phase {phase[:40]!r}; there are wall, ttft, {', '.join(PHASE_NAMES)}")
+    rows = await ask.query("slow", {**_common(given, now_us, "1h", "phase"), "phase": phase})
+    return View(rows, rows_text(rows))
+
+
+async def show(ask: Ask, given: Given, now_us: int) -> View:
+    story = await told(ask, given["id"])
+    value: dict[str, Any] = {
+        "stream": story.stream,
+        "requests": [reader.row for reader in (*story.line, *story.beside)],
+        "attempts": list(story.attempts),
+    }
+    lines = []
+    for kind in ("requests", "attempts"):
+        for row in value[kind]:
+            lines.append(kind[:-1])
+            lines += [f"  {name:<24}{cell}" for name, cell in dict(row).items() if cell not in ("", 0)]
+    return View(value, "\n".join(lines))
+
+
+async def explain(ask: Ask, given: Given, now_us: int) -> View:
+    answer = await why(ask, given["id"])
+    return View(why_value(answer), why_text(answer))
+
+
+async def compare(ask: Ask, given: Given, now_us: int) -> View:
+    if not given.get("a") or not given.get("b"):
+        raise BadRequest("name the two cohorts: a=since=2h,until=1h&b=since=1h")
+    found = await diff(ask, cohort_of(given["a"], now_us), cohort_of(given["b"], now_us))
+    return View(diff_value(found), diff_text(found))
+
+
+async def usage(ask: Ask, given: Given, now_us: int) -> View:
+    rows = await ask.query("usage_by_hour", {**_common(given, now_us, "24h", only=("tenant", "model")), "top": 10_000})
+    return View(rows, rows_text(rows))
+
+
+async def queries(ask: Ask, given: Given, now_us: int) -> View:
+    value = [
+        {"name": q.name, "tells": q.about, "parameters": q.parameters, "defaults": dict(q.defaults), "sql": q.sql}
+        for q in SAVED.values()
+    ]
+    return View(value, "\n".join(f"{q.name:<20} {q.about}" for q in SAVED.values()))
+
+
+async def query(ask: Ask, given: Given, now_us: int) -> View:
+    """Any saved query. ``since`` and ``until`` stand for its window; numbers are read as such."""
+    wanted = saved(given["name"])
+    values: dict[str, Value] = {}
+    from_us, until_us = window(given, now_us, "1h")
+    times = {"from_us": from_us, "until_us": until_us}
+    values.update({name: us for name, us in times.items() if name in wanted.parameters})
+    for name, text in given.items():
+        if name in ("name", "since", "until"):
+            continue
+        if wanted.parameters.get(name) == "Int64":
+            try:
+                values[name] = int(text)
+            except ValueError:
+                raise BadRequest(f"{name} is a whole number, got {text[:40]!r}") from None
+        else:
+            values[name] = text
+    rows = await ask.query(wanted.name, values)
+    return View(rows, rows_text(rows))
+
+
+VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
+    "list": recent,
+    "slow": slow,
+    "show": show,
+    "why": explain,
+    "diff": compare,
+    "usage": usage,
+    "queries": queries,
+    "query": query,
+}
+
+
+async def answer(ask: Ask, path: str, given: Given, now_us: int) -> View:
+    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``queries``, ``queries/<name>``, ``<id>``,
+    ``<id>/why``. Raises NotFound, BadRequest and what the store raises."""
+    match [part for part in path.split("/") if part]:
+        case []:
+            return await recent(ask, given, now_us)
+        case ["slow" | "diff" | "usage" | "queries" as name]:
+            return await VIEWS[name](ask, given, now_us)
+        case ["queries", name]:
+            return await query(ask, {**given, "name": name}, now_us)
+        case [id]:
+            return await show(ask, {"id": id}, now_us)
+        case [id, "why"]:
+            return await explain(ask, {"id": id}, now_us)
+    raise NotFound(f"there is no /{path[:100]} below traces")
+
+
+def _common(given: Given, now_us: int, since: str, *more: str, only: tuple[str, ...] = COHORT) -> dict[str, Value]:
+    taken = {"since", "until", "top", *only, *more}
+    if unknown := sorted(set(given) - taken):
+        raise BadRequest(f"there is no {', '.join(unknown)[:100]} to ask by; there are {', '.join(sorted(taken))}")
+    from_us, until_us = window(given, now_us, since)
+    try:
+        top = int(given.get("top") or TOP)
+    except ValueError:
+        top = 0
+    if not 1 <= top <= TOP_MAX:
+        raise BadRequest(f"top is 1 to {TOP_MAX}")
+    return {"from_us": from_us, "until_us": until_us, "top": top, **{name: given.get(name) or "" for name in only}}
+
+
+def why_value(answer: Answer) -> dict[str, Any]:
+    story = answer.story
+    return {
+        "id": story.id,
+        "stream": story.stream,
+        "outcome": story.outcome,
+        "cause": answer.cause,
+        "likely": answer.likely,
+        "findings": [asdict(finding) for finding in answer.findings],
+        "began_us": story.began_us,
+        "wall_us": story.wall_us,
+        "segments": [asdict(segment) for segment in story.segments()],
+        "prompt_tokens": story.prompt_tokens,
+        "cached_tokens": story.cached_tokens,
+        "output_tokens": story.output_tokens,
+        "readers": [reader.row for reader in story.line],
+        "beside": [reader.row for reader in story.beside],
+        "attempts": list(story.attempts),
+        "cohort": {"what": story.usual.what, "members": story.usual.members, "figures": dict(story.usual.figures)},
+        "missing": missing(story),
+        "other_streams": list(story.other_streams),
+        "fleet": list(story.fleet),
+    }
+
+
+def diff_value(found: Diff) -> dict[str, Any]:
+    return {
+        "a": dict(found.a.profile),
+        "b": dict(found.b.profile),
+        **{
+            f"{by}_{at}": {"says": found.says(by, at), "changes": [asdict(change) for change in found.changes(by, at)]}
+            for by in BYS
+            for at in ATS
+        },
+    }

@@ -1,0 +1,393 @@
+"""Questions to the real engine about an hour in which what was wrong is known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stream_fabric.errors import BadRequest, NotFound, Unauthenticated
+from stream_fabric.events import AttemptTrace, RequestTrace
+from stream_fabric.frames import Usage
+from stream_fabric.ids import StreamId, TenantId
+from stream_gw.cli import main
+from telemetry.ask.compare import Cohort, diff
+from telemetry.ask.http import HttpAsk
+from telemetry.ask.queries import HOUR_US, SAVED
+from telemetry.ask.reconcile import Report, reconcile
+from telemetry.ask.text import why_text
+from telemetry.ask.views import answer
+from telemetry.ask.why import Answer, why
+from tests.telemetry.asked import TOKEN, Asked
+from tests.telemetry.fleet import DIED, SLOWED, START_US, Fleet, fleet
+
+END_US = START_US + HOUR_US
+WINDOW = {"from_us": START_US, "until_us": END_US}
+NOW_US = END_US
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Asked]:
+    with Asked() as running:
+        yield running
+
+
+@pytest.fixture
+def ask(asked: Asked) -> HttpAsk:
+    return HttpAsk(asked.url, TOKEN)
+
+
+@pytest.fixture(scope="module")
+def hour() -> Fleet:
+    return fleet()
+
+
+# --- why -------------------------------------------------------------------------------------------------------
+
+NAMED = {
+    "slow client": "slow client",
+    "full queue": "full queue",
+    "cold prefix": "cold prefix",
+    "killed replica": "killed replica",
+    "overloaded engine": "overloaded engine",
+    "long answer": "long answer",
+    "resume gap": "resume gap",
+    "admission slow": "admission slow",
+    "handed over": "handed over",
+    "failed": "failed",
+    "gateway died": "resume gap",
+    "refused ids": "refused",
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+async def test_why_names_every_planted_cause(ask: HttpAsk, hour: Fleet, kind: str) -> None:
+    streams = hour.planted[kind]
+    assert streams
+    found = Counter([(await why(ask, stream)).cause for stream in streams])
+    assert found == {NAMED[kind]: len(streams)}
+
+
+async def test_why_finds_nothing_in_what_is_ordinary(ask: HttpAsk, hour: Fleet) -> None:
+    slowed = {row.stream for row in hour.of(RequestTrace) if row.replica == SLOWED}
+    plain = [stream for stream in hour.planted["plain"] if stream not in slowed][:40]
+    answers = [await why(ask, stream) for stream in plain]
+    found = Counter(answer.cause for answer in answers)
+    assert set(found) <= {"", "long answer"}
+    assert found[""] >= 35, "of ordinary answers a few are long"
+    assert {answer.likely for answer in answers if not answer.cause} == {"Nothing stands out."}
+
+
+async def test_the_time_adds_up(ask: HttpAsk, hour: Fleet) -> None:
+    """Over the readers in line, to the whole of the client's time; and what nobody accounts for is shown."""
+    for kind, streams in hour.planted.items():
+        if kind in ("refused", "refused ids"):
+            continue
+        story = (await why(ask, streams[0])).story
+        segments = story.segments()
+        assert sum(segment.us for segment in segments) == story.wall_us, kind
+        if story.created is not None:
+            told = sum(segment.us for segment in segments if segment.name == "residual_us")
+            assert told == story.spent("residual_us")
+            assert abs(told) < 0.02 * story.wall_us
+
+
+async def test_a_reader_who_came_back_is_in_line_and_one_who_attached_is_beside(ask: HttpAsk, hour: Fleet) -> None:
+    story = (await why(ask, hour.planted["resume gap"][0])).story
+    assert [reader.role for reader in story.line] == ["created", "resumed"]
+    assert not story.beside
+    names = [segment.name for segment in story.segments()]
+    assert names.index("resume_gap_us") > names.index("decode_us")
+    story = (await why(ask, hour.planted["attached"][0])).story
+    assert [reader.role for reader in story.line] == ["created"]
+    assert [reader.role for reader in story.beside] == ["attached"]
+
+
+async def test_a_killed_replica_is_named_with_who_went_on(ask: HttpAsk, hour: Fleet) -> None:
+    found = await why(ask, hour.planted["killed replica"][0])
+    assert DIED in found.likely
+    assert "its lease has ended" in found.likely
+    assert found.story.bill is not None
+    assert found.story.bill["replica"] in found.likely
+    text = why_text(found)
+    assert "the replica died" in text
+    assert "recovery" in text
+
+
+def _lines(found: Answer) -> str:
+    return why_text(found)
+
+
+async def test_what_is_missing_is_said(ask: HttpAsk, hour: Fleet) -> None:
+    text = _lines(await why(ask, hour.planted["gateway died"][0]))
+    assert "the request that made the stream was not told of" in text
+    assert "not recorded" in text
+    text = _lines(await why(ask, hour.planted["sampled out"][0]))
+    assert "no reader was told of" in text
+    assert "attempts" in text
+    text = _lines(await why(ask, hour.planted["unbilled"][0]))
+    assert "no agent told of it" in text
+    with pytest.raises(NotFound, match="nothing is known of resp_nobody"):
+        await why(ask, "resp_nobody")
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "left"])
+async def test_who_ended_it_is_told(ask: HttpAsk, hour: Fleet, kind: str) -> None:
+    story = (await why(ask, hour.planted[kind][0])).story
+    assert story.outcome == kind
+    if kind == "cancelled":
+        assert f"cancelled at {story.fact('cancel_point')}" in why_text(Answer(story, []))
+
+
+async def test_every_id_of_a_request_finds_it(ask: HttpAsk, hour: Fleet) -> None:
+    stream = hour.planted["slow client"][0]
+    asked = hour.asked[stream]
+    for id in (stream, asked.request_id, asked.trace_id, asked.id, f"chatcmpl-{stream[5:]}", stream[5:]):
+        assert (await why(ask, id)).story.stream == stream, id
+
+
+async def test_the_cohort_is_of_the_same_size_and_hour_and_leaves_the_request_out(ask: HttpAsk, hour: Fleet) -> None:
+    stream = hour.planted["long answer"][0]
+    asked = hour.asked[stream]
+    usual = (await why(ask, stream)).story.usual
+    low, high = next((a, b) for a, b in ((128, 512), (512, 2048)) if a <= asked.prompt_tokens < b)
+    members = [
+        row
+        for row in hour.of(RequestTrace)
+        if row.model == asked.model and row.role == "created" and row.ended == "completed" and row.stream != stream
+        and low <= row.prompt_tokens < high and START_US <= row.at_us < END_US
+    ]  # fmt: skip
+    assert usual.members == len(members) >= 30
+    assert f"prompts of {low} to {high - 1} tokens, the same hour" in usual.what
+    tokens = sorted(row.output_tokens for row in members)
+    assert usual.p50("output_tokens") == pytest.approx(tokens[len(tokens) // 2], rel=0.02)
+
+
+# --- diff, slow, list ------------------------------------------------------------------------------------------
+
+HALVES = (
+    Cohort(START_US, START_US + HOUR_US // 2, {"pool": "phi"}),
+    Cohort(START_US + HOUR_US // 2, END_US, {"pool": "phi"}),
+)
+
+
+async def test_diff_finds_a_planted_regression(ask: HttpAsk) -> None:
+    found = await diff(ask, *HALVES)
+    change = found.changes("ttft", "p99")[0]
+    assert (change.phase, change.replica) == ("engine_queue_us", SLOWED)
+    assert change.us == pytest.approx(380_000, rel=0.1)
+    says = found.says("ttft", "p99")
+    assert says.startswith("p99 TTFT rose 3")
+    assert f"engine queue on replica {SLOWED}" in says
+    back = await diff(ask, *reversed(HALVES))
+    assert back.says("ttft", "p99").startswith("p99 TTFT fell 3")
+
+
+async def test_two_halves_of_the_same_are_the_same(ask: HttpAsk) -> None:
+    found = await diff(ask, HALVES[0], HALVES[0])
+    assert "is the same" in found.says("ttft", "p99")
+    nobody = Cohort(START_US, END_US, {"pool": "nobody"})
+    assert "no requests" in (await diff(ask, HALVES[0], nobody)).says("wall", "p95")
+
+
+async def test_slow_is_sorted_by_its_phase(ask: HttpAsk, hour: Fleet) -> None:
+    given = {"since": "2026-11-20T10:00:00Z", "until": "2026-11-20T11:00:00Z", "phase": "client_stall", "top": "12"}
+    rows = (await answer(ask, "slow", given, NOW_US)).value
+    ended = {row.stream for row in hour.of(RequestTrace) if row.phases.client_stall_us and row.at_us < END_US}
+    assert {row["stream"] for row in rows if row["phase_us"]} == ended
+    assert [row["phase_us"] for row in rows] == sorted((row["phase_us"] for row in rows), reverse=True)
+    with pytest.raises(BadRequest, match="there is no phase"):
+        await answer(ask, "slow", {"phase": "wall_us; DROP TABLE requests"}, NOW_US)
+
+
+async def test_a_value_is_never_read_as_sql(ask: HttpAsk) -> None:
+    hostile = "x' OR 1=1 -- \\"
+    given = {"since": "2026-11-20T10:00:00Z", "until": "2026-11-20T11:00:00Z", "model": hostile}
+    assert (await answer(ask, "", given, NOW_US)).value == []
+    with pytest.raises(NotFound):
+        await why(ask, hostile)
+
+
+async def test_every_saved_query_runs(ask: HttpAsk) -> None:
+    given: dict[str, Any] = {
+        **WINDOW, "id": "x", "stream": "x", "session": "x", "least_us": 0, "most_us": 1 << 40, "last": "z", "top": 5,
+        "pool": "llama",
+    }  # fmt: skip
+    for name, query in SAVED.items():
+        values = {key: given[key] for key in query.parameters if key in given and key not in query.defaults}
+        await ask.query(name, values)
+        assert "$" not in query.sql
+        assert query.about
+
+
+async def test_a_query_says_what_it_needs(ask: HttpAsk) -> None:
+    with pytest.raises(BadRequest, match="needs from_us"):
+        await ask.query("slow", {"until_us": 1})
+    with pytest.raises(BadRequest, match="has no colour"):
+        await ask.query("slow", {**WINDOW, "colour": "red"})
+    with pytest.raises(BadRequest, match="top of query slow is Int64"):
+        await ask.query("slow", {**WINDOW, "top": "5"})
+    with pytest.raises(NotFound, match="there is no query 'nonsense'"):
+        await ask.query("nonsense", {})
+
+
+async def test_the_door_wants_its_token(asked: Asked) -> None:
+    stranger = HttpAsk(asked.url, "another")
+    for asking in (stranger.query("recent", WINDOW), stranger.sql("SELECT 1", 1)):
+        with pytest.raises(Unauthenticated):
+            await asking
+
+
+# --- reconcile -------------------------------------------------------------------------------------------------
+
+
+class Settled:
+    """The fabric's account of the made-up hour."""
+
+    def __init__(self, hour: Fleet) -> None:
+        self._hour = hour
+
+    async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+        found = {}
+        for (who, when, model), (streams, prompt, cached, output) in self._hour.settled.items():
+            if (who, when) == (tenant, hour):
+                found[model] = (streams, Usage(prompt=prompt, cached=cached, output=output))
+        return found
+
+    async def settled(self, stream: StreamId) -> tuple[str, Usage] | None:
+        return ("completed", Usage(output=self._hour.held[stream])) if stream in self._hour.held else None
+
+
+async def _reconciled(ask: HttpAsk, hour: Fleet) -> Report:
+    return await reconcile(ask, Settled(hour), START_US, END_US + HOUR_US)
+
+
+async def test_reconcile_lists_every_stream_that_disagrees_and_no_other(ask: HttpAsk, hour: Fleet) -> None:
+    report = await _reconciled(ask, hour)
+    streams = {one.stream: one for one in report.disagreements if one.stream}
+    planted = {kind: set(hour.planted[kind]) for kind in ("billed twice", "unbilled", "streamed less", "settled more")}
+    assert set(streams) == set().union(*planted.values())
+    for kind, says in (
+        ("billed twice", "2 bills were told"),
+        ("unbilled", "no bill was told"),
+        ("streamed less", "fewer tokens"),
+        ("settled more", "settled another count"),
+    ):
+        for stream in planted[kind]:
+            assert says in streams[stream].why
+    hours = [one for one in report.disagreements if not one.stream]
+    assert {(one.tenant, one.model) for one in hours} == {
+        (hour.asked[stream].tenant, hour.asked[stream].model)
+        for kind in ("billed twice", "unbilled", "settled more")
+        for stream in planted[kind]
+    }
+    assert not report.agrees
+
+
+async def test_reconcile_counts_what_it_compared(ask: HttpAsk, hour: Fleet) -> None:
+    report = await _reconciled(ask, hour)
+    billed = [row for row in hour.of(AttemptTrace) if row.billed]
+    assert report.streams == len({row.stream for row in billed})
+    assert report.billed_output == sum(row.output_tokens for row in billed)
+    assert report.generated == sum(row.generated_tokens for row in hour.of(AttemptTrace)) - sum(
+        row.generated_tokens for row in hour.of(AttemptTrace) if row.stream in hour.planted["unbilled"]
+    )
+    assert report.settled_output == sum(sums[3] for sums in hour.settled.values())
+    # All but those of whom a reader was never told, or who did not see the end
+    partly = sum(len(hour.planted[kind]) for kind in ("sampled out", "gateway died", "left"))
+    assert report.whole == report.streams - partly
+
+
+async def test_reconcile_of_a_tenant_that_has_no_fault_agrees(ask: HttpAsk, hour: Fleet) -> None:
+    class Exact(Settled):
+        async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+            rows = await ask.query(
+                "usage_by_hour", {"from_us": hour * HOUR_US, "until_us": (hour + 1) * HOUR_US, "tenant": tenant}
+            )
+            return {
+                row["model"]: (1, Usage(row["prompt_tokens"], row["cached_tokens"], 0, row["output_tokens"]))
+                for row in rows
+            }
+
+        async def settled(self, stream: StreamId) -> tuple[str, Usage] | None:
+            return None
+
+    faulty = {hour.asked[s].tenant for k in ("billed twice", "unbilled", "streamed less") for s in hour.planted[k]}
+    for tenant in sorted({"acme", "globex", "initech"}):
+        report = await reconcile(ask, Exact(hour), START_US, END_US + HOUR_US, tenant)
+        assert report.agrees == (tenant not in faulty), tenant
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command in this process: its exit code, stdout and stderr."""
+    monkeypatch.setenv("STREAM_GW_TELEMETRY_URL", asked.url)
+    monkeypatch.setenv("STREAM_GW_TELEMETRY_TOKEN", TOKEN)
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        code = main(flags)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_why_from_the_command_line(cli: Cli, hour: Fleet) -> None:
+    stream = hour.planted["full queue"][0]
+    code, out, _ = cli("traces", "why", stream)
+    assert code == 0
+    assert "likely cause: No replica of pool" in out
+    assert max(map(len, out.splitlines())) <= 110
+    code, out, _ = cli("traces", "why", stream, "--json")
+    value = json.loads(out)
+    assert (code, value["cause"]) == (0, "full queue")
+    assert sum(segment["us"] for segment in value["segments"]) == value["wall_us"]
+    code, _, err = cli("traces", "why", "resp_nobody")
+    assert code == 1
+    assert "nothing is known of resp_nobody" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["traces", "show", "{stream}"], "client_stall_us"),
+        (["traces", "list", "--since", "2026-11-20T10:00", "--until", "2026-11-20T11:00", "--top", "3"], "completed"),
+        (["traces", "slow", "--since", "2026-11-20T10:00", "--until", "2026-11-20T11:00"], "phase ms"),
+        (["traces", "queries"], "spent_by_replica"),
+        (["traces", "query", "faults", "since=2026-11-20T10:00", "until=2026-11-20T11:00"], DIED),
+        (["traces", "sql", "SELECT count() AS many FROM requests WHERE ended = 'failed'"], "6"),
+        (["usage", "--since", "2026-11-20T10:00", "--until", "2026-11-20T12:00", "--tenant", "acme"], "llama-70b"),
+        (
+            ["traces", "diff", "since=2026-11-20T10:00,until=2026-11-20T10:30,pool=phi",
+             "since=2026-11-20T10:30,until=2026-11-20T11:00,pool=phi"],
+            "p99 TTFT rose",
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_each_verb_answers(cli: Cli, hour: Fleet, flags: list[str], says: str) -> None:
+    given = [flag.replace("{stream}", hour.planted["slow client"][0]) for flag in flags]
+    code, out, err = cli(*given)
+    assert code == 0, err
+    assert says in out
+    code, out, err = cli(*given, "--json")
+    assert code == 0, err
+    assert json.loads(out)
+
+
+def test_a_reconciliation_that_finds_something_ends_with_its_own_code(cli: Cli) -> None:
+    flags = ["usage", "reconcile", "--since", "2026-11-20T10:00", "--until", "2026-11-20T11:59", "--no-redis"]
+    code, out, err = cli(*flags)
+    assert code == 3, err
+    assert "6 disagree" in out
+    code, out, _ = cli(*flags, "--json")
+    assert code == 3
+    assert json.loads(out)["found"] == 6

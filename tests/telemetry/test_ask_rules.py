@@ -1,0 +1,371 @@
+"""Causes by explicit rules, and the time put together: pure, from rows that are made up here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_fabric.events import PHASES
+from telemetry.ask.causes import RULES, findings, sentence, shown
+from telemetry.ask.compare import Change, Cohort, Diff, Side, Tail
+from telemetry.ask.reconcile import judge, seen_whole, within
+from telemetry.ask.story import MEMBERS_MIN, Story, Usual, assemble, band
+from telemetry.ask.text import why_text
+from telemetry.ask.why import Answer, stream_of
+
+T0 = 1_795_168_800_000_000
+PLAIN = {
+    "gateway_us": 500, "admission_us": 1000, "fabric_us": 2000, "engine_queue_us": 3000, "prefill_us": 50_000,
+    "decode_us": 2_000_000,
+}  # fmt: skip
+USUAL = Usual(
+    "others like it",
+    400,
+    {
+        **{
+            name: (float(PLAIN.get(name, 0)), float(PLAIN.get(name, 0)) * 1.5, float(PLAIN.get(name, 0)) * 2)
+            for name in PHASES
+        },
+        "output_tokens": (150.0, 250.0, 300.0),
+        "token_us": (13_000.0, 15_000.0, 16_000.0),
+        "wall_us": (2_056_500.0, 3e6, 4e6),
+        "ttft_us": (55_000.0, 60_000.0, 70_000.0),
+    },
+    cached_share=0.7,
+)
+
+
+def reader(at: int = 0, **changes: Any) -> dict[str, Any]:
+    phases = dict.fromkeys(PHASES, 0) | {name: changes.pop(name, PLAIN.get(name, 0)) for name in PHASES}
+    wall = sum(phases.values())
+    row: dict[str, Any] = {
+        "at_us": T0 + at + wall,
+        "wall_us": wall,
+        "role": "created",
+        "ended": "completed",
+        "tenant": "acme",
+        "gateway": "gw-1",
+        "stream": "resp_1",
+        "request_id": "req_1",
+        "trace_id": "",
+        "user_hash": "",
+        "model": "m",
+        "adapter": "",
+        "pool": "p",
+        "replica": "r-1",
+        "session_hash": "",
+        "dialect": "openai.chat",
+        "transport": "sse",
+        "http_status": 200,
+        "error_code": "",
+        "placement": "load",
+        "queue_position": 0,
+        "prompt_tokens": 1000,
+        "cached_tokens": 700,
+        "output_tokens": 150,
+        "streamed_tokens": 150,
+        "first_seq": 1,
+        "last_seq": 154,
+        "cancel_point": "",
+        "ttft_us": wall - phases["decode_us"],
+        "price_micro": 0,
+        "scores_json": "",
+    }
+    return {**row, **phases, **changes}
+
+
+def attempt(**changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "at_us": T0 + 2_056_000,
+        "replica": "r-1",
+        "ended": "completed",
+        "attempt": 1,
+        "epoch": 1,
+        "waited_us": 0,
+        "inbox_us": 500,
+        "engine_queue_us": 3000,
+        "prefill_us": 50_000,
+        "decode_us": 2_000_000,
+        "model": "m",
+        "pool": "p",
+        "believed_cached_tokens": 700,
+        "prompt_tokens": 1000,
+        "cached_tokens": 700,
+        "output_tokens": 150,
+        "generated_tokens": 150,
+        "error_code": "",
+        "last_seq": 154,
+        "billed": True,
+        "price_micro": 0,
+        "tenant": "acme",
+    }
+    return {**row, **changes}
+
+
+def story(
+    readers: list[dict[str, Any]] | None = None, attempts: list[dict[str, Any]] | None = None, **more: Any
+) -> Story:
+    made = assemble("resp_1", "resp_1", [reader()] if readers is None else readers, attempts or [attempt()])
+    return replace(made, **{"usual": USUAL, **more})
+
+
+def causes(of: Story) -> list[str]:
+    return [finding.cause for finding in findings(of)]
+
+
+def test_nothing_stands_out_of_what_is_ordinary() -> None:
+    assert findings(story()) == []
+    assert sentence([]) == "Nothing stands out."
+    assert "likely cause: Nothing stands out." in why_text(Answer(story(), []))
+
+
+DEAD = attempt(ended="lost", replica="r-9", billed=False, generated_tokens=0)
+CASES: dict[str, tuple[Story, list[str]]] = {
+    "slow client": (story([reader(client_stall_us=5_000_000)]), ["slow client"]),
+    "full queue": (story([reader(pool_queue_us=4_000_000, queue_position=12)]), ["full queue"]),
+    "overloaded engine": (story([reader(engine_queue_us=3_000_000)]), ["overloaded engine"]),
+    "slow tokens": (story([reader(decode_us=9_000_000)], [attempt(decode_us=9_000_000)]), ["overloaded engine"]),
+    "admission slow": (story([reader(admission_us=900_000)]), ["admission slow"]),
+    "gateway slow": (story([reader(gateway_us=900_000)]), ["gateway slow"]),
+    "fabric slow": (story([reader(fabric_us=900_000)]), ["fabric slow"]),
+    "unaccounted": (story([reader(residual_us=900_000)]), ["unaccounted"]),
+    "cold prefix": (
+        story([reader(prefill_us=900_000, cached_tokens=0)], [attempt(cached_tokens=0, prefill_us=900_000)]),
+        ["cold prefix"],
+    ),
+    "long answer": (
+        story([reader(decode_us=20_000_000, output_tokens=1500)],
+              [attempt(output_tokens=1500, generated_tokens=1500, decode_us=20_000_000)]),
+        ["long answer"],
+    ),
+    "killed replica": (
+        story([reader(recovery_us=3_500_000)], [DEAD, attempt(attempt=2, epoch=2, replica="r-2")]),
+        ["killed replica"],
+    ),
+    "handed over": (
+        story([reader(recovery_us=3_500_000)], [attempt(ended="handed_over", billed=False), attempt(attempt=2)]),
+        ["handed over"],
+    ),
+    "nobody took over": (
+        story([reader(ended="failed", error_code="replica_lost")], [attempt(ended="failed", billed=True)]),
+        ["killed replica"],
+    ),
+    "failed": (story([reader(ended="failed", error_code="engine_error")]), ["failed"]),
+    "refused": (
+        story([reader(role="refused", ended="refused", http_status=503, error_code="pool_full", decode_us=0)]),
+        ["refused"],
+    ),
+    "resume gap": (
+        story([reader(ended="left"), reader(at=2_056_500, role="resumed", resume_gap_us=9_000_000, first_seq=80)]),
+        ["resume gap"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_cause_is_named_and_no_other(name: str) -> None:
+    of, expected = CASES[name]
+    assert causes(of) == expected
+    text = why_text(Answer(of, findings(of)))
+    assert "likely cause: " + sentence(findings(of)).split()[0] in text
+
+
+def test_what_is_said_names_who_and_how_much() -> None:
+    assert "Replica r-9 died; r-2 went on after 3.5 s." in sentence(findings(CASES["killed replica"][0]))
+    dead = {"what": "dead", "replica": "r-9", "reason": "its lease has ended", "at_us": T0}
+    told = replace(CASES["killed replica"][0], fleet=(dead,))
+    assert "Replica r-9 died (its lease has ended)" in sentence(findings(told))
+    assert "pool p had room: it waited 4.0 s in the pool's queue, behind 11 others" in sentence(
+        findings(CASES["full queue"][0])
+    )
+    assert "0 of 1000 prompt tokens were cached, where of its cohort's prompts 70% are" in sentence(
+        findings(CASES["cold prefix"][0])
+    )
+    assert "the gateway believed 700 were" in sentence(findings(CASES["cold prefix"][0]))
+
+
+def test_the_costlier_of_two_comes_first_and_the_other_is_told_if_it_cost_half() -> None:
+    two = findings(story([reader(client_stall_us=5_000_000, pool_queue_us=3_000_000)]))
+    assert [finding.cause for finding in two] == ["slow client", "full queue"]
+    assert sentence(two).startswith("The client's connection")
+    assert "Also: no replica of pool p had room" in sentence(two)
+    two = findings(story([reader(client_stall_us=3_000_000, pool_queue_us=9_000_000)]))
+    assert [finding.cause for finding in two] == ["full queue", "slow client"]
+    assert "Also" not in sentence(two)
+
+
+def test_of_a_tie_the_earlier_rule_is_told() -> None:
+    tied = findings(story([reader(client_stall_us=4_000_000, pool_queue_us=4_000_000)]))
+    assert [finding.cost_us for finding in tied] == [4_000_000, 4_000_000]
+    assert [finding.cause for finding in tied] == ["slow client", "full queue"]
+    names = [rule.__name__ for rule in RULES]
+    assert names.index("slow_client") < names.index("full_queue")
+
+
+def test_a_wait_that_all_have_is_told_after_what_stands_out() -> None:
+    crowded = replace(USUAL, figures={**USUAL.figures, "pool_queue_us": (4e6, 6e6, 7e6)})
+    common = findings(story([reader(pool_queue_us=5_000_000)], usual=crowded))
+    assert [finding.cause for finding in common] == ["full queue"]
+    assert common[0].common
+    assert "Half of its cohort took 4.0 s there too." in sentence(common)
+    both = findings(story([reader(pool_queue_us=5_000_000, client_stall_us=2_000_000)], usual=crowded))
+    assert [finding.cause for finding in both] == ["slow client", "full queue"], "the stall stands out"
+
+
+def test_without_a_cohort_waiting_is_still_named_and_nothing_else_is_guessed() -> None:
+    few = replace(USUAL, members=MEMBERS_MIN - 1)
+    assert causes(story([reader(client_stall_us=5_000_000)], usual=few)) == ["slow client"]
+    long = [attempt(output_tokens=1500, generated_tokens=1500, decode_us=20_000_000)]
+    assert causes(story([reader(decode_us=20_000_000, output_tokens=1500)], long, usual=few)) == []
+    assert "too few to say what is usual" in why_text(Answer(story(usual=few), []))
+
+
+def test_a_session_is_its_own_example() -> None:
+    cold = ([reader(prefill_us=900_000, cached_tokens=0)], [attempt(cached_tokens=0, prefill_us=900_000)])
+    assert causes(story(*cold, session_share=0.0, session_members=9)) == [], "its prompts are never cached"
+    assert causes(story(*cold, session_share=0.0, session_members=2)) == ["cold prefix"], "that says little"
+    warm = findings(story(*cold, session_share=0.95, session_members=3))
+    assert "where of its session's earlier prompts 95% are" in warm[0].says
+
+
+def test_a_short_pause_before_the_first_token_counts_by_the_time_until_it() -> None:
+    long = {"decode_us": 30_000_000, "output_tokens": 150}
+    assert causes(story([reader(admission_us=400_000, **long)], [attempt(decode_us=2_000_000)])) == ["admission slow"]
+    assert causes(story([reader(admission_us=40_000, **long)], [attempt(decode_us=2_000_000)])) == []
+
+
+def test_who_follows_whom() -> None:
+    first = reader(ended="left")
+    later = reader(at=5_000_000, role="resumed", resume_gap_us=2_943_500, first_seq=80, id="b")
+    beside = reader(at=1000, role="attached", id="c")
+    told = assemble("x", "x", [later, beside, first], [])
+    assert [r.role for r in told.line] == ["created", "resumed"]
+    assert [r.role for r in told.beside] == ["attached"]
+    dangling = reader(ended="stalled", client_stall_us=9_000_000)
+    instead = reader(at=1_000_000, role="resumed", first_seq=50, decode_us=12_000_000)
+    told = assemble("x", "x", [dangling, instead], [])
+    assert [r.role for r in told.line] == ["created", "resumed"], "its old connection was not yet known to be dead"
+    assert any(segment.name == "between" and segment.us < 0 for segment in told.segments())
+    assert sum(segment.us for segment in told.segments()) == told.wall_us
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**7),
+            st.integers(0, 10**7),
+            st.integers(-1000, 1000),
+            st.sampled_from(("created", "resumed", "attached")),
+            st.sampled_from(("left", "completed", "stalled")),
+        ),
+        max_size=5,
+    ),
+    st.lists(st.integers(0, 10**7), max_size=3),
+)
+def test_the_segments_always_add_up(readers: list[tuple[int, int, int, str, str]], attempts: list[int]) -> None:
+    rows = [
+        reader(at, role=role, ended=ended, decode_us=decode, residual_us=residual, first_seq=1 + (role == "resumed"))
+        for at, decode, residual, role, ended in readers
+    ]
+    told = assemble("x", "x", rows, [attempt(at_us=T0 + at) for at in attempts])
+    assert sum(segment.us for segment in told.segments()) == told.wall_us
+    why_text(Answer(told, findings(told)))
+
+
+def test_bands_and_ids() -> None:
+    assert band(0) == (0, 128)
+    assert band(2048) == (2048, 8192)
+    digits = "01a1f8661a02798c8a56369fe4b7a96b"
+    for id in (f"resp_{digits}", f"chatcmpl-{digits}", f"msg_{digits}", digits, f"resp_{digits}_1"):
+        assert stream_of(id) == f"resp_{digits}"
+    assert stream_of("req_0123") == ""
+    assert [shown(us) for us in (0, 300, 4200, 87_000, 3_500_000)] == ["0 ms", "0.30 ms", "4.2 ms", "87 ms", "3.5 s"]
+
+
+# --- diff ------------------------------------------------------------------------------------------------------
+
+
+def side(ttft: float, **phases: dict[str, float]) -> Side:
+    """``phases``: replica → its means."""
+    rows = [
+        {"replica": name, "requests": 10, **{f"{p}_mean": given.get(p, 0.0) for p in PHASES}}
+        for name, given in phases.items()
+    ]
+    profile = {"members": 100, "ttft_us_q": [0, 0, ttft, 0, 0], "wall_us_q": [0, 0, ttft, 0, 0]}
+    tail = Tail.of(rows)
+    return Side(Cohort(0, 1), profile, {(by, at): tail for by in ("ttft", "wall") for at in ("p95", "p99")})  # type: ignore[misc]
+
+
+def test_diff_says_which_phase_through_which_replica() -> None:
+    a = side(100_000, x={"engine_queue_us": 5000, "prefill_us": 90_000}, y={"prefill_us": 90_000})
+    b = side(520_000, x={"engine_queue_us": 765_000, "prefill_us": 90_000}, y={"prefill_us": 130_000})
+    assert Diff(a, b).says("ttft", "p99") == (
+        "p99 TTFT rose 420 ms, from 100 ms to 520 ms: +380 ms engine queue on replica x."
+    )
+    assert Diff(a, b).changes("ttft", "p99")[0] == Change("engine_queue_us", 380_000, "x")
+
+
+def test_diff_names_no_replica_where_it_is_spread() -> None:
+    a = side(100_000, x={"prefill_us": 90_000}, y={"prefill_us": 90_000})
+    b = side(200_000, x={"prefill_us": 190_000}, y={"prefill_us": 190_000})
+    assert Diff(a, b).says("ttft", "p99").endswith("+100 ms prefill.")
+
+
+# --- reconcile -------------------------------------------------------------------------------------------------
+
+
+def shown_to(first: int, last: int, tokens: int, ended: str = "") -> dict[str, Any]:
+    ended = ended or ("completed" if last == 10 else "left")
+    return {"first_seq": first, "last_seq": last, "streamed_tokens": tokens, "ended": ended}
+
+
+@pytest.mark.parametrize(
+    ("readers", "whole"),
+    [
+        ([shown_to(1, 10, 7)], (7, 7)),
+        ([shown_to(1, 9, 7)], None),
+        ([shown_to(1, 9, 7, "cancelled")], (7, 7)),
+        ([shown_to(2, 10, 7)], None),
+        ([shown_to(1, 4, 3), shown_to(5, 10, 4)], (7, 7)),
+        ([shown_to(5, 10, 4), shown_to(1, 4, 3)], (7, 7)),
+        ([shown_to(1, 4, 3), shown_to(6, 10, 4)], None),
+        ([shown_to(1, 6, 5), shown_to(5, 10, 4)], (5, 9)),
+        ([shown_to(1, 10, 7), shown_to(5, 10, 4)], (7, 7)),
+        ([shown_to(1, 6, 5), shown_to(5, 10, 4), shown_to(7, 10, 2)], (7, 7)),
+        ([], None),
+    ],
+    ids=["one", "not to the end", "to its cancel", "not from the start", "two", "any order", "a hole", "an overlap",
+         "and a part", "one of two without an overlap", "none"],
+)  # fmt: skip
+def test_a_stream_is_whole_where_its_readers_cover_it(
+    readers: list[dict[str, Any]], whole: tuple[int, int] | None
+) -> None:
+    assert seen_whole(readers) == whole
+
+
+def test_what_engines_made_beyond_the_bill_is_no_disagreement() -> None:
+    bill = {"billed_output": 10, "bills": 1, "generated": 14, "silent": 0}
+    assert judge(bill, 10, (10, 10)) == ""
+    assert judge(bill, None, None) == ""
+    assert judge(bill, None, (8, 12)) == "", "somewhere between"
+    assert "fewer tokens" in judge(bill, None, (8, 9))
+    assert "fewer tokens than were billed" in judge({**bill, "generated": 9}, 10, (10, 10))
+    assert judge({**bill, "generated": 9, "silent": 1}, 10, (10, 10)) == "", "a replica that died told of nothing"
+    assert "another count" in judge(bill, 11, (10, 10))
+    assert "more tokens" in judge(bill, 10, (11, 11))
+    assert "2 bills" in judge({**bill, "bills": 2}, 10, (10, 10))
+
+
+def test_an_hour_agrees_but_for_bills_told_just_after_it() -> None:
+    ours, theirs = (5, 100, 50, 200), (5, 100, 50, 200)
+    none = (0, 0, 0, 0)
+    assert within(ours, theirs, none, none)
+    assert not within((5, 100, 50, 210), theirs, none, none)
+    assert within((6, 120, 50, 210), theirs, none, (1, 20, 0, 10)), "one was told in the hour after"
+    assert within((4, 80, 50, 190), theirs, (1, 20, 0, 10), none), "one is the hour before's"
+    assert not within((4, 80, 50, 180), theirs, (1, 20, 0, 10), none)
+    assert within((9, 100, 50, 200), theirs, none, none), "streams without a token have no bill"
