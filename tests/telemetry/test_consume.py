@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -119,6 +120,30 @@ async def test_partitions_are_shared_and_handed_over(log: Log, store: Store) -> 
     await log.add(3000)
     await log.consumed()
     assert await metric(third, "telemetry_events_total") > 0
+    await check(store, log.sums)
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["before it claims", "after it has claimed"])
+async def test_one_that_was_thought_dead_and_wakes(
+    log: Log, store: Store, front: ClickHouseFront, claimed: bool
+) -> None:
+    """With a block in its hands whose offsets its successor has inserted, cut otherwise."""
+    if claimed:
+        front.fault("refuse")
+    old = await log.consume(telemetry_linger_s=0.1 if claimed else 4)
+    await log.add(300)
+    waits = "telemetry_pending_age_seconds" if claimed else "telemetry_held_bytes"
+    await eventually(lambda: _over(metric(old, waits), 0), "it to have a block", 30)
+    old.process.send_signal(signal.SIGSTOP)
+    front.fault("ok")
+    await log.add(3000)
+    new = await log.consume()
+    await log.consumed()
+    old.process.send_signal(signal.SIGCONT)
+    await eventually(lambda: _over(metric(old, "telemetry_events_total"), -1), "it to answer again", 30)
+    assert await new.stop() == 0
+    await log.add(1000)
+    await log.consumed()
     await check(store, log.sums)
 
 
