@@ -110,11 +110,11 @@ def _run(args: argparse.Namespace) -> int:
         case "agent":
             agent_main.run(
                 _settings(AgentSettings, args),
-                lambda replica, url: _say(args, {"replica": replica, "metrics": url}, f"replica {replica} is ready"),
+                lambda replica, url: _say(args, {"replica": replica, **_metrics(url)}, f"replica {replica} is ready"),
             )
         case "controller":
             controller_main.run(
-                _settings(ControllerSettings, args), lambda url: _say(args, {"metrics": url}, "controller is ready")
+                _settings(ControllerSettings, args), lambda url: _say(args, _metrics(url), "controller is ready")
             )
         case "traces" | "usage":
             from telemetry.ask import command as ask_command
@@ -187,6 +187,10 @@ def _up_options(args: argparse.Namespace) -> up.UpOptions:
         args.replicas = 1 if args.engine == "vllm" else 2
     options = {name: getattr(args, name) for name in up.UpOptions.__dataclass_fields__}
     return up.UpOptions(**options | given)
+
+
+def _metrics(url: str) -> dict[str, str]:
+    return {"metrics": url} if url else {}
 
 
 def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
