@@ -8,9 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def eventually(condition: Callable[[], Any], what: str = "", timeout_s: float = 10.0) -> Any:
+PATIENCE_S = 10.0
+"""How long to wait where a test does not say it."""
+
+
+async def eventually(condition: Callable[[], Any], what: str = "", timeout_s: float | None = None) -> Any:
     """Poll a condition, plain or async, until it gives something true; return that."""
     loop = asyncio.get_running_loop()
+    timeout_s = PATIENCE_S if timeout_s is None else timeout_s
     deadline = loop.time() + timeout_s
     while True:
         seen = condition()

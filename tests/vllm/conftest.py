@@ -14,6 +14,7 @@ import pytest_asyncio
 from inference.agent.engines.vllm import VllmEngine
 from tests.agent.engines.recorder import Recorder
 from tests.gateway import processes
+from tests.support import waiting
 from tests.support.waiting import eventually
 from tests.vllm.real import FIGURES, Home, children, command_line, endless, request
 
@@ -43,7 +44,9 @@ def home() -> Iterator[Home]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # lets a test clear the prefix cache
-        patch.setattr(processes, "START_S", 180.0)  # an agent is ready when its vLLM is
+        # On a busy machine of two cores vLLM takes minutes to start, and seconds for a token
+        patch.setattr(processes, "START_S", 400.0)
+        patch.setattr(waiting, "PATIENCE_S", 60.0)
         yield Home(folder)
 
 

@@ -84,6 +84,10 @@ class Told:
         return answers[0].text if answers else ""
 
     @property
+    def error_code(self) -> str | None:
+        return next((chunk["error"]["code"] for chunk in self.chunks if "error" in chunk), None)
+
+    @property
     def epochs(self) -> list[int]:
         return sorted({epoch for epoch, _ in events_of(self.body) if epoch})
 

@@ -11,7 +11,7 @@ from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.vllm import VllmEngine
 from tests.agent.engines import test_contract as contract
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 test_one_block_one_end = contract.test_an_answer_has_one_text_block_one_choice_end_and_one_terminal
 test_completions = contract.test_completions_stream_text_too

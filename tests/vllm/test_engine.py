@@ -38,7 +38,7 @@ from tests.vllm.real import (
     request,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.fixture
@@ -290,9 +290,9 @@ async def test_a_killed_server_costs_its_streams_and_comes_back(engine: VllmEngi
     told = time.monotonic() - killed
     assert sink.error is not None
     assert (sink.status, sink.error.code, sink.error.retriable) == ("failed", "engine_lost", True)
-    await eventually(lambda: not engine.load().ready, timeout_s=1)
+    await eventually(lambda: not engine.load().ready, timeout_s=3)
     unready = time.monotonic() - killed
-    await eventually(lambda: engine.load().ready, "a new vLLM", 90)
+    await eventually(lambda: engine.load().ready, "a new vLLM", 400)
     again = time.monotonic() - killed
     assert not [pid for pid in processes if alive(pid)]
     assert (await ask(engine, request(2, chat(max_tokens=5)))).status == "completed"
@@ -322,7 +322,7 @@ async def test_a_killed_engine_process_is_not_waited_for(engine: VllmEngine) -> 
     assert (sink.error.code, sink.error.retriable) == ("engine_lost", True)
     await eventually(lambda: not engine.load().ready, timeout_s=3)
     unready = time.monotonic() - killed
-    await eventually(lambda: engine.load().ready, "a new vLLM", 90)
+    await eventually(lambda: engine.load().ready, "a new vLLM", 400)
     assert engine.pid != first
     FIGURES.append(f"engine killed: stream ended after {told * 1000:.0f} ms, not ready after {unready * 1000:.0f} ms")
 

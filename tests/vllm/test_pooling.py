@@ -13,7 +13,7 @@ from inference.agent.engines.vllm import VllmEngine
 from stream_fabric.frames import Open
 from tests.vllm.real import SMALL, Direct, Home, ask, chat, request
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 FLAGS = (*SMALL, "--served-model-name", "tiny", "--kv-cache-memory-bytes", str(8 << 20))
 EMBED: dict[str, Any] = {"model": "tiny", "input": ["a river", "a sea of stories"]}

@@ -36,7 +36,7 @@ from tests.vllm.continued import (
 )
 from tests.vllm.real import FIGURES, MODEL, SMALL, Direct, Home, chat, children, folded, lora_slots, server_below
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 ADAPTERS = {"left": "one", "right": "two"}
 FLAGS = (*SMALL, "--served-model-name", MODEL, "--kv-cache-memory-bytes", str(8 << 20), *lora_slots(1))

@@ -31,7 +31,7 @@ from tests.vllm.real import (
     up,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 FLAGS = (*SMALL, "--served-model-name", MODEL, "--kv-cache-memory-bytes", str(8 << 20))
 
@@ -93,7 +93,7 @@ async def test_ctrl_c_ends_everything(running: Up) -> None:
         await until(exchange, b'"content":"', 5)
     began = time.monotonic()
     running.process.signal(signal.SIGINT)
-    await eventually(lambda: running.process.poll() is not None, "its end", 30)
+    await eventually(lambda: running.process.poll() is not None, "its end", 60)
     took = time.monotonic() - began
     assert running.process.poll() == 0
     assert not [command_line(pid) for pid in left if alive(pid)]
@@ -107,7 +107,7 @@ async def test_an_up_killed_while_vllm_loads_leaves_nothing(home: Home) -> None:
         def begun() -> list[int]:
             return [pid for pid in children(process.pid) if "EngineCore" in "".join(command_line(pid)[:1])]
 
-        await eventually(begun, "vLLM's engine to begin", 120)
+        await eventually(begun, "vLLM's engine to begin", 400)
         left = children(process.pid)
         began = time.monotonic()
         process.kill()
