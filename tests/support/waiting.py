@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-
 PATIENCE_S = 10.0
 """How long to wait where a test does not say it."""
 
