@@ -64,8 +64,8 @@ class Consumer:
         self._policy = policy
         self._metrics = metrics
         self._drain_s = drain_s
-        # While one block is inserted the next is made; more at once would only take memory
-        self._inserting = asyncio.Semaphore(2)
+        # More at once would only take memory. Not held while a block is inserted: one that is refused stops no others
+        self._making = asyncio.Lock()
         self._parts: dict[Part, _Held] = {}
         self._stopping = False
         self._failed: asyncio.Future[None] | None = None
@@ -166,8 +166,7 @@ class Consumer:
                     held.claimed_since = time.monotonic()
                     claim, next = block, law.next
                     await self._again("claim", lambda: self._source.commit(part, next, claim))  # noqa: B023
-                async with self._inserting:
-                    await self._insert(held, block, law.records())
+                await self._insert(held, block, law.records())
                 law.done()
                 held.claimed_since = 0.0
                 held.news.set()  # there is room again
@@ -228,7 +227,8 @@ class Consumer:
         part = held.part
         name = block.name(*part)
         began = time.monotonic()
-        found = await asyncio.to_thread(batch, part, records)
+        async with self._making:
+            found = await asyncio.to_thread(batch, part, records)
         if found.poison:
             dead = [Dead.of(part, poison) for poison in found.poison]
             await self._again("dead letters", lambda: self._dead_letters.put(name, dead))

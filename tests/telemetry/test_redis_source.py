@@ -157,7 +157,7 @@ async def test_the_door(log: RedisLog, tmp_path: Path) -> None:
     for body, status, says in (
         ("query", 400, "no query"),
         ({"query": "ingest", "sql": "SELECT 1"}, 400, "unknown field"),
-        ({"query": "SELECT 1"}, 404, "ingest, replicas, usage"),
+        ({"query": "SELECT 1"}, 404, "there is no query SELECT 1; there are "),
         ({"query": "ingest", "rows_max": 100_000}, 400, "rows_max"),
         ({"query": "usage", "parameters": {"since": "then", "until": "now"}}, 400, "DateTime"),
     ):
