@@ -64,8 +64,8 @@ class Consumer:
         self._policy = policy
         self._metrics = metrics
         self._drain_s = drain_s
-        # While one block is inserted the next is made; more at once would only take memory
-        self._inserting = asyncio.Semaphore(2)
+        # More at once would only take memory. Not held while a block is inserted: one that is refused stops no others
+        self._making = asyncio.Lock()
         self._parts: dict[Part, _Held] = {}
         self._stopping = False
         self._failed: asyncio.Future[None] | None = None
@@ -166,8 +166,7 @@ class Consumer:
                     held.claimed_since = time.monotonic()
                     claim, next = block, law.next
                     await self._again("claim", lambda: self._source.commit(part, next, claim))  # noqa: B023
-                async with self._inserting:
-                    await self._insert(held, block, law.records())
+                await self._insert(held, block, law.records())
                 law.done()
                 held.claimed_since = 0.0
                 held.news.set()  # there is room again
@@ -227,15 +226,18 @@ class Consumer:
     async def _insert(self, held: _Held, block: Block, records: list[Record]) -> None:
         part = held.part
         name = block.name(*part)
-        began = time.monotonic()
-        found = await asyncio.to_thread(batch, part, records)
+        async with self._making:
+            began = time.monotonic()
+            found = await asyncio.to_thread(batch, part, records)
+            build_s = time.monotonic() - began
         if found.poison:
             dead = [Dead.of(part, poison) for poison in found.poison]
             await self._again("dead letters", lambda: self._dead_letters.put(name, dead))
             self._metrics.poison(part, found.poison)
-        built = time.monotonic()
+        insert_s = 0.0
         for table, rows in found.tables.items():
-            await self._again(f"insert {name} into {table}", lambda: self._store.insert(table, rows, name))  # noqa: B023
+            what = f"insert {name} into {table}"
+            insert_s += await self._again(what, lambda: self._store.insert(table, rows, name))  # noqa: B023
         state = pa.table(
             {
                 "topic": [part.topic],
@@ -247,7 +249,7 @@ class Consumer:
             }
         )
         await self._again("ingest state", lambda: self._store.insert("ingest_state", state, name))
-        self._metrics.inserted(part, len(records), found.rows, built - began, time.monotonic() - built)
+        self._metrics.inserted(part, len(records), found.rows, build_s, insert_s)
 
     async def _again(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Until it works, or we are cancelled."""
