@@ -226,16 +226,18 @@ class Consumer:
     async def _insert(self, held: _Held, block: Block, records: list[Record]) -> None:
         part = held.part
         name = block.name(*part)
-        began = time.monotonic()
         async with self._making:
+            began = time.monotonic()
             found = await asyncio.to_thread(batch, part, records)
+            build_s = time.monotonic() - began
         if found.poison:
             dead = [Dead.of(part, poison) for poison in found.poison]
             await self._again("dead letters", lambda: self._dead_letters.put(name, dead))
             self._metrics.poison(part, found.poison)
-        built = time.monotonic()
+        insert_s = 0.0
         for table, rows in found.tables.items():
-            await self._again(f"insert {name} into {table}", lambda: self._store.insert(table, rows, name))  # noqa: B023
+            what = f"insert {name} into {table}"
+            insert_s += await self._again(what, lambda: self._store.insert(table, rows, name))  # noqa: B023
         state = pa.table(
             {
                 "topic": [part.topic],
@@ -247,7 +249,7 @@ class Consumer:
             }
         )
         await self._again("ingest state", lambda: self._store.insert("ingest_state", state, name))
-        self._metrics.inserted(part, len(records), found.rows, built - began, time.monotonic() - built)
+        self._metrics.inserted(part, len(records), found.rows, build_s, insert_s)
 
     async def _again(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Until it works, or we are cancelled."""

@@ -163,10 +163,16 @@ class Store:
         await self._writer.close()
         await self._reader.close()
 
-    async def insert(self, table: str, rows: pa.Table, name: str) -> None:
-        """Insert a block under a name. Under a name that the table has had it changes nothing, also in the roll-ups."""
-        settings = {"insert_deduplication_token": f"{name}:{table}"}
-        await self._writer.run(lambda client: client.insert_arrow(table, rows, settings=settings))
+    async def insert(self, table: str, rows: pa.Table, name: str) -> float:
+        """Insert a block under a name. Under a name that the table has had it changes nothing, also in the roll-ups.
+        Returns the seconds that it took, without those that it waited for others."""
+
+        def put(client: Client) -> float:
+            began = time.monotonic()
+            client.insert_arrow(table, rows, settings={"insert_deduplication_token": f"{name}:{table}"})
+            return time.monotonic() - began
+
+        return await self._writer.run(put)
 
     async def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, *, rows_max: int = QUERY_ROWS_MAX
