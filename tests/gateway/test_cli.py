@@ -211,10 +211,14 @@ async def test_doctor_does_without_what_redis_does_not_tell(platform: Running) -
     """As of a managed Redis, or of a user with the rights of the runbook."""
     client = RedisClient(platform.redis_url)
     try:
-        await client.execute(0, "ACL", "SETUSER", "least", "on", ">least", "~*", "&*", "+@all", "-config", "-info")
+        for slot in (0, 8192, 16383):  # of a cluster each primary has users of its own
+            await client.execute(
+                slot, "ACL", "SETUSER", "least", "on", ">least", "~*", "&*", "+@all", "-config", "-info"
+            )
     finally:
         await client.close()
-    url = f"redis://least:least@{platform.redis_url.rpartition('@')[2]}"
+    scheme, _, where = platform.redis_url.partition("://")
+    url = f"{scheme}://least:least@{where.rpartition('@')[2]}"
     done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", url)
     assert done.returncode == 0, done.stdout
     assert "MISSING" not in done.stdout
