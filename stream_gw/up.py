@@ -121,9 +121,13 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         for name in ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT"):
             base.pop(f"STREAM_GW_{name}", None)
         starts = []
-        token = secrets.token_hex(16)
+        token = os.environ.get("STREAM_GW_TELEMETRY_TOKEN") or secrets.token_hex(16)
+        door: dict[str, str] = {}
         if _with_telemetry(options):
-            env = {**base, "STREAM_GW_TELEMETRY_TOKEN": token}
+            # Gateways start beside it and must know its address before it has one
+            port = os.environ.get("STREAM_GW_TELEMETRY_PORT") or str(free_port())
+            door = {"STREAM_GW_TELEMETRY_URL": f"http://127.0.0.1:{port}", "STREAM_GW_TELEMETRY_TOKEN": token}
+            env = {**base, "STREAM_GW_TELEMETRY_TOKEN": token, "STREAM_GW_TELEMETRY_PORT": port}
             if not env.get("STREAM_GW_CLICKHOUSE"):
                 env["STREAM_GW_CLICKHOUSE"] = f"chdb://{stack.enter_context(_telemetry_folder())}"
             starts.append(_child(stack, ["telemetry"], env))
@@ -141,10 +145,10 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         starts += [_child(stack, [*agent, "--replica", f"replica{k}"], base, *times) for k in range(options.replicas)]
         starts.append(_child(stack, ["controller", "--metrics-port", "0"], base))
         secret = secrets.token_hex(32)
-        gateway_env = {**base, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
+        gateway_env = {**base, **door, "STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secret}
         for k in range(options.gateways):
-            port = options.port + k if options.port else 0
-            flags = ["gateway", "--host", options.host, "--port", str(port), "--gateway", f"gateway{k}"]
+            listen = str(options.port + k if options.port else 0)
+            flags = ["gateway", "--host", options.host, "--port", listen, "--gateway", f"gateway{k}"]
             starts.append(_child(stack, flags, gateway_env))
         for process, facts in await asyncio.gather(*starts):
             running.processes.append(process)
@@ -331,7 +335,8 @@ def _describe(running: Platform) -> None:
     first = running.gateways[0]["url"]
     print(f"  key      {options.dev_key}")
     if running.telemetry:
-        print(f"  traces   kept by the process at {running.telemetry['url']}")
+        url, token = running.telemetry["url"], running.telemetry["token"]
+        print(f"  traces   stream-gw traces list --telemetry-url {url} --telemetry-token {token}")
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
         print("  traces   not kept: pip install 'stream-gw[chdb]'")
     print(f"\n  chat     {first}/#key={options.dev_key}")
