@@ -119,8 +119,9 @@ async def must_be_continued(question: Question, told: Told, direct: Direct, log:
     when it is asked to go on from there.
     """
     await must_be_whole(question, told, direct, log)
-    assert told.epochs == [1, 2], "a second producer"
-    first, second = told.text(1), told.text(2)
+    # Between them may be one that never spoke: its replica took the stream back before it knew that its vLLM was dead
+    assert len(told.epochs) == 2 and told.epochs[0] == 1, f"a second producer: {told.epochs}"
+    first, second = (told.text(epoch) for epoch in told.epochs)
     assert first and second
     if question.cut_alike:
         return
