@@ -100,8 +100,16 @@ class Directory:
     def _pool_of(self, model: str) -> str | None:
         return next((pool for pool, rs in self._by_pool.items() if any(model in r.models for r in rs)), None)
 
+    def _replicas(self, pool: str) -> list[ReplicaInfo]:
+        """Raises NoReplica: since the pool was found its last replica may have gone."""
+        replicas = self._by_pool.get(pool)
+        if not replicas:
+            raise NoReplica(f"no replica is left in pool {pool!r}", retry_after_s=2)
+        return replicas
+
     def estimates(self, pool: str) -> Estimates:
-        replicas = self._by_pool[pool]
+        """Raises NoReplica."""
+        replicas = self._replicas(pool)
         count = len(replicas)
         return Estimates(
             sum(r.bytes_per_token for r in replicas) / count, sum(r.output_tokens_mean for r in replicas) / count
@@ -109,9 +117,9 @@ class Directory:
 
     def candidates(self, pool: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
         """The pool's replicas of the model, with what each is believed to hold of the prompt. Of a large pool, those
-        that hold most and then those with least to do."""
+        that hold most and then those with least to do. Raises NoReplica."""
         found: list[tuple[Candidate, float]] = []
-        for info in self._by_pool[pool]:
+        for info in self._replicas(pool):
             if model not in info.models:
                 continue
             view = self._views.get(info.replica)
