@@ -192,7 +192,7 @@ class StreamState:
     unwatched_since_ms: int = 0
 
     def append(self, request: Append, replica: ReplicaId) -> AppendReply:
-        if str(self.epoch) != request.epoch:
+        if str(self.epoch) != request.epoch or self.replica not in (None, replica):
             return AppendReply(AppendCode.FENCED, self.last)
         if self.status == "cancelled":
             return AppendReply(AppendCode.CANCELLED, self.cancelled_at)

@@ -506,6 +506,16 @@ async def test_invariant_1_single_writer_across_a_takeover(fabric: Fabric) -> No
     assert (reply.result, reply.at) == ("accepted", Cursor(2, 5))
 
 
+async def test_invariant_1_one_epoch_is_one_replicas(fabric: Fabric) -> None:
+    """A failover of the pool may give one epoch to two replicas: who appends first has it."""
+    stream = await fabric.create()
+    await fabric.append(batch(stream, 1, 3))
+    for again in (batch(stream, 1, 2), batch(stream, 4, 4)):
+        ((code, seq),) = await fabric.log2.append(fabric.log2.partition(stream), [again])
+        assert (code, seq) == (AppendCode.FENCED, 3)
+    assert (await fabric.append(batch(stream, 4, 4)))[0].code is AppendCode.OK
+
+
 async def test_a_takeover_before_the_first_frame_and_of_ended_streams(fabric: Fabric) -> None:
     unborn, ended, missing = await fabric.create(), await fabric.create(), fabric.stream()
     await fabric.append(ending(ended, 1))

@@ -9,12 +9,12 @@ local replies, parts, metas = {}, {}, {}
 for i = 1, #KEYS / 2 do
   local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 8
   local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't')
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r')
   local code, seq = 0, tonumber(v[2] or 0)
   if not v[1] then
     code = 6
-  elseif v[1] ~= epoch then
-    code = 3
+  elseif v[1] ~= epoch or (v[8] ~= '' and v[8] ~= replica) then
+    code = 3 -- also of two replicas that a pool's failover gave the same epoch: one has begun it
   elseif v[3] == 'cancelled' then
     code, seq = 4, tonumber(v[6])
   elseif tonumber(last) <= seq then
