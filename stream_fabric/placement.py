@@ -335,9 +335,14 @@ class PoolState:
                 self.pins[gone.session] = (replica, now_ms + PIN_S * 1000)
         if running is not None:
             unread = {stream: flight[stream] for stream in inbox if stream in flight}
+            for stream in flight:  # of what its list names no more nothing is left, also after a failover
+                if stream not in running and stream not in unread and self.at.get(stream) == replica:
+                    del self.at[stream]
             flight.clear()
             flight.update({stream: Flight(0.0, 0.0, session) for stream, session in running.items()})
             flight.update({stream: kept for stream, kept in unread.items() if stream not in running})
+            for stream in running:
+                self.at.setdefault(stream, replica)  # the pool may have been lost meanwhile
         held = self.seats.get(replica)
         if running is None:
             if held is None:  # the pool has been lost, and the next renewal makes it again
@@ -418,5 +423,6 @@ class PoolState:
         self.inboxes.pop(replica, None)
         streams = sorted(self.flights.pop(replica, {}))
         for stream in streams:
-            self.at.pop(stream, None)
+            if self.at.get(stream) == replica:
+                del self.at[stream]
         return streams

@@ -1,7 +1,8 @@
 -- A replica's stream has its terminal, or is nobody's any more. KEYS: the pool's prefix. ARGV: replica, streams.
 for i = 2, #ARGV do
   redis.call('HDEL', P .. ARGV[1] .. ':flight', ARGV[i])
-  if redis.call('HGET', P .. 'at', ARGV[i]) == ARGV[1] then
+  local at = redis.call('HGET', P .. 'at', ARGV[i])
+  if not at or at == ARGV[1] then
     redis.call('HDEL', P .. 'at', ARGV[i])
     redis.call('HDEL', P .. 'work', ARGV[i])
   end

@@ -11,7 +11,8 @@ for i = 14, 13 + ended do
   local id = ARGV[i]
   local costs = redis.call('HGET', key .. 'flight', id)
   redis.call('HDEL', key .. 'flight', id)
-  if redis.call('HGET', P .. 'at', id) == replica then
+  local at = redis.call('HGET', P .. 'at', id)
+  if not at or at == replica then
     redis.call('HDEL', P .. 'at', id)
     redis.call('HDEL', P .. 'work', id)
   end
@@ -31,6 +32,13 @@ if ttl ~= '' then
   redis.call('ZADD', P .. 'leases', expires, replica)
   redis.call('SET', key .. 'info', ARGV[11], 'PX', 3600000)
   redis.call('HSET', P .. 'models', replica, ARGV[10])
+  local held = {}
+  for _, item in ipairs(unread) do held[item[1]] = true end
+  for i = 14 + ended, #ARGV, 2 do held[ARGV[i]] = true end
+  for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
+    -- Of what its list names no more nothing is left, also after a failover
+    if not held[id] and redis.call('HGET', P .. 'at', id) == replica then redis.call('HDEL', P .. 'at', id) end
+  end
   redis.call('DEL', key .. 'flight')
   for _, item in ipairs(unread) do
     if item[2] then redis.call('HSET', key .. 'flight', item[1], item[2]) end

@@ -1,0 +1,169 @@
+"""``RedisPools`` and ``Inbox`` in memory: ``PoolState`` is the law, and here is what stands around it in Redis (leases,
+inboxes with what was asked, claims). ``test_memory_pools.py`` verifies it against Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from stream_fabric.ids import ReplicaId, StreamId
+from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused
+from stream_fabric.redis.pool import Arrival, Candidate, ReplicaInfo, Report, Work
+
+
+class Law(PoolState):
+    """Remembers what it handed out, for the inboxes."""
+
+    def __init__(self, queue_max: int) -> None:
+        super().__init__(queue_max)
+        self.handed: list[tuple[ReplicaId, StreamId]] = []
+
+    def _hand(self, ask: Ask, replica: ReplicaId, matched: int, now_ms: float) -> None:
+        super()._hand(ask, replica, matched, now_ms)
+        self.handed.append((replica, ask.stream))
+
+
+class MemoryPool:
+    """One pool. Methods do what those of ``RedisPools`` do in one script or command; time is an argument."""
+
+    def __init__(self, queue_max: int) -> None:
+        self.law = Law(queue_max)
+        self.leases: dict[ReplicaId, float] = {}
+        self.infos: dict[ReplicaId, ReplicaInfo] = {}
+        self.works: dict[StreamId, Work] = {}
+        self.inboxes: dict[ReplicaId, list[Arrival]] = {}
+        self.desired: dict[ReplicaId, str] = {}
+        self.prefixes: dict[ReplicaId, bytes] = {}
+        self.claims: dict[ReplicaId, float] = {}
+        self._entries = 0
+
+    def report(
+        self,
+        info: ReplicaInfo,
+        now_ms: float,
+        ttl_s: float | None,
+        ended: Sequence[StreamId] = (),
+        running: Mapping[StreamId, str] | None = None,
+    ) -> Report:
+        replica = info.replica
+        for stream in ended:
+            if self.law.at.get(stream, replica) == replica:
+                self.works.pop(stream, None)
+        expires_ms = now_ms + (ttl_s or 0.0) * 1000
+        if ttl_s is not None:
+            self.leases[replica] = expires_ms
+            self.infos[replica] = info
+            running = running or {}
+        seat = info.seat()._replace(expires_ms=expires_ms)
+        taken = self.law.report(replica, seat, info.models, ended, running if ttl_s is not None else None, now_ms)
+        self._deliver(now_ms)
+        return Report(self.desired.get(replica, ""), len(taken), sum(map(len, self.law.tiers)))
+
+    def _deliver(self, now_ms: float) -> None:
+        for replica, stream in self.law.handed:
+            self._entries += 1
+            entry_id = f"{int(now_ms)}-{self._entries}"  # as in Redis, after a failover no id comes a second time
+            arrival = Arrival(entry_id, stream, self.works[stream], 0, int(now_ms) * 1000)
+            self.inboxes.setdefault(replica, []).append(arrival)
+        self.law.handed.clear()
+
+    def replicas(self, now_ms: float) -> list[ReplicaInfo]:
+        alive = sorted((expiry, replica) for replica, expiry in self.leases.items() if expiry >= now_ms)
+        return [self.infos[replica] for _, replica in alive]
+
+    def expired(self, now_ms: float) -> list[ReplicaId]:
+        return [replica for expiry, replica in sorted((e, r) for r, e in self.leases.items()) if expiry < now_ms]
+
+    def place(
+        self,
+        work: Work,
+        candidates: Sequence[Candidate],
+        now_ms: float,
+        wait_s: float,
+        jitter: float,
+        instead: ReplicaId | None = None,
+    ) -> Placed | Queued | Refused:
+        ask = Ask(
+            work.request.stream,
+            work.tenant,
+            work.tier,
+            work.request.model,
+            work.session,
+            work.prompt_tokens,
+            work.output_tokens,
+            int(now_ms) + int(wait_s * 1000),
+            jitter,
+        )
+        names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
+        held = self.law.at.get(ask.stream)
+        known = ask.stream in self.law.at and (held is None or held != instead)
+        before = self.works.get(ask.stream)
+        self.works[ask.stream] = work
+        placed = self.law.place(ask, names, matched, now_ms, instead)
+        if known and before is not None:
+            self.works[ask.stream] = before
+        elif known or isinstance(placed, Refused):
+            del self.works[ask.stream]
+        self._deliver(now_ms)
+        return placed
+
+    def leave(self, streams: Sequence[StreamId]) -> int:
+        count = 0
+        for stream in streams:
+            if self.law.leave(stream):
+                self.works.pop(stream, None)
+                count += 1
+        return count
+
+    def line(self, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        return sum(map(len, self.law.tiers)), [self.law.position(stream) for stream in streams]
+
+    def waiting(self, now_ms: float, *, overdue: bool = False) -> list[StreamId]:
+        late = sorted((w.ask.wait_until_ms, stream) for tier in self.law.tiers for stream, w in tier.items())
+        return [stream for until_ms, stream in late if not overdue or until_ms <= int(now_ms)]
+
+    def where(self, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
+        return (self.law.at[stream] or "queue") if stream in self.law.at else None
+
+    def work(self, stream: StreamId) -> Work | None:
+        return self.works.get(stream)
+
+    def in_flight(self, replica: ReplicaId) -> list[StreamId]:
+        return list(self.law.flights.get(replica, {}))
+
+    def holds(self, replica: ReplicaId, stream: StreamId) -> bool:
+        return stream in self.law.flights.get(replica, {})
+
+    def drop(self, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
+        for stream in streams:
+            self.law.flights.get(replica, {}).pop(stream, None)
+            if self.law.at.get(stream, replica) == replica:
+                self.law.at.pop(stream, None)
+                self.works.pop(stream, None)
+
+    def retire(self, replica: ReplicaId, now_ms: float, *, leaving: bool = False) -> bool:
+        if not leaving and self.leases.get(replica, now_ms) > now_ms:
+            return False
+        if any(self.law.at.get(stream) == replica for stream in self.in_flight(replica)):
+            return False
+        self.law.retire(replica)
+        for part in (self.leases, self.infos, self.inboxes, self.desired, self.prefixes):
+            part.pop(replica, None)
+        return True
+
+    def claim_rescue(self, replica: ReplicaId, now_ms: float, ttl_s: float) -> bool:
+        if self.claims.get(replica, 0.0) > now_ms:
+            return False
+        self.claims[replica] = now_ms + int(ttl_s * 1000)
+        return True
+
+    # --- a replica's inbox ---------------------------------------------------------------------------------
+
+    def read(self, replica: ReplicaId) -> list[Arrival]:
+        return list(self.inboxes.get(replica, ()))
+
+    def done(self, replica: ReplicaId, entries: Sequence[tuple[str, StreamId]]) -> None:
+        ids, streams = {entry_id for entry_id, _ in entries}, {stream for _, stream in entries}
+        self.inboxes[replica] = [entry for entry in self.inboxes.get(replica, ()) if entry.entry not in ids]
+        unread = self.law.inboxes.get(replica, [])
+        self.law.inboxes[replica] = [stream for stream in unread if stream not in streams]
