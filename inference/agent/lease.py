@@ -25,6 +25,7 @@ _REPORT_SOON_S = 0.02
 """First tokens and ends within so long are reported together."""
 _PUBLISH_AGAIN_S = PREFIX_TTL_S / 3
 """What a replica holds of prompts is published again, unchanged: it expires, and Redis may have lost it."""
+_AGAIN_S = 0.05
 
 
 class LeasePolicy(msgspec.Struct, frozen=True):
@@ -81,7 +82,6 @@ class Lease:
     # --- what becomes of a stream --------------------------------------------------------------------------
 
     def receive_start(self, stream: RunningStream) -> None:
-        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
@@ -140,8 +140,16 @@ class Lease:
         if version != self._published_version or (version and now - self._published_at > _PUBLISH_AGAIN_S):
             await self._pools.put_prefix(self._policy.pool, self._replica, self._ledger.summary())
             self._published_version, self._published_at = version, now
-        async with self._turn:
-            await self._report(renew=True)
+        deadline = self._loop.time() + self._policy.ttl_s / 3
+        while True:
+            try:
+                async with self._turn:
+                    await self._report(renew=True)
+                return
+            except FabricUnavailable:
+                if self._loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     def report_soon(self) -> None:
         """Tell the pool what is done: who waits gets the room, and placement sees the load as it is."""

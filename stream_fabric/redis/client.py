@@ -371,12 +371,14 @@ class RedisClient:
         return self._refreshing
 
     async def execute(self, slot: int, *args: Arg, timeout_s: float | None = None) -> Any:
-        """Run one idempotent command where the slot lives. Raises ReplyError or FabricUnavailable."""
+        """Run one idempotent command where the slot lives; ``timeout_s`` 0: it is sent once, and after a redirection.
+        Raises ReplyError or FabricUnavailable."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (timeout_s or self._timeout_s)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = loop.time() + limit_s
         delay_s = 0.005
         redirect: Address | None = None
-        asking = False
+        asking = redirected = False
         while True:
             server: Address | None = redirect
             try:
@@ -403,15 +405,14 @@ class RedisClient:
             except ConnectionLost as error:
                 redirect, asking = None, False
                 cause = error
-            late = loop.time() + delay_s >= deadline
+            late = loop.time() + delay_s >= deadline and (redirect is None or redirected)
+            redirected = redirect is not None
             if isinstance(cause, Refused) and (late or not self._started):
                 raise FabricUnavailable(str(cause)) from cause
             if late:
                 if redirect is None and not self._closed:
                     self._begin_refresh()  # for who comes next: to find a dead host silent took all the time there was
-                raise FabricUnavailable(
-                    f"Redis did not answer in {timeout_s or self._timeout_s:g} s: {cause}"
-                ) from cause
+                raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
             if redirect is None:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.2)

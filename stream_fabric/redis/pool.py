@@ -157,7 +157,9 @@ class RedisPools:
         running: Mapping[StreamId, str] | None = None,
     ) -> Report:
         """Say which streams have ended and what is still to do; with ``ttl_s`` also take or renew the lease, when
-        ``running`` (stream → session) is all that the replica runs. Requests may leave the queue for its inbox."""
+        ``running`` (stream → session) is all that the replica runs. Requests may leave the queue for its inbox.
+
+        A renewal is sent once: sent again, its list would be out of date. Raises FabricUnavailable."""
         seat = info.seat()
         args: list[Arg] = [
             info.replica,
@@ -182,8 +184,7 @@ class RedisPools:
             _slot(info.pool),
             [_prefix(info.pool)],
             args,
-            # Said again for longer, its list would be out of date
-            timeout_s=None if ttl_s is None else max(ttl_s / 3, 1.0),
+            timeout_s=None if ttl_s is None else 0.0,
         )
         if ttl_s is not None:
             await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)

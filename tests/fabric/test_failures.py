@@ -25,7 +25,7 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.log import CreateCode, unpack_parts
 from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, NoEvents
 from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
-from stream_fabric.redis.client import Address, Partitions, RedisClient, RedisUrl
+from stream_fabric.redis.client import SLOTS, Address, Partitions, RedisClient, RedisUrl, slot_of
 from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
@@ -323,6 +323,29 @@ async def test_a_silent_node_does_not_keep_the_others_from_being_asked(redis_clu
         await client.start()
         assert asyncio.get_running_loop().time() - started < COMMAND_TIMEOUT_S / 2
         await client.close()
+
+
+async def test_what_is_sent_once_is_not_sent_again_but_for_a_redirection(
+    redis_url: str, redis_cluster_url: str
+) -> None:
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url)
+        await client.start()
+        proxy.refuse = True
+        proxy.cut_all()
+        started = asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(FabricUnavailable):
+                await client.execute(0, "PING", timeout_s=0.0)
+        assert asyncio.get_running_loop().time() - started < 2.0
+        await client.close()
+    cluster = RedisClient(redis_cluster_url)
+    await cluster.start()
+    slot = slot_of("once")
+    elsewhere = next(a for s in range(SLOTS) if (a := cluster.topology.address(s)) != cluster.topology.address(slot))
+    cluster.topology.moved(slot, elsewhere)
+    assert await cluster.execute(slot, "SET", "{once}", "1", timeout_s=0.0) == b"OK"
+    await cluster.close()
 
 
 async def test_a_server_out_of_memory_is_an_outage_not_a_crash(redis_server: RedisServer) -> None:

@@ -1,0 +1,69 @@
+"""What a replica tells its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference.agent.engines.sim.engine import SimEngine
+from inference.agent.engines.sim.settings import SimSettings
+from inference.agent.lease import Lease, LeasePolicy
+from inference.agent.running import RunningStream
+from inference.agent.times import Times
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.ids import ReplicaId, StreamId, TenantId
+from stream_fabric.ports import EngineRequest
+from stream_fabric.redis.pool import RedisPools, ReplicaInfo, Report, Work
+
+
+class Pools(RedisPools):
+    """``fails``: what happens while a renewal is on its way, of those that are lost."""
+
+    def __init__(self, fails: list[Callable[[], None]]) -> None:
+        self.fails = fails
+        self.heard: list[list[StreamId]] = []
+
+    async def report(
+        self,
+        info: ReplicaInfo,
+        *,
+        ttl_s: float | None,
+        ended: Sequence[StreamId] = (),
+        running: Mapping[StreamId, str] | None = None,
+    ) -> Report:
+        if self.fails:
+            self.fails.pop(0)()
+            raise FabricUnavailable("lost")
+        self.heard.append(list(running or ()))
+        return Report("", 0, 0)
+
+
+def lease_of(pools: Pools, running: list[RunningStream]) -> Lease:
+    def no_one(*args: Any) -> None:
+        raise AssertionError
+
+    policy = LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
+    return Lease(
+        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, no_one
+    )
+
+
+def stream(name: str) -> RunningStream:
+    request = EngineRequest(StreamId(name), "chat", "m", msgspec.Raw(b"{}"))
+    work = Work(request, "1.aa", TenantId("t"), b"", None)
+    owner: Any = None
+    return RunningStream(work, 0, lambda stream, urgent: None, owner, 0.0, Times(0, 0, 0))
+
+
+async def test_a_renewal_that_was_lost_is_composed_again() -> None:
+    """The stream that came meanwhile is on the list that arrives, or its pool would forget it."""
+    running: list[RunningStream] = []
+    pools = Pools([lambda: running.append(stream("s"))])
+    await lease_of(pools, running).renew()
+    assert pools.heard == [[StreamId("s")]]
+    pools.fails = [lambda: None] * 100
+    with pytest.raises(FabricUnavailable):
+        await lease_of(pools, running).renew()
