@@ -54,7 +54,7 @@ Step = Run | Gap | Reset
 class Reader:
     """Follows one stream from a cursor."""
 
-    __slots__ = ("_nonce", "_seen", "_start", "epoch", "need", "seq")
+    __slots__ = ("_nonce", "_origin", "_seen", "_start", "_sure", "epoch", "need", "seq")
 
     def __init__(self, after: Cursor, nonce: str = "") -> None:
         self.epoch = after.epoch
@@ -66,6 +66,9 @@ class Reader:
         """The highest seq that a publish has shown."""
         self._start = after.seq
         """Where the client began; -1 once it has been set back."""
+        self._origin = after.epoch
+        self._sure = -1
+        """Where the epoch that it began in was left; -1: it was not. Up to there nothing is of a later epoch."""
 
     @property
     def cursor(self) -> Cursor:
@@ -99,6 +102,9 @@ class Reader:
         return steps
 
     def _follow(self, page: Page, next_epoch: int) -> list[Step]:
+        if page.epoch.n < self.epoch:  # a failover has lost our epoch, and with it what was shown of it
+            sure = self._sure if page.epoch.n >= self._origin else 0
+            return [self._reset(page.epoch.n, min(max(sure, 0), self.seq))]
         steps: list[Step] = []
         n, base = next((taken for taken in page.bases if taken[0] >= next_epoch), (self.epoch, self.seq))
         if base < self.seq:
@@ -129,7 +135,7 @@ class Reader:
         elif self.seq >= self._seen or page.epoch.n > self.epoch:
             # Ahead of the head: a failover lost the tail, and the producer will send the same bytes again
             self.need = Need.LIVE
-            self.epoch = max(self.epoch, page.epoch.n)
+            self._rise(page.epoch.n)
             self._seen = 0
         return steps
 
@@ -156,15 +162,23 @@ class Reader:
         if skip:
             lines = lines[skip:]
         first += skip
+        self._rise(epoch)
         self.seq += len(lines)
-        self.epoch = epoch
         if is_end(lines[-1]):
             self.need = Need.NOTHING
         return Run(epoch, first, lines)
 
     def _reset(self, epoch: int, to: int) -> Reset:
-        self.epoch, self.seq, self._start = epoch, to, -1
+        self.seq, self._start = to, -1
+        self._rise(epoch)
+        if epoch < self.epoch:
+            self.epoch, self._origin, self._sure = epoch, min(epoch, self._origin), -1
         return Reset(epoch, to)
+
+    def _rise(self, epoch: int) -> None:
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._sure = self.seq if self._sure < 0 else min(self.seq, self._sure)
 
 
 def check_cursor(after: Cursor, epoch: Epoch, head: int, bases: Sequence[tuple[int, int]]) -> None:

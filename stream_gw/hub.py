@@ -167,10 +167,13 @@ class LocalStream:
             if reader.need is Need.PAGE:
                 self.hub.catch_up(sub)
 
-    def receive_page(self, page: Page) -> None:
-        """What a page of the log tells of the stream."""
+    def receive_page(self, page: Page, reader: Reader) -> None:
+        """What a page of the log tells of the stream, read for a reader."""
         if page.epoch.n > self.epoch_n:
             self._rise(str(page.epoch).encode(), page.epoch.n)
+        elif page.epoch.n < reader.epoch:  # a failover has lost a takeover: what was, goes on
+            self.epoch, self.epoch_n = str(page.epoch).encode(), page.epoch.n
+            self.recheck()
         self.status = page.status
         self.head = max(self.head, page.head) if page.epoch.n == self.epoch_n else page.head
 
@@ -419,7 +422,7 @@ class Hub:
                         return
                 else:
                     missing_since = None
-                    local.receive_page(page)
+                    local.receive_page(page, sub.reader)
                     local.deliver(sub, sub.reader.receive_page(page))
                 if sub.reader.need is Need.PAGE and sub.reader.cursor == before:
                     await asyncio.sleep(_EMPTY_PAGE_S)
@@ -492,7 +495,7 @@ class Hub:
             return
         unwatched = head.status == "live" and not head.watched_by_me
         for sub in stuck:
-            if unwatched or head.last != sub.reader.seq or head.epoch.n > sub.reader.epoch:
+            if unwatched or head.last != sub.reader.seq or head.epoch.n != sub.reader.epoch:
                 sub.reader.recheck()
                 self.catch_up(sub)
         if unwatched and not stuck:

@@ -804,6 +804,26 @@ def test_a_takeover_that_a_failover_lost_is_told_from_the_one_that_got_its_numbe
         assert known.need is Need.LIVE
 
 
+def test_a_takeover_that_a_failover_lost_for_good_is_told() -> None:
+    """The first producer was not dead, and goes on in its own epoch: what the second one said is void."""
+    first = StreamState(Epoch(1, "aa"), TENANT, b"")
+    second = StreamState(Epoch(2, "bb"), TENANT, b"", bases=[(2, 3)])
+    for state, last in ((first, 4), (second, 6)):
+        state.entries = [
+            Entry(2 if state is second and seq > 3 else 1, seq, seq, b'0"%d"' % seq) for seq in range(1, last + 1)
+        ]
+        state.last = last
+    whole, resumed = Reader(Cursor(1, 0)), Reader(Cursor(2, 5))
+    for reader, kept in ((whole, 3), (resumed, 0)):  # who began later does not know what was before
+        reader.receive_page(entry_page(second, reader.cursor))
+        assert (reader.cursor, reader.need) == (Cursor(2, 6), Need.LIVE)
+        reader.recheck()
+        assert reader.receive_page(entry_page(first, reader.cursor)) == [Reset(1, kept)]
+        (*_, run) = reader.receive_page(entry_page(first, reader.cursor))
+        assert isinstance(run, Run) and run.lines == [b'0"4"']
+        assert (reader.cursor, reader.need) == (Cursor(1, 4), Need.LIVE)
+
+
 def test_a_reader_that_begins_after_the_terminal_is_done() -> None:
     f = Following()
     f.finish(0)
