@@ -13,8 +13,9 @@ from stream_fabric.frames import End, Usage, encode
 from stream_fabric.ids import StreamId
 from stream_fabric.log import Append, AppendCode, AppendReply, Head, cancelled_end
 
-Outcome = Literal["", "stop", "create", "ended"]
-"""What the reply asks of the caller: nothing; stop the engine; create the stream again; the terminal is in the log."""
+Outcome = Literal["", "stop", "fenced", "create", "ended"]
+"""What the reply asks of the caller: nothing; stop the engine; the same, for the epoch is another's; create the stream
+again; the terminal is in the log."""
 
 
 UNKNOWN_MAX = 64
@@ -172,7 +173,7 @@ class Producer:
                     return ""
         # Fenced, closed, never created; or the log lost what was made before this producer, who cannot make it again
         self.stopped = True
-        return "stop"
+        return "fenced" if reply.code is AppendCode.FENCED else "stop"
 
     def receive_lost(self) -> None:
         """The append's fate is unknown: it is sent again."""
@@ -208,7 +209,7 @@ class Producer:
             return "create"
         if str(head.epoch) != self.epoch:
             self.stopped = True
-            return "stop"
+            return "fenced"
         if head.status == "cancelled" and not self.ended:
             self.receive_cancel(head.cancelled_at)
             return "stop"

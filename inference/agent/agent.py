@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -58,6 +57,8 @@ _VANISHED_S = 30.0
 _ENDED_BYTES_MAX = 64 << 20
 _INBOX_BLOCK_S = 1.0
 _RETRY_S = 0.25
+_TAKEN_S = 1.0
+"""From a takeover to its placement at most, unless who took it over has died."""
 _LOST_CODES = frozenset({EngineLost.code, "upstream_truncated"})
 """Failures that are the replica's, not the request's: another may do better."""
 
@@ -97,6 +98,8 @@ class Agent:
         self.running: dict[StreamId, RunningStream] = {}
         self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
         self._ended_bytes = 0
+        self._leaving: set[RunningStream] = set()
+        """Streams that another has taken: on our list, where the pool finds them, until they are on another's."""
         self._started = False
         self._active = not policy.standby
         self._draining = asyncio.Event()
@@ -198,8 +201,11 @@ class Agent:
         held = self.running.get(name) or self._ended.get(name, (0.0, None))[1]
         if held is not None:
             if held.work.epoch == work.epoch or held.work.parsed_epoch().n > work.parsed_epoch().n:
-                return  # read again, because its deletion was lost
-            if not held.closed:  # taken from here and given back before that was heard of
+                # Read again, because its deletion was lost; or placed again after its end, because the answer was
+                if name not in self.running:
+                    self._lease.say_ended(name)
+                return
+            if name in self.running:  # taken from here and given back before that was done with
                 held.producer.stopped = True
                 self._stop(held)
         times = Times(arrival.waited_us, arrival.handed_us, self._clock.now_us())
@@ -255,6 +261,8 @@ class Agent:
                 self._forget(stream, keep=True)
             case "stop":
                 self._stop(stream)
+            case "fenced":
+                self._let_go(stream)
             case "create":
                 self._spawn(self._create_again(stream))
 
@@ -330,12 +338,36 @@ class Agent:
             stream.closed = stream.handed_over = True
             self._spawn(self._handed_over(stream, error))
 
+    def _let_go(self, stream: RunningStream) -> None:
+        """Somebody else has taken the stream, for this replica was thought dead, or has ended it."""
+        name = stream.work.request.stream
+        if self.running.get(name) is stream and stream not in self._leaving:
+            stream.closed = True
+            self._engine.abort(name)
+            self._leaving.add(stream)
+            self._spawn(self._let_gone(stream))
+
+    async def _let_gone(self, stream: RunningStream) -> None:
+        """Who took it may have died before it was on another's list: then it is still on ours, and ours to place."""
+        await asyncio.sleep(_TAKEN_S)
+        await self._handed_over(stream, LOST)
+        if stream.work.base and not stream.producer.ended:
+            # Or it is ours: the log lost our epoch, and what was before it we cannot make again
+            await self._fence(stream.work.request.stream, stream.work.parsed_epoch())
+
     async def _handed_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
         name = stream.work.request.stream
-        self._engine.abort(name)
-        comes_back = self._broken is None and not self._draining.is_set()
-        rescue = partial(self._rescue.rescue, comes_back=comes_back)
-        if await self._until_done(rescue, self.policy.lease.pool, self.replica, name, error):
+        if self.running.get(name) is stream:
+            self._engine.abort(name)
+
+        async def rescue() -> None:
+            if self.running.get(name) is stream:  # not ended meanwhile, nor here again in a newer epoch
+                comes_back = self._broken is None and not self._draining.is_set()
+                await self._rescue.rescue(self.policy.lease.pool, self.replica, name, error, comes_back=comes_back)
+
+        done = await self._until_done(rescue)
+        self._leaving.discard(stream)
+        if done and self.running.get(name) is stream:
             stream.producer.stopped = True
             self._forget(stream, keep=False)
 
@@ -434,7 +466,7 @@ class Agent:
                 self._stop(stream)
             case b"fence":
                 stream.producer.stopped = True
-                self._stop(stream)
+                self._let_go(stream)
             case b"input":
                 self._spawn(self._take_inputs(stream))
 

@@ -82,6 +82,8 @@ class Lease:
     # --- what becomes of a stream --------------------------------------------------------------------------
 
     def receive_start(self, stream: RunningStream) -> None:
+        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
+        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
@@ -124,7 +126,11 @@ class Lease:
         if stream.hashes:
             # The engine lets go of its blocks now: they are its most recently used
             self._ledger.touch(stream.hashes)
-        self._unsaid[stream.work.request.stream] = None
+        self.say_ended(stream.work.request.stream)
+
+    def say_ended(self, stream: StreamId) -> None:
+        """Whatever the pool's lists say, the stream does not run here any more."""
+        self._unsaid[stream] = None
         self.report_soon()
 
     # --- what is told --------------------------------------------------------------------------------------
