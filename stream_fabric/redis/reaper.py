@@ -65,7 +65,7 @@ class Reaper:
         now = asyncio.get_running_loop().time()
         since, self._dead_since = self._dead_since, {}  # what was seen before an outage counts no more
         expired = await _of_each(self._pools.expired, await self._pools.pools())
-        dead = {(pool, replica) for pool, replicas in expired.items() for replica in replicas}
+        dead = [(pool, replica) for pool, replicas in expired.items() for replica in replicas]
         dead_since = {key: since.get(key, now) for key in dead}
         whole = True
         for (pool, replica), seen_at in list(dead_since.items()):

@@ -1,0 +1,245 @@
+"""What befalls the world: the faults of a schedule, drawn from its seed, and those that wait for their moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stream_fabric.errors import StreamGwError
+from stream_fabric.ids import StreamId
+from stream_fabric.ports import EngineRequest
+from tests.sim.client import WHO, Spec
+from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, Host
+from tests.sim.loop import Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+FAULTS = (
+    "drop", "cut", "flaky", "failover", "wipe", "gateway", "frozen gateway", "agent", "frozen agent", "stall", "drain",
+    "engine", "dropped answer", "halfway", "again", "poison", "cancel", "slow", "leave", "deadline", "queue",
+)  # fmt: skip
+DEATHS = (
+    "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
+)  # fmt: skip
+"""After which another replica goes on."""
+AGAIN_S = 10.0
+"""Streams that kill their replicas, or lose each, stop doing so after so long."""
+_UNCONTINUABLE: tuple[dict[str, Any], ...] = (
+    {"n": 2},
+    {"response_format": {"type": "json_object"}},
+    {"reasoning_effort": "low"},
+    {"logprobs": True},
+)
+_OF_CHAT = {"response_format", "reasoning_effort", "logprobs"}
+
+
+class Chaos:
+    def __init__(self, world: World) -> None:
+        self.w = world
+        self.random = world.random
+        self.rescuers_died = 0
+        """Processes killed half-way through a rescue."""
+        self.orphaned: list[tuple[float, StreamId]] = []
+        """When which stream lost its producer."""
+
+    @property
+    def over(self) -> bool:
+        return self.w.loop.now > self.w.faults_end_s
+
+    def has(self, fault: str, share: float = 1.0) -> bool:
+        return fault in self.w.faults and (share == 1.0 or self.random.random() < share)
+
+    # --- a schedule ----------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Who is there, what is asked for, and what goes wrong."""
+        w, r = self.w, self.random
+        for kind in (AgentHost, AgentHost, *((AgentHost,) * r.choice((0, 1))), GatewayHost, GatewayHost):
+            w.start(kind)
+        if r.random() < 0.5:
+            w.start(ControllerHost)
+        for number in range(r.choice((1, 1, 2, 3)) + 2 * self.has("queue")):
+            w.ask(self._spec(number), r.uniform(0.3, 1.5))
+        self._draw_faults()
+
+    def _spec(self, number: int) -> Spec:
+        r = self.random
+        fields: dict[str, Any] = {}
+        if r.random() < 0.6:
+            fields["max_tokens"] = r.choice((1, 5, 40, 80, 120))
+        elif r.random() < 0.3:  # beside a limit a token that was told in halves would be counted twice
+            fields["stop"] = r.choice((["a gateway"], ["late.", " cursor so"], " the"))
+        if r.random() < 0.2:
+            fields["background"] = True
+        if r.random() < 0.2:
+            fields["session_id"] = "s"
+        if self.has("deadline"):
+            fields["deadline_s"] = r.choice((0.5, 2.0, 5.0, 20.0))
+        fields |= r.choice(({}, {}, {}, {}, {}, *_UNCONTINUABLE))
+        if "response_format" in fields:
+            fields.pop("max_tokens", None)  # which the simulator minds in no JSON
+        spec = Spec(number, fields, "chat" if fields.keys() & _OF_CHAT else r.choice(("chat", "chat", "completions")))
+        if r.random() < 0.3:
+            spec.key = f"key {number}"
+        return spec
+
+    def _draw_faults(self) -> None:
+        r, end_s = self.random, self.w.faults_end_s - 2
+
+        def some(fault: str, times: Sequence[int], what: Callable[..., None], *args: Any) -> None:
+            if self.has(fault):
+                for _ in range(r.choice(times)):
+                    self.w.after(r.uniform(0.5, end_s), what, *args)
+
+        some("cut", (3,), self.on, Host, self.cut)
+        some("gateway", (1, 2, 4), self.on, GatewayHost, self.kill)
+        some("frozen gateway", (1, 2), self.on, GatewayHost, self.hang)
+        some("agent", (1, 1, 2), self.on, AgentHost, self.kill)
+        some("again", (1, 1, 2), self.on, AgentHost, self.kill)
+        some("halfway", (1, 2), self.on, AgentHost, lambda host: r.choice((self.kill, self.hang))(host))
+        some("frozen agent", (1, 2), self.on, AgentHost, self.hang)
+        some("stall", (1, 1, 2), self.on, AgentHost, self.stall)
+        some("drain", (1, 1, 2), self.on, AgentHost, self.drain)
+        some("engine", (1, 1, 2), self.on, AgentHost, self.kill_engine)
+        some("dropped answer", (2, 5), self.on, AgentHost, self.drop_answer)
+        if self.has("failover"):
+            for n in range(20):
+                self.w.after(end_s * (n + r.random()) / 20, self.w.fabric.replicate)
+            for _ in range(r.choice((1, 1, 2))):
+                at_s = r.uniform(0.6, end_s)
+                self.w.after(max(0.0, at_s - r.choice((0.02, 0.1)) * r.random()), self.w.fabric.replicate)
+                self.w.after(at_s, self.lose)
+        some("wipe", (1,), lambda: self.lose(everything=True))
+
+    # --- what waits for its moment -------------------------------------------------------------------------
+
+    def appeared(self, stream: StreamId) -> None:
+        """A gateway has given a request its id."""
+        r = self.random
+        if self.has("cancel"):
+            for _ in range(r.choice((1, 1, 3))):
+                self.w.after(r.choice((r.uniform(0.0, 0.01), r.uniform(0.0, 6.0), 60.0)), self.cancel, stream)
+
+    def ran(self, script: str, process: Process) -> None:
+        """A script has run; whoever asked for it may die before it hears."""
+        if self.over:
+            return
+        if script == "place":
+            if self.has("failover", 0.15):
+                self.w.after(0.02 * self.random.random(), self.lose)
+            if self.has("frozen agent", 0.15):  # with it in its inbox, maybe
+                self.on(AgentHost, self.hang)
+        if script in ("takeover", "place", "drop", "fence", "took", "claim") and self.has("halfway"):
+            host = next((h for h in self.w.hosts if h.process is process), None)
+            dice = self.random.random()
+            if host is None or (script != "takeover" and dice > 0.1):
+                return
+            self.w.note(f"half-way after {script}:")
+            if dice < 0.3:
+                self.kill(host)
+                self.rescuers_died += script in ("takeover", "drop", "claim")
+            elif dice < 0.6:
+                self.hang(host)
+
+    def taken_over(self, stream: StreamId) -> None:
+        """A stream's epoch has risen: what else happens, happens now."""
+        w, r = self.w, self.random
+        if self.has("cancel", 0.8):
+            w.after(r.choice((0.01, 0.1, 1.0)) * r.random(), self.cancel, stream)
+        if self.over:
+            return
+        if self.has("gateway", 0.3):
+            w.after(r.uniform(0.0, 0.5), self.on, GatewayHost, self.kill)
+        for host in w.agents:
+            if host.process.frozen and r.random() < 0.5:
+                w.after(r.choice((0.003, 0.1, 2.0)) * r.random(), w.loop.thaw, host.process)
+        if self.has("failover", 0.3):
+            w.after(r.choice((0.01, 0.1, 1.0)) * r.random(), self.lose)
+        if self.has("wipe", 0.3):
+            w.after(r.choice((0.01, 0.1, 1.0)) * r.random(), lambda: self.lose(everything=True))
+
+    def submitted(self, host: AgentHost, request: EngineRequest) -> None:
+        """An engine begins a request."""
+        if self.w.loop.now > self.w.faults_end_s + AGAIN_S:
+            return
+        poison = self.has("poison") and self.w.of[request.stream].number == 0
+        if poison or (request.stream in self.w.witness.takeovers and self.has("again", 0.5)):
+            self.w.after(self.random.uniform(0.0, 1.0), self.kill, host)
+
+    # --- what may happen -----------------------------------------------------------------------------------
+
+    def on(self, kind: type[Host], what: Callable[[Any], None]) -> None:
+        """To one of a kind that is alive."""
+        alive = [host for host in self.w.hosts if isinstance(host, kind) and host.alive]
+        if alive:
+            what(self.random.choice(alive))
+
+    def kill(self, host: Host) -> None:
+        if not host.alive:
+            return
+        self.w.note(f"{host.name} is killed")
+        if isinstance(host, AgentHost) and host.agent is not None:
+            held = [name for name, stream in host.agent.running.items() if not stream.closed]
+            self.orphaned += [(self.w.loop.now, name) for name in held]
+            if self.has("failover", 0.8):  # the tail goes with its producer
+                self.w.after(0.05 * self.random.random(), self.lose)
+        host.process.alive = False
+        self.w.gone(host)
+
+    def hang(self, host: Host, for_s: float = 0.0) -> None:
+        """It does nothing, and then goes on where it was."""
+        if host.alive and not host.process.frozen:
+            for_s = for_s or self.random.uniform(0.3, 8.0)
+            self.w.note(f"{host.name} hangs for {for_s:.2f} s")
+            self.w.loop.freeze(host.process, for_s)
+
+    def stall(self, host: Host) -> None:
+        """Out of Redis's reach, for longer than a lease maybe, and then back with what it was about to say."""
+        for_s = self.random.uniform(0.5, 8.0)
+        self.w.note(f"{host.name} cannot reach Redis for {for_s:.2f} s")
+        host.link.stalled_until = self.w.loop.now + for_s
+
+    def cut(self, host: Host) -> None:
+        """Its subscriptions end."""
+        if host.link.subscriber is not None:
+            self.w.note(f"{host.name} is cut off")
+            host.link.subscriber.cut(self.random.uniform(0.01, 1.0))
+
+    def drain(self, host: AgentHost) -> None:
+        if host.agent is not None:
+            self.w.note(f"{host.name} drains")
+            self.w.loop.at(0.0, host.process, host.agent.drain)
+
+    def kill_engine(self, host: AgentHost) -> None:
+        if host.engine is not None:
+            self.w.note(f"the engine of {host.name} dies")
+            self.w.loop.at(0.0, host.process, host.engine.die)
+
+    def drop_answer(self, host: AgentHost) -> None:
+        running = [] if host.agent is None else list(host.agent.running)
+        if running and host.engine is not None:
+            stream = self.random.choice(running)
+            self.w.note(f"the engine of {host.name} drops {stream}")
+            self.w.loop.at(0.0, host.process, host.engine.drop, stream)
+
+    def lose(self, *, everything: bool = False) -> None:
+        """One shard of Redis dies, with its tail or with all that it had."""
+        shard = self.random.choice(self.w.fabric.shards)
+        shard.fail_over(self.random.uniform(0.05, 1.5), everything=everything)
+        for host in self.w.hosts:
+            if host.alive and host.link.subscriber is not None:
+                host.link.subscriber.wake()
+
+    def cancel(self, stream: StreamId) -> None:
+        host = self.w.any_gateway()
+        if host is not None:
+            host.serve(self._cancel(host, stream))
+
+    async def _cancel(self, host: GatewayHost, stream: StreamId) -> None:
+        assert host.gateway is not None
+        try:
+            reply = await host.gateway.cancel(WHO, stream)
+            self.w.note(f"cancel of {stream}: {reply.result} at {reply.at}")
+        except StreamGwError as error:
+            self.w.note(f"cancel of {stream}: {error.code}")

@@ -1,0 +1,498 @@
+"""Bugs planted in production code or in the law: the simulation catches each within so many schedules.
+
+Some take a rare meeting of faults: their schedules have those faults, beside what the seed draws.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+import inference.agent.agent
+import inference.agent.continuation
+import inference.agent.running
+import stream_gw.hub
+import tests.support.memory_log
+from inference.agent.agent import Agent
+from inference.agent.continuation import ContinuingSink
+from inference.agent.lease import Lease
+from inference.agent.running import RunningStream
+from stream_fabric.cursor import Epoch
+from stream_fabric.errors import StreamGwError
+from stream_fabric.frames import Frame, Open, Usage
+from stream_fabric.ids import ReplicaId, StreamId
+from stream_fabric.log import Append, AppendCode, AppendReply, StreamState, Takeover
+from stream_fabric.ports import EngineRequest
+from stream_fabric.producer import Outcome, Producer
+from stream_fabric.reader import Need, Reader, Step
+from stream_fabric.redis.pool import Arrival, Candidate, Work
+from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.rescue import Rescue, wait_s
+from stream_gw.hub import Hub
+from tests.sim.client import Client
+from tests.sim.doors import StreamDoor
+from tests.sim.memory_pools import Law
+from tests.sim.stand_ins import Planted
+from tests.sim.witness import Violation
+from tests.sim.world import World
+
+SEEDS = int(os.environ.get("STREAM_GW_SIM_PLANTED_SEEDS", "400"))
+
+
+class Bug(NamedTuple):
+    planted: Planted
+    invariant: str = ""
+    """The number that the violation begins with; empty: it breaks several, and which one first is chance."""
+    faults: Sequence[str] = ()
+
+
+async def nothing(self: Any) -> None:
+    pass
+
+
+# --- readers -----------------------------------------------------------------------------------------------
+
+
+class LeapingReader(Reader):
+    """Writes whatever is above its cursor."""
+
+    __slots__ = ()
+
+    def receive_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[Step]:
+        if self.need is Need.LIVE and first > self.seq + 1:
+            self.seq = first - 1
+        return super().receive_live(epoch, first, last, frames)
+
+
+class RepeatingReader(Reader):
+    """Writes what it has written."""
+
+    __slots__ = ()
+
+    def receive_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[Step]:
+        if self.need is Need.LIVE and first <= self.seq:
+            self.seq = first - 1
+        return super().receive_live(epoch, first, last, frames)
+
+
+class ForgetfulReader(Reader):
+    """Forgets, while it reads the log, what it heard meanwhile, and never looks again."""
+
+    __slots__ = ()
+
+    def recheck(self) -> None:
+        pass
+
+
+class HoldingReader(Reader):
+    """Goes on when its connection is full."""
+
+    __slots__ = ()
+
+    def pause(self) -> None:
+        pass
+
+
+class EndlessReader(Reader):
+    """Ends a stream clean when the connection to the log says it has caught up."""
+
+    __slots__ = ()
+
+    def receive_page(self, page: Any) -> list[Step]:
+        steps = super().receive_page(page)
+        if self.need is Need.LIVE and self.seq > 2:
+            self.need = Need.NOTHING
+        return steps
+
+
+class LoyalReader(Reader):
+    """Knows one epoch only: what comes in another is not for it."""
+
+    __slots__ = ()
+
+    def receive_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[Step]:
+        return super().receive_live(epoch, first, last, frames) if epoch == self.epoch else []
+
+    def recheck(self) -> None:
+        pass
+
+
+class BaselessReader(Reader):
+    """Takes the new epoch's frames behind whatever it has."""
+
+    __slots__ = ()
+
+    def receive_page(self, page: Any) -> list[Step]:
+        return super().receive_page(page._replace(bases=()))
+
+
+class StartingOverReader(Reader):
+    """Takes a new epoch for a new stream."""
+
+    __slots__ = ()
+
+    def receive_page(self, page: Any) -> list[Step]:
+        if page.epoch.n > self.epoch and self.seq:
+            return [*self._again(page.epoch.n), *super().receive_page(page)]
+        return super().receive_page(page)
+
+    def _again(self, epoch: int) -> list[Step]:
+        self.epoch, self.seq = epoch, 0
+        return []
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+class AnyEpochState(StreamState):
+    """Takes appends of a producer that was fenced."""
+
+    def append(self, request: Append, replica: ReplicaId) -> AppendReply:
+        if self.status == "live" and request.epoch != str(self.epoch) and request.first == self.last + 1:
+            return super().append(request._replace(epoch=str(self.epoch)), self.replica or replica)
+        return super().append(request, replica)
+
+
+class LateCancelState(StreamState):
+    """Lets one more append through after a cancel was accepted."""
+
+    def append(self, request: Append, replica: ReplicaId) -> AppendReply:
+        if self.status == "cancelled" and request.first == self.cancelled_at + 1 and not request.status:
+            end = self.entries.pop()
+            self.entries.append(end._replace(first=request.first, last=request.last, frames=request.frames))
+            self.last = request.last + 1
+            self.entries.append(end._replace(first=self.last, last=self.last))
+            return AppendReply(AppendCode.OK, request.last)
+        return super().append(request, replica)
+
+
+class HoledState(StreamState):
+    """Takes appends that leave a hole."""
+
+    def append(self, request: Append, replica: ReplicaId) -> AppendReply:
+        if self.status == "live" and request.first > self.last + 1 and request.epoch == str(self.epoch):
+            self.last = request.first - 1
+        return super().append(request, replica)
+
+
+class SharedEpochState(StreamState):
+    """Takes appends of any replica that knows the epoch."""
+
+    def append(self, request: Append, replica: ReplicaId) -> AppendReply:
+        return super().append(request, self.replica or replica)
+
+
+class SameEpochState(StreamState):
+    """A takeover that does not raise the epoch."""
+
+    def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
+        if self.status != "live" or self.epoch != lost:
+            return None
+        self.replica = None
+        return Takeover(self.epoch, self.last)
+
+
+class UnnotedBaseState(StreamState):
+    """A takeover that does not say where the new epoch begins."""
+
+    def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
+        taken = super().takeover(lost, nonce)
+        self.bases.clear()
+        return taken
+
+
+class AnyEpochLostState(StreamState):
+    """A takeover and a fence that do not look whose the stream is by now."""
+
+    def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
+        return super().takeover(self.epoch, nonce)
+
+    def fence(self, replica: ReplicaId | None, nonce: str, error: Any, epoch: Epoch | None = None) -> bool:
+        return super().fence(None, nonce, error)
+
+
+class RevivingState(StreamState):
+    """A takeover of a stream that was cancelled."""
+
+    def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
+        if self.status == "cancelled":
+            self.status = "live"
+        return super().takeover(lost, nonce)
+
+
+class SettlingDoor(StreamDoor):
+    """Settles at the takeover, and again at the end."""
+
+    async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
+        taken = await super().takeover(stream, lost, nonce)
+        shard = self._shard(stream)
+        if taken is not None and stream in shard.log.streams:
+            self._w.witness.settle(shard, stream, shard.log.streams[stream])
+        return taken
+
+
+# --- producers ---------------------------------------------------------------------------------------------
+
+
+class RewritingProducer(Producer):
+    """Does not keep its bytes: what it sends again is spelled otherwise."""
+
+    __slots__ = ("_times",)
+
+    def append_to_send(self, frames_max: int, bytes_max: int) -> Append | None:
+        request = super().append_to_send(frames_max, bytes_max)
+        self._times = getattr(self, "_times", 0) + 1
+        if request is not None and not request.status:
+            return request._replace(frames=request.frames.replace(b' "', b' %d"' % self._times))
+        return request
+
+
+class DriftingUsageProducer(Producer):
+    """Bills a cancel with what was reported since."""
+
+    __slots__ = ()
+
+    def usage_at(self, seq: int) -> Any:
+        return self.usage
+
+
+class StubbornProducer(Producer):
+    """Gives up where the log says it ends elsewhere."""
+
+    __slots__ = ()
+
+    def receive_reply(self, reply: AppendReply) -> Outcome:
+        if reply.code is AppendCode.GAP:
+            self.stopped = True
+            return "stop"
+        return super().receive_reply(reply)
+
+
+class WokenProducer(Producer):
+    """Takes a late reply for news after it has heard of its cancel."""
+
+    __slots__ = ()
+
+    def receive_reply(self, reply: AppendReply) -> Outcome:
+        if self.ended and reply.code is AppendCode.OK:
+            self.acked = min(reply.seq, self.last)
+            return ""
+        return super().receive_reply(reply)
+
+
+class OwnCountProducer(Producer):
+    """Counts its frames from 1, whatever the log has."""
+
+    __slots__ = ()
+
+    def __init__(self, stream: StreamId, epoch: Epoch, base: int = 0) -> None:
+        super().__init__(stream, epoch)
+
+
+class OwnUsageProducer(Producer):
+    """Bills its own tokens only."""
+
+    __slots__ = ()
+
+    def receive_used(self, usage: Usage) -> None:
+        pass
+
+
+class UnfencedProducer(Producer):
+    """Told that the epoch is another's, sends again."""
+
+    __slots__ = ()
+
+    def receive_reply(self, reply: AppendReply) -> Outcome:
+        if reply.code is AppendCode.FENCED:
+            self.in_flight = False
+            return ""
+        return super().receive_reply(reply)
+
+    def receive_head(self, head: Any) -> Outcome:
+        return "" if head is not None and str(head.epoch) != self.epoch else super().receive_head(head)
+
+
+# --- pools, rescues and agents -----------------------------------------------------------------------------
+
+
+def add_only(self: Law, replica: ReplicaId, seat: Any, models: Any, ended: Any, running: Any, now_ms: float) -> Any:
+    """A renewal that only adds."""
+    kept = dict(self.flights.get(replica, {}))
+    taken = super(Law, self).report(replica, seat, models, (), running, now_ms)
+    self.flights[replica].update({stream: flight for stream, flight in kept.items() if stream not in (running or ())})
+    return taken
+
+
+async def drop_first(
+    self: Any, pool: str, replica: ReplicaId, stream: StreamId, error: StreamGwError, **more: Any
+) -> None:
+    """Takes the stream off the dead replica's list before it is on another's."""
+    work = await self._pools.work(pool, stream)
+    others = [Candidate(i.replica, 0) for i in await self._pools.replicas(pool) if i.replica != replica]
+    if work is None or work.attempt >= 3 or not others:
+        await self.end(pool, replica, stream, error)
+        return
+    taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
+    await self._pools.drop(pool, replica, [stream])
+    if taken is not None:
+        again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1)
+        await self._pools.place(pool, again, others, wait_s=wait_s(work), jitter=0.5)
+
+
+_place = Rescue.rescue
+
+
+async def place_without_instead(self: Any, *args: Any, **asked: Any) -> None:
+    """Does not say whom the stream is taken from."""
+    outer = self._pools
+
+    class Pools:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(outer, name)
+
+        async def place(self, *args: Any, instead: Any = None, **more: Any) -> Any:
+            return await outer.place(*args, **more)
+
+    self._pools = Pools()
+    try:
+        await _place(self, *args, **asked)
+    finally:
+        self._pools = outer
+
+
+class UncountedRescue(Rescue):
+    """Does not count the attempts."""
+
+    async def rescue(self, *args: Any, **more: Any) -> None:
+        outer = self._pools
+
+        class Pools:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(outer, name)
+
+            async def place(self, pool: str, work: Work, *args: Any, **more: Any) -> Any:
+                return await outer.place(pool, msgspec.structs.replace(work, attempt=1), *args, **more)
+
+        self._pools = Pools()  # type: ignore[assignment]
+        try:
+            await _place(self, *args, **more)
+        finally:
+            self._pools = outer
+
+
+_lines_before = Agent._lines_before
+
+
+async def lines_but_the_last(self: Agent, stream: RunningStream) -> list[bytes]:
+    return (await _lines_before(self, stream))[:-1]
+
+
+def forget_at_once(self: Agent, stream: RunningStream) -> None:
+    """Takes a fenced stream off its list before it is on another's."""
+    self._stop(stream)
+
+
+_start = Agent._start
+
+
+def start_once(self: Agent, arrival: Arrival) -> None:
+    """Takes a stream that comes back in a newer epoch for the one it has or had."""
+    if arrival.stream not in self.running and arrival.stream not in self._ended:
+        _start(self, arrival)
+
+
+_continued = inference.agent.continuation.continued
+
+
+def ask_for_all(request: EngineRequest, before: Any) -> EngineRequest:
+    """Asks for as many tokens as the first producer had to make."""
+    return _continued(request, msgspec.structs.replace(before, tokens=0))
+
+
+class ReopeningSink(ContinuingSink):
+    """Opens the block that is open."""
+
+    def frame(self, frame: Frame) -> None:
+        if isinstance(frame, Open):
+            self._sink.frame(frame)
+        else:
+            super().frame(frame)
+
+
+def say_nothing(self: Lease, stream: StreamId) -> None:
+    """Does not tell the pool of what ended before it was placed again."""
+
+
+def keep_what_was_reset(self: Client, reading: Any, epoch: int, to: int) -> None:
+    self.told.append("reset")
+
+
+HUB, RUNNING, LOG, AGENT = stream_gw.hub, inference.agent.running, tests.support.memory_log, inference.agent.agent
+PLANTED: dict[str, Bug] = {
+    "a reader that accepts seq > cursor + 1": Bug([(HUB, "Reader", LeapingReader)], "3:"),
+    "a reader that repeats": Bug([(HUB, "Reader", RepeatingReader)], "3:"),
+    "a reader that never looks again": Bug([(HUB, "Reader", ForgetfulReader)], "4:"),
+    "a reader that does not stop when full": Bug([(HUB, "Reader", HoldingReader)], "8:"),
+    "a reader that ends early": Bug([(HUB, "Reader", EndlessReader)], "4:"),
+    "a reader that knows one epoch": Bug([(HUB, "Reader", LoyalReader)], "4:"),
+    "a reader that does not accept the base": Bug(
+        [(HUB, "Reader", BaselessReader)], "4:", faults=["failover", "agent"]
+    ),
+    "a reader that starts over at a new epoch": Bug([(HUB, "Reader", StartingOverReader)]),
+    "a log that accepts a stale epoch": Bug([(LOG, "StreamState", AnyEpochState)], "1:", faults=["frozen agent"]),
+    "a cancel that lets one more append through": Bug([(LOG, "StreamState", LateCancelState)], "5:"),
+    "a log with holes": Bug([(LOG, "StreamState", HoledState)], "2:"),
+    "a log that two replicas of an epoch append to": Bug([(LOG, "StreamState", SharedEpochState)], faults=["failover"]),
+    "a takeover that raises no epoch": Bug([(LOG, "StreamState", SameEpochState)]),
+    "a takeover that notes no base": Bug([(LOG, "StreamState", UnnotedBaseState)], "4:", faults=["failover", "agent"]),
+    "a takeover that ignores the epoch": Bug(
+        [(LOG, "StreamState", AnyEpochLostState)], faults=["halfway", "frozen agent"]
+    ),
+    "a takeover of what was cancelled": Bug([(LOG, "StreamState", RevivingState)], "5:", faults=["agent", "cancel"]),
+    "a takeover that settles": Bug([(AGENT, "RedisStreamLog", SettlingDoor)], "5:"),
+    "a producer that rewrites": Bug([(RUNNING, "Producer", RewritingProducer)], "2:"),
+    "a producer that bills what came later": Bug([(RUNNING, "Producer", DriftingUsageProducer)]),
+    "a producer that gives up on a lost tail": Bug([(RUNNING, "Producer", StubbornProducer)], faults=["failover"]),
+    "a producer that a late reply wakes": Bug([(RUNNING, "Producer", WokenProducer)]),
+    "a producer that continues from its own count": Bug([(RUNNING, "Producer", OwnCountProducer)]),
+    "a producer that bills its own part": Bug([(RUNNING, "Producer", OwnUsageProducer)], "5:"),
+    "a producer that no fence stops": Bug([(RUNNING, "Producer", UnfencedProducer)], faults=["frozen agent"]),
+    "no watchdog": Bug([(Hub, "watchdog", nothing)], "4:"),
+    "no reaper": Bug([(Reaper, "run", nothing)]),
+    "a lease renewal that only adds": Bug([(Law, "report", add_only)], "7:"),
+    "a rescue that drops before it places": Bug([(Rescue, "rescue", drop_first)], "6:", faults=["halfway", "agent"]),
+    "a rescue that moves nothing": Bug([(Rescue, "rescue", place_without_instead)]),
+    "a rescue that counts no attempts": Bug([(Rescue, "rescue", UncountedRescue.rescue)], "6:"),
+    "a continuation that has not read all": Bug([(Agent, "_lines_before", lines_but_the_last)], "2:"),
+    "a continuation that asks for all": Bug([(AGENT, "continued", ask_for_all)]),
+    "a continuation that opens again": Bug([(AGENT, "ContinuingSink", ReopeningSink)], "2:"),
+    "an agent that forgets what is taken from it": Bug(
+        [(Agent, "_let_go", forget_at_once)], "6:", faults=["halfway", "frozen agent"]
+    ),
+    "an agent that takes no stream twice": Bug([(Agent, "_start", start_once)], faults=["frozen agent", "queue"]),
+    "an agent that does not say again what has ended": Bug([(Lease, "say_ended", say_nothing)], "7:"),
+    "a reset that the client does not apply": Bug(
+        [(Client, "_reset", keep_what_was_reset)], faults=["failover", "agent"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    bug = PLANTED[name]
+    for seed in range(SEEDS):
+        try:
+            World(seed, bug.planted, faults=bug.faults).run()
+        except Violation as violation:
+            if str(violation).startswith(bug.invariant):
+                return
+        except (AssertionError, IndexError):
+            if not bug.invariant:
+                return
+    raise AssertionError(f"{name} went unseen in {SEEDS} schedules")

@@ -1,0 +1,178 @@
+"""Schedules that the simulation once found a bug by, and some that a takeover must get right, each told step by step.
+
+What must hold at the end of any schedule is checked here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stream_fabric.frames import End, decode
+from stream_fabric.ids import StreamId
+from stream_fabric.log import StreamState
+from tests.sim.client import Spec
+from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
+from tests.sim.loop import Process
+from tests.sim.verdict import lines_of
+from tests.sim.world import World
+
+
+class Stage:
+    """A world in which only happens what is said."""
+
+    def __init__(self, agents: int = 2, *, standby: int = 0, itl_ms: float = 20.0, seed: int = 0) -> None:
+        self._agents, self._standby = agents, standby
+        self._do: list[Callable[[], None]] = []
+        self.w = World(seed, plan=self._plan)
+        self.w.lease_ttl_s, self.w.drain_s = 1.0, 0.0
+        self.w.engine = engine_settings(itl_ms, slots=8)
+
+    def _plan(self) -> None:
+        for kind in (*[AgentHost] * self._agents, GatewayHost, ControllerHost):
+            self.w.start(kind)
+        self.w.standby = True
+        for _ in range(self._standby):
+            self.w.start(AgentHost)
+        for what in self._do:
+            what()
+
+    def ask(self, at_s: float, **fields: Any) -> None:
+        spec = Spec(len(self._do), fields)
+        self._do.append(lambda: self.w.ask(spec, at_s))
+
+    def at(self, at_s: float, what: Callable[[], None]) -> None:
+        self._do.append(lambda: self.w.after(at_s, what))
+
+    def on_takeover(self, what: Callable[[StreamId], None]) -> None:
+        """The first takeover has just been made."""
+        once = [what]
+        self.w.taken_over = lambda stream: once.pop()(stream) if once else None  # type: ignore[method-assign]
+
+    def producer(self) -> AgentHost:
+        """The one replica that runs something."""
+        (host,) = (h for h in self.w.agents if h.alive and h.agent is not None and h.agent.running)
+        return host
+
+    def run(self) -> tuple[StreamState, End]:
+        """The last stream that was made, and how it ended."""
+        self.w.run()
+        *_, state = (self.w.fabric.state(stream) for stream in self.w.of)
+        assert state is not None
+        end = decode(lines_of(state)[-1])
+        assert isinstance(end, End)
+        return state, end
+
+
+def test_a_dead_replicas_stream_goes_on_elsewhere() -> None:
+    stage = Stage()
+    stage.ask(0.3, max_tokens=120)
+    stage.at(1.0, lambda: stage.w.chaos.kill(stage.producer()))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+    assert end.usage is not None and end.usage.output == 120
+
+
+def test_what_was_streamed_is_billed_also_when_it_cannot_go_on() -> None:
+    stage = Stage()
+    stage.ask(0.3, n=2, max_tokens=100)
+    stage.at(1.0, lambda: stage.w.chaos.kill(stage.producer()))
+    _, end = stage.run()
+    assert end.status == "failed" and end.usage is not None
+    assert end.usage.output > 20 and end.usage.prompt > 0
+
+
+def test_a_stream_is_handed_over_twice_in_a_row() -> None:
+    """The second replica, which continues it, hears that it is fenced by the third one's takeover, and leaves it be."""
+    stage = Stage(3)
+    stage.ask(0.3, max_tokens=120)
+    for at_s in (1.0, 1.6):
+        stage.at(at_s, lambda: stage.w.chaos.drain(stage.producer()))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (3, "completed")
+
+
+def test_a_rescuer_dies_half_way_and_the_replica_comes_back() -> None:
+    """Its epoch is gone and nobody else has the stream: it is still on its list, and its own to place."""
+    stage = Stage()
+    stage.ask(0.3, max_tokens=200)
+
+    def half_way(stream: StreamId) -> None:
+        stage.w.chaos.kill(rescuers[-1])
+        stage.w.after(0.05, stage.w.loop.thaw, frozen[0].process)
+
+    rescuers: list[Any] = []
+    stage.w.ran = lambda script, process: _note(stage.w, rescuers, script, process)  # type: ignore[method-assign]
+    frozen: list[AgentHost] = []
+
+    def freeze() -> None:
+        frozen.append(stage.producer())
+        stage.w.chaos.hang(frozen[0], 30.0)
+
+    stage.at(1.0, freeze)
+    stage.on_takeover(half_way)
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (2, "completed")
+
+
+def _note(world: World, rescuers: list[Any], script: str, process: Process) -> None:
+    if script == "in_flight":
+        rescuers.append(next(host for host in world.hosts if host.process is process))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stream_comes_back_to_its_replica_before_the_word_that_it_was_taken(seed: int) -> None:
+    """It runs there once, in its newer epoch."""
+    stage = Stage(1, standby=1, seed=seed)
+    frozen: list[AgentHost] = []
+
+    def freeze() -> None:
+        frozen.append(stage.w.agents[0])
+        stage.w.chaos.hang(frozen[0], 30.0)
+
+    stage.at(0.5, freeze)
+    stage.ask(0.6, max_tokens=100)  # into its inbox, and then into the queue: the other replica only stands by
+    stage.on_takeover(lambda stream: stage.w.after(0.001 * (seed % 8), stage.w.loop.thaw, frozen[0].process))
+    state, end = stage.run()
+    assert end.status == "completed"
+    assert state.replica == frozen[0].replica
+
+
+@pytest.mark.parametrize("after_ms", range(0, 30, 2))
+def test_a_cancel_comes_while_the_next_replica_reads_what_was_said(after_ms: int) -> None:
+    stage = Stage(seed=after_ms)
+    stage.ask(0.3, max_tokens=120)
+    stage.at(1.0, lambda: stage.w.chaos.kill(stage.producer()))
+    stage.on_takeover(lambda stream: stage.w.after(after_ms / 1000, stage.w.chaos.cancel, stream))
+    _, end = stage.run()
+    assert end.status == "cancelled"
+
+
+@pytest.mark.parametrize("after_ms", range(0, 30, 2))
+def test_a_deadline_passes_while_the_next_replica_reads_what_was_said(after_ms: int) -> None:
+    stage = Stage(seed=3)
+    stage.ask(0.3, max_tokens=120, deadline_s=2.40 + after_ms / 1000)
+    stage.at(1.0, lambda: stage.w.chaos.kill(stage.producer()))
+    _, end = stage.run()
+    assert end.status == "failed" and end.error is not None and end.error.code == "deadline_exceeded"
+    assert end.usage is not None and end.usage.output > 20
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_request_is_placed_again_after_its_end_for_the_answer_was_lost(seed: int) -> None:
+    stage = Stage(1, itl_ms=1.0, seed=seed)
+    stage.ask(0.3, max_tokens=1)
+    lost = ["place"]
+    unlucky: list[bool] = []
+
+    def ran(script: str, process: Process) -> None:
+        if script in lost:
+            lost.remove(script)
+            unlucky.append(True)
+
+    stage.w.ran = ran  # type: ignore[method-assign]
+    stage.w.network.unlucky = lambda: bool(unlucky) and unlucky.pop()  # type: ignore[method-assign]
+    _, end = stage.run()
+    assert end.status == "completed" and not lost

@@ -1,0 +1,202 @@
+"""What must hold at the end of a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stream_fabric.frames import STARTED_PREFIX, ChoiceEnd, Close, Delta, End, Note, Open, coalesce, decode, is_end
+from stream_fabric.ids import StreamId
+from stream_fabric.log import StreamState
+from tests.sim.client import Client, Spec
+from tests.sim.witness import require
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+ATTEMPTS_MAX = 3
+
+
+def lossless(world: World) -> bool:
+    """Redis has kept everything."""
+    return not world.fabric.losses
+
+
+def may_be_forgotten(world: World) -> bool:
+    """Whether a request or a producer may have been lost without a trace."""
+    return not lossless(world) or bool({"flaky", "stall", "frozen gateway", "frozen agent", "halfway"} & world.faults)
+
+
+def unsaid(world: World) -> bool:
+    """Whether an agent still has to send frames again."""
+    agents = [host.agent for host in world.agents if host.alive and host.agent is not None]
+    ended = [stream for agent in agents for _, stream in agent._ended.values()]
+    return any(stream.producer.pending for stream in ended)
+
+
+def left_in_pools(world: World) -> list[str]:
+    """Streams that a pool's lists still hold."""
+    left = []
+    for shard in world.fabric.shards:
+        for name, pool in shard.pools.items():
+            left += [f"{name}: {replica} has {list(flight)}" for replica, flight in pool.law.flights.items() if flight]
+            left += [f"{name}: {replica}'s inbox has {len(box)}" for replica, box in pool.inboxes.items() if box]
+            left += [f"{name}: {len(tier)} wait" for tier in pool.law.tiers if tier]
+            if lossless(world):  # what a failover brings back of streams that have ended is at nobody's
+                left += [f"{name}: {stream} is at {where}" for stream, where in pool.law.at.items()]
+                left += [f"{name}: the work of {stream} is kept" for stream in pool.works]
+    return left
+
+
+def check(world: World) -> None:
+    for stream, state in world.fabric.streams():
+        _check_stream(world, stream, state)
+    for host in world.agents:
+        if host.alive and host.agent is not None:
+            require(not host.agent.running, f"6: {host.name} still runs {list(host.agent.running)}")
+            require(not host.computes, f"5: the engine of {host.name} computes what nobody waits for")
+    left = left_in_pools(world)
+    require(not left, f"7: {'; '.join(left)}")
+    for client in world.clients:
+        _check_client(world, client)
+    _check_speed(world)
+
+
+def lines_of(state: StreamState) -> list[bytes]:
+    return [line for entry in state.entries for line in entry.frames.split(b"\n")]
+
+
+def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
+    require(state.status != "live", f"6: {stream} has no terminal")
+    expected, epoch = 1, 1
+    for entry in state.entries:
+        lines = entry.frames.split(b"\n")
+        require(entry.first == expected and entry.last == expected + len(lines) - 1, f"2: {stream} is not dense")
+        require(entry.epoch >= epoch, f"1: {stream} has an older epoch after a newer one")
+        expected, epoch = entry.last + 1, entry.epoch
+    require(epoch == state.epoch.n, f"1: {stream} ends in epoch {epoch}, its meta in {state.epoch}")
+    lines = lines_of(state)
+    require(sum(map(is_end, lines)) == 1 and is_end(lines[-1]), f"4: {stream} has not one terminal at its end")
+    end = decode(lines[-1])
+    assert isinstance(end, End)
+    require(end.status == state.status, f"2: {stream} is {state.status} and ends {end.status}")
+    settled = world.fabric.settled(stream)
+    require(len(settled) == 1, f"5: {stream} was settled {len(settled)} times")
+    require(settled == [end.usage], f"5: {stream} ends with {end.usage}, and {settled} was settled")
+    if stream in world.witness.cancels:
+        at = world.witness.cancels[stream]
+        require((state.status, state.last) == ("cancelled", at + 1), f"5: {stream} was cancelled at {at}")
+    spec = world.of[stream]
+    if spec.kind in ("chat", "completions"):
+        _check_text(world, stream, lines, spec)
+    if lossless(world):
+        _check_outcome(world, stream, end, spec)
+        producers = [replica for (name, _), replica in world.witness.writers.items() if name == stream]
+        require(len(producers) <= ATTEMPTS_MAX, f"6: {stream} had the producers {producers}")
+    elif not world.faults - _PRODUCERS_LIVE and lines[0].startswith(STARTED_PREFIX):
+        require(end.status in ("completed", "cancelled"), f"10: {stream} has its producer, and ends with {end.error}")
+
+
+_PRODUCERS_LIVE = {"failover", "wipe", "drop", "cut", "slow", "leave", "gateway", "frozen gateway", "cancel"}
+
+
+def _check_text(world: World, stream: StreamId, lines: list[bytes], spec: Spec) -> None:
+    """What was said is what an undisturbed replica says, up to where it ends."""
+    wanted = spec.said(world)
+    # A longer prompt has the simulator say something else: of plain completions only the first producer's part is known
+    rewritten = spec.kind == "completions" and stream in world.witness.takeovers
+    texts: dict[int, str] = {}
+    ends: dict[int, str] = {}
+    tokens, closed = 0, set()
+    for line in lines[:-1]:
+        match decode(line):
+            case Open(block=block):
+                require(block not in texts, f"2: {stream} opens block {block} twice")
+                texts[block] = ""
+            case Delta(block=block, text=text, tokens=count):
+                require(block in texts and block not in closed, f"2: {stream} adds to block {block}, which is not open")
+                texts[block] += text
+                tokens += count
+            case Close(block=block):
+                require(block in texts and block not in closed, f"2: {stream} closes block {block} twice")
+                closed.add(block)
+            case ChoiceEnd(choice=choice, finish_reason=reason):
+                require(choice not in ends, f"2: choice {choice} of {stream} ends twice")
+                ends[choice] = reason
+            case Note():
+                pass
+            case other:
+                raise AssertionError(other)
+    for block, text in texts.items() if not rewritten else ():
+        require(wanted.texts[block].startswith(text), f"2: {stream} says {text!r}, undisturbed {wanted.texts[block]!r}")
+    end = decode(lines[-1])
+    assert isinstance(end, End) and end.usage is not None
+    if end.status == "completed" and not rewritten:
+        require(texts == wanted.texts, f"4: {stream} ends clean with {texts} of {wanted.texts}")
+        require(ends == wanted.ends, f"4: {stream} ends with {ends}, undisturbed with {wanted.ends}")
+        require(closed == texts.keys(), f"4: {stream} leaves blocks open")
+        require(end.usage.prompt == wanted.prompt_tokens, f"5: {stream} bills a prompt of {end.usage.prompt} tokens")
+    if end.status != "completed" or "stop" not in spec.fields:  # what stopped it was made and not shown
+        require(end.usage.output == tokens, f"5: {stream} shows {tokens} tokens and bills {end.usage.output}")
+    else:
+        require(end.usage.output >= tokens, f"5: {stream} shows {tokens} tokens and bills {end.usage.output}")
+
+
+def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None:
+    """Redis has lost nothing: a stream fails for a reason only."""
+    if end.status != "failed":
+        return
+    assert end.error is not None
+    why, what = end.error.code, f"6: {stream} failed: {end.error}"
+    taken = len(world.witness.takeovers.get(stream, ()))
+    if why == "deadline_exceeded":
+        require("deadline_s" in spec.fields or "queue" in world.faults, what)
+    elif why == "replica_lost" and " died, and it" in end.error.message:
+        require(taken > 0 and (not spec.continuable or "but not why" in end.error.message), what)
+    elif why == "replica_lost" and world.chaos.rescuers_died < 2:  # the watchdog waits for one, and the next
+        require(taken >= ATTEMPTS_MAX - 1 or stream in world.witness.alone, what)
+    elif why == "engine_lost":
+        require(bool(world.faults & {"engine", "dropped answer"}), what)
+        require(taken >= ATTEMPTS_MAX - 1 or stream in world.witness.alone or not spec.continuable, what)
+    elif why == "replica_lost":
+        pass
+    elif why == "pool_full":
+        require("queue" in world.faults, what)
+    else:
+        require(False, what)
+
+
+def _check_client(world: World, client: Client) -> None:
+    stream = client.stream
+    if client.left:
+        return
+    require(bool(client.done), f"4: a client of {stream} hangs at {client.epoch}-{client.seq}")
+    state = None if stream is None else world.fabric.state(stream)
+    if lossless(world) and client.told and state is not None:
+        require(not client.told, f"4: nothing was lost, yet a client of {stream} heard {client.told}")
+    require(client.done != "past", f"4: {stream} ended without a terminal for a client at {client.seq}")
+    if client.done != "end":
+        return
+    assert stream is not None
+    end = decode(client.applied[-1])
+    assert isinstance(end, End)
+    if state is not None and not (world.fabric.losses and _moved_on(world, client, state)):
+        same = coalesce(client.applied) == coalesce(lines_of(state))
+        require(same or "gap" in client.told, f"4: a client of {stream} has other frames than the log")
+    if end.status == "completed" and "gap" not in client.told:
+        _check_text(world, stream, client.applied, client.spec)
+
+
+def _moved_on(world: World, client: Client, state: StreamState) -> bool:
+    """The client had its terminal before a failover took that away and the stream ended otherwise."""
+    return client.ended_at <= world.witness.lost_at + 0.1 or client.stream in world.witness.forked
+
+
+_QUICK = {"agent", "cancel", "slow", "leave", "drop", "cut", "deadline"}
+
+
+def _check_speed(world: World) -> None:
+    """A dead replica's streams are somebody else's, or have ended, within seconds."""
+    for at_s, stream in world.chaos.orphaned if not world.faults - _QUICK else ():
+        ends = [world.witness.ended_at[stream], *world.witness.takeovers.get(stream, ())]
+        took_s = min((end_s for end_s in ends if end_s >= at_s), default=at_s) - at_s
+        require(took_s < world.lease_ttl_s + 2.0, f"6: {stream} was taken up {took_s:.1f} s after its producer died")
