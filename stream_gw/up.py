@@ -329,7 +329,9 @@ def _describe(running: Platform) -> None:
     options = running.options
     engines = {"sim": "the simulator (no GPU, no real model)", "vllm": f"vLLM with {options.model}"}
     engine = engines.get(options.engine, options.upstream)
-    print(f"stream-gw is up: {options.gateways} gateways, {options.replicas} replicas on {engine}\n")
+    parts = [(options.gateways, "gateway"), (options.replicas, "replica")]
+    counted = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in parts)
+    print(f"stream-gw is up: {counted} on {engine}\n")
     for gateway in running.gateways:
         print(f"  gateway  {gateway['url']}")
     first = running.gateways[0]["url"]
