@@ -27,7 +27,8 @@ def measure(args: argparse.Namespace) -> list[tuple[int, float, float, float]]:
         folder = Path(name)
         source = EngineSource(cores, folder)
         stack.callback(source.stop)
-        running = Platform(cores, folder, source.port, command=args.platform)
+        # With a consumer: where nobody takes the events, Redis' share fills and then the gateway's own bounded queue
+        running = Platform(cores, folder, source.port, command=args.platform, telemetry=True)
         stack.callback(running.stop)
         for done in range(args.batch, args.streams + 1, args.batch):
             speed = 0.0

@@ -35,12 +35,12 @@ class Platform:
         command: str | None = None,
         environment: Mapping[str, str] = ENVIRONMENT,
         engine: Sequence[str] | None = None,
+        telemetry: bool = False,
     ) -> None:
-        words = (
-            shlex.split(command)
-            if command
-            else [str(Path(sys.executable).parent / "stream-gw"), "up", "--no-telemetry"]
-        )
+        if command:
+            words = shlex.split(command)
+        else:
+            words = [str(Path(sys.executable).parent / "stream-gw"), "up"] + ["--no-telemetry"] * (not telemetry)
         words += ["--json", "--gateways", str(gateways), "--replicas", str(replicas), "--port", "0"]
         words += engine or ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
         self._log = folder / "platform.log"

@@ -83,7 +83,6 @@ class Lease:
 
     def receive_start(self, stream: RunningStream) -> None:
         self._unsaid.pop(stream.work.request.stream, None)  # it has come back
-        self._unsaid.pop(stream.work.request.stream, None)  # it has come back
         if stream.hashes:
             stream.believed_blocks = self._ledger.match(stream.hashes)
             stream.matched_tokens = int(stream.believed_blocks * PREFIX_BLOCK_BYTES / self.meter.bytes_per_token)
