@@ -127,7 +127,7 @@ async def main(argv: list[str]) -> None:
     url, partitions, key, kind, streams, seconds = argv[3], int(argv[4]), argv[5], argv[6], int(argv[7]), float(argv[8])
     client = RedisClient(url)
     await client.start()
-    log = RedisStreamLog(client, Partitions(partitions), ReplicaId("bench"))
+    looking = RedisStreamLog(client, Partitions(partitions))
     groups = [Group(k) for k in range(partitions)]
     readers = []
     for _ in range(streams):
@@ -136,11 +136,16 @@ async def main(argv: list[str]) -> None:
         reader.group = groups[partition_of(stream, partitions)]
         readers.append((reader, stream))
     await asyncio.sleep(1)  # the one token of the stalled engine has come
+    replicas: set[ReplicaId] = set()
     for reader, stream in readers:
-        (head,) = await log.heads(reader.group.partition, [stream], None)
+        (head,) = await looking.heads(reader.group.partition, [stream], None)
         assert head is not None and head.status == "live", head
+        assert head.replica is not None
+        replicas.add(head.replica)
         reader.group.streams.append((stream, str(head.epoch), head.last))
         reader.parts.clear()
+    (replica,) = replicas
+    log = RedisStreamLog(client, Partitions(partitions), replica)  # in its agent's name: another's would be fenced
     groups = [group for group in groups if group.streams]
     before, redis_before, ticks_before, began = cpu_us(gateway), cpu_us(redis), ticks(gateway), time.monotonic()
     tokens_before = sum(group.tokens for group in groups)
