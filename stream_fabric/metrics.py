@@ -202,10 +202,49 @@ QUEUE_AGE = _controller(
     "pool_queue_age_seconds", "gauge", "seconds", "How long the oldest of them has waited", ("pool", "priority")
 )
 BACKLOG = _controller(
-    "pool_backlog_seconds", "gauge", "seconds", "Time in which the ready replicas clear what they have and what waits"
+    "pool_backlog_seconds",
+    "gauge",
+    "seconds",
+    "Time in which the ready replicas would begin all that has no first token yet, here or in the pool's queue",
+)
+TO_FREE = _controller(
+    "pool_time_to_free_seconds", "gauge", "seconds", "Time in which they would have done all that is asked of them"
 )
 DEMAND = _controller(
     "pool_demand_replicas", "gauge", "replicas", "Replicas of which what runs and waits would fill four fifths"
+)
+_DECLARED = "of pools that the controllers' STREAM_GW_POOLS_FILE declares"
+_OF_LEADER = f"{_DECLARED}, from the controller that leads"
+DESIRED = _controller(
+    "pool_desired_replicas",
+    "gauge",
+    "replicas",
+    "Replicas in all that are wanted: what KEDA is to ask for; falls only when one has nothing left to do",
+    only=_DECLARED,
+)
+WANTED = _controller(
+    "pool_wanted_replicas", "gauge", "replicas", "Of them, by the state wanted", ("pool", "state"), only=_DECLARED
+)
+NEEDED = _controller(
+    "pool_needed_replicas", "gauge", "replicas", "Replicas that arrivals, their forecast and the load need",
+    only=_OF_LEADER,
+)  # fmt: skip
+UTILISATION = _controller(
+    "pool_utilisation_ratio", "gauge", "ratio", "Of the ready replicas' slots, those in use", only=_OF_LEADER
+)
+POOL_TTFT = _controller(
+    "pool_ttft_p99_seconds",
+    "gauge",
+    "seconds",
+    "Time to first token of the last minute, from placement, 99th percentile; 0: too few to tell",
+    only=_OF_LEADER,
+)
+GROWTH = _controller(
+    "pool_forecast_ratio", "gauge", "ratio", "Arrivals expected a cold start from now, to those of now", only=_OF_LEADER
+)
+LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
+DECISIONS = _controller(
+    "pool_decisions_total", "counter", "decisions", "Plans that this controller changed", only=_OF_LEADER
 )
 STUCK = _controller(
     "stuck_replicas_drained_total", "counter", "replicas", "Replicas drained for making others wait", ()

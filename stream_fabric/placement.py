@@ -238,6 +238,8 @@ class PoolState:
     popped: int = 0
     popped_since_ms: float = 0.0
     rate_per_s: float = 0.0
+    arrived: tuple[int, int, int] = (0, 0, 0)
+    """Requests, prompt tokens that no replica held, and output tokens asked of the pool so far."""
 
     # --- a gateway's call ----------------------------------------------------------------------------------
 
@@ -262,6 +264,11 @@ class PoolState:
         pin, until_ms = self.pins.get(ask.session, ("", 0.0))
         seats = [self.seats.get(r) for r in replicas]
         choice = choose(replicas, seats, matched, ask, pin if until_ms > now_ms else "", now_ms)
+        if instead is None:
+            hits = [c.matched_tokens for c in choice.candidates]
+            hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
+            requests, prompt, output = self.arrived
+            self.arrived = requests + 1, prompt + ask.prompt_tokens - hit, output + ask.output_tokens
         if choice.taken >= 0 and not any(self.tiers[: ask.tier + 1]):
             self._hand(ask, replicas[choice.taken], min(matched[choice.taken], ask.prompt_tokens), now_ms)
             return Placed(replicas[choice.taken], choice.reason, choice.candidates)

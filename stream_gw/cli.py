@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     key = commands.add_parser("key", help="make an API key and the entry of its hash for the keys file")
     key.add_argument("--tenant", required=True, help="the tenant it is for")
     _add_replicas_flags(commands.add_parser("replicas", help="what every replica does; drain or activate one"))
+    _add_pools_flags(commands.add_parser("pools", help="how many replicas are wanted and why; hold or release a pool"))
     flags = list(sys.argv[1:] if argv is None else argv)
     vllm_flags: list[str] = []
     if flags[:1] in (["agent"], ["up"]) and "--" in flags:
@@ -138,6 +139,8 @@ def _run(args: argparse.Namespace) -> int:
             return asyncio.run(doctor.run(args.redis_url))
         case "replicas":
             asyncio.run(_replicas(_settings(FabricSettings, args), args))
+        case "pools":
+            asyncio.run(_pools(_settings(FabricSettings, args), args))
         case "key":
             key = new_key()
             print(f"key, shown once: {key}\n")
@@ -233,15 +236,38 @@ def _add_up_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
 
 
-def _add_replicas_flags(parser: argparse.ArgumentParser) -> None:
+def _add_fabric_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What goes before a verb, and the same for after it."""
     parser.set_defaults(partitions=None)
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    url: dict[str, Any] = {"help": f"the platform's Redis ({_ENV}REDIS_URL)"}
-    as_json: dict[str, Any] = {"action": "store_true", "help": "print JSON"}
-    common.add_argument("--redis-url", **url)
-    common.add_argument("--json", **as_json)
-    parser.add_argument("--redis-url", **url)
-    parser.add_argument("--json", **as_json)
+    for one in (common, parser):
+        one.add_argument("--redis-url", help=f"the platform's Redis ({_ENV}REDIS_URL)")
+        one.add_argument("--json", action="store_true", help="print JSON")
+    return common
+
+
+def _add_pools_flags(parser: argparse.ArgumentParser) -> None:
+    common = _add_fabric_flags(parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="{hold,release}", title="without one, lists the pools")
+    hold = verbs.add_parser("hold", help="take nothing away for a while, as during a rollout", parents=[common])
+    hold.add_argument("pool", help="its name")
+    hold.add_argument("--for-s", type=_seconds, default=3600.0, help="for how long (default 3600)")
+    release = verbs.add_parser("release", help="end a hold before its time", parents=[common])
+    release.add_argument("pool", help="its name")
+
+
+async def _pools(settings: FabricSettings, args: argparse.Namespace) -> None:
+    from stream_gw import pools
+
+    if args.verb is None:
+        await pools.show(settings.redis_url, json=args.json, say=print)
+        return
+    seconds = args.for_s if args.verb == "hold" else 0.0
+    await pools.hold(settings.redis_url, args.pool, seconds, json=args.json, say=print)
+
+
+def _add_replicas_flags(parser: argparse.ArgumentParser) -> None:
+    common = _add_fabric_flags(parser)
     verbs = parser.add_subparsers(dest="verb", metavar="{drain,activate}", title="without one, lists the replicas")
     for name, text in (
         ("drain", "it takes nothing new, finishes what runs, and its agent leaves"),

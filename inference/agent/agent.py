@@ -43,7 +43,7 @@ from stream_fabric.ports import Engine, EngineRequest, EventSink, FrameSink
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
-from stream_fabric.redis.pool import Arrival, ConnectionLost, Inbox, RedisPools, ReplyError, Work
+from stream_fabric.redis.pool import DESIRE, Arrival, ConnectionLost, Inbox, RedisPools, ReplyError, Work
 from stream_fabric.redis.reaper import LOST
 from stream_fabric.redis.rescue import Rescue, Witness
 from stream_fabric.redis.streams import RedisStreamLog
@@ -456,6 +456,9 @@ class Agent:
     # --- doorbell and watchdog -----------------------------------------------------------------------------
 
     def _on_doorbell(self, payload: bytes) -> None:
+        if payload == DESIRE:
+            self._lease.report_soon()
+            return
         what, name, epoch, at = payload.split(UNIT)
         stream = self.running.get(StreamId(name.decode()))
         if stream is None or stream.producer.epoch != epoch.decode():
@@ -552,8 +555,19 @@ class Agent:
         match state:
             case "draining":
                 self.drain()
-            case "ready":
+            case "warm" if self._active:
+                self._active = False  # what runs goes on, and nothing comes
+                self._spawn(self._renew_once())
+            case "ready" if not self._active:
                 self._active = True
+                self._spawn(self._renew_once())
+
+    async def _renew_once(self) -> None:
+        """Placement is to know at once."""
+        try:
+            await self._lease.renew()
+        except FabricUnavailable as error:
+            log.warning("the lease cannot be renewed: %s", error)  # the next renewal tells it
 
     async def _finish(self) -> None:
         """Placement stops with the next report; what runs ends by itself or goes elsewhere."""

@@ -14,7 +14,7 @@ from inference.agent.running import RunningStream
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import PREFIX_BLOCK_BYTES
-from stream_fabric.placement import ReplicaState
+from stream_fabric.placement import TIERS, ReplicaState
 from stream_fabric.ports import Engine
 from stream_fabric.prefix import PrefixLedger
 from stream_fabric.redis.pool import PREFIX_TTL_S, RedisPools, ReplicaInfo
@@ -37,6 +37,7 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     room_ratio: float
     region: str = ""
     hardware: str = ""
+    revision: str = ""
 
 
 class Lease:
@@ -112,6 +113,10 @@ class Lease:
         self.meter.prefill.receive(computed, now - self._prefilling_since, goes_on=bool(self._prefilling))
         self._prefilling_since = now
         self.meter.receive_wait(computed, took_s, now)
+        if not stream.work.base and TIERS[stream.work.tier] != "batch":
+            times = stream.times
+            before_s = (times.waited_us + max(times.taken_us - times.handed_us, 0)) / 1e6
+            self.meter.first_tokens.receive(before_s + took_s, now)
         self.breaker.receive_success()
         self.report_soon()
 
@@ -221,6 +226,8 @@ class Lease:
             prefix_blocks=len(self._ledger),
             region=policy.region,
             hardware=policy.hardware,
+            revision=policy.revision,
+            ttft_counts=meter.first_tokens.counts(self._loop.time()),
         )
 
     def _pending_prefill_s(self) -> float:

@@ -72,6 +72,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
                 room_ratio=settings.room_ratio,
                 region=settings.region,
                 hardware=settings.hardware,
+                revision=settings.revision,
             ),
             lease_renew_s=settings.lease_renew_s,
             drain_s=settings.drain_s,

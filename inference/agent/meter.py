@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from typing import Literal
+
+from stream_fabric.metrics import TTFT_BUCKETS_S
 
 BreakerState = Literal["closed", "half_open", "open"]
 
@@ -11,6 +14,7 @@ _PREFILL_PER_S = 8000.0
 _TOKENS_PER_S = 20.0
 _SMOOTHING = 0.2
 _WINDOW_S = 60.0
+_TURN_S = 5.0
 _SAMPLES_MAX = 2000
 _ROW_TOKENS = 8192
 _SPEED_KEEPS = 0.98
@@ -55,12 +59,34 @@ class UsualLength:
         self.tokens += (tokens - self.tokens) * _USUAL_SHARE
 
 
+class FirstTokens:
+    """How long first tokens of the last minute have taken, counted by ``TTFT_BUCKETS_S`` and one more for all above."""
+
+    def __init__(self) -> None:
+        self._turns: deque[tuple[float, list[int]]] = deque()
+
+    def receive(self, took_s: float, now: float) -> None:
+        if not self._turns or now - self._turns[-1][0] >= _TURN_S:
+            self._turns.append((now, [0] * (len(TTFT_BUCKETS_S) + 1)))
+        self._turns[-1][1][bisect_left(TTFT_BUCKETS_S, took_s)] += 1
+
+    def counts(self, now: float) -> tuple[int, ...]:
+        """Without the empty buckets at the end."""
+        while self._turns and now - self._turns[0][0] >= _WINDOW_S:
+            self._turns.popleft()
+        counts = [sum(column) for column in zip(*(turn for _, turn in self._turns), strict=True)]
+        while counts and not counts[-1]:
+            counts.pop()
+        return tuple(counts)
+
+
 class Meter:
     """Until something is measured, the figures are those of a small model on a middling GPU."""
 
     def __init__(self, now: float) -> None:
         self.prefill = PrefillSpeed()
         self.usual = UsualLength()
+        self.first_tokens = FirstTokens()
         self.sequence_per_s = _TOKENS_PER_S
         """Output tokens of one sequence."""
         self.tokens_per_s = 0.0

@@ -39,6 +39,9 @@ class AgentSettings(EmitSettings):
     replica: str = Field("", max_length=64, description="A name for the replica; empty: the host's and process's")
     region: str = Field("", max_length=64, description="Where the replica is, as stream-gw replicas shows it")
     hardware: str = Field("", max_length=64, description="What it runs on, as stream-gw replicas shows it")
+    revision: str = Field(
+        "", max_length=64, description="What it was deployed from: a pool with several at once is in a rollout"
+    )
     standby: bool = Field(False, description="Join the pool warm: take requests only once activated")
     room_ratio: float = Field(
         1.25,

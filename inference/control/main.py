@@ -1,20 +1,26 @@
-"""The controller process: looks after the streams of dead replicas, and drains replicas that are stuck."""
+"""The controller process: looks after the streams of dead replicas, drains replicas that are stuck, and plans how many
+there are to be."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import uvloop
 
+from inference.control.governor import Governor, NoMarker, load_policies
 from inference.control.health import Health, HealthPolicy
 from inference.control.metrics import ControllerMetrics
 from inference.control.settings import ControllerSettings
 from stream_fabric.monitor import served
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
 from stream_fabric.redis.rescue import Witness
@@ -54,6 +60,18 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 tasks.create_task(clock.run(), name="clock"),
                 tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
             ]
+            if settings.pools_file is not None:
+                governor = Governor(
+                    f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+                    load_policies(settings.pools_file),
+                    RedisControl(client),
+                    pools,
+                    sink,
+                    clock,
+                    metrics,
+                    NoMarker(),
+                )
+                running.append(tasks.create_task(governor.run(), name="governor"))
             if settings.drain_stuck:
                 health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio), metrics.receive_stuck)
                 running.append(tasks.create_task(health.run(), name="health"))

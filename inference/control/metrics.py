@@ -6,16 +6,18 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
+from inference.control.scaling import Figures, need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.exposition import Exposition, Page
 from stream_fabric.placement import TIERS, ReplicaState
+from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EventSink
 from stream_fabric.redis.pool import Line, RedisPools, ReplicaInfo
 from stream_fabric.redis.wire import ReplyError
@@ -28,28 +30,6 @@ _FULL = 0.8
 _STATES: tuple[str, ...] = get_args(ReplicaState)
 
 
-class Need(NamedTuple):
-    """What a pool has to do."""
-
-    running: int
-    backlog_s: float
-    demand: int
-
-
-def need(replicas: Sequence[ReplicaInfo], lines: Sequence[Line]) -> Need:
-    """``lines``: of each tier. Without a ready replica the backlog is what a replica that makes a token a second
-    would have, so that it is never hidden."""
-    ready = [info for info in replicas if info.state == "ready"]
-    running = sum(info.load.running + info.load.waiting for info in replicas)
-    waiting = sum(line.depth for line in lines)
-    own_s = sum(info.prefill_ms + info.decode_ms for info in ready) / 1000 / max(len(ready), 1)
-    prefill_per_s = max(sum(info.prefill_per_s for info in ready), 1.0)
-    decode_per_s = max(sum(info.decode_per_s for info in ready), 1.0)
-    waits_s = sum(line.prompt_tokens / prefill_per_s + line.output_tokens / decode_per_s for line in lines)
-    slots = max((info.load.slots for info in replicas), default=1)
-    return Need(running, own_s + waits_s, math.ceil((running + waiting) / (_FULL * max(slots, 1))))
-
-
 class ControllerMetrics:
     def __init__(self) -> None:
         self._exposition = make = Exposition("controller")
@@ -58,7 +38,16 @@ class ControllerMetrics:
         self._depth = make.gauge(listed.QUEUE_DEPTH)
         self._age = make.gauge(listed.QUEUE_AGE)
         self._backlog = make.gauge(listed.BACKLOG)
+        self._to_free = make.gauge(listed.TO_FREE)
         self._demand = make.gauge(listed.DEMAND)
+        self._desired = make.gauge(listed.DESIRED)
+        self._wanted = make.gauge(listed.WANTED)
+        self._needed = make.gauge(listed.NEEDED)
+        self._utilisation = make.gauge(listed.UTILISATION)
+        self._ttft = make.gauge(listed.POOL_TTFT)
+        self._growth = make.gauge(listed.GROWTH)
+        self._leads = make.gauge(listed.LEADS)
+        self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
         self._failures = make.counter(listed.LOOK_FAILURES)
@@ -75,13 +64,17 @@ class ControllerMetrics:
         match event:
             case FleetEvent(what="dead"):
                 self._dead.inc()
+            case FleetEvent(what="scale", pool=pool):
+                self._decisions.labels(pool).inc()
 
     def receive_stuck(self) -> None:
         self._stuck.inc()
 
     def receive_pools(self, pools: dict[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]]) -> None:
         """All pools as they are now."""
-        for gauge in (self._replicas, self._running, self._depth, self._age, self._backlog, self._demand):
+        for gauge in (
+            self._replicas, self._running, self._depth, self._age, self._backlog, self._to_free, self._demand,
+        ):  # fmt: skip
             gauge.clear()  # a pool that is gone has no figures
         for pool, (replicas, lines) in pools.items():
             for state in _STATES:
@@ -89,10 +82,34 @@ class ControllerMetrics:
             for tier, line in zip(TIERS, lines, strict=True):
                 self._depth.labels(pool, tier).set(line.depth)
                 self._age.labels(pool, tier).set(line.oldest_s)
-            found = need(replicas, lines)
+            found = need(replicas, lines, usual_of([info for info in replicas if info.state == "ready"]))
             self._running.labels(pool).set(found.running)
             self._backlog.labels(pool).set(found.backlog_s)
-            self._demand.labels(pool).set(found.demand)
+            self._to_free.labels(pool).set(found.to_free_s)
+            self._demand.labels(pool).set(math.ceil(found.busy / _FULL))
+
+    def receive_plans(self, plans: Mapping[str, PoolPlan], leads: bool) -> None:
+        """What is wanted of the declared pools, whoever leads; of the last look when the fabric is away."""
+        self._leads.set(leads)
+        for gauge in (self._desired, self._wanted):
+            gauge.clear()
+        for pool, plan in plans.items():
+            self._desired.labels(pool).set(plan.pods)
+            self._wanted.labels(pool, "ready").set(plan.ready)
+            self._wanted.labels(pool, "warm").set(plan.warm)
+
+    def receive_figures(self, figures: Mapping[str, Figures]) -> None:
+        """What the plans rest on, told by who leads; empty: this one does not."""
+        for gauge in (self._needed, self._utilisation, self._ttft, self._growth):
+            gauge.clear()
+        for pool, found in figures.items():
+            self._needed.labels(pool).set(found.needed)
+            self._utilisation.labels(pool).set(found.utilisation)
+            self._ttft.labels(pool).set(found.ttft_p99_s)
+            self._growth.labels(pool).set(found.growth)
+
+    def receive_failure(self) -> None:
+        self._failures.inc()
 
     async def watch(self, pools: RedisPools) -> None:
         while True:
@@ -100,7 +117,7 @@ class ControllerMetrics:
                 names = await pools.pools()
                 self.receive_pools({name: (await pools.replicas(name), await pools.lines(name)) for name in names})
             except (FabricUnavailable, ReplyError) as error:
-                self._failures.inc()
+                self.receive_failure()
                 log.warning("the pools cannot be read: %s", error)
             await asyncio.sleep(_LOOK_EVERY_S * random.uniform(0.9, 1.0))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from stream_fabric.settings import EmitSettings
 
 
 class ControllerSettings(EmitSettings):
+    pools_file: Path | None = Field(None, description="TOML file that declares pools: what replicas each is to have")
     drain_stuck: bool = Field(True, description="Drain a ready replica whose requests wait far longer than its peers'")
     stuck_ratio: float = Field(
         3.0,

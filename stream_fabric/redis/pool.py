@@ -25,6 +25,8 @@ _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", 
 PREFIX_TTL_S = 60.0
 LINE_LOOKED_AT = 256
 UNIT = "\x1f"
+DESIRE = b"desire"
+"""An agent's doorbell: another state is wanted of it."""
 
 
 class Work(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,6 +89,11 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     for how long no first token has come though one should have, when that is longer."""
     region: str = ""
     hardware: str = ""
+    revision: str = ""
+    """Of what it was deployed from; replicas of several at once are a rollout."""
+    ttft_counts: tuple[int, ...] = ()
+    """First tokens of the last minute by the time since the request was placed: ``metrics.TTFT_BUCKETS_S``, and one
+    more for all above. Tier batch is not counted."""
 
     def seat(self) -> Seat:
         return Seat(
@@ -120,6 +127,16 @@ class Line(NamedTuple):
     prompt_tokens: int
     """That they ask for; of a long line, as the first of it tell."""
     output_tokens: int
+
+
+class Arrived(NamedTuple):
+    """What has been asked of a pool, also of what was refused; it only grows until the pool is lost."""
+
+    requests: float
+    prompt_tokens: float
+    """Of them those that no replica held."""
+    output_tokens: float
+    """As the gateways estimated them."""
 
 
 class Candidate(NamedTuple):
@@ -268,6 +285,10 @@ class RedisPools:
             for depth, oldest_us, prompt, output in zip(*(iter(reply),) * 4, strict=True)
         ]
 
+    async def arrived(self, pool: str) -> Arrived:
+        reply = await self._client.execute(_slot(pool), "HMGET", _prefix(pool) + "stat", "n", "np", "no")
+        return Arrived(*(int(figure or 0) for figure in reply))
+
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         """Streams in the queue, or only those that have waited too long."""
         now_ms = "+inf"
@@ -329,9 +350,12 @@ class RedisPools:
         key = f"{_prefix(pool)}{replica}:rescue"
         return await self._client.execute(_slot(pool), "SET", key, "1", "NX", "PX", int(ttl_s * 1000)) is not None
 
-    async def desire(self, pool: str, replica: ReplicaId, state: Literal["draining", "ready"]) -> None:
-        """What the replica's agent hears at its next report."""
-        await self._client.execute(_slot(pool), "HSET", _prefix(pool) + "desired", replica, state)
+    async def desire(self, pool: str, replica: ReplicaId, state: Literal["draining", "warm", "ready"]) -> bool:
+        """What the replica's agent hears at its next report; False: it has been told so already, or is to drain."""
+        told = await script("desire")(self._client, _slot(pool), [_prefix(pool) + "desired"], [replica, state])
+        # So that it asks at once; who does not hear the bell asks at its next renewal
+        await self._client.execute(slot_of("p0"), self._client.publish, f"sg:{{p0}}:>{replica}", DESIRE)
+        return bool(told)
 
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
         """Publish what a replica holds of prompts, for ``PREFIX_TTL_S``; ``ReplicaInfo.prefix_version`` tells of a new

@@ -445,6 +445,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
             assert await law.where(asked.stream) == await real.where(asked.stream)
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
+        assert await real.pools.arrived(real.name) == law.state.arrived
     assert len(kinds) > 1, kinds
     await client.close()
 

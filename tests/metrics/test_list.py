@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from inference.agent.engines.prometheus import CONTRACT, missing
 from inference.agent.gpus import Gpu, parse
 from inference.agent.metrics import AgentMetrics, Sketched
-from inference.control.metrics import ControllerMetrics, need
+from inference.control.metrics import ControllerMetrics
+from inference.control.scaling import need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.events import AttemptTrace, FleetEvent, itl_bucket
 from stream_fabric.exposition import OTHER, Capped, Exposition
@@ -256,16 +257,17 @@ NONE_WAIT = [Line(0, 0.0, 0, 0)] * 3
 
 
 def test_a_pools_backlog_is_what_runs_and_what_waits() -> None:
-    assert need([replica(), replica()], NONE_WAIT) == (16, 2.0, 2)
+    both = [replica(), replica()]
+    assert need(both, NONE_WAIT, usual_of(both)) == (16, 0, 0.5, 2.0, 1.6)
     lines = [Line(4, 1.0, 2000, 400), *NONE_WAIT[1:]]
-    found = need([replica(), replica()], lines)
-    assert found.backlog_s == pytest.approx(2.0 + 2000 / 2000 + 400 / 200)
-    assert found.demand == 3, "20 of 10 slots each, filled to four fifths"
+    found = need(both, lines, usual_of(both))
+    assert found.backlog_s == pytest.approx(0.5 + 2000 / 2000 + 400 / 200)
+    assert found.to_free_s == pytest.approx(found.backlog_s + 1.5) and found.busy == 2.0
 
 
 def test_a_pool_without_a_replica_has_a_backlog_still() -> None:
-    assert need([], [Line(2, 9.0, 100, 50), *NONE_WAIT[1:]]) == (0, 150.0, 3)
-    assert need([], NONE_WAIT) == (0, 0.0, 0)
+    assert need([], [Line(2, 9.0, 100, 50), *NONE_WAIT[1:]], None) == (0, 2, 150.0, 150.0, 2.0)
+    assert need([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0)
 
 
 def test_a_controller_forgets_a_pool_that_is_gone_and_counts_the_dead() -> None:

@@ -99,6 +99,13 @@ elseif hits[best] > 0 then
   reason = 'prefix'
 end
 
+if instead == '' then
+  redis.call('HINCRBY', P .. 'stat', 'n', 1)
+  redis.call('HINCRBY', P .. 'stat', 'np', prompt - (taken > 0 and hits[taken] or most))
+  redis.call('HINCRBY', P .. 'stat', 'no', output)
+  if count == 0 then redis.call('PEXPIRE', P .. 'stat', 3600000) end -- no replica renews it
+end
+
 local ahead = 0
 for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
 if taken > 0 and ahead == 0 then

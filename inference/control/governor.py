@@ -1,0 +1,204 @@
+"""Plans the declared pools, on whichever controller leads, and tells replicas what the plan wants of them.
+
+Every controller looks each second; one leads. What it decides is written in its term before anything is said to a
+replica, so that who leads next goes on with it: no second victim, and nothing that is forgotten half way. A leader that
+was paused finds its term over when it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from inference.control.metrics import ControllerMetrics
+from inference.control.scaling import Figures, Moves, PoolScaler, ScalePolicy, Seen
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.events import FleetEvent
+from stream_fabric.ids import ReplicaId
+from stream_fabric.plans import PoolPlan
+from stream_fabric.ports import EventSink
+from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.wire import ReplyError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+LEAD_S = 3.5
+"""Who has not looked for so long leads no more; another does within the next look."""
+_ADOPT_S = 10.0
+"""A pool of which no plan is known is looked at for so long: after a loss of everything its replicas come back."""
+_AT_ONCE = 32
+_LEAVE_S = 1.0
+
+
+class Marker(Protocol):
+    """Tells whoever ends replicas which one may go."""
+
+    async def mark(self, pool: str, victim: ReplicaId) -> bool:
+        """Whether it knows. Called again until it does."""
+
+
+class NoMarker:
+    """Nobody ends replicas but people."""
+
+    async def mark(self, pool: str, victim: ReplicaId) -> bool:
+        return True
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    pool: dict[str, dict[str, object]]
+    defaults: dict[str, object] = {}
+
+
+def load_policies(path: Path) -> dict[str, ScalePolicy]:
+    """Of each declared pool. Raises ValueError or OSError that names the file and what is wrong."""
+    where = f"{path}"
+    try:
+        parsed = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File)
+        policies = {}
+        for name, own in parsed.pool.items():
+            where = f"{path}: pool {name!r}"
+            policies[name] = msgspec.convert({**parsed.defaults, **own}, ScalePolicy)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return policies
+
+
+class Governor:
+    """Run beside the reaper. ``name`` is this controller's, and nobody else's."""
+
+    def __init__(
+        self,
+        name: str,
+        policies: Mapping[str, ScalePolicy],
+        control: RedisControl,
+        pools: RedisPools,
+        sink: EventSink,
+        clock: FabricClock,
+        metrics: ControllerMetrics,
+        marker: Marker,
+    ) -> None:
+        self._name = name
+        self._policies = policies
+        self._control = control
+        self._pools = pools
+        self._sink = sink
+        self._clock = clock
+        self._metrics = metrics
+        self._marker = marker
+        self._term = 0
+        self._scalers: dict[str, PoolScaler] = {}
+        self._plans: dict[str, PoolPlan] = {}
+        """As last read or written; kept when Redis has lost them."""
+        self._unknown_since: dict[str, float] = {}
+        self._marked: dict[str, ReplicaId] = {}
+        self._busy = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self.look()
+                except* (FabricUnavailable, ReplyError) as failed:
+                    self._metrics.receive_failure()
+                    log.warning("the pools cannot be planned: %s", failed.exceptions[0])
+                await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.9, 1.0))
+        finally:
+            with contextlib.suppress(FabricUnavailable, ReplyError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await self._control.leave(self._name)
+
+    async def look(self) -> None:
+        """Lead if nobody does; then plan every declared pool, or read what the leader has planned."""
+        term = await self._control.lead(self._name, LEAD_S)
+        written = await self._control.plans()
+        if term != self._term:
+            self._scalers.clear()
+            self._unknown_since.clear()
+            self._marked.clear()
+            self._term = term
+            if term:
+                log.info("controller %s leads, term %d", self._name, term)
+        self._plans |= written
+        if not term:
+            self._metrics.receive_plans(self._plans, leads=False)
+            self._metrics.receive_figures({})
+            return
+        for pool in self._plans.keys() - self._policies.keys():
+            if pool not in written or await self._control.decree(self._name, term, pool, None):
+                del self._plans[pool]
+        found: dict[str, Figures] = {}
+        async with asyncio.TaskGroup() as tasks:
+            for pool, policy in self._policies.items():
+                tasks.create_task(self._govern(pool, policy, written.get(pool), found))
+        self._metrics.receive_plans(self._plans, leads=True)
+        self._metrics.receive_figures(found)
+
+    async def _govern(
+        self, pool: str, policy: ScalePolicy, written: PoolPlan | None, found: dict[str, Figures]
+    ) -> None:
+        async with self._busy:
+            now = asyncio.get_running_loop().time()
+            seen = Seen(
+                await self._pools.replicas(pool),
+                await self._pools.lines(pool),
+                await self._pools.arrived(pool),
+                await self._control.held_s(pool) > 0,
+                self._marked.get(pool),
+            )
+            known = self._plans.get(pool)
+            if known is None and now - self._unknown_since.setdefault(pool, now) < _ADOPT_S:
+                return
+            scaler = self._scalers.get(pool)
+            if scaler is None:
+                scaler = self._scalers[pool] = PoolScaler(policy, known)
+            plan, moves, found[pool] = scaler.look(seen, now)
+            if plan != written:
+                if changed := plan.reason != (known.reason if known else ""):
+                    plan = msgspec.structs.replace(plan, at_us=self._clock.now_us())
+                    scaler.plan = plan
+                if not await self._control.decree(self._name, self._term, pool, plan):
+                    log.warning("controller %s leads no more", self._name)
+                    self._term = 0
+                    return
+                self._plans[pool] = plan
+                if changed:
+                    self._tell(pool, plan)
+            await self._move(pool, moves)
+            if plan.victim is None:
+                self._marked.pop(pool, None)
+            elif self._marked.get(pool) != plan.victim and await self._marker.mark(pool, plan.victim):
+                self._marked[pool] = plan.victim
+
+    async def _move(self, pool: str, moves: Moves) -> None:
+        for replica in moves.promote:
+            if await self._pools.desire(pool, replica, "ready"):
+                log.info("replica %s of pool %s is to take requests", replica, pool)
+        if moves.rest is not None and await self._pools.desire(pool, moves.rest, "warm"):
+            log.info("replica %s of pool %s is to rest", moves.rest, pool)
+
+    def _tell(self, pool: str, plan: PoolPlan) -> None:
+        log.info("pool %s: %s", pool, plan.reason)
+        self._sink.emit(
+            FleetEvent(
+                id=f"{self._name}:scale:{pool}:{plan.at_us}",
+                at_us=plan.at_us,
+                what="scale",
+                source=self._name,
+                pool=pool,
+                replica=plan.victim or plan.resting or "",
+                state=f"{plan.ready} ready, {plan.warm} warm, {plan.pods} in all",
+                reason=plan.reason,
+                figures=plan.figures,
+            )
+        )
