@@ -332,8 +332,8 @@ class Edge:
     async def _models(self, request: Request, send: Send) -> None:
         who = self._who(request)
         data = [
-            {"id": model, "object": "model", "created": 0, "owned_by": replica.pool, "simulated": replica.simulated}
-            for model, replica in sorted(self.gateway.directory.models().items())
+            {"id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated}
+            for model, served in sorted(self.gateway.directory.models().items())
             if who.models is None or model in who.models
         ]
         await request.json(200, {"object": "list", "data": data})

@@ -50,7 +50,7 @@ class CollectOutlet:
     def rise(self, epoch: str, head: int) -> None:
         pass
 
-    def waits(self, position: int, of: int) -> None:
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
         pass
 
     def end(self, status: Status) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
+from stream_fabric.plans import PoolPlan
 from stream_fabric.prefix import PrefixView
 from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo
 
@@ -23,6 +24,13 @@ _REFRESH_S = 1.0
 _USED_S = 60.0
 
 
+class Served(NamedTuple):
+    """A model that can be asked for."""
+
+    pool: str
+    simulated: bool
+
+
 class Estimates(NamedTuple):
     """What requests of a pool are usually like."""
 
@@ -30,11 +38,17 @@ class Estimates(NamedTuple):
     output_tokens: float
 
 
+_UNKNOWN = Estimates(4.0, 256.0)
+
+
 class Directory:
     """Replicas by model."""
 
-    def __init__(self, pools: RedisPools) -> None:
+    def __init__(self, pools: RedisPools, plans: Callable[[], Awaitable[Mapping[str, PoolPlan]]]) -> None:
+        """``plans``: reads those of the declared pools."""
         self._pools = pools
+        self._read_plans = plans
+        self._plans: Mapping[str, PoolPlan] = {}
         self._by_pool: dict[str, list[ReplicaInfo]] = {}
         self._seen_models: dict[str, str] = {}
         self._views: dict[ReplicaId, PrefixView] = {}
@@ -52,6 +66,7 @@ class Directory:
     async def refresh(self) -> None:
         async with self._refreshed:
             self._by_pool = {pool: await self._pools.replicas(pool) for pool in await self._pools.pools()}
+            self._plans = await self._read_plans()
             for pool, replicas in self._by_pool.items():
                 for replica in replicas:
                     for model in replica.models:
@@ -71,9 +86,12 @@ class Directory:
                 views[info.replica] = view
         self._views = views
 
-    def models(self) -> dict[str, ReplicaInfo]:
-        """Models that a live replica serves, each with one of its replicas."""
-        return {model: r for replicas in self._by_pool.values() for r in replicas for model in r.models}
+    def models(self) -> dict[str, Served]:
+        """Models that a live replica serves, and those of pools that are declared and have none at the moment."""
+        declared = {model: Served(pool, False) for pool, plan in self._plans.items() for model in plan.models}
+        return declared | {
+            model: Served(pool, r.simulated) for pool, rs in self._by_pool.items() for r in rs for model in r.models
+        }
 
     async def pool_of(self, model: str) -> str:
         """The pool that serves a model. Raises ModelNotFound or NoReplica."""
@@ -98,19 +116,28 @@ class Directory:
             await self._refresh_views()
 
     def _pool_of(self, model: str) -> str | None:
-        return next((pool for pool, rs in self._by_pool.items() if any(model in r.models for r in rs)), None)
+        live = next((pool for pool, rs in self._by_pool.items() if any(model in r.models for r in rs)), None)
+        return live or next((pool for pool, plan in self._plans.items() if model in plan.models), None)
 
     def _replicas(self, pool: str) -> list[ReplicaInfo]:
-        """Raises NoReplica: since the pool was found its last replica may have gone."""
-        replicas = self._by_pool.get(pool)
-        if not replicas:
+        """Empty where one is to come. Raises NoReplica: since the pool was found its last replica may have gone."""
+        replicas = self._by_pool.get(pool) or []
+        if not replicas and pool not in self._plans:
             raise NoReplica(f"no replica is left in pool {pool!r}", retry_after_s=2)
         return replicas
+
+    def warming(self, pool: str) -> PoolPlan | None:
+        """The plan of a declared pool of which no replica takes requests yet: who asks waits for a cold start."""
+        ready = any(info.state == "ready" for info in self._by_pool.get(pool) or ())
+        return None if ready else self._plans.get(pool)
 
     def estimates(self, pool: str) -> Estimates:
         """Raises NoReplica."""
         replicas = self._replicas(pool)
         count = len(replicas)
+        if not count:
+            usual = self._plans[pool].usual
+            return Estimates(usual.bytes_per_token, usual.output_tokens) if usual else _UNKNOWN
         return Estimates(
             sum(r.bytes_per_token for r in replicas) / count, sum(r.output_tokens_mean for r in replicas) / count
         )

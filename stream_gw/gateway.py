@@ -115,7 +115,7 @@ class Gateway:
         self._index = index
         self.directory = directory
         self.draining = False
-        self.lines = Lines(pools)
+        self.lines = Lines(pools, directory)
         self._cancelled: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_CANCELS_KEPT)
         hub.on_return = self._cancel_again
 
@@ -267,7 +267,7 @@ class Gateway:
         calls: list[Awaitable[Any]] = [
             self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name, work.request.model),
             self._pools.place(
-                pool, work, candidates, wait_s=wait_s(work, self.settings.queue_wait_s), jitter=random.random()
+                pool, work, candidates, wait_s=wait_s(work, self._wait_s_max(pool)), jitter=random.random()
             ),
         ]
         if user is not None:
@@ -296,6 +296,11 @@ class Gateway:
             self.directory.sent(placed.replica, hashes)
         else:
             self.lines.add(pool, subscription)
+
+    def _wait_s_max(self, pool: str) -> float:
+        """For a replica that has yet to start who asks may wait twice as long as that usually takes."""
+        warming = self.directory.warming(pool)
+        return max(self.settings.queue_wait_s, 2 * warming.cold_start_s if warming else 0.0)
 
     async def _withdraw(self, stream: StreamId, error: StreamGwError) -> None:
         await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))

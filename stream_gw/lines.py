@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.pool import RedisPools
+from stream_gw.directory import Directory
 from stream_gw.hub import Subscription
 
 log = logging.getLogger(__name__)
@@ -16,8 +18,9 @@ _ASKED_MAX = 1000
 
 
 class Lines:
-    def __init__(self, pools: RedisPools) -> None:
+    def __init__(self, pools: RedisPools, directory: Directory) -> None:
         self._pools = pools
+        self._directory = directory
         self._by_pool: dict[str, list[Subscription]] = {}
 
     def add(self, pool: str, subscription: Subscription) -> None:
@@ -42,7 +45,16 @@ class Lines:
             except FabricUnavailable:
                 self._by_pool.setdefault(pool, []).extend(waiting[start:])  # they wait on, and are told later
                 raise
+            warming_s = self._warming_s(pool)
             for sub, position in zip(some, positions, strict=True):
                 if position and sub in sub.local.subs:
-                    sub.outlet.waits(position, of)
+                    sub.outlet.waits(position, of, warming_s)
                     self.add(pool, sub)
+
+    def _warming_s(self, pool: str) -> float | None:
+        """None: there are replicas, and who waits waits for room."""
+        plan = self._directory.warming(pool)
+        if plan is None:
+            return None
+        left_s = plan.cold_start_s - (time.time() - plan.at_us / 1e6)
+        return min(max(left_s, 1.0), plan.cold_start_s)  # clocks differ, and a start may take longer than usual

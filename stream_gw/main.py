@@ -17,6 +17,7 @@ from stream_fabric.errors import Draining
 from stream_fabric.ids import GatewayId
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pool import RedisPools
 from stream_fabric.redis.reaper import Reaper
@@ -82,7 +83,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         async with open_sink(settings, client, metrics.registry) as sink, asyncio.TaskGroup() as tasks:
             streams = RedisStreamLog(client, partitions)
             pools = RedisPools(client, settings.queue_max)
-            directory = Directory(pools)
+            directory = Directory(pools, RedisControl(client).plans)
             hub = Hub(name, streams, directory, tasks)
             if partitions.new:
                 hub.unsettle()

@@ -28,8 +28,9 @@ class Outlet(Protocol):
     def rise(self, epoch: str, head: int) -> None:
         """Another producer took over."""
 
-    def waits(self, position: int, of: int) -> None:
-        """The stream stands in its pool's queue, first is 1; told each second to whoever can be told."""
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
+        """The stream stands in its pool's queue, first is 1; told each second to whoever can be told. ``warming_s``: no
+        replica takes requests yet, and one is expected to in so long."""
 
     def end(self, status: Status) -> None:
         """The terminal has been written."""

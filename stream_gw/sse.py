@@ -78,10 +78,11 @@ class SseOutlet:
     def rise(self, epoch: str, head: int) -> None:
         pass  # the id lines carry the epoch
 
-    def waits(self, position: int, of: int) -> None:
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
         if self._early is None and not self.full and not self._connection.transport.is_closing():
             self._silent = False
-            self._write(_chunk(b": queued %d of %d\n" % (position, of)))
+            warming = b"" if warming_s is None else b", warming up, about %d s" % warming_s
+            self._write(_chunk(b": queued %d of %d%b\n" % (position, of, warming)))
 
     def end(self, status: Status) -> None:
         if not self.done.done():

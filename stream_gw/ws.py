@@ -207,9 +207,12 @@ class Channel:
         if self._early is None:
             self.ok(epoch, head, "live")
 
-    def waits(self, position: int, of: int) -> None:
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
         if self.tells_queue:
-            self._send(_encode({"t": "queued", "ch": self.number, "position": position, "of": of}))
+            message = {"t": "queued", "ch": self.number, "position": position, "of": of}
+            if warming_s is not None:
+                message["warming_s"] = round(warming_s)
+            self._send(_encode(message))
 
     def end(self, status: Status) -> None:
         message: dict[str, Any] = {"t": "end", "ch": self.number, "s": self.seq, "status": status}

@@ -255,6 +255,8 @@ class RedisPools:
         code, value, reason, packed = await script("place")(self._client, _slot(pool), [_prefix(pool)], args)
         if code == 2:
             return Refused(value)
+        if code == 1 and not candidates:  # it may never have had a replica, and who waits in it is to be looked after
+            await self._client.execute(slot_of("pools"), "SADD", _POOLS, pool)
         scored = tuple(
             Scored(candidate.replica, score_ms, matched, in_flight, load_ms, _BARRED[barred])
             for candidate, (score_ms, matched, in_flight, load_ms, barred) in zip(

@@ -388,3 +388,50 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
             assert await asyncio.gather(*more) == [200] * 40
         finally:
             await client.close()
+
+
+async def test_a_pool_without_a_replica_is_a_waiting_room(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Who asks waits with an estimate, the pool is asked for a replica within seconds, and the first one that comes is
+    given what waits."""
+    declared = tmp_path / "pools.toml"
+    declared.write_text('[pool.idle]\nmodels = ["idle"]\nreplicas_min = 0\nreplicas_max = 4\ncold_start_s = 40\n')
+    env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}
+    with ExitStack() as stack:
+
+        async def start(*flags: str) -> Process:
+            return stack.enter_context(await asyncio.to_thread(Process, *flags, **env))
+
+        await start("controller", "--pools-file", str(declared))
+        # A request may wait twice a cold start, however short the time is that requests wait for room
+        gateway = await start("gateway", "--port", "0", "--dev-key", "k", "--queue-wait-s", "1")
+        gate = Gate(gateway.facts["url"], gateway.pid, "k")
+        client = RedisClient(redis_server.url)
+        await client.start()
+        control, pools = RedisControl(client), RedisPools(client)
+        try:
+            plan = await until(control, "idle", lambda plan: True, "a plan")
+            assert (plan.ready, plan.pods) == (0, 0)
+
+            async def listed() -> bool:
+                return "idle" in [model["id"] for model in (await gate.ask("GET", "/v1/models")).json["data"]]
+
+            await eventually(listed, "the gateway to have read it", 10)
+            loop = asyncio.get_running_loop()
+            asked_at = loop.time()
+            async with gate.create(chat(20, model="idle")) as exchange:
+                assert exchange.status == 200, exchange.status
+                plan = await until(control, "idle", lambda plan: plan.pods == 1, "a replica to be asked for")
+                print(f"asked for {(loop.time() - asked_at) * 1000:.0f} ms after the request")
+                assert loop.time() - asked_at < 5
+                said = b""
+                while b"warming up" not in said:
+                    said += await exchange.piece()
+                assert b": queued 1 of 1, warming up, about " in said
+                await asyncio.sleep(2)  # longer than requests wait for room
+                assert await pools.waiting("idle")
+                await start("agent", "--replica", "first", "--pool", "idle", "--sim", "model=idle,itl_ms=5")
+                rest = await exchange.rest(30)
+                *chunks, done = [one for one in events(said + rest) if one.data]
+            assert done.data == DONE and tokens_of_chunks(chunk.json for chunk in chunks) == 20
+        finally:
+            await client.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stream_fabric.errors import NoReplica
+from stream_fabric.errors import ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId
+from stream_fabric.plans import PoolPlan, Usual
 from stream_fabric.ports import EngineLoad
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo
 from stream_gw.directory import Directory
@@ -16,6 +17,10 @@ class Pools(RedisPools):
 
     def __init__(self) -> None:
         self.names = ["p"]
+        self.planned: dict[str, PoolPlan] = {}
+
+    async def plans(self) -> dict[str, PoolPlan]:
+        return self.planned
 
     async def pools(self) -> list[str]:
         return self.names
@@ -29,7 +34,7 @@ class Pools(RedisPools):
 
 async def test_a_pool_that_is_lost_after_it_was_found_has_no_replica() -> None:
     pools = Pools()
-    directory = Directory(pools)
+    directory = Directory(pools, pools.plans)
     pool = await directory.pool_of("m")
     assert directory.candidates(pool, "m", [])
     pools.names = []
@@ -38,3 +43,23 @@ async def test_a_pool_that_is_lost_after_it_was_found_has_no_replica() -> None:
         directory.estimates(pool)
     with pytest.raises(NoReplica):
         directory.candidates(pool, "m", [])
+
+
+async def test_a_declared_pool_is_served_while_it_has_no_replica() -> None:
+    pools = Pools()
+    pools.names = []
+    pools.planned = {"p": PoolPlan(0, 0, 0, models=("m", "lora"), cold_start_s=300)}
+    directory = Directory(pools, pools.plans)
+    assert await directory.pool_of("lora") == "p"
+    assert directory.candidates("p", "m", []) == [] and directory.estimates("p").output_tokens == 256
+    assert directory.warming("p") == pools.planned["p"]
+    assert {model: served.pool for model, served in directory.models().items()} == {"m": "p", "lora": "p"}
+    pools.planned = {"p": PoolPlan(1, 0, 1, models=("m",), usual=Usual(8, 1000, 100, 99, 3))}
+    pools.names = ["p"]
+    await directory.refresh()
+    assert directory.warming("p") is None, "one is ready"
+    with pytest.raises(ModelNotFound):
+        await directory.pool_of("other")
+    pools.names = []
+    await directory.refresh()
+    assert directory.estimates("p") == (3, 99), "as it was when it had one"

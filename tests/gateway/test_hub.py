@@ -17,6 +17,7 @@ from stream_fabric.ids import GatewayId, ReplicaId, TenantId
 from stream_fabric.placement import Queued
 from stream_fabric.reader import Gap, Reset
 from stream_fabric.redis.client import Address, Partitions, RedisClient
+from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pool import Candidate, RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_gw import hub as hub_module
@@ -48,7 +49,7 @@ class Reading:
 
     def rise(self, epoch: str, head: int) -> None: ...
 
-    def waits(self, position: int, of: int) -> None:
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
         self.places.append((position, of))
 
     def end(self, status: Status) -> None: ...
@@ -81,14 +82,14 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         await pools.report(info, ttl_s=FAR_S, running={})
         placed = await pools.place(info.pool, work_of(asked), [Candidate(ReplicaId("a"), 0)], wait_s=60, jitter=0)
         assert isinstance(placed, Queued)
-        directory = Directory(pools)
+        directory = Directory(pools, RedisControl(linked).plans)
         await directory.refresh()
         hub = Hub(GatewayId("g"), log, directory, tasks)
         tenant, epoch = TenantId("acme"), Epoch(1, "aa")
         outlet = Reading()
         subscription = hub.follow_new(hub.expect(asked.stream, tenant, epoch), outlet)
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
-        lines = Lines(pools)
+        lines = Lines(pools, directory)
         lines.add(info.pool, subscription)
         yield World(hub, lines, outlet, proxy)
         subscription.close()

@@ -148,7 +148,7 @@ class Reading:
     def rise(self, epoch: str, head: int) -> None:
         require(head >= self._seq, f"4: a new epoch begins after {head} for a reader at {self._seq}")
 
-    def waits(self, position: int, of: int) -> None:
+    def waits(self, position: int, of: int, warming_s: float | None) -> None:
         require(0 < position <= of, f"7: place {position} of {of} in line")
 
     def end(self, status: Status) -> None:

@@ -13,6 +13,7 @@ from inference.agent.lease import LeasePolicy
 from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId
+from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.reaper import Reaper
@@ -35,6 +36,11 @@ MODEL = "m"
 POOL = "m"
 _ANYBODY = Authenticator(TomlKeyStore({}), bytes(16))
 SETTINGS = GatewaySettings.model_construct(queue_wait_s=8.0, plain_grace_s=2.0, kept_grace_s=6.0)
+
+
+async def _no_plans() -> dict[str, PoolPlan]:
+    """Nobody has declared a pool."""
+    return {}
 
 
 class Host:
@@ -94,7 +100,7 @@ class GatewayHost(Host):
         async with asyncio.TaskGroup() as tasks:
             name = GatewayId(self.name)
             streams, pools = StreamDoor(self.link, PARTITIONS), PoolsDoor(self.link)
-            directory = Directory(pools)  # type: ignore[arg-type]
+            directory = Directory(pools, _no_plans)  # type: ignore[arg-type]
             hub = Hub(name, streams, directory, tasks)  # type: ignore[arg-type]
             subscriber = self.subscriber(hub.receive, hub.resubscribed)
             hub.subscriber = subscriber  # type: ignore[assignment]
