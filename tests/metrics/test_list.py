@@ -258,16 +258,17 @@ NONE_WAIT = [Line(0, 0.0, 0, 0)] * 3
 
 def test_a_pools_backlog_is_what_runs_and_what_waits() -> None:
     both = [replica(), replica()]
-    assert need(both, NONE_WAIT, usual_of(both)) == (16, 0, 0.5, 2.0, 1.6)
+    assert need(both, NONE_WAIT, usual_of(both)) == (16, 0, 0.0, 0.5, 2.0, 1.6)
     lines = [Line(4, 1.0, 2000, 400), *NONE_WAIT[1:]]
     found = need(both, lines, usual_of(both))
-    assert found.backlog_s == pytest.approx(0.5 + 2000 / 2000 + 400 / 200)
+    assert found.waits_s == pytest.approx(2000 / 1000 + 400 / 100)
+    assert found.backlog_s == pytest.approx(0.5 + found.waits_s / 2)
     assert found.to_free_s == pytest.approx(found.backlog_s + 1.5) and found.busy == 2.0
 
 
 def test_a_pool_without_a_replica_has_a_backlog_still() -> None:
-    assert need([], [Line(2, 9.0, 100, 50), *NONE_WAIT[1:]], None) == (0, 2, 150.0, 150.0, 2.0)
-    assert need([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0)
+    assert need([], [Line(2, 9.0, 100, 50), *NONE_WAIT[1:]], None) == (0, 2, 150.0, 150.0, 150.0, 2.0)
+    assert need([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_controller_forgets_a_pool_that_is_gone_and_counts_the_dead() -> None:
