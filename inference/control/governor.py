@@ -12,13 +12,13 @@ import contextlib
 import logging
 import random
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from inference.control.metrics import ControllerMetrics
+from inference.control.pods import Marker
 from inference.control.scaling import Figures, Moves, PoolScaler, ScalePolicy, Seen
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import FleetEvent
@@ -39,20 +39,6 @@ _ADOPT_S = 10.0
 """A pool of which no plan is known is looked at for so long: after a loss of everything its replicas come back."""
 _AT_ONCE = 32
 _LEAVE_S = 1.0
-
-
-class Marker(Protocol):
-    """Tells whoever ends replicas which one may go."""
-
-    async def mark(self, pool: str, victim: ReplicaId) -> bool:
-        """Whether it knows. Called again until it does."""
-
-
-class NoMarker:
-    """Nobody ends replicas but people."""
-
-    async def mark(self, pool: str, victim: ReplicaId) -> bool:
-        return True
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,22 +87,32 @@ class Governor:
         self._plans: dict[str, PoolPlan] = {}
         """As last read or written; kept when Redis has lost them."""
         self._unknown_since: dict[str, float] = {}
-        self._marked: dict[str, ReplicaId] = {}
+        self._marked: Set[ReplicaId] = frozenset()
         self._busy = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self) -> None:
+        marking = asyncio.create_task(self._mark(), name="marker")
         try:
-            while True:
+            while not marking.done():
                 try:
                     await self.look()
                 except* (FabricUnavailable, ReplyError) as failed:
                     self._metrics.receive_failure()
                     log.warning("the pools cannot be planned: %s", failed.exceptions[0])
                 await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.9, 1.0))
+            await marking  # its failure is ours
         finally:
+            marking.cancel()
             with contextlib.suppress(FabricUnavailable, ReplyError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._control.leave(self._name)
+
+    async def _mark(self) -> None:
+        """Beside the looks: it may take longer than a term."""
+        while True:
+            if self._term:
+                self._marked = await self._marker.settle({p.victim for p in self._plans.values() if p.victim})
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
         """Lead if nobody does; then plan every declared pool, or read what the leader has planned."""
@@ -125,7 +121,8 @@ class Governor:
         if term != self._term:
             self._scalers.clear()
             self._unknown_since.clear()
-            self._marked.clear()
+            self._marked = frozenset()
+            self._marker.forget()
             self._term = term
             if term:
                 log.info("controller %s leads, term %d", self._name, term)
@@ -149,14 +146,14 @@ class Governor:
     ) -> None:
         async with self._busy:
             now = asyncio.get_running_loop().time()
+            known = self._plans.get(pool)
             seen = Seen(
                 await self._pools.replicas(pool),
                 await self._pools.lines(pool),
                 await self._pools.arrived(pool),
                 await self._control.held_s(pool) > 0,
-                self._marked.get(pool),
+                next((victim for victim in self._marked if known and victim == known.victim), None),
             )
-            known = self._plans.get(pool)
             if known is None and now - self._unknown_since.setdefault(pool, now) < _ADOPT_S:
                 return
             scaler = self._scalers.get(pool)
@@ -175,10 +172,6 @@ class Governor:
                 if changed:
                     self._tell(pool, plan)
             await self._move(pool, moves)
-            if plan.victim is None:
-                self._marked.pop(pool, None)
-            elif self._marked.get(pool) != plan.victim and await self._marker.mark(pool, plan.victim):
-                self._marked[pool] = plan.victim
 
     async def _move(self, pool: str, moves: Moves) -> None:
         for replica in moves.promote:

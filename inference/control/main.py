@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable
 
 import uvloop
 
-from inference.control.governor import Governor, NoMarker, load_policies
+from inference.control.governor import Governor, load_policies
 from inference.control.health import Health, HealthPolicy
 from inference.control.metrics import ControllerMetrics
+from inference.control.pods import NoMarker, PodMarker
 from inference.control.settings import ControllerSettings
 from stream_fabric.monitor import served
 from stream_fabric.redis.client import RedisClient
@@ -69,7 +70,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                     sink,
                     clock,
                     metrics,
-                    NoMarker(),
+                    PodMarker.in_cluster() if settings.pod_deletion_cost else NoMarker(),
                 )
                 running.append(tasks.create_task(governor.run(), name="governor"))
             if settings.drain_stuck:

@@ -11,6 +11,9 @@ from stream_fabric.settings import EmitSettings
 
 class ControllerSettings(EmitSettings):
     pools_file: Path | None = Field(None, description="TOML file that declares pools: what replicas each is to have")
+    pod_deletion_cost: bool = Field(
+        False, description="With pools_file, in Kubernetes: tell it which pod may go; needs to list and patch pods"
+    )
     drain_stuck: bool = Field(True, description="Drain a ready replica whose requests wait far longer than its peers'")
     stuck_ratio: float = Field(
         3.0,

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from inference.control import governor, scaling
-from inference.control.governor import Governor, NoMarker, load_policies
+from inference.control.governor import Governor, load_policies
 from inference.control.metrics import ControllerMetrics
+from inference.control.pods import NoMarker
 from inference.control.scaling import ScalePolicy
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.ids import ReplicaId
