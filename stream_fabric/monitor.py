@@ -1,20 +1,21 @@
-"""The small HTTP surface of a process that has no other: liveness and metrics, on loopback."""
+"""The small HTTP surface of a process that has no other: liveness and metrics."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
 
 @contextlib.asynccontextmanager
 async def served(
-    port: int, is_ready: Callable[[], bool], page: Callable[[], Awaitable[tuple[str, bytes]]]
+    host: str, port: int, is_ready: Callable[[], bool], page: Callable[[], Awaitable[tuple[str, bytes]]]
 ) -> AsyncIterator[str]:
     """Serve ``/healthz`` and ``/metrics`` on ``port``; 0: any free one. Gives the URL. ``page``: content type and body.
 
-    Raises OSError when the port is taken.
+    Raises OSError when the port is taken or the address is not this machine's.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -32,7 +33,13 @@ async def served(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, host, port).start()
+        yield url_of(runner.addresses[0])
     finally:
         await runner.cleanup()
+
+
+def url_of(address: tuple[Any, ...]) -> str:
+    """Of a socket's own address."""
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""The consumer's HTTP door on loopback: ``/healthz``, ``/metrics``, and, for who has its token, what others read a
+"""The consumer's HTTP door: ``/healthz``, ``/metrics``, and, for who has its token, what others read a
 ClickHouse by that lives inside this process: ``POST /query`` by a query's name, ``POST /sql`` an analyst's own, and
 ``GET /traces…``, which the gateways pass on to their operators."""
 
@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from stream_fabric.errors import BadRequest, Forbidden, NotFound, StreamGwError, Unauthenticated
+from stream_fabric.monitor import url_of
 from telemetry.ask import views
 from telemetry.ask.port import StoreAsk
 from telemetry.metrics import ConsumerMetrics
@@ -46,6 +47,7 @@ async def api(
     healthy: Callable[[], bool],
     token: str,
     port: int,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[str]:
     """Serve; gives the URL. Raises OSError when the port is taken."""
 
@@ -100,9 +102,8 @@ async def api(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, host, port).start()
+        yield url_of(runner.addresses[0])
     finally:
         await runner.cleanup()
 

@@ -93,7 +93,8 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
         async with _log(settings) as (source, dead_letters):
             consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s)
             token = settings.telemetry_token.get_secret_value()
-            async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, settings.telemetry_port) as url:
+            port, host = settings.telemetry_port, settings.telemetry_host
+            async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, port, host) as url:
 
                 def begun() -> None:
                     ready.set()

@@ -38,8 +38,9 @@ class TelemetrySettings(EventSettings):
         0,
         ge=0,
         le=65535,
-        description="Port of /query, /sql, /traces, /healthz and /metrics on loopback; 0: any free one",
+        description="Port of /query, /sql, /traces, /healthz and /metrics; 0: any free one",
     )
+    telemetry_host: str = Field("127.0.0.1", description="Address to listen on for them")
     telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token of who may ask; empty: nobody may")
 
     @field_validator("clickhouse")

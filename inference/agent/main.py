@@ -85,7 +85,8 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
             stops = chain([agent.drain], repeat(agent.hurry))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
-            async with monitor(agent, engine, settings.metrics_port, metrics) as url, asyncio.TaskGroup() as tasks:
+            door = monitor(agent, engine, settings.metrics_host, settings.metrics_port, metrics)
+            async with door as url, asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(agent.run())
                 ready = tasks.create_task(agent.ready.wait())
                 await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""An agent's own small HTTP surface, on loopback: liveness, and metrics of itself and of a simulated engine."""
+"""An agent's own small HTTP surface: liveness, and metrics of itself and of a simulated engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream_fabric.ports import Engine
 
 
 @contextlib.asynccontextmanager
-async def monitor(agent: Agent, engine: Engine, port: int, metrics: AgentMetrics) -> AsyncIterator[str]:
+async def monitor(agent: Agent, engine: Engine, host: str, port: int, metrics: AgentMetrics) -> AsyncIterator[str]:
     """Serve ``/healthz`` and ``/metrics`` on ``port``; -1: nothing. Gives the URL. Raises OSError when the port is
     taken."""
     if port < 0:
@@ -27,5 +27,5 @@ async def monitor(agent: Agent, engine: Engine, port: int, metrics: AgentMetrics
             engines = engine.metrics.render() if isinstance(engine, SimEngine) else ""
             return found.content_type, found.body + engines.encode()
 
-        async with served(port, agent.ready.is_set, page) as url:
+        async with served(host, port, agent.ready.is_set, page) as url:
             yield url

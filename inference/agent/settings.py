@@ -61,8 +61,9 @@ class AgentSettings(EmitSettings):
         description="What a token takes in the KV cache, for metrics in bytes: engines tell tokens; 0: unknown",
     )
     metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of /metrics and /healthz on loopback; 0: any free one, -1: none"
+        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free one, -1: none"
     )
+    metrics_host: str = Field("127.0.0.1", description="Address to listen on for them")
 
     @field_validator("lease_renew_s")
     @classmethod

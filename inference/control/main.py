@@ -30,11 +30,11 @@ from telemetry.emit import open_sink
 
 
 @contextlib.asynccontextmanager
-async def _monitor(port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
+async def _monitor(host: str, port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
     if port < 0:
         yield ""
         return
-    async with served(port, lambda: True, metrics.scraped) as url:
+    async with served(host, port, lambda: True, metrics.scraped) as url:
         yield url
 
 
@@ -76,7 +76,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             if settings.drain_stuck:
                 health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio), metrics.receive_stuck)
                 running.append(tasks.create_task(health.run(), name="health"))
-            async with _monitor(settings.metrics_port, metrics) as url:
+            async with _monitor(settings.metrics_host, settings.metrics_port, metrics) as url:
                 if url:
                     running.append(tasks.create_task(metrics.watch(pools), name="metrics"))
                 on_ready(url)

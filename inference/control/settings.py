@@ -22,5 +22,6 @@ class ControllerSettings(EmitSettings):
         description="Far longer: a 99th percentile of queue time so many times the pool's median, and over a second",
     )
     metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of /metrics and /healthz on loopback; 0: any free one, -1: none"
+        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free one, -1: none"
     )
+    metrics_host: str = Field("127.0.0.1", description="Address to listen on for them")

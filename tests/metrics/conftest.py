@@ -13,8 +13,22 @@ import pytest
 from tests.gateway.processes import Process, Running, running
 from tests.gateway.wire import Gate, chat
 from tests.support.clickhouse import ClickHouseFront
+from tests.support.kube import HOME
+from tests.support.redis import find_binary
 
 KV_BYTES = 131_072
+VERSIONS = ("installed", "3")
+"""Of Prometheus: the one on the PATH, Debian's 2; and what ``make kube`` builds."""
+
+
+def of_version(name: str, version: str) -> str:
+    """Skips the test where there is none, or fails it where ``CI`` is set and it should have been installed."""
+    if version == "installed":
+        return find_binary(name)
+    built = HOME / "bin" / name
+    if not built.exists():
+        pytest.skip(f"needs {built}; run: make kube")
+    return str(built)
 
 
 @dataclass(frozen=True)

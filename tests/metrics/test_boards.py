@@ -19,8 +19,8 @@ import pytest
 
 from dashboards import boards, rules
 from dashboards.build import Board, Panel, Sql
-from tests.metrics.conftest import Observed, some_load
-from tests.support.redis import find_binary, free_port, wait_for
+from tests.metrics.conftest import VERSIONS, Observed, of_version, some_load
+from tests.support.redis import free_port, wait_for
 
 ROUNDS = 12
 
@@ -71,9 +71,9 @@ class Prometheus:
         self._folder.cleanup()
 
 
-@pytest.fixture(scope="module")
-def prometheus(observed: Observed) -> Iterator[Prometheus]:
-    server = Prometheus(find_binary("prometheus"), observed.targets())
+@pytest.fixture(scope="module", params=VERSIONS)
+def prometheus(request: pytest.FixtureRequest, observed: Observed) -> Iterator[Prometheus]:
+    server = Prometheus(of_version("prometheus", request.param), observed.targets())
     try:
         wait_for(server.ready, "Prometheus to be ready", timeout_s=60)
         yield server

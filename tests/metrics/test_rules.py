@@ -12,7 +12,7 @@ from dashboards import boards, rules
 from dashboards.build import Sql
 from dashboards.objectives import OBJECTIVES, WINDOWS, error_ratio
 from stream_fabric.metrics import METRICS
-from tests.support.redis import find_binary
+from tests.metrics.conftest import VERSIONS, of_version
 
 ROOT = Path(__file__).parents[2]
 OURS = {name for metric in METRICS.values() for name in metric.series}
@@ -64,8 +64,9 @@ def test_every_alert_has_its_section_in_the_runbook() -> None:
     assert {alert.anchor for alert in rules.ALERTS} == {anchor for anchor in anchors if anchor.startswith("alert-")}
 
 
-def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should() -> None:
-    promtool = find_binary("promtool")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should(version: str) -> None:
+    promtool = of_version("promtool", version)
     files = [str(rules.FOLDER / name) for name in ("recording.yaml", "alerts.yaml")]
     for command in (["check", "rules", *files], ["test", "rules", str(rules.FOLDER / "tests.yaml")]):
         done = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=110)

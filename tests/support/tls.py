@@ -38,11 +38,12 @@ class Authority:
     def ca(self) -> Path:
         return self._own.cert
 
-    def issue(self, name: str, extension: str = "") -> Certificate:
+    def issue(self, name: str, extension: str = "", subject: str = "") -> Certificate:
+        """``subject``: as ``/O=group/CN=user``; else the name."""
         issued = Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.cnf"
         extensions.write_text(f"authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n{extension}\n")
-        self._run("req", "-new", *self._new(issued, name), "-out", request)
+        self._run("req", "-new", *self._new(issued, name, subject), "-out", request)
         self._run(
             "x509", "-req", "-in", request, "-CA", self._own.cert, "-CAkey", self._own.key, "-CAcreateserial",
             "-out", issued.cert, "-days", "2", "-extfile", extensions,
@@ -53,9 +54,9 @@ class Authority:
         self._run("ec", "-in", key, "-aes256", "-passout", f"pass:{passphrase}", "-out", to)
 
     @staticmethod
-    def _new(to: Certificate, name: str) -> list[str]:
+    def _new(to: Certificate, name: str, subject: str = "") -> list[str]:
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(to.key)]
-        return [*key, "-subj", f"/CN={name}"]
+        return [*key, "-subj", subject or f"/CN={name}"]
 
     def _run(self, *args: str | Path) -> None:
         subprocess.run([self._openssl, *args], check=True, capture_output=True, timeout=30)

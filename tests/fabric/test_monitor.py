@@ -1,0 +1,30 @@
+"""The small HTTP surface listens where it is told, and nowhere else."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from stream_fabric.monitor import served, url_of
+
+
+async def _page() -> tuple[str, bytes]:
+    return "text/plain", b"streams 1\n"
+
+
+async def test_it_listens_on_the_address_that_it_is_told_alone() -> None:
+    ready = False
+    async with served("127.0.0.2", 0, lambda: ready, _page) as url, aiohttp.ClientSession() as session:
+        assert url.startswith("http://127.0.0.2:")
+        async with session.get(f"{url}/metrics") as answer:
+            assert (answer.status, await answer.text()) == (200, "streams 1\n")
+        for now, status in ((False, 503), (True, 200)):
+            ready = now
+            async with session.get(f"{url}/healthz") as answer:
+                assert answer.status == status
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(url.replace("127.0.0.2", "127.0.0.1"))
+
+
+def test_an_ipv6_address_makes_a_url() -> None:
+    assert url_of(("::1", 9465, 0, 0)) == "http://[::1]:9465"

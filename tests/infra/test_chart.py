@@ -1,0 +1,435 @@
+"""The chart: its objects are valid ones, its pods are locked up, and all that it tells our processes is real."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from dashboards import boards, rules
+from inference.agent.settings import AgentSettings
+from inference.control.settings import ControllerSettings
+from stream_fabric.limits import EVENTS_CLOSE_S_MAX, LEASE_TTL_S, SPANS_CLOSE_S_MAX, VLLM_TERM_S_MAX
+from stream_fabric.metrics import METRICS
+from stream_fabric.settings import FabricSettings
+from stream_gw.cli import main
+from stream_gw.settings import GatewaySettings
+from telemetry.settings import TelemetrySettings
+from tests.infra import schemas
+from tests.infra.chart import (
+    CASES,
+    CHART,
+    KUBERNETES,
+    Object,
+    component,
+    environment,
+    helm,
+    objects,
+    of_kind,
+    selects,
+    template,
+    values,
+    workloads,
+)
+from tests.support.kube import HOME, tool
+
+ROLES: dict[str, type[FabricSettings]] = {
+    "gateway": GatewaySettings,
+    "agent": AgentSettings,
+    "controller": ControllerSettings,
+    "telemetry": TelemetrySettings,
+}
+OURS = tuple(ROLES)
+SECRET = {
+    "STREAM_GW_REDIS_URL": "redis://:secret@redis:6379/0",
+    "STREAM_GW_CLICKHOUSE": "http://user:secret@clickhouse:8123/stream_gw",
+    "STREAM_GW_KAFKA_USER": "user",
+    "STREAM_GW_KAFKA_PASSWORD": "secret",
+    "STREAM_GW_TELEMETRY_TOKEN": "secret",
+    "STREAM_GW_TOKEN_SECRET": "a secret of sixteen",
+    "STREAM_GW_GATEWAY": "llm-stream-gw-gateway-7c9d8b6f5-x2x4z",
+    "STREAM_GW_REPLICA": "llm-stream-gw-pool-qwen3-8b-7c9d8b6f5-x2x4z",
+}
+"""What pods get from Secrets, or of themselves, in place of the chart's values."""
+
+
+@pytest.fixture(scope="session")
+def schema_location(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tool("kubeconform")
+    return schemas.write(HOME / "share", tmp_path_factory.mktemp("schemas"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_finds_nothing_to_say(case: str) -> None:
+    done = helm("lint", "--strict", str(CHART), "-f", values(case), "--kube-version", KUBERNETES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def conform(location: str, text: str) -> subprocess.CompletedProcess[str]:
+    flags = ("-strict", "-schema-location", location, "-kubernetes-version", KUBERNETES, "-output", "json", "-summary")
+    return subprocess.run([tool("kubeconform"), *flags], input=text, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_one_that_kubernetes_and_keda_describe(schema_location: str, case: str) -> None:
+    done = conform(schema_location, template(case))
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)["summary"]
+    assert summary["skipped"] == 0
+    assert summary["valid"] == len(objects(case)) > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("Deployment", {"spec": {"replica": 1}}, "replica"),
+        ("Deployment", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": "soon"}}}}, "integer"),
+        ("ScaledObject", {"spec": {"fallback": {"behavior": "hope"}}}, "behavior"),
+        ("ScaledObject", {"spec": {"maxReplicaCount": "many"}}, "maxReplicaCount"),
+        ("ServiceMonitor", {"spec": {"endpoints": [{"port": "http", "every": "1s"}]}}, "every"),
+    ],
+)
+def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: Object, says: str) -> None:
+    one = of_kind(objects("production"), kind)[0]
+    assert conform(schema_location, json.dumps(one)).returncode == 0
+
+    def put(into: Object, what: Object) -> None:
+        for name, value in what.items():
+            if isinstance(value, dict) and isinstance(into.get(name), dict):
+                put(into[name], value)
+            else:
+                into[name] = value
+
+    put(one, change)
+    done = conform(schema_location, json.dumps(one))
+    assert done.returncode != 0 and says in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["gateway.replica=3"], "replica"),
+        (["partitions=0"], "partitions"),
+        (["events.by=pigeon"], "'kafka'"),
+        (["image.tag=latest"], "tag"),
+        (["image.digest=sha256:short"], "digest"),
+        (["gateway.settings.TOKEN_SECRET=abc"], "TOKEN_SECRET"),
+        (["gateway.settings.queue=1"], "queue"),
+        (["gateway.autoscaling.min=0"], "min"),
+        (["poolDefaults.engine=magic"], "'vllm'"),
+        (["autoscaling.matchers=namespace=llm"], "matchers"),
+        (["autoscaling.prometheus=http://user:password@prometheus"], "prometheus"),
+        (["ingress.paths={/metrics}"], "paths"),
+        (["networkPolicy.prometheusFrom={}"], "prometheusFrom"),
+        (["redis.secret.name="], "redis.secret.name"),
+        (["gateway.secrets.keys.name="], "gateway.secrets.keys.name"),
+        (["clickhouse.secret.name="], "clickhouse.secret.name"),
+        (["kafka.secret.name="], "kafka.secret.name"),
+        (["kafka.servers="], "kafka.servers"),
+        (["pools[0].name=Qwen/Qwen3"], "name"),
+        (["pools[0].model="], "needs a model"),
+        (["poolDefaults.longestStreamSeconds=4000"], "longestStreamSeconds"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
+    sets = [word for flag in flags for word in ("--set", flag)]
+    done = helm("template", "llm", str(CHART), "-f", values("production"), "--kube-version", KUBERNETES, *sets)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+# --- what our processes are told ---------------------------------------------------------------------------------
+
+
+def ours(case: str) -> list[tuple[str, Object]]:
+    return [(name, pod) for name, pod in workloads(objects(case)) if component(pod) in OURS]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variable_is_a_setting_and_every_value_is_taken(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, pod in ours(case):
+        role = ROLES[component(pod)]
+        given = {key: value for key, value in environment(pod).items() if key.startswith("STREAM_GW_")}
+        known = {f"STREAM_GW_{field.upper()}" for field in role.model_fields}
+        assert not given.keys() - known, name
+        assert {key for key, value in given.items() if value is None} <= SECRET.keys(), name
+        with monkeypatch.context() as patch:
+            for key, value in given.items():
+                patch.setenv(key, SECRET[key] if value is None else value)
+            role()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_command_is_a_role_and_its_flags(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, pod in ours(case):
+        container = pod["spec"]["containers"][0]
+        assert container["command"] == ["stream-gw"], name
+        role, *rest = container["args"]
+        assert role == component(pod), name
+        assert not rest or (role == "agent" and rest[0] == "--" and len(rest) > 1), name
+        with pytest.raises(SystemExit) as ended:
+            main([role, "--help"])
+        assert ended.value.code == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_secret_is_told_but_by_secrets(case: str) -> None:
+    found = objects(case)
+    hidden = {
+        f"STREAM_GW_{name.upper()}"
+        for role in ROLES.values()
+        for name, field in role.model_fields.items()
+        if field.annotation is SecretStr or name == "clickhouse"
+    }
+    for name, pod in workloads(found):
+        told = environment(pod)
+        assert not [key for key in hidden & told.keys() if told[key] is not None], name
+        assert "@" not in str(told.get("STREAM_GW_REDIS_URL") or ""), name
+    for one in of_kind(found, "ConfigMap"):
+        assert one["data"].keys() == {path.name for path in boards.FOLDER.glob("*.json")}
+
+
+def test_a_pools_flags_reach_vllm_as_they_were_written() -> None:
+    args = [pod["spec"]["containers"][0]["args"] for name, pod in ours("production") if "llama" in name]
+    assert args == [
+        ["agent", "--", "--tensor-parallel-size", "4", "--override-generation-config", '{"temperature": 0.6}']
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_probes_ask_what_the_processes_answer(case: str) -> None:
+    answers = {
+        "gateway": {"/healthz", "/readyz"},
+        "agent": {"/healthz"},
+        "controller": {"/healthz"},
+        "telemetry": {"/healthz", "/metrics"},
+    }
+    ports = {"agent": "METRICS", "controller": "METRICS", "telemetry": "TELEMETRY"}
+    for name, pod in ours(case):
+        (container,) = pod["spec"]["containers"]
+        role = component(pod)
+        (port,) = container["ports"]
+        told = environment(pod)
+        assert told[f"STREAM_GW_{ports[role]}_PORT" if role in ports else "STREAM_GW_PORT"] == str(
+            port["containerPort"]
+        )
+        assert told[f"STREAM_GW_{ports[role]}_HOST" if role in ports else "STREAM_GW_HOST"] == "0.0.0.0", name
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["path"] in answers[role], (name, probe)
+                assert container[probe]["httpGet"]["port"] == port["name"]
+        assert {"livenessProbe", "readinessProbe"} <= container.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_is_given_the_time_that_its_drain_takes(case: str) -> None:
+    for name, pod in ours(case):
+        grace_s = pod["spec"]["terminationGracePeriodSeconds"]
+        told = environment(pod)
+        match component(pod):
+            case "gateway":
+                stop_s = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+                took_s = stop_s + float(told["STREAM_GW_DRAIN_S"] or 0) + EVENTS_CLOSE_S_MAX + SPANS_CLOSE_S_MAX
+            case "agent":
+                took_s = float(told["STREAM_GW_DRAIN_S"] or 0) + LEASE_TTL_S + VLLM_TERM_S_MAX + EVENTS_CLOSE_S_MAX
+            case "telemetry":
+                took_s = float(told["STREAM_GW_TELEMETRY_DRAIN_S"] or 0)
+            case _:
+                took_s = EVENTS_CLOSE_S_MAX
+        assert grace_s >= took_s + 5, name
+
+
+def test_a_model_may_load_as_long_as_vllm_may_start() -> None:
+    agents = [pod for name, pod in ours("production") if component(pod) == "agent"]
+    assert len(agents) == 2
+    for pod in agents:
+        probe = pod["spec"]["containers"][0]["startupProbe"]
+        start_s = float(environment(pod)["STREAM_GW_VLLM_START_S"] or 0)
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= start_s + 60
+
+
+# --- what may happen to the cluster ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_are_locked_up(case: str) -> None:
+    for name, pod in workloads(objects(case)):
+        spec = pod["spec"]
+        whole = spec["securityContext"]
+        assert whole["runAsNonRoot"] is True and whole["runAsUser"] > 0, name
+        assert whole["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in spec["containers"]:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            # The images of two trial stores write beside their data
+            assert own.get("readOnlyRootFilesystem") or component(pod) in ("kafka", "clickhouse"), name
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            assert not re.search(r":latest$", container["image"]) and re.search(r"[:@]", container["image"]), name
+        assert not any("hostPath" in volume for volume in spec["volumes"]), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_a_controller_that_needs_it_gets_a_token(case: str) -> None:
+    found = objects(case)
+    with_token = {component(pod) for _, pod in workloads(found) if pod["spec"]["automountServiceAccountToken"]}
+    assert with_token == ({"controller"} if case == "production" else set())
+    roles = of_kind(found, "Role")
+    assert [rule for role in roles for rule in role["rules"]] == (
+        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "patch"]}] if with_token else []
+    )
+    assert not of_kind(found, "ClusterRole")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_find_the_pods_that_they_are_for_and_ports_are_theirs(case: str) -> None:
+    found = objects(case)
+    pods = [pod for _, pod in workloads(found)]
+    for one in found:
+        match one["kind"]:
+            case "Service":
+                selector = one["spec"]["selector"]
+                wanted = {port["targetPort"] for port in one["spec"]["ports"]}
+            case "PodDisruptionBudget":
+                selector, wanted = one["spec"]["selector"]["matchLabels"], set()
+            case "NetworkPolicy":
+                selector = one["spec"]["podSelector"]["matchLabels"]
+                wanted = {port["port"] for way in one["spec"].get("ingress", ()) for port in way["ports"]}
+            case _:
+                continue
+        chosen = [pod for pod in pods if selects(selector, pod)]
+        if not chosen:  # of a release without pools
+            assert case == "no-telemetry" and one["metadata"]["name"].endswith("-agent")
+        for pod in chosen:
+            names = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+            assert wanted <= names, one["metadata"]["name"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "by-redis"])
+def test_nothing_reaches_a_pod_or_leaves_it_but_what_is_let(case: str) -> None:
+    found = objects(case)
+    policies = of_kind(found, "NetworkPolicy")
+    for name, pod in workloads(found):
+        over = [one["spec"] for one in policies if selects(one["spec"]["podSelector"]["matchLabels"], pod)]
+        assert {"Ingress", "Egress"} <= {way for spec in over for way in spec["policyTypes"]}, name
+        assert len(over) == 2, f"{name}: the one for all, and its own"
+        for spec in over:
+            assert all(way.capitalize() in spec["policyTypes"] for way in ("ingress", "egress") if way in spec), name
+        for spec in over:
+            assert all(way.get("ports") for way in spec.get("egress", ()) if "to" not in way), name
+        agents_own = component(pod) == "agent"
+        come = [way for spec in over for way in spec.get("ingress", ())]
+        assert all(way.get("from") for way in come) or component(pod) == "gateway", name
+        assert not agents_own or [port["port"] for way in come for port in way["ports"]] == ["metrics"]
+
+
+def test_policies_can_be_left_out() -> None:
+    assert not of_kind(objects("by-redis"), "NetworkPolicy")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_new_chart_of_the_same_images_starts_no_pod_again(case: str) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    for name, pod in workloads(objects(case)):
+        del pod["spec"]["containers"][0]["image"]
+        assert chart["version"] not in json.dumps(pod), name
+
+
+def test_names_that_kubernetes_would_cut_are_refused() -> None:
+    done = helm("template", "a" * 40, str(CHART), "-f", values("production"), "--kube-version", KUBERNETES)
+    assert done.returncode != 0 and "too long" in done.stderr
+
+
+# --- scaling -----------------------------------------------------------------------------------------------------
+
+
+def scaled(case: str, *args: str) -> dict[str, Object]:
+    return {one["spec"]["scaleTargetRef"]["name"]: one for one in of_kind(objects(case, *args), "ScaledObject")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_scaled_has_no_number_of_its_own(case: str) -> None:
+    found = objects(case)
+    others = {one["spec"]["scaleTargetRef"]["name"] for one in of_kind(found, "HorizontalPodAutoscaler")}
+    targets = scaled(case).keys() | others
+    for one in of_kind(found, "Deployment"):
+        assert ("replicas" in one["spec"]) == (one["metadata"]["name"] not in targets), one["metadata"]["name"]
+
+
+def test_a_pool_asks_for_one_number_and_knows_what_to_do_without() -> None:
+    pool = scaled("production")["llm-stream-gw-pool-qwen3-8b"]["spec"]
+    (trigger,) = pool["triggers"]
+    asked = trigger["metadata"]
+    assert asked["query"] == 'max(pool_desired_replicas{pool="qwen3-8b",namespace="llm",cluster="a"})'
+    assert (trigger["metricType"], asked["threshold"], asked["ignoreNullValues"]) == ("AverageValue", "1", "false")
+    assert trigger["authenticationRef"] == {"name": "prometheus"}
+    assert pool["fallback"] == {"failureThreshold": 3, "replicas": 2, "behavior": "currentReplicasIfHigher"}
+    assert (pool["minReplicaCount"], pool["maxReplicaCount"]) == (2, 40)
+    behavior = pool["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+    assert {one["tolerance"] for one in behavior.values()} == {"0"}, "or eleven wanted of ten would be near enough"
+
+
+def test_scale_in_can_be_paused_for_a_pool_or_for_all() -> None:
+    def paused(*args: str) -> set[str]:
+        name = "autoscaling.keda.sh/paused-scale-in"
+        found = scaled("production", *args).items()
+        return {target for target, one in found if one["metadata"].get("annotations", {}).get(name) == "true"}
+
+    assert paused() == {"llm-stream-gw-pool-llama-3-3-70b"}
+    assert paused("--set", "autoscaling.pauseScaleIn=true") == paused() | {"llm-stream-gw-pool-qwen3-8b"}
+
+
+def test_gateways_scale_on_a_metric_of_theirs() -> None:
+    assert METRICS["open_streams"].roles == ("gateway",)
+    triggers = scaled("production")["llm-stream-gw-gateway"]["spec"]["triggers"]
+    assert triggers[0]["metadata"]["query"] == 'sum(open_streams{namespace="llm",cluster="a"})'
+    (own,) = of_kind(objects("by-redis"), "HorizontalPodAutoscaler")
+    assert [metric["pods"]["metric"]["name"] for metric in own["spec"]["metrics"]] == ["open_streams"]
+
+
+# --- watching ----------------------------------------------------------------------------------------------------
+
+
+def test_prometheus_gets_the_committed_rules() -> None:
+    made: list[Any] = []
+    for one in of_kind(objects("production"), "PrometheusRule"):
+        made += one["spec"]["groups"]
+    files: list[Any] = []
+    for name in ("alerts.yaml", "recording.yaml"):
+        files += yaml.safe_load((rules.FOLDER / name).read_text())["groups"]
+    assert made == files
+
+
+def test_prometheus_finds_every_role() -> None:
+    found = objects("production")
+    services = of_kind(found, "Service")
+    watched = set()
+    for monitor in of_kind(found, "ServiceMonitor"):
+        selector = monitor["spec"]["selector"]["matchLabels"]
+        (service,) = [one for one in services if selector.items() <= one["metadata"]["labels"].items()]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        watched.add(selector["app.kubernetes.io/component"])
+    assert watched == set(ROLES)
+
+
+def test_the_dashboards_are_the_committed_ones() -> None:
+    (made,) = of_kind(objects("production"), "ConfigMap")
+    for name, text in made["data"].items():
+        assert json.loads(text) == json.loads((boards.FOLDER / name).read_text())
+
+
+def test_the_chart_is_of_this_version() -> None:
+    project = Path(CHART).parents[2] / "pyproject.toml"
+    version = re.search(r'^version = "(.*)"', project.read_text(), re.MULTILINE)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert version and chart["version"] == chart["appVersion"] == version[1]
