@@ -35,6 +35,10 @@ ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "sta
 AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "lost"]
 """``handed_over``: the replica gave it to another. ``lost``: the replica died; whoever noticed tells it."""
 
+What = Literal["lease", "scale", "rollout", "shed", "breaker", "drain", "dead"]
+"""``lease``: a replica's state in its pool, and that it has left. ``drain``: somebody has asked for one. ``breaker``:
+of an agent whose engine fails. ``shed``: requests were refused, counted. ``dead``: a lease ended unrenewed."""
+
 
 class Prices(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Micro-units for a million tokens, frozen with the request. ``cached`` tokens are priced instead of, not besides,
@@ -215,7 +219,7 @@ class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omi
 
     id: str
     at_us: int
-    what: Literal["lease", "scale", "rollout", "shed", "breaker", "drain", "dead"]
+    what: What
     source: str
     """Who did it or saw it."""
     v: int = SCHEMA_VERSION
@@ -226,6 +230,8 @@ class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omi
     reason: str = ""
     figures: dict[str, float] = {}
     """What it rested on."""
+    asked_by: str = ""
+    """Who wanted it: operator, health, controller, SIGTERM, standby; empty: nobody did, it came about."""
 
 
 Event = RequestTrace | AttemptTrace | FleetEvent

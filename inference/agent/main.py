@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
 import uvloop
@@ -82,7 +82,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)
         async with open_sink(settings, client, metrics.registry) as sink:
             agent = Agent(policy, replica, engine, client, partitions, metrics.of(sink))
-            stops = chain([agent.drain], repeat(agent.hurry))
+            stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.hurry))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
             async with monitor(agent, engine, settings.metrics_port, metrics) as url, asyncio.TaskGroup() as tasks:

@@ -259,8 +259,28 @@ FROM requests WHERE $window AND $cohort AND role != 'refused' GROUP BY role ORDE
 
 -- name: fleet
 -- tells: what happened to the fleet
-SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, reason FROM fleet
+SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, asked_by, reason FROM fleet
 WHERE $window AND ({pool:String} = '' OR pool = {pool:String}) ORDER BY fleet.at DESC, id LIMIT {top:Int64};
+
+-- name: timeline
+-- tells: what happened to a pool, in order, and in which minutes its requests noticed
+-- default: top = 1000
+SELECT at_us, what, replica, state, told_by, asked_by, reason, rested_on FROM (
+    SELECT toUnixTimestamp64Micro(at) AS at_us, toString(what) AS what, toString(fleet.replica) AS replica, toString(state) AS state,
+        toString(source) AS told_by, toString(fleet.asked_by) AS asked_by, reason,
+        arrayStringConcat(arrayMap((k, v) -> concat(k, ' ', toString(v)), mapKeys(figures), mapValues(figures)), ', ') AS rested_on
+    FROM fleet WHERE $window AND pool = {pool:String}
+    UNION ALL
+    SELECT minute_us AS at_us, 'requests' AS what, '' AS replica, '' AS state, 'gateways' AS told_by, '' AS asked_by,
+        'of those that ended in this minute' AS reason,
+        arrayStringConcat(arrayMap((k, n) -> concat(k, ' ', toString(n)), arrayFilter((k, n) -> n > 0, kinds, counts), arrayFilter(n -> n > 0, counts)), ', ') AS rested_on
+    FROM (
+        SELECT toInt64(toUnixTimestamp(toStartOfMinute(at))) * 1000000 AS minute_us,
+            ['waited in the queue', 'refused', 'failed', 'outlived a replica', 'in all'] AS kinds,
+            [sumIf(weight, placement = 'queued'), sumIf(weight, ended = 'refused'), sumIf(weight, ended = 'failed'), sumIf(weight, requests.attempts > 1), sum(weight)] AS counts
+        FROM requests WHERE $window AND pool = {pool:String} AND role IN ('created', 'refused') GROUP BY minute_us
+    ) WHERE arraySum(counts) > counts[5]
+) ORDER BY at_us, what, replica, state LIMIT {top:Int64};
 
 -- name: usage_by_hour
 -- tells: what is billed, by hour, tenant and model

@@ -285,6 +285,24 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def timeline_text(rows: Sequence[Row]) -> str:
+    """A pool's life; a day is said where it begins."""
+    lines: list[str] = []
+    day = ""
+    for row in rows:
+        at = moment(row["at_us"])
+        if at[:10] != day:
+            day = at[:10]
+            lines.append(day)
+        who = f"asked by {row['asked_by']}" if row["asked_by"] else f"told by {row['told_by']}"
+        what = f"{row['what']} {row['state']}".strip()
+        why = f"{row['reason']}; {who}" if row["reason"] else who
+        text = f"{at[11:]}  {what:<17} {row['replica'] or '-':<12} {why}"
+        text += f" ({row['rested_on']})" if row["rested_on"] else ""
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 15)
+    return "\n".join(lines) or "nothing was told of such a pool in that time"
+
+
 _SIGNS = ("-", "+")
 _MOMENTS = ("at_us", "minute_us", "hour_us", "first_us", "last_us")
 

@@ -10,7 +10,7 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing, request_line, rows_text, why_text
+from telemetry.ask.text import diff_text, missing, request_line, rows_text, timeline_text, why_text
 from telemetry.ask.times import cohort_of, window
 from telemetry.ask.why import Answer, told, why
 
@@ -65,6 +65,15 @@ async def compare(ask: Ask, given: Given, now_us: int) -> View:
     return View(diff_value(found), diff_text(found))
 
 
+async def pool(ask: Ask, given: Given, now_us: int) -> View:
+    """What happened to one pool, in order."""
+    if not given.get("pool"):
+        raise BadRequest("name the pool: pool=NAME")
+    taken = _common({"top": "1000", **given}, now_us, "1h", only=("pool",))
+    rows = await ask.query("timeline", taken)
+    return View(rows, timeline_text(rows))
+
+
 async def usage(ask: Ask, given: Given, now_us: int) -> View:
     rows = await ask.query("usage_by_hour", {**_common(given, now_us, "24h", only=("tenant", "model")), "top": 10_000})
     return View(rows, rows_text(rows))
@@ -105,6 +114,7 @@ VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
     "show": show,
     "why": explain,
     "diff": compare,
+    "pool": pool,
     "usage": usage,
     "queries": queries,
     "query": query,
@@ -112,12 +122,12 @@ VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
 
 
 async def answer(ask: Ask, path: str, given: Given, now_us: int) -> View:
-    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``queries``, ``queries/<name>``, ``<id>``,
+    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``pool``, ``queries``, ``queries/<name>``, ``<id>``,
     ``<id>/why``. Raises NotFound, BadRequest and what the store raises."""
     match [part for part in path.split("/") if part]:
         case []:
             return await recent(ask, given, now_us)
-        case ["slow" | "diff" | "usage" | "queries" as name]:
+        case ["slow" | "diff" | "pool" | "usage" | "queries" as name]:
             return await VIEWS[name](ask, given, now_us)
         case ["queries", name]:
             return await query(ask, {**given, "name": name}, now_us)
