@@ -27,6 +27,7 @@ from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_gw.access import AccessLog
 from stream_gw.app import Edge
 from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
+from stream_gw.content import Contents
 from stream_gw.directory import Directory
 from stream_gw.gateway import Gateway
 from stream_gw.hub import Hub
@@ -78,6 +79,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             metrics.receive_over(told)
             access.receive_over(told)
             sheds.receive_over(told)
+            contents.receive_over(told)
 
         spans = open_spans(
             settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
@@ -93,9 +95,10 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 hub.unsettle()
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
-            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, over, spans.told)
+            contents = Contents(sink, authenticator.content_bytes, streams, hub.spawn, settings.trace_one_in)
+            tracer = Tracer(contents, clock, name, settings.region, settings.trace_one_in, over, spans.told)
             index = RedisIndex(client)
-            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
+            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer, contents)
             edge = Edge(gateway, metrics, access)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
