@@ -23,7 +23,7 @@ from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.meter import BreakerState
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
-from inference.agent.times import Times
+from inference.agent.times import EachTime, Times
 from inference.agent.tries import Tries
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import (
@@ -34,7 +34,7 @@ from stream_fabric.errors import (
     ReplicaLost,
     StreamGwError,
 )
-from stream_fabric.events import AttemptEnd
+from stream_fabric.events import AttemptEnd, sampled
 from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
 from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId, StreamId
@@ -71,6 +71,8 @@ class AgentPolicy(msgspec.Struct, frozen=True):
     drain_s: float
     standby: bool = False
     """Join the pool warm, and take requests only once an operator or a controller activates the replica."""
+    trace_tokens_one_in: int = 0
+    """Of one try in so many each token's time is told; 0: of none."""
 
 
 class Agent:
@@ -223,7 +225,9 @@ class Agent:
             if name in self.running:  # taken from here and given back before that was done with
                 held.producer.stopped = True
                 self._stop(held)
-        times = Times(arrival.waited_us, arrival.handed_us, self._clock.now_us())
+        one_in = self.policy.trace_tokens_one_in
+        kind = EachTime if one_in and sampled(name, one_in) else Times
+        times = kind(arrival.waited_us, arrival.handed_us, self._clock.now_us())
         stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time(), times)
         self.running[name] = stream
         self._lease.receive_start(stream)

@@ -77,6 +77,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
             lease_renew_s=settings.lease_renew_s,
             drain_s=settings.drain_s,
             standby=settings.standby,
+            trace_tokens_one_in=settings.trace_tokens_one_in,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
         metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from array import array
 
-from stream_fabric.events import ITL_BUCKETS, Timing, itl_bucket
+from stream_fabric.events import ITL_BUCKETS, TOKEN_TIMES_MAX, Timing, itl_bucket
+
+_GAP_US_MAX = (1 << 32) - 1
 
 
 class Times:
@@ -60,3 +62,28 @@ class Times:
         while counts and not counts[-1]:
             counts.pop()
         return tuple(counts)
+
+    def token_us(self) -> tuple[int, ...]:
+        """Of each token, microseconds since the one before; of a try that is not sampled nothing."""
+        return ()
+
+
+class EachTime(Times):
+    """Of a sampled try: every token's time, of so many."""
+
+    __slots__ = ("_before_ns", "_each")
+
+    def __init__(self, waited_us: int, handed_us: int, taken_us: int) -> None:
+        super().__init__(waited_us, handed_us, taken_us)
+        self._each = array("I")
+        self._before_ns = self._began_ns
+
+    def receive_tokens(self, tokens: int) -> None:
+        super().receive_tokens(tokens)
+        if len(self._each) < TOKEN_TIMES_MAX:
+            gap_us, self._before_ns = (self._last_ns - self._before_ns) // 1000, self._last_ns
+            # Of those that come together all but the first take no time
+            self._each.extend([min(gap_us, _GAP_US_MAX), *[0] * (min(tokens, TOKEN_TIMES_MAX - len(self._each)) - 1)])
+
+    def token_us(self) -> tuple[int, ...]:
+        return tuple(self._each)

@@ -65,5 +65,6 @@ class Tries:
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
                 itl_sketch=times.sketch(),
                 itl_max_us=times.itl_max_us,
+                token_us=times.token_us(),
             )
         )

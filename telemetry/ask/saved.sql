@@ -24,7 +24,7 @@ ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: attempts
 -- tells: every producer's try at a stream
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
 
 -- name: content
 -- tells: what a stream was asked and its readers were shown, of tenants whose plan lets it be told

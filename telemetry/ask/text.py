@@ -153,7 +153,26 @@ def _attempts(story: Story) -> list[str]:
                 f"{row['generated_tokens']}/{row['output_tokens']}", ", ".join(said),
             )
         )  # fmt: skip
-    return ["attempts (tokens: generated/of the stream so far)", *table(rows), ""]
+    lines = ["attempts (tokens: generated/of the stream so far)", *table(rows)]
+    for row in story.attempts:
+        if times := token_times(row.get("token_us") or ()):
+            lines += _wrapped(f"  try {row['attempt']}.{row['epoch']}: {times}")
+    return [*lines, ""]
+
+
+_GAPS_SHOWN = 3
+
+
+def token_times(times: Sequence[int]) -> str:
+    """Of a sampled try's tokens: how far apart they came, and between which of them it took longest."""
+    if not times:
+        return ""
+    gaps = sorted(enumerate(times[1:], 1), key=lambda gap: (-gap[1], gap[0]))
+    said = f"the times of {len(times)} tokens are told: the first after {shown(times[0])}"
+    if not gaps:
+        return said
+    longest = ", ".join(f"{shown(us)} between tokens {at} and {at + 1}" for at, us in gaps[:_GAPS_SHOWN])
+    return f"{said}, half of the others within {shown(gaps[len(gaps) // 2][1])}; longest {longest}"
 
 
 def _placement(story: Story) -> list[str]:

@@ -10,7 +10,7 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing, request_line, rows_text, timeline_text, why_text
+from telemetry.ask.text import diff_text, missing, request_line, rows_text, timeline_text, token_times, why_text
 from telemetry.ask.times import cohort_of, window
 from telemetry.ask.why import Answer, told, why
 
@@ -49,7 +49,8 @@ async def show(ask: Ask, given: Given, now_us: int) -> View:
     for kind in ("requests", "attempts"):
         for row in value[kind]:
             lines.append(kind[:-1])
-            lines += [f"  {name:<24}{cell}" for name, cell in dict(row).items() if cell not in ("", 0)]
+            cells = {name: token_times(cell) if name == "token_us" else cell for name, cell in dict(row).items()}
+            lines += [f"  {name:<24}{cell}" for name, cell in cells.items() if cell not in ("", 0)]
     return View(value, "\n".join(lines))
 
 

@@ -147,6 +147,7 @@ async def running(
     lease_ttl_s: float = 3.0,
     lease_renew_s: float = 1.0,
     drain_s: float = 2.0,
+    trace_tokens_one_in: int = 0,
 ) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
     """``proxy``: between the agent and Redis, which the bench asks directly."""
     engine, heard = Fragile(SimSettings.parse(sim)), Heard()
@@ -156,7 +157,12 @@ async def running(
     await client.start()
     pool = pool or f"pool-{os.urandom(4).hex()}"
     agent = Agent(
-        AgentPolicy(LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0), lease_renew_s, drain_s),
+        AgentPolicy(
+            LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0),
+            lease_renew_s,
+            drain_s,
+            trace_tokens_one_in=trace_tokens_one_in,
+        ),
         new_replica_id("r"),
         engine,
         client,
@@ -569,3 +575,15 @@ async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_t
         await eventually(lambda: told() == ["open", "half_open", "closed"], "it to close", 10)
     opened = next(event for event in bench.heard.fleet if event.what == "breaker")
     assert (opened.reason, opened.figures) == ("engine_error", {"failures": 5, "open_s": 2.0})
+
+
+async def test_each_tokens_time_is_told_of_those_tries_that_are_sampled(redis_url: str) -> None:
+    for one_in, told in ((0, 0), (1, 30)):
+        async with running(redis_url, trace_tokens_one_in=one_in) as (bench, _):
+            stream = await bench.ask(max_tokens=30)
+            await bench.end(stream)
+            (trace,) = await eventually(lambda b=bench, s=stream: _bills(b, s), "the try to be told")
+        assert len(trace.token_us) == told
+        if told:
+            assert sum(trace.token_us[1:]) == pytest.approx(trace.decode_us, rel=0.05, abs=3000)
+            assert max(trace.token_us[1:]) == pytest.approx(trace.itl_max_us, abs=2)

@@ -67,12 +67,15 @@ _CAUSES = """
 The likely cause is found by rules (`telemetry/ask/causes.py`), not guessed: each says how much of the client's time it
 would explain; what is above the p95 of its cohort goes before what everybody waits for; of what is left the costliest.
 A second cause is told too where it cost half as much. The rules know: refused, killed replica, handed over, failed,
-slow client, resume gap, full queue, overloaded engine, cold prefix, long answer, admission slow, gateway slow, fabric
-slow, unaccounted; else *nothing stands out*. The cohort are finished requests of the same model, size of prompt and
-hour; where fewer than 30 are, of a day, then of any size, then of a week.
+slow client, resume gap, full queue, token stall, overloaded engine, cold prefix, long answer, admission slow, gateway
+slow, fabric slow, unaccounted; else *nothing stands out*. The cohort are finished requests of the same model, size of
+prompt and hour; where fewer than 30 are, of a day, then of any size, then of a week.
 
 The time line is the client's: all readers in line, what lay between them, and what nobody accounts for. It adds up to
 the wall time exactly. What was not told (a gateway that died, a success out of the sample) is said with `!`.
+
+An agent with `STREAM_GW_TRACE_TOKENS_ONE_IN=100` tells of one try in a hundred when each of its first 4096 tokens came
+(the same streams on each agent); `show` and `why` then say between which tokens it took longest.
 
 ## What changed?
 
