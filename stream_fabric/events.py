@@ -131,6 +131,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     user_hash: str = ""
     model: str = ""
     adapter: str = ""
+    """The model's name once more, where it is a LoRA adapter."""
     artifact: str = ""
     """Hash of what the model was loaded from, where the engine tells."""
     pool: str = ""

@@ -83,6 +83,9 @@ VLLM_TAIL_LINES_MAX: Final = 40  # of what it said last, kept for the error that
 VLLM_LINE_CHARS_MAX: Final = 1000  # of one of its lines; the rest is cut
 KV_BACKLOG_MAX: Final = 16_384  # batches of KV events not yet read; over: they are lost, and asked for again
 KV_REPLAY_S_MAX: Final = 5.0  # lost KV events are asked for again; over: counted as a clear
+ARTIFACT_FILES_MAX: Final = 2000  # of a model; over: its artifact is not told
+ARTIFACT_PIECE_BYTES: Final = 64 << 10  # of a file's beginning, middle and end
+ARTIFACT_S_MAX: Final = 20.0  # over: not told
 
 # Events. What is over a bound goes to the disk spool; what finds no room there either is dropped, and counted.
 EVENT_BYTES_MAX: Final = 512 << 10  # over: without its prompt and completion; still over: dropped

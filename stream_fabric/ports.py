@@ -71,6 +71,15 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Of the metrics by which a server should tell all this, those that it does not show."""
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """What an engine has loaded, as far as it tells."""
+
+    adapters: tuple[str, ...] = ()
+    """Of the models it serves, those that are LoRA adapters of another."""
+    artifact: str = ""
+    """Hash of what its base model was loaded from."""
+
+
 class Engine(Protocol):
     """One model server. Failures of a request end that request through its sink, never raise."""
 
@@ -88,6 +97,9 @@ class Engine(Protocol):
         """Stop and free the engine's resources for the stream. Unknown or ended streams are ignored."""
 
     def load(self) -> EngineLoad: ...
+
+    def loaded(self) -> Loaded:
+        """Once it has started."""
 
     async def close(self) -> None:
         """Abort everything and release."""

@@ -96,7 +96,9 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
             contents = Contents(sink, authenticator.content_bytes, streams, hub.spawn, settings.trace_one_in)
-            tracer = Tracer(contents, clock, name, settings.region, settings.trace_one_in, over, spans.told)
+            tracer = Tracer(
+                contents, clock, name, settings.region, settings.trace_one_in, over, directory.loaded, spans.told
+            )
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer, contents)
             edge = Edge(gateway, metrics, access)

@@ -16,7 +16,7 @@ from stream_fabric.errors import FabricUnavailable
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import PREFIX_BLOCK_BYTES
 from stream_fabric.placement import TIERS, ReplicaState
-from stream_fabric.ports import Engine
+from stream_fabric.ports import Engine, Loaded
 from stream_fabric.prefix import PrefixLedger
 from stream_fabric.redis.pool import PREFIX_TTL_S, RedisPools, ReplicaInfo
 
@@ -39,6 +39,7 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     region: str = ""
     hardware: str = ""
     revision: str = ""
+    loaded: Loaded = Loaded()
 
 
 class Lease:
@@ -244,6 +245,8 @@ class Lease:
             hardware=policy.hardware,
             revision=policy.revision,
             ttft_counts=meter.first_tokens.counts(self._loop.time()),
+            adapters=policy.loaded.adapters,
+            artifact=policy.loaded.artifact,
         )
 
     def _pending_prefill_s(self) -> float:

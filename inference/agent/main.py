@@ -73,6 +73,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
                 region=settings.region,
                 hardware=settings.hardware,
                 revision=settings.revision,
+                loaded=engine.loaded(),
             ),
             lease_renew_s=settings.lease_renew_s,
             drain_s=settings.drain_s,

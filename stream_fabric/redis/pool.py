@@ -94,6 +94,10 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_counts: tuple[int, ...] = ()
     """First tokens of the last minute by the time since the request was placed: ``metrics.TTFT_BUCKETS_S``, and one
     more for all above. Tier batch is not counted."""
+    adapters: tuple[str, ...] = ()
+    """Of its models, those that are LoRA adapters."""
+    artifact: str = ""
+    """Hash of what its base model was loaded from; empty: its engine does not tell."""
 
     def seat(self) -> Seat:
         return Seat(

@@ -65,10 +65,11 @@ def _head(story: Story) -> list[str]:
     lines = [f"{story.stream or story.id}  {story.outcome}{error}  {moment(story.began_us)}  {shown(story.wall_us)}"]
     session = f", session {fact('session_hash')}" if fact("session_hash") else ""
     user = f", user {fact('user_hash')}" if fact("user_hash") else ""
-    adapter = f" + {fact('adapter')}" if fact("adapter") else ""
+    adapter = " (a LoRA adapter)" if fact("adapter") else ""
+    artifact = f" loaded from {fact('artifact')}" if fact("artifact") else ""
     lines += _wrapped(
         f"tenant {fact('tenant')}{user}{session}: {fact('model')}{adapter} on {fact('replica') or 'no replica'} of "
-        f"pool {fact('pool') or '-'}, {fact('dialect') or '?'} over {fact('transport') or '?'}, "
+        f"pool {fact('pool') or '-'}{artifact}, {fact('dialect') or '?'} over {fact('transport') or '?'}, "
         f"gateway {fact('gateway') or '?'}"
     )
     ttft = story.ttft_us

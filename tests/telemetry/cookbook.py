@@ -101,8 +101,8 @@ _FLEET_EVENTS = """
 | `dead` | who reaps | a lease ended unrenewed | its streams |
 
 `asked_by` is operator, health, controller (which plans), SIGTERM or standby; empty: it came about. A process tells of
-120 such events a minute at most; the next one says how many it did not (`untold`). Before its first lease nothing is told of a replica, and a state
-that lasts for less than a renewal (a second) may be passed over.
+120 such events a minute at most; the next one says how many it did not (`untold`). Before its first lease nothing is
+told of a replica, and a state that lasts for less than a renewal (a second) may be passed over.
 
 ## Your own SQL
 

@@ -55,6 +55,7 @@ def reader(at: int = 0, **changes: Any) -> dict[str, Any]:
         "user_hash": "",
         "model": "m",
         "adapter": "",
+        "artifact": "",
         "pool": "p",
         "replica": "r-1",
         "session_hash": "",

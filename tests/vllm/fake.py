@@ -75,7 +75,7 @@ async def serve(folder: Path, mode: str) -> None:
     async def models(request: web.Request) -> web.Response:
         after = sys.argv[sys.argv.index("--lora-modules") + 1 :] if "--lora-modules" in sys.argv else []
         adapters = [word.partition("=")[0] for word in takewhile(lambda word: not word.startswith("-"), after)]
-        return web.json_response({"data": [{"id": name} for name in ("fake", *adapters)]})
+        return web.json_response({"data": [{"id": "fake"}, *({"id": name, "parent": "fake"} for name in adapters)]})
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import aiohttp
 import msgspec
 
+from inference.agent.engines.artifact import artifact_of
 from inference.agent.engines.child import Child
 from inference.agent.engines.openai import OpenAIEngine
 from stream_fabric.errors import EngineFailed, EngineLost
@@ -33,7 +34,7 @@ from stream_fabric.limits import (
     VLLM_TERM_S_MAX,
     VLLM_WARM_UP_S_MAX,
 )
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
 
 if TYPE_CHECKING:
     from inference.agent.engines.kv_events import KvEvents
@@ -153,9 +154,13 @@ class VllmEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._before = EngineLoad(0, 0, self._slots)
         """The counters of the lives that are over."""
+        self._loaded = Loaded()
 
     async def start(self) -> Sequence[str]:
         models = await self._boot()
+        assert self._http is not None
+        artifact = await asyncio.to_thread(artifact_of, self._options.model, self._options.flags)
+        self._loaded = msgspec.structs.replace(self._http.loaded(), artifact=artifact)
         self._supervisor = asyncio.create_task(self._supervise(), name="vllm")
         return models
 
@@ -185,6 +190,9 @@ class VllmEngine:
             prefix_queries_tokens=before.prefix_queries_tokens + now.prefix_queries_tokens,
             prefix_hits_tokens=before.prefix_hits_tokens + now.prefix_hits_tokens,
         )
+
+    def loaded(self) -> Loaded:
+        return self._loaded
 
     async def close(self) -> None:
         if self._supervisor is not None:
