@@ -67,7 +67,7 @@ class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prefill_us: int = 0
     decode_us: int = 0
     fabric_us: int = 0
-    """Between gateway and agent, both ways."""
+    """Between gateway and agent, both ways; and to an engine that tells its own times."""
     client_stall_us: int = 0
     """The reader's connection took nothing more."""
     resume_gap_us: int = 0

@@ -44,6 +44,10 @@ class FrameSink(Protocol):
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         """Correct the running usage. Output tokens are counted from the deltas."""
 
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        """The engine's own figures, where it tells them, before ``end``: how long the request waited for its turn, and
+        how long from then to its first token."""
+
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         """The one terminal. ``usage``: the engine's own figures, when it reports them."""
 

@@ -52,6 +52,7 @@ class Tries:
                 engine_queue_us=timing.queue_us,
                 prefill_us=timing.prefill_us,
                 decode_us=timing.decode_us,
+                queue_estimated=times.estimated,
                 believed_cached_tokens=stream.matched_tokens,
                 prompt_tokens=used.prompt,
                 cached_tokens=used.cached,

@@ -65,3 +65,36 @@ def test_a_gap_of_hours_is_no_overflow(clock: Clock) -> None:
     clock.pass_ms(3 * 3600 * 1000)
     times.receive_tokens(1)
     assert times.token_us() == ((1 << 32) - 1,)
+
+
+def test_the_engines_own_times_go_before_our_guess(clock: Clock) -> None:
+    times = Times(0, 0, 0)
+    times.prefill_s = 0.9
+    clock.pass_ms(1000)
+    times.receive_tokens(1)
+    clock.pass_ms(500)
+    assert times.estimated
+    times.receive_computed(0.25, 0.7)
+    told = times.timing()
+    assert (told.queue_us, told.prefill_us, told.decode_us) == (250_000, 700_000, 500_000)
+    assert not times.estimated
+
+
+def test_they_are_no_longer_than_it_took(clock: Clock) -> None:
+    """Its clock is another."""
+    times = Times(0, 0, 0)
+    clock.pass_ms(100)
+    times.receive_tokens(1)
+    times.receive_computed(0.08, 0.03)
+    assert (times.timing().queue_us, times.timing().prefill_us) == (80_000, 20_000)
+    times.receive_computed(5.0, 5.0)
+    assert (times.timing().queue_us, times.timing().prefill_us) == (100_000, 0)
+
+
+def test_of_what_had_no_token_our_own_clock_tells(clock: Clock) -> None:
+    times = Times(0, 0, 0)
+    times.receive_computed(0.08, 0.03)
+    clock.pass_ms(100)
+    times.receive_end()
+    assert times.estimated
+    assert times.timing().prefill_us == 100_000
