@@ -35,6 +35,10 @@ ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "sta
 AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "lost"]
 """``handed_over``: the replica gave it to another. ``lost``: the replica died; whoever noticed tells it."""
 
+What = Literal["lease", "scale", "rollout", "shed", "breaker", "drain", "dead"]
+"""``lease``: a replica's state in its pool, and that it has left. ``drain``: somebody has asked for one. ``breaker``:
+of an agent whose engine fails. ``shed``: requests were refused, counted. ``dead``: a lease ended unrenewed."""
+
 
 class Prices(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Micro-units for a million tokens, frozen with the request. ``cached`` tokens are priced instead of, not besides,
@@ -63,7 +67,7 @@ class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prefill_us: int = 0
     decode_us: int = 0
     fabric_us: int = 0
-    """Between gateway and agent, both ways."""
+    """Between gateway and agent, both ways; and to an engine that tells its own times."""
     client_stall_us: int = 0
     """The reader's connection took nothing more."""
     resume_gap_us: int = 0
@@ -127,6 +131,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     user_hash: str = ""
     model: str = ""
     adapter: str = ""
+    """The model's name once more, where it is a LoRA adapter."""
     artifact: str = ""
     """Hash of what the model was loaded from, where the engine tells."""
     pool: str = ""
@@ -215,7 +220,7 @@ class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omi
 
     id: str
     at_us: int
-    what: Literal["lease", "scale", "rollout", "shed", "breaker", "drain", "dead"]
+    what: What
     source: str
     """Who did it or saw it."""
     v: int = SCHEMA_VERSION
@@ -226,6 +231,8 @@ class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omi
     reason: str = ""
     figures: dict[str, float] = {}
     """What it rested on."""
+    asked_by: str = ""
+    """Who wanted it: operator, health, controller, SIGTERM, standby; empty: nobody did, it came about."""
 
 
 Event = RequestTrace | AttemptTrace | FleetEvent

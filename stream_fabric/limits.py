@@ -83,12 +83,22 @@ VLLM_TAIL_LINES_MAX: Final = 40  # of what it said last, kept for the error that
 VLLM_LINE_CHARS_MAX: Final = 1000  # of one of its lines; the rest is cut
 KV_BACKLOG_MAX: Final = 16_384  # batches of KV events not yet read; over: they are lost, and asked for again
 KV_REPLAY_S_MAX: Final = 5.0  # lost KV events are asked for again; over: counted as a clear
+ARTIFACT_FILES_MAX: Final = 2000  # of a model; over: its artifact is not told
+ARTIFACT_PIECE_BYTES: Final = 64 << 10  # of a file's beginning, middle and end
+ARTIFACT_S_MAX: Final = 20.0  # over: not told
 
 # Events. What is over a bound goes to the disk spool; what finds no room there either is dropped, and counted.
 EVENT_BYTES_MAX: Final = 512 << 10  # over: without its prompt and completion; still over: dropped
 EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # of a process, not yet delivered (a setting)
 EVENTS_SPOOL_BYTES_MAX: Final = 1 << 30  # of a process, on disk (a setting)
 EVENTS_REDIS_BYTES_MAX: Final = 64 << 20  # of all processes, in Redis, not yet consumed (a setting)
+FLEET_EVENTS_PER_MINUTE_MAX: Final = 120  # of a process, of its fleet; over: counted in the next one
+CONTENT_BYTES_MAX: Final = 64 << 10  # of a prompt, of a completion in a trace (a tenant's plan)
+CONTENT_BYTES: Final = 16 << 10  # where the plan does not say how many
+CONTENT_PROMPTS_BYTES_MAX: Final = 16 << 20  # of a gateway: prompts whose trace is not told yet; over: the oldest goes
+CONTENT_READS_MAX: Final = 64  # completions being read from the log at once; over: told without
+SHED_TOLD_EVERY_S: Final = 10.0  # requests refused meanwhile are one event for each layer and pool
+SHED_KINDS_MAX: Final = 16  # layers, pools and reasons that are told apart; over: counted together
 EVENTS_BATCH_MAX: Final = 500  # handed to the transport at once
 EVENTS_BATCH_BYTES_MAX: Final = 512 << 10
 EVENTS_SCRIPT_MAX: Final = 64  # appended in one script call: Redis serves nobody else meanwhile
@@ -119,5 +129,6 @@ assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
 assert EVENT_BYTES_MAX <= EVENTS_BATCH_BYTES_MAX <= 768 << 10, "Kafka refuses a batch over 1 MiB"
 assert 4 * EVENTS_BATCH_BYTES_MAX <= EVENTS_MEMORY_BYTES_MAX <= EVENTS_SPOOL_BYTES_MAX
+assert CONTENT_BYTES_MAX * 2 < EVENT_BYTES_MAX
 assert EVENTS_LINGER_S < EVENTS_STUCK_S < EVENTS_CLOSE_S_MAX
 assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S

@@ -44,6 +44,10 @@ class FrameSink(Protocol):
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         """Correct the running usage. Output tokens are counted from the deltas."""
 
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        """The engine's own figures, where it tells them, before ``end``: how long the request waited for its turn, and
+        how long from then to its first token."""
+
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         """The one terminal. ``usage``: the engine's own figures, when it reports them."""
 
@@ -71,6 +75,15 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Of the metrics by which a server should tell all this, those that it does not show."""
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """What an engine has loaded, as far as it tells."""
+
+    adapters: tuple[str, ...] = ()
+    """Of the models it serves, those that are LoRA adapters of another."""
+    artifact: str = ""
+    """Hash of what its base model was loaded from."""
+
+
 class Engine(Protocol):
     """One model server. Failures of a request end that request through its sink, never raise."""
 
@@ -88,6 +101,9 @@ class Engine(Protocol):
         """Stop and free the engine's resources for the stream. Unknown or ended streams are ignored."""
 
     def load(self) -> EngineLoad: ...
+
+    def loaded(self) -> Loaded:
+        """Once it has started."""
 
     async def close(self) -> None:
         """Abort everything and release."""

@@ -20,7 +20,7 @@ import msgspec
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.events import Prices
 from stream_fabric.ids import TenantId, UserId
-from stream_fabric.limits import COOKIE_BYTES_MAX
+from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, COOKIE_BYTES_MAX
 
 Scope = Literal["create", "read", "cancel", "input", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"create", "read", "cancel", "input"})
@@ -65,6 +65,9 @@ class KeyStore(Protocol):
     def prices(self, tenant: TenantId, model: str) -> Prices | None:
         """What the tenant pays for the model; None: nothing is set."""
 
+    def content_bytes(self, tenant: TenantId) -> int:
+        """Of a prompt and of a completion, how much the tenant's traces hold; 0: nothing, unless its plan says so."""
+
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
@@ -85,6 +88,8 @@ class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     key: list[_Key] = []
     price: dict[str, _Price] = {}
+    trace_content: bool = False
+    trace_content_bytes: Annotated[int, msgspec.Meta(ge=1, le=CONTENT_BYTES_MAX)] = CONTENT_BYTES
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,6 +102,8 @@ class TomlKeyStore:
 
     [[tenant]]
     id = "acme"
+    # trace_content = true        # its traces hold what it asks and is answered; without it they never do
+    # trace_content_bytes = 16384 # of each at most
     [[tenant.key]]
     sha256 = "…"              # stream-gw key prints it
     scopes = ["create", "read", "cancel", "input"]
@@ -110,9 +117,13 @@ class TomlKeyStore:
     """
 
     def __init__(
-        self, principals: dict[str, Principal], prices: dict[tuple[TenantId | None, str], Prices] | None = None
+        self,
+        principals: dict[str, Principal],
+        prices: dict[tuple[TenantId | None, str], Prices] | None = None,
+        content_bytes: dict[TenantId, int] | None = None,
     ) -> None:
         self._by_digest = principals
+        self._content_bytes = content_bytes or {}
         self._prices = prices or {}
         """(tenant, None of all; model, * of all others) → prices."""
 
@@ -143,7 +154,11 @@ class TomlKeyStore:
         }
         for tenant in parsed.tenant:
             prices |= {(TenantId(tenant.id), model): price.prices() for model, price in tenant.price.items()}
-        return cls(principals, prices)
+        content_bytes: dict[TenantId, int] = {}
+        for tenant in parsed.tenant:  # one that stands there twice has what both allow
+            told = tenant.trace_content_bytes if tenant.trace_content else 0
+            content_bytes[TenantId(tenant.id)] = min(told, content_bytes.get(TenantId(tenant.id), told))
+        return cls(principals, prices, content_bytes)
 
     @classmethod
     def single(cls, tenant: str, key: str) -> TomlKeyStore:
@@ -159,6 +174,9 @@ class TomlKeyStore:
             return None
         asked: list[tuple[TenantId | None, str]] = [(tenant, model), (tenant, "*"), (None, model), (None, "*")]
         return next((self._prices[key] for key in asked if key in self._prices), None)
+
+    def content_bytes(self, tenant: TenantId) -> int:
+        return self._content_bytes.get(tenant, 0)
 
 
 def key_digest(key: str) -> str:
@@ -209,6 +227,9 @@ class Authenticator:
 
     def prices(self, tenant: TenantId, model: str) -> Prices | None:
         return self._keys.prices(tenant, model)
+
+    def content_bytes(self, tenant: TenantId) -> int:
+        return self._keys.content_bytes(tenant)
 
     def authenticate_cookie(self, token: str, now: float) -> Principal:
         """Who a cookie's token is of, with no scope but ``read``: a browser sends it whoever made the request, so it

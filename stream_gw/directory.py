@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
 from stream_fabric.plans import PoolPlan
+from stream_fabric.ports import Loaded
 from stream_fabric.prefix import PrefixView
 from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
 _USED_S = 60.0
+_LOADED_MAX = 10_000
+_NOTHING = Loaded()
 
 
 class Served(NamedTuple):
@@ -53,6 +56,8 @@ class Directory:
         self._seen_models: dict[str, str] = {}
         self._views: dict[ReplicaId, PrefixView] = {}
         self._used_at: dict[str, float] = {}
+        self._loaded: dict[ReplicaId, Loaded] = {}
+        """Of those that tell something; also of some that are gone, whose requests are still to be told of."""
         self._refreshed = asyncio.Lock()
 
     async def run(self) -> None:
@@ -69,6 +74,7 @@ class Directory:
             self._plans = await self._read_plans()
             for pool, replicas in self._by_pool.items():
                 for replica in replicas:
+                    self._note_loaded(replica)
                     for model in replica.models:
                         self._seen_models[model] = pool
             await self._refresh_views()
@@ -85,6 +91,17 @@ class Directory:
                     view.renew(await self._pools.prefix(pool, info.replica), info.prefix_version)
                 views[info.replica] = view
         self._views = views
+
+    def _note_loaded(self, info: ReplicaInfo) -> None:
+        if not (info.adapters or info.artifact) or info.replica in self._loaded:
+            return
+        self._loaded[info.replica] = Loaded(info.adapters, info.artifact)
+        if len(self._loaded) > _LOADED_MAX:
+            del self._loaded[next(iter(self._loaded))]
+
+    def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
+        """What a replica has loaded, as far as it tells."""
+        return self._loaded.get(replica, _NOTHING) if replica else _NOTHING
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and those of pools that are declared and have none at the moment."""

@@ -40,6 +40,7 @@ from stream_fabric.redis.pool import RedisPools, Work
 from stream_fabric.redis.rescue import explain, wait_s
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_gw.auth import Authenticator, Principal, Scope
+from stream_gw.content import Contents
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.accumulate import snapshot
 from stream_gw.dialects.base import Encoder
@@ -104,9 +105,12 @@ class Gateway:
         index: RedisIndex,
         directory: Directory,
         tracer: Tracer,
+        contents: Contents | None = None,
     ) -> None:
+        """``contents``: takes prompts, of tenants whose plan says so."""
         self.name = name
         self.tracer = tracer
+        self._contents = contents
         self.settings = settings
         self._authenticator = authenticator
         self.hub = hub
@@ -198,6 +202,8 @@ class Gateway:
                 return await self._follow(who, stream, after or BEGINNING, trace, make_outlet, exact=True)
         local = self.hub.expect(stream, who.tenant, epoch)
         subscription = self.hub.follow_new(local, outlet, trace)
+        if self._contents is not None:
+            self._contents.receive_prompt(who.tenant, stream, request.body)
         try:
             await self._create_and_place(who, work, pool, subscription, trace, user, now_ms, key)
         except BaseException as error:

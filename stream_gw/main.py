@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from stream_fabric.errors import Draining
+from stream_fabric.herald import Herald
 from stream_fabric.ids import GatewayId
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
@@ -27,12 +28,14 @@ from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_gw.access import AccessLog
 from stream_gw.app import Edge
 from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
+from stream_gw.content import Contents
 from stream_gw.directory import Directory
 from stream_gw.gateway import Gateway
 from stream_gw.hub import Hub
 from stream_gw.metrics import Metrics
 from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
+from stream_gw.sheds import Sheds
 from stream_gw.trace import Over, Tracer
 from telemetry.emit import open_sink
 from telemetry.spans import open_spans
@@ -70,17 +73,21 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         metrics = Metrics()
+        clock = FabricClock(client)
         access = AccessLog(settings.access_log_one_in)
 
         def over(told: Over) -> None:
             metrics.receive_over(told)
             access.receive_over(told)
+            sheds.receive_over(told)
+            contents.receive_over(told)
 
         spans = open_spans(
             settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
         )
         # Closed after all that emits, and before the client that may carry its events
         async with open_sink(settings, client, metrics.registry) as sink, asyncio.TaskGroup() as tasks:
+            sheds = Sheds(Herald(sink, clock, name))
             streams = RedisStreamLog(client, partitions)
             pools = RedisPools(client, settings.queue_max)
             directory = Directory(pools, RedisControl(client).plans)
@@ -89,10 +96,12 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 hub.unsettle()
             subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
             hub.subscriber = subscriber
-            clock = FabricClock(client)
-            tracer = Tracer(sink, clock, name, settings.region, settings.trace_one_in, over, spans.told)
+            contents = Contents(sink, authenticator.content_bytes, streams, hub.spawn, settings.trace_one_in)
+            tracer = Tracer(
+                contents, clock, name, settings.region, settings.trace_one_in, over, directory.loaded, spans.told
+            )
             index = RedisIndex(client)
-            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer)
+            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer, contents)
             edge = Edge(gateway, metrics, access)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
@@ -103,6 +112,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
                 tasks.create_task(gateway.lines.run()),
                 tasks.create_task(edge.sweep()),
                 tasks.create_task(server.sweep()),
+                tasks.create_task(sheds.run()),
                 tasks.create_task(Reaper(pools, streams, Witness(sink, clock, streams)).run()),
             ]
             await subscriber.wait_ready()

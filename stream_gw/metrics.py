@@ -51,8 +51,8 @@ class Metrics:
         self._reads.labels(pool, over.role, over.ended, fault(over)).inc()
         if over.tokens:
             self._tokens.labels(pool).inc(over.tokens)
-        if over.error_code in _LAYERS and not over.ttft_us:
-            self._sheds.labels(_LAYERS[over.error_code]).inc()
+        if layer := shed_layer(over):
+            self._sheds.labels(layer).inc()
         if over.role == "created":
             exemplar = {"trace_id": over.trace_id}
             self._durations.labels(pool).observe(over.wall_us / 1e6)
@@ -61,6 +61,11 @@ class Metrics:
 
     async def scraped(self, accept: str) -> Page:
         return await self.exposition.scraped(accept)
+
+
+def shed_layer(over: Over) -> str:
+    """Where there was no room for the request; empty: there was, or it did not end by that."""
+    return _LAYERS.get(over.error_code, "") if not over.ttft_us else ""
 
 
 def fault(over: Over) -> Literal["none", "client", "platform"]:

@@ -26,7 +26,7 @@ from stream_fabric.events import (
 from stream_fabric.frames import STARTED_PREFIX, ChoiceEnd, Delta, End, Note, decode, is_text, text_parts
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
 from stream_fabric.placement import TIERS, Placed, Queued, Scored
-from stream_fabric.ports import EventSink
+from stream_fabric.ports import EventSink, Loaded
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.timeline import Moments, phases
 
@@ -84,6 +84,10 @@ def _nobody(*told: object) -> None:
     pass
 
 
+def _nothing(replica: str) -> Loaded:
+    return Loaded()
+
+
 @dataclass(frozen=True)
 class Tracer:
     """One gateway's."""
@@ -96,6 +100,8 @@ class Tracer:
     """Of successes one in so many is told; all else always."""
     on_over: Callable[[Over], None] = _nobody
     """Hears of every reader."""
+    loaded: Callable[[ReplicaId | Literal[""]], Loaded] = _nothing
+    """What a replica has loaded."""
     on_told: Callable[[RequestTrace, str], None] = _nobody
     """Hears of those that are told, and the client's span that each belongs to; empty: none."""
 
@@ -227,6 +233,8 @@ class ReaderTrace:
         )  # fmt: skip
         usage = end.usage if end is not None else None
         facts, prices = self.facts, self.prices
+        loaded = tracer.loaded(self.replica)
+        model = "" if facts is None else facts.model
         status = error.http_status if error is not None and ended == "refused" else 200
         tracer.sink.emit(
             told_of := RequestTrace(
@@ -242,7 +250,9 @@ class ReaderTrace:
                 request_id=self.request_id,
                 trace_id=self.trace_id or stream[5:],
                 user_hash=_hashed(self.tenant, self.user),
-                model="" if facts is None else facts.model,
+                model=model,
+                adapter=model if model in loaded.adapters else "",
+                artifact=loaded.artifact,
                 pool=self.pool,
                 replica=self.replica,
                 session_hash=self.session,

@@ -89,7 +89,7 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
     ready = asyncio.Event()
     try:
         await store.open()
-        await store.keep(settings.telemetry_raw_days, settings.telemetry_rollup_days)
+        await store.keep(settings.telemetry_raw_days, settings.telemetry_rollup_days, settings.telemetry_content_days)
         async with _log(settings) as (source, dead_letters):
             consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s)
             token = settings.telemetry_token.get_secret_value()

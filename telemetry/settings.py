@@ -33,6 +33,12 @@ class TelemetrySettings(EventSettings):
     )
     telemetry_drain_s: float = Field(10.0, ge=0, le=600, description="On SIGTERM, how long blocks may be finished")
     telemetry_raw_days: int = Field(30, ge=1, le=3650, description="Days that requests, attempts and fleet are kept")
+    telemetry_content_days: int = Field(
+        7,
+        ge=1,
+        le=3650,
+        description="Days at most that prompts and completions are kept, of tenants whose traces hold them",
+    )
     telemetry_rollup_days: int = Field(400, ge=1, le=36_500, description="Days that the sums by minute are kept")
     telemetry_port: int = Field(
         0,

@@ -53,6 +53,7 @@ QUERY_ROWS_MAX = 10_000
 """Rows a query returns at most; the rest is cut off and said so."""
 QUERY_S_MAX = 30.0
 _QUERY_MEMORY_BYTES_MAX = 2 << 30
+_CONTENT = ("prompt", "completion")
 _LOCK_S = 120
 """A migration that has not ended after so long is another's to do again."""
 _READ_ONLY: Mapping[str, Any] = {
@@ -193,8 +194,8 @@ class Store:
         """Run a statement of our own. Never one that somebody wrote."""
         await self._writer.run(lambda client: client.command(sql))
 
-    async def keep(self, raw_days: int, rollup_days: int) -> None:
-        """Set how long rows are kept. The bill (usage_hour) is kept for good."""
+    async def keep(self, raw_days: int, rollup_days: int, content_days: int = 7) -> None:
+        """Set how long rows are kept, and prompts and completions in them. The bill (usage_hour) is kept for good."""
         wanted = [(table, "toDateTime(at)", raw_days) for table in ("requests", "attempts", "fleet")]
         wanted += [(table, "minute", rollup_days) for table in ("requests_minute", "attempts_minute")]
 
@@ -205,6 +206,17 @@ class Store:
                 if f"toIntervalDay({days})" not in tables[table]:
                     client.command(
                         f"ALTER TABLE {table} MODIFY TTL {column} + INTERVAL {days} DAY",
+                        settings={"materialize_ttl_after_modify": 0},
+                    )
+            sql = (
+                "SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = 'requests'"
+            )
+            made = str(client.query(sql).result_rows[0][0])
+            for column in _CONTENT:
+                if not re.search(rf"`{column}` [^`]*TTL [^`]*toIntervalDay\({content_days}\)", made):
+                    client.command(
+                        f"ALTER TABLE requests MODIFY COLUMN {column} String CODEC(ZSTD(3)) "
+                        f"TTL toDate(at) + INTERVAL {content_days} DAY",
                         settings={"materialize_ttl_after_modify": 0},
                     )
 

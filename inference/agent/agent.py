@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from inference.agent.chronicle import Chronicle
 from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, may_continue, said, spent
 from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.meter import BreakerState
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
-from inference.agent.times import Times
+from inference.agent.times import EachTime, Times
 from inference.agent.tries import Tries
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import (
@@ -33,8 +34,9 @@ from stream_fabric.errors import (
     ReplicaLost,
     StreamGwError,
 )
-from stream_fabric.events import AttemptEnd
+from stream_fabric.events import AttemptEnd, sampled
 from stream_fabric.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
+from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S
 from stream_fabric.log import UNIT, CreateCode, Head
@@ -69,6 +71,8 @@ class AgentPolicy(msgspec.Struct, frozen=True):
     drain_s: float
     standby: bool = False
     """Join the pool warm, and take requests only once an operator or a controller activates the replica."""
+    trace_tokens_one_in: int = 0
+    """Of one try in so many each token's time is told; 0: of none."""
 
 
 class Agent:
@@ -106,6 +110,13 @@ class Agent:
         self._hurried = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
+        self._chronicle = Chronicle(
+            Herald(sink, self._clock, "agent"),
+            policy.lease.pool,
+            replica,
+            policy.lease.ttl_s,
+            standby=policy.standby,
+        )
         self._lease = Lease(
             policy.lease,
             replica,
@@ -115,6 +126,7 @@ class Agent:
             lambda: self.state,
             self._on_desired,
             self._spawn,
+            self._chronicle,
         )
         self._broken: EngineLost | None = None
         self.ready = asyncio.Event()
@@ -163,11 +175,16 @@ class Agent:
         except Exception as error:  # the engine is a guest: whatever it dies of, its streams are looked after
             log.exception("the engine failed")
             self._broken = EngineLost(f"the engine failed: {error!r}")
-            self._draining.set()
+            self._drain("", "its engine failed")
 
-    def drain(self) -> None:
+    def drain(self, asked_by: str = "SIGTERM") -> None:
         """Take nothing new, finish what runs within the grace, hand over the rest, leave."""
-        self._draining.set()
+        self._drain(asked_by)
+
+    def _drain(self, asked_by: str, reason: str = "") -> None:
+        if not self._draining.is_set():
+            self._chronicle.receive_wish("draining", asked_by, reason)
+            self._draining.set()
 
     def hurry(self) -> None:
         """What runs does not get the grace that it was to have."""
@@ -208,7 +225,9 @@ class Agent:
             if name in self.running:  # taken from here and given back before that was done with
                 held.producer.stopped = True
                 self._stop(held)
-        times = Times(arrival.waited_us, arrival.handed_us, self._clock.now_us())
+        one_in = self.policy.trace_tokens_one_in
+        kind = EachTime if one_in and sampled(name, one_in) else Times
+        times = kind(arrival.waited_us, arrival.handed_us, self._clock.now_us())
         stream = RunningStream(work, self._log.partition(name), self._pump.dirty, self, self._loop.time(), times)
         self.running[name] = stream
         self._lease.receive_start(stream)
@@ -323,7 +342,7 @@ class Agent:
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
         if error.http_status < 500:
             return False
-        self._lease.breaker.receive_failure(self._loop.time())
+        self._lease.receive_failure(error.code)
         if error.code not in _LOST_CODES or stream.work.attempt >= ATTEMPTS_MAX:
             return False
         structure = [line for _, line in stream.producer.structure]
@@ -551,14 +570,16 @@ class Agent:
                 log.warning("the lease cannot be renewed: %s", error)
                 pause_s = min(pause_s, _RETRY_S)  # who renews late after an outage is taken for dead
 
-    def _on_desired(self, state: str) -> None:
+    def _on_desired(self, state: str, asked_by: str) -> None:
         match state:
             case "draining":
-                self.drain()
+                self.drain(asked_by)
             case "warm" if self._active:
+                self._chronicle.receive_wish("warm", asked_by)
                 self._active = False  # what runs goes on, and nothing comes
                 self._spawn(self._renew_once())
             case "ready" if not self._active:
+                self._chronicle.receive_wish("ready", asked_by)
                 self._active = True
                 self._spawn(self._renew_once())
 
@@ -584,7 +605,8 @@ class Agent:
         await self._until_quiet(self._loop.time() + self.policy.lease.ttl_s)
         try:
             await self._lease.renew()
-            await self._pools.retire(self.policy.lease.pool, self.replica, leaving=True)
+            if await self._pools.retire(self.policy.lease.pool, self.replica, leaving=True):
+                self._chronicle.receive_gone(len(self.running))
         except FabricUnavailable as error:
             log.warning("left without telling the pool: %s", error)
 

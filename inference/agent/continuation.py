@@ -161,6 +161,9 @@ class ContinuingSink:
         own = self._own_prompt(prompt)
         self._sink.usage(own, min(cached, own), written, reasoning)
 
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        self._sink.computed(queue_s, prefill_s)
+
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if usage is not None:
             own = self._own_prompt(usage.prompt)

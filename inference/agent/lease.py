@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
+from inference.agent.chronicle import Chronicle
 from inference.agent.meter import Breaker, Meter
 from inference.agent.running import RunningStream
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import PREFIX_BLOCK_BYTES
 from stream_fabric.placement import TIERS, ReplicaState
-from stream_fabric.ports import Engine
+from stream_fabric.ports import Engine, Loaded
 from stream_fabric.prefix import PrefixLedger
 from stream_fabric.redis.pool import PREFIX_TTL_S, RedisPools, ReplicaInfo
 
@@ -38,10 +39,11 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     region: str = ""
     hardware: str = ""
     revision: str = ""
+    loaded: Loaded = Loaded()
 
 
 class Lease:
-    """``running`` and ``state`` are asked at each report; ``on_desired`` hears what an operator asked for."""
+    """``running`` and ``state`` are asked at each report; ``on_desired`` hears what somebody asked for, and who."""
 
     def __init__(
         self,
@@ -51,8 +53,9 @@ class Lease:
         pools: RedisPools,
         running: Callable[[], Collection[RunningStream]],
         state: Callable[[], ReplicaState],
-        on_desired: Callable[[str], None],
+        on_desired: Callable[[str, str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        chronicle: Chronicle,
     ) -> None:
         self._policy = policy
         self._replica = replica
@@ -62,6 +65,7 @@ class Lease:
         self._state = state
         self._on_desired = on_desired
         self._spawn = spawn
+        self._chronicle = chronicle
         self._loop = asyncio.get_running_loop()
         self.meter = Meter(self._loop.time())
         self.breaker = Breaker()
@@ -118,7 +122,15 @@ class Lease:
             before_s = (times.waited_us + max(times.taken_us - times.handed_us, 0)) / 1e6
             self.meter.first_tokens.receive(before_s + took_s, now)
         self.breaker.receive_success()
+        self._chronicle.look_at(self.breaker, now)
         self.report_soon()
+
+    def receive_failure(self, code: str) -> None:
+        """The engine has failed a request."""
+        now = self._loop.time()
+        self._chronicle.look_at(self.breaker, now)
+        self.breaker.receive_failure(now)
+        self._chronicle.look_at(self.breaker, now, code)
 
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """The stream is none of this replica's any more; ``whole``: its log has its terminal."""
@@ -179,13 +191,18 @@ class Lease:
     async def _report(self, *, renew: bool) -> None:
         ended = list(self._unsaid)
         running = {s.work.request.stream: s.work.session for s in self._running()} if renew else None
+        info = self.info()
         report = await self._pools.report(
-            self.info(), ttl_s=self._policy.ttl_s if renew else None, ended=ended, running=running
+            info, ttl_s=self._policy.ttl_s if renew else None, ended=ended, running=running
         )
         for name in ended:
             self._unsaid.pop(name, None)
+        if running is not None:
+            now = self._loop.time()
+            self._chronicle.receive_renewal(info, len(running), now)
+            self._chronicle.look_at(self.breaker, now)
         if report.desired:
-            self._on_desired(report.desired)
+            self._on_desired(report.desired, report.asked_by)
 
     def _tend_ledger(self) -> None:
         """Follow what the engine says of its cache."""
@@ -228,6 +245,8 @@ class Lease:
             hardware=policy.hardware,
             revision=policy.revision,
             ttft_counts=meter.first_tokens.counts(self._loop.time()),
+            adapters=policy.loaded.adapters,
+            artifact=policy.loaded.artifact,
         )
 
     def _pending_prefill_s(self) -> float:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
 import uvloop
@@ -73,16 +73,18 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
                 region=settings.region,
                 hardware=settings.hardware,
                 revision=settings.revision,
+                loaded=engine.loaded(),
             ),
             lease_renew_s=settings.lease_renew_s,
             drain_s=settings.drain_s,
             standby=settings.standby,
+            trace_tokens_one_in=settings.trace_tokens_one_in,
         )
         replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
         metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)
         async with open_sink(settings, client, metrics.registry) as sink:
             agent = Agent(policy, replica, engine, client, partitions, metrics.of(sink))
-            stops = chain([agent.drain], repeat(agent.hurry))
+            stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.hurry))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
             door = monitor(agent, engine, settings.metrics_host, settings.metrics_port, metrics)

@@ -137,6 +137,16 @@ class Breaker:
         self._open_s = open_s
         self._until = 0.0
 
+    @property
+    def failures(self) -> int:
+        """In a row."""
+        return self._failures
+
+    @property
+    def open_s(self) -> float:
+        """For how long it stays open, or would."""
+        return self._open_s
+
     def receive_success(self) -> None:
         self._failures, self._until, self._open_s = 0, 0.0, self._open_s_first
 

@@ -159,6 +159,9 @@ class RunningStream:
         self.producer.usage = Usage(prompt, cached, written, self.tokens, reasoning)
         self._owner.on_prompt(self, prompt, cached)
 
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        self.times.receive_computed(queue_s, prefill_s)
+
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if self.closed:
             return

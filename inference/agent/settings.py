@@ -54,6 +54,12 @@ class AgentSettings(EmitSettings):
         LEASE_RENEW_S, gt=0, le=20, validate_default=True, description="How often the lease is renewed"
     )
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
+    trace_tokens_one_in: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="One try at a stream in so many tells of each token's time, of the first 4096; 0: none does",
+    )
     kv_bytes_per_token: int = Field(
         0,
         ge=0,

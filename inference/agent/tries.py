@@ -52,6 +52,7 @@ class Tries:
                 engine_queue_us=timing.queue_us,
                 prefill_us=timing.prefill_us,
                 decode_us=timing.decode_us,
+                queue_estimated=times.estimated,
                 believed_cached_tokens=stream.matched_tokens,
                 prompt_tokens=used.prompt,
                 cached_tokens=used.cached,
@@ -65,5 +66,6 @@ class Tries:
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
                 itl_sketch=times.sketch(),
                 itl_max_us=times.itl_max_us,
+                token_us=times.token_us(),
             )
         )

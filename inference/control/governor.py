@@ -175,9 +175,9 @@ class Governor:
 
     async def _move(self, pool: str, moves: Moves) -> None:
         for replica in moves.promote:
-            if await self._pools.desire(pool, replica, "ready"):
+            if await self._pools.desire(pool, replica, "ready", "controller"):
                 log.info("replica %s of pool %s is to take requests", replica, pool)
-        if moves.rest is not None and await self._pools.desire(pool, moves.rest, "warm"):
+        if moves.rest is not None and await self._pools.desire(pool, moves.rest, "warm", "controller"):
             log.info("replica %s of pool %s is to rest", moves.rest, pool)
 
     def _tell(self, pool: str, plan: PoolPlan) -> None:

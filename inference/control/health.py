@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo
 from stream_fabric.redis.wire import ReplyError
@@ -109,8 +110,15 @@ class HealthState:
 class Health:
     """Run beside the reaper."""
 
-    def __init__(self, pools: RedisPools, policy: HealthPolicy, on_stuck: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        pools: RedisPools,
+        policy: HealthPolicy,
+        on_stuck: Callable[[], None] = lambda: None,
+        herald: Herald | None = None,
+    ) -> None:
         """``on_stuck`` is called for each that this process has drained."""
+        self._herald = herald
         self._on_stuck = on_stuck
         self._pools = pools
         self._state = HealthState(policy)
@@ -131,8 +139,23 @@ class Health:
             # Another controller may have drained one whose report has not come yet
             if not await self._pools.claim_rescue(stuck.pool, _CLAIM, policy.rest_s):
                 continue
-            await self._pools.desire(stuck.pool, stuck.replica, "draining")
+            await self._pools.desire(stuck.pool, stuck.replica, "draining", "health")
             self._on_stuck()
+            if self._herald is not None:
+                self._herald.tell(
+                    "drain",
+                    pool=stuck.pool,
+                    replica=stuck.replica,
+                    reason="its requests wait far longer than its peers'",
+                    asked_by="health",
+                    figures={
+                        "queue_p99_ms": round(stuck.queue_p99_ms, 1),
+                        "median_ms": round(stuck.median_ms, 1),
+                        "peers": stuck.peers,
+                        "ratio": policy.ratio,
+                        "floor_ms": policy.floor_ms,
+                    },
+                )
             log.warning(
                 "replica %s of pool %s is drained: its requests wait %.0f ms (99th percentile) and the median of its "
                 "%d ready peers is %.0f ms; drained above %g times that and %.0f ms",

@@ -18,6 +18,7 @@ from inference.control.health import Health, HealthPolicy
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker, PodMarker
 from inference.control.settings import ControllerSettings
+from stream_fabric.herald import Herald
 from stream_fabric.monitor import served
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
@@ -74,7 +75,12 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 )
                 running.append(tasks.create_task(governor.run(), name="governor"))
             if settings.drain_stuck:
-                health = Health(pools, HealthPolicy(ratio=settings.stuck_ratio), metrics.receive_stuck)
+                health = Health(
+                    pools,
+                    HealthPolicy(ratio=settings.stuck_ratio),
+                    metrics.receive_stuck,
+                    Herald(sink, clock, "health"),
+                )
                 running.append(tasks.create_task(health.run(), name="health"))
             async with _monitor(settings.metrics_host, settings.metrics_port, metrics) as url:
                 if url:

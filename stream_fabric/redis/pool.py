@@ -94,6 +94,10 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_counts: tuple[int, ...] = ()
     """First tokens of the last minute by the time since the request was placed: ``metrics.TTFT_BUCKETS_S``, and one
     more for all above. Tier batch is not counted."""
+    adapters: tuple[str, ...] = ()
+    """Of its models, those that are LoRA adapters."""
+    artifact: str = ""
+    """Hash of what its base model was loaded from; empty: its engine does not tell."""
 
     def seat(self) -> Seat:
         return Seat(
@@ -111,11 +115,13 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Report(NamedTuple):
     desired: str
-    """The state an operator asked for; empty: none."""
+    """The state that somebody asked for; empty: none."""
     pulled: int
     """Requests that left the queue for this replica's inbox."""
     waiting: int
     """Requests that still wait in the pool's queue."""
+    asked_by: str = ""
+    """Who asked for the state."""
 
 
 class Line(NamedTuple):
@@ -196,7 +202,7 @@ class RedisPools:
         ]
         for stream, session in (running or {}).items():
             args += (stream, session)
-        desired, pulled, waiting = await script("report")(
+        desired, pulled, waiting, asker = await script("report")(
             self._client,
             _slot(info.pool),
             [_prefix(info.pool)],
@@ -205,7 +211,7 @@ class RedisPools:
         )
         if ttl_s is not None:
             await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)
-        return Report(desired.decode(), pulled, waiting)
+        return Report(desired.decode(), pulled, waiting, asker.decode())
 
     async def pools(self) -> list[str]:
         return sorted(name.decode() for name in await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS))
@@ -352,9 +358,16 @@ class RedisPools:
         key = f"{_prefix(pool)}{replica}:rescue"
         return await self._client.execute(_slot(pool), "SET", key, "1", "NX", "PX", int(ttl_s * 1000)) is not None
 
-    async def desire(self, pool: str, replica: ReplicaId, state: Literal["draining", "warm", "ready"]) -> bool:
+    async def desire(
+        self,
+        pool: str,
+        replica: ReplicaId,
+        state: Literal["draining", "warm", "ready"],
+        asked_by: str = "operator",
+    ) -> bool:
         """What the replica's agent hears at its next report; False: it has been told so already, or is to drain."""
-        told = await script("desire")(self._client, _slot(pool), [_prefix(pool) + "desired"], [replica, state])
+        keys = [_prefix(pool) + "desired", _prefix(pool) + "asker"]
+        told = await script("desire")(self._client, _slot(pool), keys, [replica, state, asked_by])
         # So that it asks at once; who does not hear the bell asks at its next renewal
         await self._client.execute(slot_of("p0"), self._client.publish, f"sg:{{p0}}:>{replica}", DESIRE)
         return bool(told)

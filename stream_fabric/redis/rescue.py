@@ -14,8 +14,9 @@ import msgspec
 
 from stream_fabric.cursor import Epoch
 from stream_fabric.errors import StreamGwError
-from stream_fabric.events import AttemptTrace, FleetEvent
+from stream_fabric.events import AttemptTrace
 from stream_fabric.frames import ErrorInfo, Usage
+from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
 from stream_fabric.placement import TIERS, Placed, Queued, Refused
@@ -31,6 +32,7 @@ class Witness:
     def __init__(self, sink: EventSink, clock: FabricClock, streams: RedisStreamLog) -> None:
         self._sink = sink
         self._clock = clock
+        self._herald = Herald(sink, clock, "reaper")
         self._streams = streams
 
     async def tell(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
@@ -63,18 +65,8 @@ class Witness:
         )
 
     def tell_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
-        now_us = self._clock.now_us()
-        self._sink.emit(
-            FleetEvent(
-                id=f"{replica}:dead:{now_us}",
-                at_us=now_us,
-                what="dead",
-                source="reaper",
-                pool=pool,
-                replica=replica,
-                reason="its lease has ended",
-                figures={"streams": streams},
-            )
+        self._herald.tell(
+            "dead", pool=pool, replica=replica, reason="its lease has ended", figures={"streams": streams}
         )
 
 

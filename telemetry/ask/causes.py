@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from telemetry.ask.story import Story
+from telemetry.ask.story import Row, Story
 
 COST_US_MIN = 50_000
 SHARE_MIN = 0.15
@@ -21,6 +21,8 @@ COMMON_US_MIN = 200_000
 """What is as long for everybody is told from here on: waiting is a cause also where all wait."""
 SESSION_MIN = 5
 """A session of so many earlier requests is its own example, also where they found nothing cached."""
+STALL_TIMES = 20
+"""A gap between two tokens is a stall when it is so many times what the others are."""
 ALSO_SHARE = 0.5
 """A second cause is told beside the first when it cost so much of it."""
 
@@ -246,10 +248,37 @@ def _slow_tokens(story: Story) -> tuple[int, float]:
     tokens = int(bill["generated_tokens"])
     if tokens < 8 or not bill["decode_us"]:
         return 0, 0.0
-    per_token = int(bill["decode_us"]) / tokens
+    per_token = (int(bill["decode_us"]) - _stall_us(bill)) / tokens
     if per_token <= usual.p95("token_us"):
         return 0, per_token
     return int((per_token - usual.p50("token_us")) * tokens), per_token
+
+
+def token_stall(story: Story) -> Finding | None:
+    """One gap between two tokens far longer than all the others."""
+    row = max(story.attempts, key=_stall_us, default=None)
+    gap = _stall_us(row) if row is not None else 0
+    if row is None or not _counts(story, gap):
+        return None
+    usual_us = (int(row["decode_us"]) - gap) / max(int(row["generated_tokens"]) - 2, 1)
+    which = "two of its tokens"
+    times = list(row.get("token_us") or ())
+    if times and max(times[1:], default=0) >= gap:
+        at = times.index(gap, 1)
+        which = f"tokens {at} and {at + 1}"
+    who = row["replica"]
+    return Finding(
+        "token stall", gap,
+        f"Replica {who} made nothing for {shown(gap)} between {which}, where its other tokens took {shown(usual_us)}.",
+    )  # fmt: skip
+
+
+def _stall_us(row: Row) -> int:
+    """The longest gap between a try's tokens, where it is no gap like the others; else 0."""
+    gap, tokens = int(row.get("itl_max_us") or 0), int(row["generated_tokens"])
+    if tokens < 8 or gap < STALL_TIMES * (int(row["decode_us"]) - gap) / (tokens - 2):
+        return 0
+    return gap
 
 
 def long_answer(story: Story) -> Finding | None:
@@ -280,6 +309,7 @@ RULES: tuple[Rule, ...] = (
     slow_client,
     resume_gap,
     full_queue,
+    token_stall,
     overloaded_engine,
     cold_prefix,
     long_answer,

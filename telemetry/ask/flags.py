@@ -25,6 +25,9 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     diff = verb("diff", "two cohorts side by side, and what explains their difference")
     for side in ("a", "b"):
         diff.add_argument(side, help="as since=2h,until=1h,model=NAME; also " + ", ".join(_COHORT[1:]))
+    pool = verb("pool", "what happened to a pool, in order")
+    pool.add_argument("pool")
+    _window(pool, "1h", cohort=(), top="1000")
     tail = verb("tail", "follow the requests as they end")
     for name in _COHORT:
         tail.add_argument(f"--{name}")
@@ -66,10 +69,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _window(parser: argparse.ArgumentParser, since: str, *more: str, cohort: tuple[str, ...] = _COHORT) -> None:
+def _window(
+    parser: argparse.ArgumentParser, since: str, *more: str, cohort: tuple[str, ...] = _COHORT, top: str = "20"
+) -> None:
     parser.add_argument("--since", default=since, help=f"{_MOMENT} (default {since})")
     parser.add_argument("--until", default="now", help="the same (default now)")
-    parser.add_argument("--top", default="20", help="how many rows (default 20)")
+    parser.add_argument("--top", default=top, help=f"how many rows (default {top})")
     for name in cohort:
         parser.add_argument(f"--{name}")
     texts = {"ended": "only those that ended so, as failed", "phase": "wall (default), ttft, prefill, decode, …"}

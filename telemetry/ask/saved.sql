@@ -18,13 +18,18 @@ SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
 -- tells: every reader of a stream; of a refused request, by its own id
 -- default: stream = ''
 -- default: id = ''
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, $phases FROM requests
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, $phases FROM requests
 WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.id = {id:String} OR trace_id = {id:String}, stream = {stream:String})
 ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: attempts
 -- tells: every producer's try at a stream
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+
+-- name: content
+-- tells: what a stream was asked and its readers were shown, of tenants whose plan lets it be told
+SELECT toUnixTimestamp64Micro(at) AS at_us, tenant, role, ended, first_seq, last_seq, prompt, completion FROM requests
+WHERE $window AND stream = {stream:String} AND (prompt != '' OR completion != '') ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: cohort
 -- tells: what is usual of finished requests of a model, a size of prompt and a time; without one stream
@@ -259,8 +264,28 @@ FROM requests WHERE $window AND $cohort AND role != 'refused' GROUP BY role ORDE
 
 -- name: fleet
 -- tells: what happened to the fleet
-SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, reason FROM fleet
+SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, asked_by, reason FROM fleet
 WHERE $window AND ({pool:String} = '' OR pool = {pool:String}) ORDER BY fleet.at DESC, id LIMIT {top:Int64};
+
+-- name: timeline
+-- tells: what happened to a pool, in order, and in which minutes its requests noticed
+-- default: top = 1000
+SELECT at_us, what, replica, state, told_by, asked_by, reason, rested_on FROM (
+    SELECT toUnixTimestamp64Micro(at) AS at_us, toString(what) AS what, toString(fleet.replica) AS replica, toString(state) AS state,
+        toString(source) AS told_by, toString(fleet.asked_by) AS asked_by, reason,
+        arrayStringConcat(arrayMap((k, v) -> concat(k, ' ', toString(v)), mapKeys(figures), mapValues(figures)), ', ') AS rested_on
+    FROM fleet WHERE $window AND pool = {pool:String}
+    UNION ALL
+    SELECT minute_us AS at_us, 'requests' AS what, '' AS replica, '' AS state, 'gateways' AS told_by, '' AS asked_by,
+        'of those that ended in this minute' AS reason,
+        arrayStringConcat(arrayMap((k, n) -> concat(k, ' ', toString(n)), arrayFilter((k, n) -> n > 0, kinds, counts), arrayFilter(n -> n > 0, counts)), ', ') AS rested_on
+    FROM (
+        SELECT toInt64(toUnixTimestamp(toStartOfMinute(at))) * 1000000 AS minute_us,
+            ['waited in the queue', 'refused', 'failed', 'outlived a replica', 'in all'] AS kinds,
+            [sumIf(weight, placement = 'queued'), sumIf(weight, ended = 'refused'), sumIf(weight, ended = 'failed'), sumIf(weight, requests.attempts > 1), sum(weight)] AS counts
+        FROM requests WHERE $window AND pool = {pool:String} AND role IN ('created', 'refused') GROUP BY minute_us
+    ) WHERE arraySum(counts) > counts[5]
+) ORDER BY at_us, what, replica, state LIMIT {top:Int64};
 
 -- name: usage_by_hour
 -- tells: what is billed, by hour, tenant and model

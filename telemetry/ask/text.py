@@ -65,10 +65,11 @@ def _head(story: Story) -> list[str]:
     lines = [f"{story.stream or story.id}  {story.outcome}{error}  {moment(story.began_us)}  {shown(story.wall_us)}"]
     session = f", session {fact('session_hash')}" if fact("session_hash") else ""
     user = f", user {fact('user_hash')}" if fact("user_hash") else ""
-    adapter = f" + {fact('adapter')}" if fact("adapter") else ""
+    adapter = " (a LoRA adapter)" if fact("adapter") else ""
+    artifact = f" loaded from {fact('artifact')}" if fact("artifact") else ""
     lines += _wrapped(
         f"tenant {fact('tenant')}{user}{session}: {fact('model')}{adapter} on {fact('replica') or 'no replica'} of "
-        f"pool {fact('pool') or '-'}, {fact('dialect') or '?'} over {fact('transport') or '?'}, "
+        f"pool {fact('pool') or '-'}{artifact}, {fact('dialect') or '?'} over {fact('transport') or '?'}, "
         f"gateway {fact('gateway') or '?'}"
     )
     ttft = story.ttft_us
@@ -153,7 +154,26 @@ def _attempts(story: Story) -> list[str]:
                 f"{row['generated_tokens']}/{row['output_tokens']}", ", ".join(said),
             )
         )  # fmt: skip
-    return ["attempts (tokens: generated/of the stream so far)", *table(rows), ""]
+    lines = ["attempts (tokens: generated/of the stream so far)", *table(rows)]
+    for row in story.attempts:
+        if times := token_times(row.get("token_us") or ()):
+            lines += _wrapped(f"  try {row['attempt']}.{row['epoch']}: {times}")
+    return [*lines, ""]
+
+
+_GAPS_SHOWN = 3
+
+
+def token_times(times: Sequence[int]) -> str:
+    """Of a sampled try's tokens: how far apart they came, and between which of them it took longest."""
+    if not times:
+        return ""
+    gaps = sorted(enumerate(times[1:], 1), key=lambda gap: (-gap[1], gap[0]))
+    said = f"the times of {len(times)} tokens are told: the first after {shown(times[0])}"
+    if not gaps:
+        return said
+    longest = ", ".join(f"{shown(us)} between tokens {at} and {at + 1}" for at, us in gaps[:_GAPS_SHOWN])
+    return f"{said}, half of the others within {shown(gaps[len(gaps) // 2][1])}; longest {longest}"
 
 
 def _placement(story: Story) -> list[str]:
@@ -283,6 +303,24 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return lines
+
+
+def timeline_text(rows: Sequence[Row]) -> str:
+    """A pool's life; a day is said where it begins."""
+    lines: list[str] = []
+    day = ""
+    for row in rows:
+        at = moment(row["at_us"])
+        if at[:10] != day:
+            day = at[:10]
+            lines.append(day)
+        who = f"asked by {row['asked_by']}" if row["asked_by"] else f"told by {row['told_by']}"
+        what = f"{row['what']} {row['state']}".strip()
+        why = f"{row['reason']}; {who}" if row["reason"] else who
+        text = f"{at[11:]}  {what:<17} {row['replica'] or '-':<12} {why}"
+        text += f" ({row['rested_on']})" if row["rested_on"] else ""
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent=" " * 15)
+    return "\n".join(lines) or "nothing was told of such a pool in that time"
 
 
 _SIGNS = ("-", "+")

@@ -10,7 +10,7 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing, request_line, rows_text, why_text
+from telemetry.ask.text import diff_text, missing, request_line, rows_text, timeline_text, token_times, why_text
 from telemetry.ask.times import cohort_of, window
 from telemetry.ask.why import Answer, told, why
 
@@ -49,7 +49,8 @@ async def show(ask: Ask, given: Given, now_us: int) -> View:
     for kind in ("requests", "attempts"):
         for row in value[kind]:
             lines.append(kind[:-1])
-            lines += [f"  {name:<24}{cell}" for name, cell in dict(row).items() if cell not in ("", 0)]
+            cells = {name: token_times(cell) if name == "token_us" else cell for name, cell in dict(row).items()}
+            lines += [f"  {name:<24}{cell}" for name, cell in cells.items() if cell not in ("", 0)]
     return View(value, "\n".join(lines))
 
 
@@ -63,6 +64,15 @@ async def compare(ask: Ask, given: Given, now_us: int) -> View:
         raise BadRequest("name the two cohorts: a=since=2h,until=1h&b=since=1h")
     found = await diff(ask, cohort_of(given["a"], now_us), cohort_of(given["b"], now_us))
     return View(diff_value(found), diff_text(found))
+
+
+async def pool(ask: Ask, given: Given, now_us: int) -> View:
+    """What happened to one pool, in order."""
+    if not given.get("pool"):
+        raise BadRequest("name the pool: pool=NAME")
+    taken = _common({"top": "1000", **given}, now_us, "1h", only=("pool",))
+    rows = await ask.query("timeline", taken)
+    return View(rows, timeline_text(rows))
 
 
 async def usage(ask: Ask, given: Given, now_us: int) -> View:
@@ -105,6 +115,7 @@ VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
     "show": show,
     "why": explain,
     "diff": compare,
+    "pool": pool,
     "usage": usage,
     "queries": queries,
     "query": query,
@@ -112,12 +123,12 @@ VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
 
 
 async def answer(ask: Ask, path: str, given: Given, now_us: int) -> View:
-    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``queries``, ``queries/<name>``, ``<id>``,
+    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``pool``, ``queries``, ``queries/<name>``, ``<id>``,
     ``<id>/why``. Raises NotFound, BadRequest and what the store raises."""
     match [part for part in path.split("/") if part]:
         case []:
             return await recent(ask, given, now_us)
-        case ["slow" | "diff" | "usage" | "queries" as name]:
+        case ["slow" | "diff" | "pool" | "usage" | "queries" as name]:
             return await VIEWS[name](ask, given, now_us)
         case ["queries", name]:
             return await query(ask, {**given, "name": name}, now_us)

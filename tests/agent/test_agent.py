@@ -39,8 +39,8 @@ PRICES = Prices(1_000_000, 500_000, 2_000_000)  # a micro-unit a prompt token, t
 
 
 class Fragile(SimEngine):
-    """A simulator that can be broken as a whole or lose one request, fails at requests of model ``poison`` and never
-    answers ``mute``."""
+    """A simulator that can be broken as a whole or lose one request, fails at requests of model ``poison``, ends those
+    of ``sick`` as failed and never answers ``mute``."""
 
     def __init__(self, settings: SimSettings) -> None:
         super().__init__(settings)
@@ -59,6 +59,9 @@ class Fragile(SimEngine):
         if request.model == "poison":
             raise RuntimeError("never seen such a request")
         if request.model == "mute":
+            return
+        if request.model == "sick":
+            sink.end("failed", ErrorInfo("engine_error", "not well", http_status=502))
             return
         super().submit(request, sink)
 
@@ -144,6 +147,7 @@ async def running(
     lease_ttl_s: float = 3.0,
     lease_renew_s: float = 1.0,
     drain_s: float = 2.0,
+    trace_tokens_one_in: int = 0,
 ) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
     """``proxy``: between the agent and Redis, which the bench asks directly."""
     engine, heard = Fragile(SimSettings.parse(sim)), Heard()
@@ -153,7 +157,12 @@ async def running(
     await client.start()
     pool = pool or f"pool-{os.urandom(4).hex()}"
     agent = Agent(
-        AgentPolicy(LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0), lease_renew_s, drain_s),
+        AgentPolicy(
+            LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0),
+            lease_renew_s,
+            drain_s,
+            trace_tokens_one_in=trace_tokens_one_in,
+        ),
         new_replica_id("r"),
         engine,
         client,
@@ -535,3 +544,46 @@ async def test_a_deadline_does_not_keep_what_has_ended(redis_url: str) -> None:
         assert timer is not None
         assert (await bench.end(stream)).status == "completed"
         await eventually(timer.cancelled, "the timer to be let go")
+
+
+async def test_a_replicas_life_is_told_from_its_first_lease_until_it_has_left(redis_url: str) -> None:
+    async with running(redis_url) as (bench, task):
+        await bench.pools.desire(bench.pool, bench.agent.replica, "draining")
+        await asyncio.wait_for(asyncio.shield(task), 10)
+    told = [(event.what, event.state, event.asked_by) for event in bench.heard.fleet]
+    assert told == [
+        ("lease", "ready", ""), ("drain", "", "operator"), ("lease", "draining", "operator"), ("lease", "gone", ""),
+    ]  # fmt: skip
+    assert {(event.pool, event.replica) for event in bench.heard.fleet} == {(bench.pool, bench.agent.replica)}
+
+
+async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_told(redis_url: str) -> None:
+    async with running(redis_url, lease_renew_s=0.2) as (bench, _):
+        for _ in range(5):
+            await bench.end(await bench.ask(model="sick"))
+
+        def told() -> list[str]:
+            return [event.state for event in bench.heard.fleet if event.what == "breaker"]
+
+        await eventually(lambda: told() == ["open", "half_open"], "it to open, and to let one try", 10)
+
+        async def has_room() -> bool:
+            return [info.room for info in await bench.pools.replicas(bench.pool)] == [1]
+
+        await eventually(has_room, "room for one")
+        await bench.end(await bench.ask(max_tokens=3))
+        await eventually(lambda: told() == ["open", "half_open", "closed"], "it to close", 10)
+    opened = next(event for event in bench.heard.fleet if event.what == "breaker")
+    assert (opened.reason, opened.figures) == ("engine_error", {"failures": 5, "open_s": 2.0})
+
+
+async def test_each_tokens_time_is_told_of_those_tries_that_are_sampled(redis_url: str) -> None:
+    for one_in, told in ((0, 0), (1, 30)):
+        async with running(redis_url, trace_tokens_one_in=one_in) as (bench, _):
+            stream = await bench.ask(max_tokens=30)
+            await bench.end(stream)
+            (trace,) = await eventually(lambda b=bench, s=stream: _bills(b, s), "the try to be told")
+        assert len(trace.token_us) == told
+        if told:
+            assert sum(trace.token_us[1:]) == pytest.approx(trace.decode_us, rel=0.05, abs=3000)
+            assert max(trace.token_us[1:]) == pytest.approx(trace.itl_max_us, abs=2)

@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from inference.agent.chronicle import Chronicle
 from inference.agent.engines.sim.engine import SimEngine
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.running import RunningStream
 from inference.agent.times import Times
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
-from stream_fabric.ports import EngineRequest
+from stream_fabric.ports import EngineRequest, NoEvents
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo, Report, Work
+from tests.support.events import SetClock
 
 
 class Pools(RedisPools):
@@ -47,8 +50,9 @@ def lease_of(pools: Pools, running: list[RunningStream]) -> Lease:
 
     policy = LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
     return Lease(
-        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, no_one
-    )
+        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, no_one,
+        Chronicle(Herald(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3),
+    )  # fmt: skip
 
 
 def stream(name: str) -> RunningStream:

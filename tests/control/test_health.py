@@ -14,6 +14,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from inference.control.health import Health, HealthPolicy, HealthState, Stuck
+from stream_fabric.herald import Herald
 from stream_fabric.ids import ReplicaId
 from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import EngineLoad
@@ -21,6 +22,7 @@ from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
+from tests.support.events import Heard, SetClock
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
@@ -214,7 +216,8 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
                 desired.append(f"{one.replica} {answer.desired}")
 
     counted: list[str] = []
-    here = Health(pools, policy, lambda: counted.append("here"))
+    heard = Heard()
+    here = Health(pools, policy, lambda: counted.append("here"), Herald(heard, SetClock(), "health"))
     there = Health(pools, policy, lambda: counted.append("there"))
     await report([*FINE, STUCK])
     await here._look()
@@ -225,6 +228,9 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
     await report([*FINE, STUCK, info("t", 9000)])
     assert desired == ["s draining"]
     assert counted == ["here"]
+    (told,) = heard.fleet
+    assert (told.what, told.replica, told.source, told.asked_by) == ("drain", "s", "health", "health")
+    assert told.figures["queue_p99_ms"] > told.figures["ratio"] * told.figures["median_ms"]
 
 
 async def test_a_slow_replica_is_drained_its_streams_finish_whole_and_the_others_stay(

@@ -215,8 +215,16 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
 async def test_what_an_operator_asks_for_is_heard_at_the_next_report(pool: Pool) -> None:
     one = replica("one")
     assert (await pool.renew(one)).desired == ""
+    await pool.pools.desire(pool.name, one, "ready", "controller")
+    heard = await pool.renew(one)
+    assert (heard.desired, heard.asked_by) == ("ready", "controller")
     await pool.pools.desire(pool.name, one, "draining")
-    assert (await pool.renew(one)).desired == "draining"
+    await pool.pools.desire(pool.name, one, "draining", "health")
+    heard = await pool.renew(one)
+    assert (heard.desired, heard.asked_by) == ("draining", "operator"), "who asked first"
+    assert await pool.pools.retire(pool.name, one, leaving=True)
+    heard = await pool.renew(one)
+    assert (heard.desired, heard.asked_by) == ("", ""), "of who has left nothing is kept"
 
 
 async def test_what_a_replica_holds_of_prompts_is_read_as_it_was_written(pool: Pool) -> None:

@@ -14,9 +14,12 @@ from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import RedisPools
 from tests.gateway.processes import Process, Running
 from tests.gateway.test_placement import placement, reasons
+from tests.gateway.test_traces import Told, told
 from tests.gateway.wire import DONE, Exchange, Gate, events, refusal
 from tests.support.waiting import eventually
 from tests.vllm import fake
+
+__all__ = ["told"]  # a fixture
 
 COMPLETIONS = "/v1/completions"
 HELD = {"left": ("fake", "french", "german"), "right": ("fake", "french", "greek")}
@@ -69,7 +72,10 @@ def adapters(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Ite
     try:
         for name, (_, *held) in HELD.items():
             python = fake.command(tmp_path_factory.mktemp(name))
-            engine = ["--engine", "vllm", "--model", "m", "--vllm-python", python, "--room-ratio", "1"]
+            model = tmp_path_factory.mktemp(f"model-{name}")
+            (model / "config.json").write_text("{}")
+            (model / "model.safetensors").write_bytes(b"weights")
+            engine = ["--engine", "vllm", "--model", str(model), "--vllm-python", python, "--room-ratio", "1"]
             flags = ["--max-num-seqs", "1", "--enable-lora", "--lora-modules", *(f"{word}=/{word}" for word in held)]
             agents[name] = Process("agent", "--replica", name, *engine, "--", *flags, **env)
         with platform.gateway("--queue-wait-s", "20") as process:
@@ -85,6 +91,22 @@ async def test_a_lease_tells_the_adapters_and_each_is_listed_as_a_model(adapters
     assert told == {adapters.replica(name): models for name, models in HELD.items()}
     names = {model["id"]: model["owned_by"] for model in (await adapters.gate.ask("GET", "/v1/models")).json["data"]}
     assert {name for name, pool in names.items() if pool == "fake"} == {"fake", "french", "german", "greek"}
+
+
+async def test_a_trace_says_that_its_model_is_an_adapter_and_what_the_base_was_loaded_from(
+    adapters: Adapters, told: Told
+) -> None:
+    found = {}
+    for model in ("fake", "german", "french"):
+        async with adapters.gate.open("POST", COMPLETIONS, completion(model, 2)) as exchange:
+            await exchange.rest()
+        (trace,) = await told.requests(exchange.headers["x-stream-id"])
+        found[model] = trace
+    assert {model: (trace.model, trace.adapter) for model, trace in found.items()} == {
+        "fake": ("fake", ""), "german": ("german", "german"), "french": ("french", "french"),
+    }  # fmt: skip
+    (artifact,) = {trace.artifact for trace in found.values()}
+    assert len(artifact) == 16, "both replicas have loaded the same"
 
 
 @pytest.mark.parametrize(("model", "holders"), [("german", ["left"]), ("greek", ["right"]), ("french", [*HELD])])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.events import Prices
 from stream_fabric.ids import TenantId
+from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX
 from stream_gw.auth import (
     ALL_SCOPES,
     TOKEN_S_MAX,
@@ -258,3 +259,21 @@ def test_a_token_lives_a_day_at_most(authenticator: Authenticator, seconds: int)
     with pytest.raises(BadRequest, match=str(TOKEN_S_MAX)) as caught:
         authenticator.mint(OWNER, TokenRequest(expires_in_s=seconds), NOW)
     assert caught.value.param == "expires_in_s"
+
+
+def test_what_is_asked_and_answered_is_nobodys_to_keep_unless_the_file_says_so(tmp_path: Path) -> None:
+    def plan(text: str) -> int:
+        return load(tmp_path, text).content_bytes(TenantId("acme"))
+
+    tenant = '[[tenant]]\nid = "acme"\n'
+    assert plan(tenant) == 0
+    assert plan(tenant + "trace_content_bytes = 100\n") == 0
+    assert plan(tenant + "trace_content = false\n") == 0
+    assert plan('[[tenant]]\nid = "globex"\ntrace_content = true\n') == 0
+    assert plan(tenant + "trace_content = true\n") == CONTENT_BYTES
+    assert plan(tenant + "trace_content = true\ntrace_content_bytes = 100\n") == 100
+    assert plan(tenant + "trace_content = true\n" + tenant) == 0, "it stands there twice"
+    assert TomlKeyStore.single("acme", KEY).content_bytes(TenantId("acme")) == 0
+    for wrong in ("trace_content = 1", "trace_content_bytes = 0", f"trace_content_bytes = {CONTENT_BYTES_MAX + 1}"):
+        with pytest.raises(ValueError, match="trace_content"):
+            plan(tenant + wrong)

@@ -147,7 +147,8 @@ async def test_a_reader_who_comes_back_elsewhere_is_told_in_two_parts_that_join(
     assert first.last_seq >= second.first_seq - 1
     assert second.phases.resume_gap_us > 200_000
     adds_up(second)
-    assert 0.7 * took_us < first.wall_us + second.wall_us < took_us
+    # For how long nobody had watched is told in whole milliseconds
+    assert 0.7 * took_us < first.wall_us + second.wall_us < took_us + 2000
     shown = len(whole_events(body))
     assert second.streamed_tokens <= 200 <= first.streamed_tokens + second.streamed_tokens
     assert shown > 0

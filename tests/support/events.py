@@ -23,3 +23,13 @@ class Heard:
     @property
     def fleet(self) -> list[FleetEvent]:
         return [event for event in self.events if isinstance(event, FleetEvent)]
+
+
+class SetClock:
+    """A fabric's clock that is set."""
+
+    def __init__(self, at_us: int = 1_795_168_800_000_000) -> None:
+        self.at_us = at_us
+
+    def now_us(self) -> int:
+        return self.at_us

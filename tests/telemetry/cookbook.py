@@ -51,8 +51,8 @@ the same, compares, and checks that the answers are right. Made by `python -m te
 Say whom to ask: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw telemetry` and its
 `STREAM_GW_TELEMETRY_TOKEN`; or `STREAM_GW_CLICKHOUSE` for a ClickHouse server itself. Each command takes `--json`.
 Operators far from both ask any gateway, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`,
-`/diff?a=…&b=…`, `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same parameters;
-`format=text` gives the texts of this page.
+`/diff?a=…&b=…`, `/pool?pool=…`, `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same
+parameters; `format=text` gives the texts of this page.
 
 A moment is `15m`, `2h`, `3d` (ago), `now`, or `2026-11-20T10:00:00Z`. Where success is sampled
 (`STREAM_GW_TRACE_ONE_IN`) each row counts for as many as it stands for; errors, cancels and bills are never sampled.
@@ -67,12 +67,15 @@ _CAUSES = """
 The likely cause is found by rules (`telemetry/ask/causes.py`), not guessed: each says how much of the client's time it
 would explain; what is above the p95 of its cohort goes before what everybody waits for; of what is left the costliest.
 A second cause is told too where it cost half as much. The rules know: refused, killed replica, handed over, failed,
-slow client, resume gap, full queue, overloaded engine, cold prefix, long answer, admission slow, gateway slow, fabric
-slow, unaccounted; else *nothing stands out*. The cohort are finished requests of the same model, size of prompt and
-hour; where fewer than 30 are, of a day, then of any size, then of a week.
+slow client, resume gap, full queue, token stall, overloaded engine, cold prefix, long answer, admission slow, gateway
+slow, fabric slow, unaccounted; else *nothing stands out*. The cohort are finished requests of the same model, size of
+prompt and hour; where fewer than 30 are, of a day, then of any size, then of a week.
 
 The time line is the client's: all readers in line, what lay between them, and what nobody accounts for. It adds up to
 the wall time exactly. What was not told (a gateway that died, a success out of the sample) is said with `!`.
+
+An agent with `STREAM_GW_TRACE_TOKENS_ONE_IN=100` tells of one try in a hundred when each of its first 4096 tokens came
+(the same streams on each agent); `show` and `why` then say between which tokens it took longest.
 
 ## What changed?
 
@@ -80,7 +83,27 @@ Two cohorts, each told by `since`, `until`, `model`, `pool`, `replica`, `tenant`
 
 """
 
-_SQL = """
+_POOL = """
+## What happened to a pool?
+
+Between two moments, from what the fleet told of it (leases and their states, who asked for a drain, breakers, requests
+refused for want of room, replicas that died), and each minute in which its requests noticed something:
+
+"""
+
+_FLEET_EVENTS = """
+| event | told by | when | figures |
+| --- | --- | --- | --- |
+| `lease` | the agent | its pool hears of its first lease, of another state, that it has left (gone) | its load |
+| `drain` | health; of an operator's the agent | somebody wants a replica to leave | what health rests on |
+| `breaker` | the agent | it opens, lets one request try (half_open), closes | failures in a row |
+| `shed` | a gateway | each 10 s in which it refused requests; `state`: gateway, rate, pool, queue | how many |
+| `dead` | who reaps | a lease ended unrenewed | its streams |
+
+`asked_by` is operator, health, controller (which plans), SIGTERM or standby; empty: it came about. A process tells of
+120 such events a minute at most; the next one says how many it did not (`untold`). Before its first lease nothing is
+told of a replica, and a state that lasts for less than a renewal (a second) may be passed over.
+
 ## Your own SQL
 
 ```
@@ -120,7 +143,10 @@ async def page(ask: HttpAsk, hour: Fleet) -> str:
         _CAUSES,
         _shown(f"stream-gw traces diff {a} {b}", (await VIEWS["diff"](ask, {"a": a, "b": b}, NOW_US)).text),
     ]
-    out.append(_SQL)
+    flags = "--since 2026-11-20T10:15:00Z --until 2026-11-20T10:25:00Z"
+    given = {"pool": "llama", "since": "2026-11-20T10:15:00Z", "until": "2026-11-20T10:25:00Z"}
+    out += [_POOL, _shown(f"stream-gw traces pool llama {flags}", (await VIEWS["pool"](ask, given, NOW_US)).text)]
+    out.append(_FLEET_EVENTS)
     for number, (question, name, more) in enumerate(QUESTIONS, 1):
         given = {**WINDOW, **more, **({"top": TOP} if "top" in SAVED[name].parameters else {})}
         flags = " ".join(f"{key}={shlex.quote(value)}" for key, value in given.items())

@@ -16,6 +16,7 @@ from stream_fabric.events import (
     Phases,
     Prices,
     RequestTrace,
+    What,
     itl_bucket,
 )
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
@@ -38,6 +39,8 @@ SLOWED = "phi-2"
 """In the second half hour its engine keeps requests waiting for 380 ms. Nothing else is wrong with its pool."""
 SLOWED_US = 380_000
 DIED = "llama-3"
+SPARE = "llama-5"
+"""Warm until an operator activates it, after the other died."""
 DIED_US = START_US + 20 * 60_000_000
 
 
@@ -388,11 +391,49 @@ class _Maker:
                         pool=pool, replica=ReplicaId(f"{pool}-{number}"), state="ready",
                     )
                 )  # fmt: skip
+        self._before_and_after_death()
         tell(
             FleetEvent(
                 id=f"{DIED}:dead", at_us=DIED_US, what="dead", source="reaper", pool="llama", replica=ReplicaId(DIED),
                 reason="its lease has ended", figures={"streams": 8},
             )
+        )  # fmt: skip
+
+    def _before_and_after_death(self) -> None:
+        """Its breaker opened two minutes before; afterwards requests were refused until an operator helped."""
+        died, spare = ReplicaId(DIED), ReplicaId(SPARE)
+
+        def tell(at_us: int, what: What, source: str, **more: Any) -> None:
+            self.fleet.events.append(FleetEvent(f"{what}:{at_us}", at_us, what, source, pool="llama", **more))
+
+        opened = DIED_US - 120_000_000
+        failing = {"failures": 5.0, "open_s": 2.0}
+        tell(opened, "breaker", "agent", replica=died, state="open", reason="engine_error", figures=failing)
+        tell(
+            opened + 2_000_000,
+            "breaker",
+            "agent",
+            replica=died,
+            state="half_open",
+            reason="one request may try",
+            figures=failing,
+        )
+        tell(
+            opened + 2_400_000,
+            "breaker",
+            "agent",
+            replica=died,
+            state="closed",
+            reason="its engine has answered",
+            figures={"failures": 0, "open_s": 2.0},
+        )
+        tell(
+            DIED_US + 6_000_000, "shed", "gw-1", state="pool", reason="pool_full",
+            figures={"requests": 5, "within_s": 10},
+        )  # fmt: skip
+        tell(
+            DIED_US + 8_000_000, "lease", "agent", replica=spare, state="ready", reason="its engine serves",
+            asked_by="operator", figures={"streams": 0, "slots": 64, "room": 80},
         )  # fmt: skip
 
 

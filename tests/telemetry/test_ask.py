@@ -361,6 +361,7 @@ def test_why_from_the_command_line(cli: Cli, hour: Fleet) -> None:
         (["traces", "show", "{stream}"], "client_stall_us"),
         (["traces", "list", "--since", "2026-11-20T10:00", "--until", "2026-11-20T11:00", "--top", "3"], "completed"),
         (["traces", "slow", "--since", "2026-11-20T10:00", "--until", "2026-11-20T11:00"], "phase ms"),
+        (["traces", "pool", "llama", "--since", "2026-11-20T10:15", "--until", "2026-11-20T10:25"], "breaker open"),
         (["traces", "queries"], "spent_by_replica"),
         (["traces", "query", "faults", "since=2026-11-20T10:00", "until=2026-11-20T11:00"], DIED),
         (["traces", "sql", "SELECT count() AS many FROM requests WHERE ended = 'failed'"], "6"),

@@ -55,6 +55,7 @@ def reader(at: int = 0, **changes: Any) -> dict[str, Any]:
         "user_hash": "",
         "model": "m",
         "adapter": "",
+        "artifact": "",
         "pool": "p",
         "replica": "r-1",
         "session_hash": "",
@@ -129,6 +130,9 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     "full queue": (story([reader(pool_queue_us=4_000_000, queue_position=12)]), ["full queue"]),
     "overloaded engine": (story([reader(engine_queue_us=3_000_000)]), ["overloaded engine"]),
     "slow tokens": (story([reader(decode_us=9_000_000)], [attempt(decode_us=9_000_000)]), ["overloaded engine"]),
+    "token stall": (
+        story([reader(decode_us=3_900_000)], [attempt(decode_us=3_900_000, itl_max_us=1_900_000)]), ["token stall"],
+    ),
     "admission slow": (story([reader(admission_us=900_000)]), ["admission slow"]),
     "gateway slow": (story([reader(gateway_us=900_000)]), ["gateway slow"]),
     "fabric slow": (story([reader(fabric_us=900_000)]), ["fabric slow"]),
@@ -369,3 +373,30 @@ def test_an_hour_agrees_but_for_bills_told_just_after_it() -> None:
     assert within((4, 80, 50, 190), theirs, (1, 20, 0, 10), none), "one is the hour before's"
     assert not within((4, 80, 50, 180), theirs, (1, 20, 0, 10), none)
     assert within((9, 100, 50, 200), theirs, none, none), "streams without a token have no bill"
+
+
+def test_a_stall_is_named_by_its_tokens_where_their_times_are_told() -> None:
+    times = [50_000, *[5_000] * 811, 1_900_000, *[5_000] * 100]
+    row = attempt(
+        decode_us=sum(times[1:]), itl_max_us=1_900_000, token_us=times, generated_tokens=len(times), output_tokens=913
+    )
+    of = story([reader(decode_us=sum(times[1:]), output_tokens=913)], [row], usual=Usual(""))
+    (first, *_) = findings(of)
+    assert first.cause == "token stall"
+    assert "made nothing for 1.9 s between tokens 812 and 813, where its other tokens took 5.0 ms" in first.says
+    assert first.cost_us == 1_900_000
+    text = why_text(Answer(of, findings(of)))
+    assert "the times of 913 tokens are told: the first after 50 ms" in text
+    assert "longest 1.9 s between tokens 812 and 813, 5.0 ms between tokens 1 and 2" in " ".join(text.split())
+
+
+def test_what_is_no_stall() -> None:
+    for row in (
+        attempt(itl_max_us=150_000),  # as long as ten tokens: a busy step
+        attempt(itl_max_us=1_900_000, generated_tokens=3),
+        attempt(itl_max_us=0),
+    ):
+        assert causes(story([reader()], [row])) == []
+    late = attempt(decode_us=3_900_000, itl_max_us=1_900_000, token_us=[50_000, *[13_000] * 40])
+    (found,) = findings(story([reader(decode_us=3_900_000)], [late]))
+    assert "between two of its tokens" in found.says, "its times end before it"

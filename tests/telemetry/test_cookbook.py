@@ -14,7 +14,7 @@ from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.cookbook import QUESTIONS, page
-from tests.telemetry.fleet import DIED, SLOWED, START_US, Fleet, fleet
+from tests.telemetry.fleet import DIED, DIED_US, SLOWED, SPARE, START_US, Fleet, fleet
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 WINDOW = {"from_us": START_US, "until_us": START_US + HOUR_US}
@@ -185,7 +185,11 @@ def _residuals(rows: Rows, hour: Hour) -> bool:
 
 
 def _fleet(rows: Rows, hour: Hour) -> bool:
-    return [(row["what"], row["replica"]) for row in rows] == [("dead", DIED)]
+    told = [(row["what"], row["state"], row["replica"]) for row in rows]
+    return told == [
+        ("lease", "ready", SPARE), ("shed", "pool", ""), ("dead", "", DIED), ("breaker", "closed", DIED),
+        ("breaker", "half_open", DIED), ("breaker", "open", DIED),
+    ]  # fmt: skip
 
 
 def _usage(rows: Rows, hour: Hour) -> bool:
@@ -226,3 +230,36 @@ async def test_the_answer_is_right(ask: HttpAsk, hour: Hour, name: str, more: di
     rows = await ask.query(name, {**WINDOW, **more, "top": 1000})
     assert rows
     assert ANSWERS[name](rows, hour), rows[:5]
+
+
+async def test_a_pools_timeline_tells_what_happened_in_order_and_what_requests_noticed(
+    ask: HttpAsk, hour: Hour
+) -> None:
+    window = {"from_us": DIED_US - 5 * 60_000_000, "until_us": DIED_US + 5 * 60_000_000}
+    rows = await ask.query("timeline", {**window, "pool": "llama"})
+    assert [row["at_us"] for row in rows] == sorted(row["at_us"] for row in rows)
+    fleet_rows = [row for row in rows if row["what"] != "requests"]
+    assert [(row["what"], row["state"], row["replica"]) for row in fleet_rows] == [
+        ("breaker", "open", DIED), ("breaker", "half_open", DIED), ("breaker", "closed", DIED), ("dead", "", DIED),
+        ("shed", "pool", ""), ("lease", "ready", SPARE),
+    ]  # fmt: skip
+    assert fleet_rows[0]["rested_on"] == "failures 5, open_s 2"
+    assert fleet_rows[-1]["asked_by"] == "operator"
+    noticed = [row for row in rows if row["what"] == "requests"]
+    mine = [
+        row
+        for row in hour.requests
+        if row.pool == "llama" and row.role in ("created", "refused")
+        and window["from_us"] <= row.at_us < window["until_us"]
+    ]  # fmt: skip
+    counted = Counter(row.at_us - row.at_us % 60_000_000 for row in mine if _noticed(row))
+    assert [row["at_us"] for row in noticed] == sorted(counted)
+    outlived = sum(row.attempts > 1 for row in mine)
+    said = [row["rested_on"].split(", ") for row in noticed]
+    told = [part for parts in said for part in parts if part.startswith("outlived a replica ")]
+    assert outlived == sum(int(part.rpartition(" ")[2]) for part in told) > 0
+    assert await ask.query("timeline", {**window, "pool": "nobody's"}) == []
+
+
+def _noticed(row: RequestTrace) -> bool:
+    return row.placement == "queued" or row.ended in ("refused", "failed") or row.attempts > 1

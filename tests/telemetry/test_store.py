@@ -174,6 +174,26 @@ async def test_rows_are_kept_for_so_many_days(opened: Store) -> None:
         assert "non_replicated_deduplication_window = 10000" in engine
 
 
+async def test_what_was_asked_and_answered_goes_before_its_row(opened: Store) -> None:
+    await opened.keep(30, 400, 3)
+    await opened.keep(30, 400, 3)
+    rows = {"old": 5, "new": 1}
+    for id, days in rows.items():
+        await opened.command(
+            "INSERT INTO requests (id, at, stream, prompt, completion) "
+            f"SELECT '{id}', now64(6) - INTERVAL {days} DAY, 's', 'asked', 'answered'"
+        )
+    await opened.command("OPTIMIZE TABLE requests FINAL")
+    left = await opened.query("SELECT id, stream, prompt, completion FROM requests ORDER BY at")
+    assert left.rows == [("old", "s", "", ""), ("new", "s", "asked", "answered")]
+    ((made,),) = (
+        await opened.query(
+            "SELECT create_table_query FROM system.tables WHERE name = 'requests' AND database = currentDatabase()"
+        )
+    ).rows
+    assert str(made).count("toDate(at) + toIntervalDay(3)") == 2
+
+
 async def test_opened_twice_and_at_once(clickhouse_url: str) -> None:
     stores = [Store(clickhouse_url) for _ in range(3)]
     await asyncio.gather(*(store.open() for store in stores))

@@ -27,8 +27,8 @@ def command(folder: Path, mode: str = "ok") -> str:
 
 
 def set_mode(folder: Path, mode: str) -> None:
-    """``ok``; ``die`` at the start; ``hang`` before it is healthy; ``deaf`` to SIGTERM; ``toothless``: no tokens;
-    ``pooling``: a model that embeds."""
+    """``ok``; ``old``: knows fewer flags; ``die`` at the start; ``hang`` before it is healthy; ``deaf`` to SIGTERM;
+    ``toothless``: no tokens; ``pooling``: a model that embeds."""
     (folder / "mode").write_text(mode)
 
 
@@ -56,6 +56,9 @@ def main() -> None:
     if mode == "die":
         print("ValueError: the model's mouth is too small", file=sys.stderr, flush=True)
         os._exit(3)
+    if mode == "old" and "--enable-per-request-metrics" in sys.argv:
+        print("vllm serve: error: unrecognized arguments: --enable-per-request-metrics", file=sys.stderr, flush=True)
+        os._exit(2)
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "hang":
@@ -75,7 +78,7 @@ async def serve(folder: Path, mode: str) -> None:
     async def models(request: web.Request) -> web.Response:
         after = sys.argv[sys.argv.index("--lora-modules") + 1 :] if "--lora-modules" in sys.argv else []
         adapters = [word.partition("=")[0] for word in takewhile(lambda word: not word.startswith("-"), after)]
-        return web.json_response({"data": [{"id": name} for name in ("fake", *adapters)]})
+        return web.json_response({"data": [{"id": "fake"}, *({"id": name, "parent": "fake"} for name in adapters)]})
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(
@@ -99,7 +102,12 @@ async def serve(folder: Path, mode: str) -> None:
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
             await asyncio.sleep(0.005)
         end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
-        await response.write(b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n")
+        await response.write(b"data: " + json.dumps(end).encode() + b"\n\n")
+        if "--enable-per-request-metrics" in sys.argv:
+            own = {"queue_time_ms": 250.0, "time_to_first_token_ms": 30.0, "generation_time_ms": 10.0}
+            last = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": number + 1}, "metrics": own}
+            await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
         return response
 
     async def embed(request: web.Request) -> web.Response:

@@ -60,6 +60,21 @@ async def test_a_chat_streams_and_usage_is_the_server_s(engine: VllmEngine) -> N
     assert sink.end_usage.prompt > 0
 
 
+async def test_its_own_times_are_told_of_one_choice(engine: VllmEngine) -> None:
+    """Of as many as can compute nobody waits, and more than that wait for those."""
+    first = await ask(engine, request(1, endless(tokens=10)))
+    assert first.own is not None
+    queue_s, prefill_s = first.own
+    assert 0 <= queue_s < 1
+    assert 0 < prefill_s < 60
+    crowd = [ask(engine, request(2 + n, endless(tokens=100))) for n in range(2 * SLOTS)]
+    waits = sorted(sink.own[0] for sink in await asyncio.gather(*crowd) if sink.own is not None)
+    assert len(waits) == 2 * SLOTS
+    assert waits[-1] > max(0.05, 5 * waits[0]), "those that found no slot"
+    several = await ask(engine, request(100, chat(n=2, max_tokens=5, ignore_eos=True)))
+    assert several.own is None
+
+
 async def test_a_completion_streams(engine: VllmEngine) -> None:
     body = {"model": "tiny", "prompt": "def main(", "max_tokens": 20, "ignore_eos": True}
     sink = await ask(engine, request(1, body, "completions"))

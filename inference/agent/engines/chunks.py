@@ -62,6 +62,14 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: MaybeRaw = None
+    metrics: MaybeRaw = None
+    """vLLM's own times of a request, with its last usage; of other servers anything."""
+
+
+class _Metrics(msgspec.Struct):
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    """From the moment that it was its turn."""
 
 
 class _Whole(msgspec.Struct):
@@ -69,6 +77,8 @@ class _Whole(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+_metrics_decoder = msgspec.json.Decoder(_Metrics)
+_OWN_MS_MAX = 86_400_000
 _whole_decoder = msgspec.json.Decoder(_Whole)
 _NULL = b"null"
 _ENGINE_DEAD = "EngineCore encountered an issue"
@@ -152,6 +162,8 @@ class ChunkReader:
                 self._choice(self._choices[choice.index], choice)
         if usage is not None:
             self._take_usage(usage)
+        if chunk.metrics is not None:
+            self._take_metrics(chunk.metrics)
 
     def end(self) -> ErrorInfo | None:
         """The bytes have ended: put the terminal's usage in place, or say what is missing."""
@@ -190,6 +202,17 @@ class ChunkReader:
         if self._usage is None and (self._prompt_tokens is None or cached or reasoning):
             self._sink.usage(prompt, cached, 0, reasoning)
         self._usage = Usage(prompt, cached, 0, usage.completion_tokens or 0, reasoning)
+
+    def _take_metrics(self, raw: msgspec.Raw) -> None:
+        try:
+            told = _metrics_decoder.decode(raw)
+        except msgspec.MsgspecError:  # another server's word
+            return
+        queue_ms, prefill_ms = told.queue_time_ms, told.time_to_first_token_ms
+        if queue_ms is None or prefill_ms is None or len(self._choices) != 1:
+            return
+        if 0 <= queue_ms <= _OWN_MS_MAX and 0 <= prefill_ms <= _OWN_MS_MAX:
+            self._sink.computed(queue_ms / 1000, prefill_ms / 1000)
 
     def _choice(self, state: _Open, choice: _Choice) -> None:
         delta = choice.delta or choice.message

@@ -16,7 +16,7 @@ from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
 from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import StreamId
 from stream_fabric.limits import CHOICES_MAX, METRICS_BYTES_MAX, STREAM_BYTES_MAX
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class OpenAIEngine:
         self._clears = 0
         self._queries = Rising()
         self._hits = Rising()
+        self._loaded = Loaded()
         self.metrics = VllmMetrics()
 
     async def start(self) -> Sequence[str]:
@@ -69,12 +70,14 @@ class OpenAIEngine:
                     raise EngineFailed(
                         f"{url} answered {response.status}; is it an OpenAI-compatible server, and the key right?"
                     )
-                models = [item["id"] for item in msgspec.json.decode(body)["data"]]
+                data = msgspec.json.decode(body)["data"]
+                models = [item["id"] for item in data]
+                self._loaded = Loaded(tuple(item["id"] for item in data if item.get("parent")))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFailed(
                 f"{url} does not answer ({error or 'timed out'}); start the model server first"
             ) from error
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
             raise EngineFailed(
                 f"{url} did not answer with a list of models; is it an OpenAI-compatible server?"
             ) from error
@@ -137,6 +140,9 @@ class OpenAIEngine:
             prefix_hits_tokens=self._hits.total,
             metrics_missing=len(self._missing),
         )
+
+    def loaded(self) -> Loaded:
+        return self._loaded
 
     async def close(self) -> None:
         tasks = [*(task for task, _ in self._tasks.values()), *self._ending, *([self._poller] if self._poller else [])]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import shutil
 import socket
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import aiohttp
 import msgspec
 
+from inference.agent.engines.artifact import artifact_of
 from inference.agent.engines.child import Child
 from inference.agent.engines.openai import OpenAIEngine
 from stream_fabric.errors import EngineFailed, EngineLost
@@ -33,7 +35,7 @@ from stream_fabric.limits import (
     VLLM_TERM_S_MAX,
     VLLM_WARM_UP_S_MAX,
 )
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
 
 if TYPE_CHECKING:
     from inference.agent.engines.kv_events import KvEvents
@@ -44,6 +46,8 @@ _BOOT_PROBE_EVERY_S = 0.2
 _HEALTH_EVERY_S = 1.0
 _PROBE_S = 5.0
 _DYING_S = 2.0
+_TIMES_FLAG = "--enable-per-request-metrics"
+"""vLLM tells with each answer how long it waited and computed. Versions before 0.32 may not know it."""
 _OURS = {
     "host": "the agent's own; vLLM listens on loopback",
     "port": "the agent's own; vLLM listens on a free port",
@@ -109,6 +113,8 @@ def flags_of(options: VllmOptions) -> tuple[list[str], int]:
             log.warning("vLLM gets --no-%s, as asked, where stream-gw passes %s", flag[2:], flag)
         elif flag[2:] not in given:
             flags.append(flag)
+    if not {_TIMES_FLAG[2:], f"no-{_TIMES_FLAG[2:]}", "disable-log-stats"} & given.keys():
+        flags.append(_TIMES_FLAG)
     if "max-num-seqs" not in given:
         flags += ["--max-num-seqs", str(slots)]
     return [*flags, *options.flags], slots
@@ -153,9 +159,13 @@ class VllmEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._before = EngineLoad(0, 0, self._slots)
         """The counters of the lives that are over."""
+        self._loaded = Loaded()
 
     async def start(self) -> Sequence[str]:
         models = await self._boot()
+        assert self._http is not None
+        artifact = await asyncio.to_thread(artifact_of, self._options.model, self._options.flags)
+        self._loaded = msgspec.structs.replace(self._http.loaded(), artifact=artifact)
         self._supervisor = asyncio.create_task(self._supervise(), name="vllm")
         return models
 
@@ -186,6 +196,9 @@ class VllmEngine:
             prefix_hits_tokens=before.prefix_hits_tokens + now.prefix_hits_tokens,
         )
 
+    def loaded(self) -> Loaded:
+        return self._loaded
+
     async def close(self) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -210,8 +223,12 @@ class VllmEngine:
         try:
             with _free_port() as port:
                 models, http = await self._come_up(port)
-        except BaseException:
+        except BaseException as error:
             await self._end()
+            if _TIMES_FLAG in self._flags and _TIMES_FLAG not in self._options.flags and _is_unknown(error):
+                log.warning("this vLLM does not know %s: its queue time is estimated", _TIMES_FLAG)
+                self._flags.remove(_TIMES_FLAG)
+                return await self._boot()
             raise
         self._http = http
         log.info("vLLM serves %s as process %s after %.1f s", ", ".join(models), self.pid, time.monotonic() - began)
@@ -311,6 +328,13 @@ class VllmEngine:
             self._kv.close()
 
 
+def _is_unknown(error: BaseException) -> bool:
+    """Whether vLLM ended because it does not know our flag."""
+    return isinstance(error, EngineFailed) and bool(
+        re.search(rf"unrecognized arguments:[^\n]*{_TIMES_FLAG}", error.message)
+    )
+
+
 async def _until_ready(http: OpenAIEngine, url: str) -> Sequence[str]:
     """Wait for the server, then for a first token; the models it serves."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
@@ -370,6 +394,9 @@ class _Listener:
         pass
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
+        pass
+
+    def computed(self, queue_s: float, prefill_s: float) -> None:
         pass
 
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:

@@ -4,7 +4,7 @@
 --   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
 --   over hash stream → how often another went before it although it was first
 --   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue
---   desired hash replica → state an operator asked for   <replica>:info JSON   <replica>:flight hash stream → costs
+--   desired hash replica → state that somebody asked for   asker hash replica → who   <replica>:info JSON   <replica>:flight hash stream → costs
 --   <replica>:inbox stream, <replica>:unread set of the streams in it, which reports look at: its bodies may be large
 -- The law is ``stream_fabric/placement.py``.
 local P = KEYS[1]

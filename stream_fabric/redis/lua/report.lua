@@ -3,7 +3,7 @@
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
 --   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, how many ended, the ended streams; then of each
 --   running stream: id, session.
--- Returns {state an operator asked for or '', how many were pulled from the queue, how many wait}.
+-- Returns {state that somebody asked for or '', how many were pulled from the queue, how many wait, who asked or ''}.
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[13])
 local key = P .. replica .. ':'
 local now = now_ms()
@@ -51,7 +51,7 @@ if ttl ~= '' then
   redis.call('PEXPIRE', key .. 'flight', 3600000)
   redis.call('PEXPIRE', key .. 'inbox', 3600000)
   redis.call('PEXPIRE', key .. 'unread', 3600000)
-  for _, name in ipairs({'leases', 'board', 'models', 'work', 'at', 'stat', 'desired'}) do
+  for _, name in ipairs({'leases', 'board', 'models', 'work', 'at', 'stat', 'desired', 'asker'}) do
     redis.call('PEXPIRE', P .. name, 3600000)
   end
 end
@@ -68,4 +68,5 @@ if ttl ~= '' or packed then
     tonumber(ARGV[5]), redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9])))
 end
 local taken = pull(replica, now, ARGV[12])
-return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting_count()}
+return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting_count(),
+  redis.call('HGET', P .. 'asker', replica) or ''}

@@ -7,6 +7,6 @@ for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
   if redis.call('HGET', P .. 'at', id) == ARGV[1] then return 0 end
 end
 redis.call('ZREM', P .. 'leases', ARGV[1])
-for _, name in ipairs({'board', 'models', 'desired'}) do redis.call('HDEL', P .. name, ARGV[1]) end
+for _, name in ipairs({'board', 'models', 'desired', 'asker'}) do redis.call('HDEL', P .. name, ARGV[1]) end
 redis.call('DEL', key .. 'info', key .. 'flight', key .. 'inbox', key .. 'unread', key .. 'prefix')
 return 1

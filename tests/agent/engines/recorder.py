@@ -21,6 +21,8 @@ class Recorder:
         self.times: list[float] = []
         """When each delta came."""
         self.prompt: tuple[int, int] | None = None
+        self.own: tuple[float, float] | None = None
+        """The engine's own times."""
         self.status: TerminalStatus | None = None
         self.error: ErrorInfo | None = None
         self.end_usage: Usage | None = None
@@ -61,6 +63,11 @@ class Recorder:
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         self.calls += 1
         self.prompt = (prompt, cached)
+
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        self.calls += 1
+        assert self.status is None, "told after the end"
+        self.own = (queue_s, prefill_s)
 
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         self.calls += 1

@@ -743,3 +743,26 @@ async def test_a_refused_question_keeps_the_status_and_the_message() -> None:
 def test_an_error_has_a_code_and_not_a_status_twice(error: Any, status: int, told: tuple[str, int, bool]) -> None:
     info = upstream_error(msgspec.json.encode({"error": error}), status)
     assert (info.code, info.http_status, info.retriable) == told
+
+
+def last(**metrics: Any) -> bytes:
+    return event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1}, metrics=metrics)
+
+
+def test_the_engines_own_times_are_taken_where_it_tells_them() -> None:
+    """As vLLM 0.32 says them with the last usage; what it does not know is null, or left out."""
+    answer = (delta(content="x"), delta(finish="stop"))
+    whole = {"time_to_first_token_ms": 41.5, "generation_time_ms": 3.0, "queue_time_ms": 1250.0, "mean_itl_ms": None}
+    assert read(*answer, last(**whole), DONE).own == (1.25, 0.0415)
+    for lacking in ({}, {"queue_time_ms": None, "time_to_first_token_ms": 1.0}, {"queue_time_ms": 3.0}):
+        assert read(*answer, last(**lacking), DONE).own is None
+
+
+@pytest.mark.parametrize(
+    "metrics", ["many", [1, 2], 7, {"queue_time_ms": "soon"}, {"queue_time_ms": -1.0, "time_to_first_token_ms": 1.0},
+                {"queue_time_ms": 1e12, "time_to_first_token_ms": 1.0}],
+)  # fmt: skip
+def test_another_servers_metrics_are_its_own(metrics: Any) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1}
+    sink = read(delta(content="x"), delta(finish="stop"), event(choices=[], usage=usage, metrics=metrics), DONE)
+    assert (sink.status, sink.own, sink.end_usage) == ("completed", None, Usage(9, 0, 0, 1))

@@ -48,6 +48,7 @@ def test_what_we_pass_gives_way_to_what_the_user_says() -> None:
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
+        "--enable-per-request-metrics",
         "--max-num-seqs",
         "64",
     ]
@@ -56,12 +57,21 @@ def test_what_we_pass_gives_way_to_what_the_user_says() -> None:
     assert theirs == [
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
+        "--enable-per-request-metrics",
         "--no-enable-prefix-caching",
         "--max_num_seqs=8",
         "--max-model-len",
         "4096",
     ]
     assert slots == 8
+
+
+@pytest.mark.parametrize(
+    "given", ["--disable-log-stats", "--no-enable-per-request-metrics", "--enable_per_request_metrics"]
+)
+def test_a_requests_own_times_are_not_asked_for_where_vllm_could_not_tell_them_or_the_user_says(given: str) -> None:
+    ours, _ = flags(given)
+    assert "--enable-per-request-metrics" not in ours
 
 
 def test_a_default_that_is_turned_off_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,6 +276,27 @@ async def test_one_whose_engine_died_is_not_waited_for(make: Make) -> None:
     assert "engine died" in sink.error.message
     await eventually(lambda: engine.load().ready)
     assert engine.pid != first
+
+
+async def test_a_vllm_that_knows_no_times_is_started_without_them(tmp_path: Path, make: Make) -> None:
+    engine = make()
+    fake.set_mode(tmp_path, "old")
+    assert await engine.start() == ["fake"]
+    first, second = fake.calls(tmp_path)
+    assert "--enable-per-request-metrics" in first["argv"]
+    assert "--enable-per-request-metrics" not in second["argv"]
+    sink = Recorder()
+    engine.submit(completion(1, max_tokens=3), sink)
+    assert ((await sink.wait()).status, sink.own) == ("completed", None)
+
+
+async def test_a_vllm_that_knows_them_tells_them(make: Make) -> None:
+    engine = make()
+    await engine.start()
+    sink = Recorder()
+    engine.submit(completion(1, max_tokens=3), sink)
+    await sink.wait()
+    assert sink.own == (0.25, 0.03)
 
 
 async def test_a_model_that_makes_no_tokens_is_warmed_up_by_what_it_does(make: Make) -> None:

@@ -69,6 +69,9 @@ class _Spelling:
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         self._prompt = (prompt, cached)
 
+    def computed(self, queue_s: float, prefill_s: float) -> None:
+        pass
+
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if error is not None:
             self._put({"error": {"message": error.message, "type": error.type, "code": error.code}})

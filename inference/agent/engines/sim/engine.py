@@ -19,7 +19,7 @@ from inference.agent.engines.sim.whole import Embeddings, Part, Rerank, Whole
 from stream_fabric.errors import EngineFailed
 from stream_fabric.frames import ErrorInfo, Note, Usage
 from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +134,9 @@ class SimEngine:
             self.replica.abort((stream, answer.choice))
         if self._on_abort is not None:
             self._on_abort(stream)
+
+    def loaded(self) -> Loaded:
+        return Loaded()
 
     def load(self) -> EngineLoad:
         pool = self.replica.blocks
