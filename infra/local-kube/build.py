@@ -126,8 +126,12 @@ class Builder:
         return [name for name in [*names, "share/kubernetes.json", "share/keda"] if not (self._root / name).exists()]
 
     def build(self, what: str) -> None:
-        if not self.missing(what):
-            return
+        if self.missing(what):
+            self._make(what)
+        if self._go_home.exists():
+            shutil.rmtree(self._go_home)
+
+    def _make(self, what: str) -> None:
         self._check(what)
         (self._root / "bin").mkdir(exist_ok=True)
         (self._root / "share").mkdir(exist_ok=True)
@@ -135,7 +139,6 @@ class Builder:
         self._once("share/keda", self._keda)
         for program in programs(self._versions)[what]:
             self._once(f"bin/{program.name}", functools.partial(self._compile, program))
-        shutil.rmtree(self._go_home)
 
     def _check(self, what: str) -> None:
         if shutil.which("go") is None:
