@@ -14,6 +14,8 @@ from pydantic import SecretStr
 
 from dashboards import boards, rules
 from inference.agent.settings import AgentSettings
+from inference.control.governor import load_policies
+from inference.control.scaling import ScalePolicy
 from inference.control.settings import ControllerSettings
 from stream_fabric.limits import EVENTS_CLOSE_S_MAX, LEASE_TTL_S, SPANS_CLOSE_S_MAX, VLLM_TERM_S_MAX
 from stream_fabric.metrics import METRICS
@@ -55,6 +57,7 @@ SECRET = {
     "STREAM_GW_TOKEN_SECRET": "a secret of sixteen",
     "STREAM_GW_GATEWAY": "llm-stream-gw-gateway-7c9d8b6f5-x2x4z",
     "STREAM_GW_REPLICA": "llm-stream-gw-pool-qwen3-8b-7c9d8b6f5-x2x4z",
+    "STREAM_GW_REVISION": "7c9d8b6f5",
 }
 """What pods get from Secrets, or of themselves, in place of the chart's values."""
 
@@ -135,6 +138,7 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["pools[0].name=Qwen/Qwen3"], "name"),
         (["pools[0].model="], "needs a model"),
         (["poolDefaults.longestStreamSeconds=4000"], "longestStreamSeconds"),
+        (["poolDefaults.plan.warm=1"], "warm"),
     ],
 )
 def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
@@ -192,8 +196,8 @@ def test_nothing_secret_is_told_but_by_secrets(case: str) -> None:
         told = environment(pod)
         assert not [key for key in hidden & told.keys() if told[key] is not None], name
         assert "@" not in str(told.get("STREAM_GW_REDIS_URL") or ""), name
-    for one in of_kind(found, "ConfigMap"):
-        assert one["data"].keys() == {path.name for path in boards.FOLDER.glob("*.json")}
+    shown = {path.name for path in boards.FOLDER.glob("*.json")} | {"pools.toml"}
+    assert {name for one in of_kind(found, "ConfigMap") for name in one["data"]} <= shown
 
 
 def test_a_pools_flags_reach_vllm_as_they_were_written() -> None:
@@ -280,10 +284,10 @@ def test_pods_are_locked_up(case: str) -> None:
 def test_only_a_controller_that_needs_it_gets_a_token(case: str) -> None:
     found = objects(case)
     with_token = {component(pod) for _, pod in workloads(found) if pod["spec"]["automountServiceAccountToken"]}
-    assert with_token == ({"controller"} if case == "production" else set())
+    assert with_token == ({"controller"} if case in ("production", "by-redis", "no-telemetry") else set())
     roles = of_kind(found, "Role")
     assert [rule for role in roles for rule in role["rules"]] == (
-        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "patch"]}] if with_token else []
+        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}] if with_token else []
     )
     assert not of_kind(found, "ClusterRole")
 
@@ -374,8 +378,42 @@ def test_a_pool_asks_for_one_number_and_knows_what_to_do_without() -> None:
     assert (pool["minReplicaCount"], pool["maxReplicaCount"]) == (2, 40)
     behavior = pool["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
-    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 15}]
     assert {one["tolerance"] for one in behavior.values()} == {"0"}, "or eleven wanted of ten would be near enough"
+
+
+def planned(case: str, folder: Path) -> dict[str, ScalePolicy]:
+    """The pools that the controllers are told of, as they read them."""
+    (told,) = [one["data"]["pools.toml"] for one in of_kind(objects(case), "ConfigMap") if "pools.toml" in one["data"]]
+    (folder / "pools.toml").write_text(told)
+    return load_policies(folder / "pools.toml")
+
+
+def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: Path) -> None:
+    plans = planned("production", tmp_path)
+    assert plans == {
+        "qwen3-8b": ScalePolicy(
+            models=("Qwen/Qwen3-8B", "qwen3-8b-french"),
+            replicas_min=2,
+            replicas_max=40,
+            warm_min=1,
+            ttft_objective_s=0.8,
+            cold_start_s=240,
+        ),
+        "llama-3.3-70b": ScalePolicy(models=("meta-llama/Llama-3.3-70B-Instruct",), replicas_min=0, replicas_max=6),
+    }
+    by_pool = {one["metadata"]["labels"].get("stream-gw/pool"): one["spec"] for one in scaled("production").values()}
+    for name, plan in plans.items():
+        bounds = by_pool[name]["minReplicaCount"], by_pool[name]["maxReplicaCount"]
+        assert bounds == (plan.replicas_min, plan.replicas_max)
+        assert METRICS["pool_desired_replicas"].labels == ("pool",)
+    assert planned("no-telemetry", tmp_path) == {}
+
+
+def test_a_plan_takes_what_a_policy_has_and_nothing_else() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    taken = schema["properties"]["poolDefaults"]["properties"]["plan"]["propertyNames"]["enum"]
+    assert {*taken, "models", "replicas_min", "replicas_max"} == set(ScalePolicy.__struct_fields__)
 
 
 def test_scale_in_can_be_paused_for_a_pool_or_for_all() -> None:
@@ -423,7 +461,8 @@ def test_prometheus_finds_every_role() -> None:
 
 
 def test_the_dashboards_are_the_committed_ones() -> None:
-    (made,) = of_kind(objects("production"), "ConfigMap")
+    (made,) = [one for one in of_kind(objects("production"), "ConfigMap") if "pools.toml" not in one["data"]]
+    assert made["data"].keys() == {path.name for path in boards.FOLDER.glob("*.json")}
     for name, text in made["data"].items():
         assert json.loads(text) == json.loads((boards.FOLDER / name).read_text())
 
