@@ -3,6 +3,7 @@ many replicas of a pool run for what the controllers want. Nothing runs in the p
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from inference.control.pods import PodMarker
+from stream_fabric.ids import ReplicaId
 from tests.infra import schemas
 from tests.infra.chart import CASES, CHART, NAMESPACE, RELEASE, Object, objects, of_kind, values, workloads
 from tests.support.kube import HOME, Kube, Refused, need_kube
@@ -266,7 +269,15 @@ def agents(kube: Kube) -> dict[str, Object]:
     return {pod["metadata"]["name"]: pod for pod in found}
 
 
-def test_the_pod_that_costs_least_goes_and_has_its_drain_before_it_is_gone(
+def mark(kube: Kube, pod: str) -> None:
+    """As a controller does, under the account that the chart gives it."""
+    token = kube.dir / "controller.token"
+    token.write_text(kube.kubectl("-n", NAMESPACE, "create", "token", "llm-stream-gw-controller"))
+    victims = {ReplicaId(f"{pod}-65a1b2c3d4e5f6")}
+    assert asyncio.run(PodMarker(kube.server, NAMESPACE, token, kube.ca).settle(victims)) == victims
+
+
+def test_the_pod_that_a_controller_marked_goes_and_has_its_drain_before_it_is_gone(
     installed: Kube, controllers: Controllers
 ) -> None:
     controllers.desired["qwen3-8b"] = 3
@@ -279,8 +290,7 @@ def test_the_pod_that_costs_least_goes_and_has_its_drain_before_it_is_gone(
     for name in (names := stay()):
         installed.ready(NAMESPACE, name)
     idle = sorted(names)[1]
-    cost = "controller.kubernetes.io/pod-deletion-cost=-100"
-    installed.kubectl("-n", NAMESPACE, "annotate", "pod", idle, cost)
+    mark(installed, idle)
     controllers.desired["qwen3-8b"] = 2
     wait_for(lambda: len(stay()) == 2, "two pods that stay", 60)
     assert set(stay()) == set(names) - {idle}

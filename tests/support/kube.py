@@ -97,6 +97,15 @@ class Kube:
     # --- for tests -----------------------------------------------------------------------------------------
 
     @property
+    def server(self) -> str:
+        return f"https://127.0.0.1:{self.port('api')}"
+
+    @property
+    def ca(self) -> Path:
+        """Whom to trust for ``server``."""
+        return self._ca.ca
+
+    @property
     def prometheus_url(self) -> str:
         return f"http://127.0.0.1:{self.port('prometheus')}"
 
@@ -352,7 +361,7 @@ class Kube:
         return tuple(f"--{flag}kubeconfig={path}" for flag in ("", "authentication-", "authorization-"))
 
     def _kubeconfig(self, name: str, user: dict[str, str]) -> None:
-        server = {"server": f"https://127.0.0.1:{self.port('api')}", "certificate-authority": str(self._ca.ca)}
+        server = {"server": self.server, "certificate-authority": str(self.ca)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
