@@ -151,7 +151,7 @@ class Gateway:
         try:
             return await self._create(who, request, key, after, trace, make_outlet, kept=kept)
         except StreamGwError as error:
-            if trace.role == "refused":
+            if trace.role == "refused" and not trace.is_over:  # its subscription may have told it
                 trace.finish("refused", error=error)
             raise
 

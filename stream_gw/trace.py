@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ class ReaderTrace:
         self.placed = monotonic_us()
         match placed:
             case Placed(replica, reason, candidates):
-                self.replica, self.reason = replica, reason
+                self.replica, self.reason = _shared(replica), reason
             case Queued(position, candidates):
                 self.reason, self.position = "queued", position
         self.scores = _encoded_scores(candidates, self.replica)
@@ -170,7 +171,7 @@ class ReaderTrace:
             note = decode(line)
             assert isinstance(note, Note)
             told = _STARTED.decode(note.body or b"{}")
-            self.replica = msgspec.json.decode(told["replica"], type=ReplicaId)
+            self.replica = _shared(msgspec.json.decode(told["replica"], type=ReplicaId))
             self.attempts = msgspec.json.decode(told["attempt"], type=int)
             self.started = now_us
         elif line.startswith(_FINISH_PREFIX):
@@ -284,6 +285,11 @@ class ReaderTrace:
 
     def _stalled_after(self, arrived: int, done: int) -> int:
         return min(self.stalled_us, done - arrived) if arrived else 0
+
+
+def _shared(replica: ReplicaId) -> ReplicaId:
+    """One string for all the readers of a replica: there are thousands of them, each for as long as its stream runs."""
+    return ReplicaId(sys.intern(replica))
 
 
 def _shifted(told: Timing | None, by_us: int) -> Timing | None:

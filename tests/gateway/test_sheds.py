@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
+from stream_fabric.events import FleetEvent, RequestTrace, decode_event
 from stream_fabric.herald import Herald
 from stream_fabric.ids import TenantId
 from stream_fabric.limits import SHED_KINDS_MAX
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.events import RedisEvents
 from stream_gw.sheds import Sheds
 from stream_gw.trace import Over
+from tests.gateway.processes import Process, Running
+from tests.gateway.wire import Gate, chat
 from tests.support.events import Heard, SetClock
 
 
@@ -76,3 +82,37 @@ async def test_what_has_gathered_is_told_in_time_and_at_the_end(monkeypatch: pyt
     running.cancel()
     await asyncio.wait([running])
     assert [event.pool for event in heard.fleet] == ["p", "last"]
+
+
+async def test_a_gateway_tells_of_what_it_refused_also_when_it_ends(platform: Running) -> None:
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    sim = "model=sim-tight,itl_ms=20,ttft_ms=1,max_num_seqs=1"
+    refused = 3
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Process("agent", "--replica", "tight", "--sim", sim, "--room-ratio", "1", **env))
+        process = stack.enter_context(platform.gateway("--gateway", "sheds", "--queue-max", "0"))
+        gate = Gate(process.facts["url"], process.pid, platform.key)
+        async with gate.create(chat(2000, model="sim-tight")) as busy:
+            await busy.events(1)
+            for _ in range(refused):
+                reply = await gate.ask("POST", "/v1/chat/completions", chat(5, model="sim-tight"))
+                assert (reply.status, reply.json["error"]["code"]) == (503, "pool_full")
+            await gate.cancel(busy.headers["x-stream-id"])
+            await busy.rest()
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    source, seen, told = RedisEvents(client), 0, 0.0
+    readers: list[RequestTrace] = []
+    while records := await source.read(seen, 500):
+        seen = records[-1][0]
+        for event in (decode_event(record) for _, record in records):
+            if isinstance(event, FleetEvent) and event.what == "shed" and event.source.startswith("sheds-"):
+                assert (event.pool, event.state, event.reason) == ("sim-tight", "pool", "pool_full")
+                told += event.figures["requests"]
+            elif isinstance(event, RequestTrace) and event.pool == "sim-tight" and event.ended == "refused":
+                readers.append(event)
+    await client.close()
+    assert told == refused
+    assert len(readers) == len({reader.id for reader in readers}) == refused, "each is told once"
