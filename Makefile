@@ -31,8 +31,8 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing browsers redis prometheus kafka
-.PHONY: node helm kube kube-up clean
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-outage
+.PHONY: browsers redis prometheus kafka node helm kube kube-up clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -45,6 +45,7 @@ help:
 	@echo "make e2e-kube    the chart and autoscaling on it; make kube-up keeps one up to look at"
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
+	@echo "make bench-outage  what requests notice of minutes without Kafka, and whether every bill arrives"
 	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
 
 $(STAMP): requirements.lock pyproject.toml
@@ -118,6 +119,10 @@ bench: setup redis
 	@$(BIN)/python -m bench.trace
 	@$(BIN)/python -m bench.timeline
 	@$(BIN)/python -m bench.telemetry
+
+bench-outage: setup redis kafka
+	$(call need,nginx)
+	@$(BIN)/python -m bench.outage $(ARGS)
 
 bench-routing: setup
 	@$(BIN)/python -m bench.routing $(ARGS)

@@ -64,6 +64,10 @@ class Platform:
         self.gateway_urls: list[str] = [gateway["url"] for gateway in ready["gateways"]]
         self.gateway_pids: list[int] = [gateway["pid"] for gateway in ready["gateways"]]
         self.agent_pids: list[int] = [agent["pid"] for agent in ready["agents"]]
+        self.metrics_urls = [
+            *self.gateway_urls,
+            *(part["metrics"] for part in (*ready["agents"], ready["controller"]) if "metrics" in part),
+        ]
         self.redis_pid: int = ready["redis_pid"]
         self.redis_url: str = ready["redis_url"]
         pin(self.gateway_pids[0], cores.gateway)
@@ -79,8 +83,12 @@ class Platform:
             raise SystemExit(f"the platform did not start: {line.strip()}\n{self.log_tail()}") from None
         return ready
 
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
+        return self.log[-3000:]
 
     def watch(self) -> dict[str, int]:
         agents = {f"agent{i or ''}": pid for i, pid in enumerate(self.agent_pids)}
@@ -93,3 +101,5 @@ class Platform:
 
     def stop(self) -> None:
         stop(self._process)
+        assert self._process.stdout is not None
+        self._process.stdout.close()

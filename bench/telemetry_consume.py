@@ -60,7 +60,8 @@ async def measure(events: int, url: str, kafka: KafkaServer, log: Log, group: st
     blocks = re.search(r"^telemetry_block_rows_count (\S+)$", page, re.M)
     assert blocks is not None
     return (
-        f"{events / used:,.0f} events/s of a core, {events / took:,.0f} events/s by the clock; "
+        f"{used / events * 1e6:.1f} us of processor time an event, {events / used:,.0f} events/s of a core, "
+        f"{events / took:,.0f} events/s by the clock; "
         f"{float(blocks[1]):.0f} blocks, insert p50 {insert[0]}, p99 {insert[1]}; peak {peak} MiB"
     )
 

@@ -262,6 +262,7 @@ TELEMETRY = Board(
         ),
         Panel("Oldest on disk", [Prom(f"max by (instance) ({listed.SPOOL_OLDEST.name})", _AGENT)], "s"),
         Panel("Not delivered", [Prom(f"max by (instance) ({listed.EVENTS_AWAY.name})", _AGENT)]),
+        Panel("Room for them taken", [Prom(f"max by (instance) ({listed.EVENTS_ROOM.name})", _AGENT)], "percentunit"),
         Panel("Consumed", [Prom(_rate(listed.CONSUMED, "topic"), "{{topic}}")], "ops"),
         Panel("Behind", [Prom(f"sum by (topic) ({listed.LAG.name})", "{{topic}}")]),
         Panel("Inserting a block", _quantiles(listed.INSERT), "s"),

@@ -149,6 +149,12 @@ ALERTS: tuple[Alert, ...] = (
         {f'{listed.EVENTS_AWAY.name}{{instance="i"}}': "0 1 0x40"}, labels={"instance": "i"},
     ),
     Alert(
+        "EventsRoomShort", "page", f"max by (instance) ({listed.EVENTS_ROOM.name}) > 0.5", "0m",
+        "Half of the room of {{ $labels.instance }} for events that are not delivered is taken; bills are next",
+        {f'{listed.EVENTS_ROOM.name}{{instance="i"}}': "0+0.1x40"},
+        {f'{listed.EVENTS_ROOM.name}{{instance="i"}}': "0.3x40"}, labels={"instance": "i"},
+    ),
+    Alert(
         "TelemetryDlq", "ticket", _rises(listed.POISON.name, "topic"), "0m",
         "Records of {{ $labels.topic }} that are no events were put aside",
         {f"{listed.POISON.name}{_PART}": "_x10 1x40"}, {f"{listed.POISON.name}{_PART}": "1x40"},

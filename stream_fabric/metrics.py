@@ -265,6 +265,12 @@ EVENTS_DROPPED = _sink(
 BILLS_DROPPED = _sink("events_billing_dropped_total", "counter", "events", "Of them, billing facts: there must be none")
 EVENTS_QUEUE = _sink("events_queue_depth", "gauge", "events", "Events in memory, not yet handed to the transport")
 EVENTS_AWAY = _sink("events_transport_away", "gauge", "bool", "1 while the transport takes no events")
+EVENTS_ROOM = _sink(
+    "events_room_used_ratio",
+    "gauge",
+    "ratio",
+    "Of the room for events not delivered, what is taken; at 1 they are lost",
+)
 SPOOL_BYTES = _sink("events_spool_bytes", "gauge", "bytes", "Bytes in the disk spool")
 SPOOL_OLDEST = _sink("events_spool_oldest_seconds", "gauge", "seconds", "Age of the oldest spooled event; 0: none")
 

@@ -135,8 +135,9 @@ def _run(args: argparse.Namespace) -> int:
             return asyncio.run(demo.run(args.port))
         case "doctor":
             from stream_gw import doctor
+            from telemetry.check import check_events
 
-            return asyncio.run(doctor.run(args.redis_url))
+            return asyncio.run(doctor.run(args.redis_url, check_events))
         case "replicas":
             asyncio.run(_replicas(_settings(FabricSettings, args), args))
         case "pools":

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Awaitable, Callable
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import LEASE_TTL_S
@@ -18,7 +19,7 @@ _ASK_S = 1.0
 """For what the platform itself does not need: a user without the right to it is asked no longer."""
 
 
-class _Report:
+class Report:
     def __init__(self) -> None:
         self.failed = False
 
@@ -30,9 +31,9 @@ class _Report:
         self.failed = self.failed or needed
 
 
-async def run(redis_url: str | None) -> int:
-    """0 when everything needed is there."""
-    report = _Report()
+async def run(redis_url: str | None, check_events: Callable[[Report], Awaitable[None]]) -> int:
+    """0 when everything needed is there. ``check_events`` reports of what telemetry needs."""
+    report = Report()
     report.ok(f"Python {'.'.join(map(str, sys.version_info[:3]))}")
     url = redis_url or os.environ.get("STREAM_GW_REDIS_URL")
     binary = redis_binary()
@@ -44,6 +45,7 @@ async def run(redis_url: str | None) -> int:
         await _redis(report, url)
     else:
         print("  -        no Redis URL given (--redis-url or STREAM_GW_REDIS_URL): stream-gw up starts its own")
+    await check_events(report)
     if shutil.which("chromium"):
         report.ok("Chromium, for the browser tests")
     else:
@@ -51,7 +53,7 @@ async def run(redis_url: str | None) -> int:
     return int(report.failed)
 
 
-async def _redis(report: _Report, url: str) -> None:
+async def _redis(report: Report, url: str) -> None:
     try:
         client = RedisClient(url)
     except ValueError as error:
@@ -83,7 +85,7 @@ async def _version(client: RedisClient) -> str:
     return next((line.split(":")[1] for line in info.splitlines() if line.startswith("redis_version")), "?")
 
 
-async def _memory(report: _Report, client: RedisClient) -> None:
+async def _memory(report: Report, client: RedisClient) -> None:
     name = "maxmemory-policy"
     try:
         policy = (await client.execute(0, "CONFIG", "GET", name, timeout_s=_ASK_S)).get(name.encode(), b"?").decode()

@@ -123,13 +123,17 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         starts = []
         token = os.environ.get("STREAM_GW_TELEMETRY_TOKEN") or secrets.token_hex(16)
         door: dict[str, str] = {}
-        if _with_telemetry(options):
+        telemetry = _with_telemetry(options)
+        if telemetry or base.get("STREAM_GW_EVENTS") == "kafka":
+            state = stack.enter_context(_state_folder())
+            base.setdefault("STREAM_GW_EVENTS_SPOOL", str(state / "spool"))
+        if telemetry:
             # Gateways start beside it and must know its address before it has one
             port = os.environ.get("STREAM_GW_TELEMETRY_PORT") or str(free_port())
             door = {"STREAM_GW_TELEMETRY_URL": f"http://127.0.0.1:{port}", "STREAM_GW_TELEMETRY_TOKEN": token}
             env = {**base, "STREAM_GW_TELEMETRY_TOKEN": token, "STREAM_GW_TELEMETRY_PORT": port}
             if not env.get("STREAM_GW_CLICKHOUSE"):
-                env["STREAM_GW_CLICKHOUSE"] = f"chdb://{stack.enter_context(_telemetry_folder())}"
+                env["STREAM_GW_CLICKHOUSE"] = f"chdb://{state / 'telemetry'}"
             starts.append(_child(stack, ["telemetry"], env))
         else:
             # With nobody to consume them they would only fill Redis
@@ -178,9 +182,9 @@ def _with_telemetry(options: UpOptions) -> bool:
 
 
 @contextlib.contextmanager
-def _telemetry_folder() -> Iterator[Path]:
-    """Where traces are kept from one up to the next. The engine lets one process into it, so while another up has it
-    this one's are gone with it."""
+def _state_folder() -> Iterator[Path]:
+    """Where traces are kept, and events that cannot be delivered yet, from one up to the next. The engine lets one
+    process into its folder, so while another up has it this one's are gone with it."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "stream-gw"
     state.mkdir(parents=True, exist_ok=True)
     with (state / "telemetry.lock").open("a") as lock, contextlib.ExitStack() as stack:
@@ -189,7 +193,7 @@ def _telemetry_folder() -> Iterator[Path]:
         except BlockingIOError:
             yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-gw-telemetry-")))
         else:
-            yield state / "telemetry"
+            yield state
 
 
 @contextlib.asynccontextmanager

@@ -70,6 +70,8 @@ _SPILL_S = 0.5
 _RETRY_S_MIN, _RETRY_S_MAX = 0.2, 5.0
 _ADOPT_S = 30.0
 _SAY_S = 10.0
+_EVENT_BYTES_USUAL = 1200
+"""With what keeping it takes."""
 _DISK_S_MAX = 10.0
 """At a process's end, for what is left to be written."""
 
@@ -173,6 +175,13 @@ class Sink:
     def away(self) -> bool:
         """The transport did not take the last batch, or not yet."""
         return self._away
+
+    @property
+    def room_used(self) -> float:
+        """Of the room for what is not delivered, the share that is taken, in memory or in the spool; at 1 events are
+        lost."""
+        memory = self._bytes / self._policy.memory_bytes_max
+        return max(memory, self.spool_bytes / self._spool.bytes_max) if self._spool is not None else memory
 
     @property
     def spool_oldest_s(self) -> float:
@@ -506,6 +515,7 @@ class _Metrics(Collector):
         for name, text, value in (
             ("events_queue_depth", "Events in memory, not yet handed to the transport", sink.depth),
             ("events_transport_away", "1 while the transport takes no events", int(sink.away)),
+            ("events_room_used_ratio", "Of the room for events not delivered, what is taken", sink.room_used),
             ("events_spool_bytes", "Bytes in the disk spool", sink.spool_bytes),
             (
                 "events_spool_oldest_seconds",
@@ -542,7 +552,18 @@ def open_sink(settings: EmitSettings, client: RedisClient, registry: CollectorRe
         return _Off()
     transport = make_transport(settings, client)
     spool = Spool(Path(settings.events_spool), settings.events_spool_bytes_max) if settings.events_spool else None
+    if spool is None and settings.events == "kafka":
+        log.warning("events go to Kafka and there is no spool: %s", without_spool(settings))
     return Sink(transport, spool, SinkPolicy(memory_bytes_max=settings.events_memory_bytes_max), registry)
+
+
+def without_spool(settings: EmitSettings) -> str:
+    """What comes of it, and what to do."""
+    about = settings.events_memory_bytes_max // _EVENT_BYTES_USUAL
+    return (
+        f"while Kafka is away {settings.events_memory_bytes_max >> 20} MiB of them wait in memory, about {about:,}; "
+        "what comes then is lost, bills too. Set STREAM_GW_EVENTS_SPOOL to a folder on disk, in a container on a volume"
+    )
 
 
 def make_transport(settings: EmitSettings, client: RedisClient) -> Transport:

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, for_code
 
 from stream_fabric.limits import EVENTS_BATCH_BYTES_MAX
 from stream_fabric.settings import EventSettings
+from telemetry.kafka_trouble import trouble
 from telemetry.transport import Record, TransportUnavailable
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _BATCH_BYTES_MAX = EVENTS_BATCH_BYTES_MAX * 3 // 2
 
 class TopicMissing(Exception):
     """Names the topic and the remedy."""
+
+
+class KafkaUnreachable(Exception):
+    """Names the broker, what is wrong and the setting that mends it."""
 
 
 def connection_options(settings: EventSettings) -> dict[str, Any]:
@@ -73,9 +78,27 @@ def _tls(settings: EventSettings) -> ssl.SSLContext:
     return context
 
 
+def pace(client: Any) -> None:
+    """Let an aiokafka client ask for news of the brokers once in a backoff. By itself it asks again at once for as long
+    as a partition has no leader: while no broker answers that takes a fifth of a core, on the loop that serves
+    requests."""
+    update, loop, asked_at = client._metadata_update, asyncio.get_running_loop(), float("-inf")
+
+    async def paced(*args: Any) -> Any:
+        nonlocal asked_at
+        await asyncio.sleep(max(0.0, asked_at + _BACKOFF_MS / 1000 - loop.time()))
+        try:
+            return await update(*args)
+        finally:
+            asked_at = loop.time()
+
+    client._metadata_update = paced
+
+
 async def ensure_topic(settings: EventSettings, topic: str) -> None:
-    """See to it that a topic is there. Raises TopicMissing, KafkaError, or TimeoutError when no broker answers."""
-    admin = AIOKafkaAdminClient(**connection_options(settings))
+    """See to it that a topic is there. Raises TopicMissing or KafkaUnreachable."""
+    options = connection_options(settings)
+    admin = AIOKafkaAdminClient(**options)
     try:
         async with asyncio.timeout(START_S_MAX):
             await admin.start()
@@ -93,8 +116,14 @@ async def ensure_topic(settings: EventSettings, topic: str) -> None:
                     raise TopicMissing(
                         f"Kafka does not let us create the topic {topic!r}: {for_code(code)()} {message}"
                     )
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise KafkaUnreachable(await trouble(settings, options) or _text(error)) from error
     finally:
         await admin.close()
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 class KafkaTransport:
@@ -114,9 +143,8 @@ class KafkaTransport:
         try:
             producer = self._producer or await self._start()
             partitions = sorted(await producer.partitions_for(self._topic))
-        except (KafkaError, TopicMissing, TimeoutError, OSError) as error:
-            text = str(error) or type(error).__name__
-            raise TransportUnavailable(text, batch) from error
+        except (KafkaError, KafkaUnreachable, TopicMissing, TimeoutError, OSError) as error:
+            raise TransportUnavailable(_text(error), batch) from error
         by_partition: dict[int, list[Record]] = {}
         for record in batch:
             by_partition.setdefault(partitions[crc32(record.key) % len(partitions)], []).append(record)
@@ -175,6 +203,7 @@ class KafkaTransport:
             max_batch_size=_BATCH_BYTES_MAX,
         )
         self._producer = producer
+        pace(producer.client)
         try:
             async with asyncio.timeout(START_S_MAX):
                 await producer.start()

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from telemetry.dlq import Dead, headers, parse
+from telemetry.kafka import pace
 from telemetry.source import SourceUnavailable
 
 _REPLAYED = "dlq-replayed"
@@ -33,6 +34,7 @@ class KafkaDeadLetters:
                 producer = AIOKafkaProducer(
                     **self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20
                 )
+                pace(producer.client)
                 await producer.start()
                 self._producer = producer
             sent = [

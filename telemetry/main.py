@@ -47,7 +47,7 @@ async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadL
         return
     # Only who uses Kafka needs its client
     try:
-        from telemetry.kafka import TopicMissing, connection_options, ensure_topic, limit_logs
+        from telemetry.kafka import KafkaUnreachable, TopicMissing, connection_options, ensure_topic, limit_logs
         from telemetry.kafka_dlq import KafkaDeadLetters
         from telemetry.kafka_source import KafkaSource
     except ImportError as error:
@@ -56,8 +56,8 @@ async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadL
     try:
         for topic in (settings.events_topic, settings.telemetry_dlq_topic):
             await ensure_topic(settings, topic)
-    except (TopicMissing, TimeoutError) as error:
-        raise SourceUnavailable(f"Kafka at {settings.kafka_servers}: {error or 'no answer'!s}") from error
+    except (KafkaUnreachable, TopicMissing) as error:
+        raise SourceUnavailable(f"Kafka at {settings.kafka_servers}: {error}") from error
     options = connection_options(settings)
     kafka = KafkaSource(
         options, settings.events_topic, settings.telemetry_group, session_s=settings.telemetry_session_s

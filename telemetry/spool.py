@@ -138,7 +138,7 @@ class Spool:
 
     def __init__(self, root: Path, bytes_max: int, *, now: Callable[[], float] = time.time) -> None:
         self._root = root
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._now = now
         self._lanes = {_KEPT: _Lane(), _REST: _Lane()}
         self._held: set[Segment] = set()
@@ -222,7 +222,7 @@ class Spool:
             self._lanes[segment.lane].sealed.appendleft(segment)
 
     def _room(self, size: int, kept: bool, told: Spooled) -> bool:
-        while self.bytes + size > self._bytes_max:
+        while self.bytes + size > self.bytes_max:
             if not kept or not self._evict(told):
                 return False
         return True

@@ -80,9 +80,9 @@ async def reconcile(
     """From one whole hour to another. ``settled``: None where Redis is out of reach; then two ways."""
     from_us, until_us = from_us - from_us % HOUR_US, until_us + -until_us % HOUR_US
     report = Report(from_us, until_us)
-    await _streams(ask, settled if streams_held else None, report, tenant)
-    if settled is not None:
+    if settled is not None:  # first: they are few, and not to be pushed off the list by thousands of streams
         await _hours(ask, settled, report, tenant)
+    await _streams(ask, settled if streams_held else None, report, tenant)
     return report
 
 
@@ -102,13 +102,19 @@ async def _streams(ask: Ask, settled: Settled | None, report: Report, tenant: st
             held = await settled.settled(StreamId(stream)) if settled is not None else None
             _one(report, bill, shown[stream], held)
         after = last
-    for row in await ask.query("unbilled", window):
-        report.add(
-            Disagreement(
-                str(row["stream"]), str(row["of_tenant"]), str(row["of_model"]), None, int(row["streamed"]), None, None,
-                "a reader saw its end, but no bill was told: the agent's events are not here yet, or were lost",
-            )
-        )  # fmt: skip
+    after = ""
+    while rows := await ask.query("unbilled", {**window, "after": after, "top": PAGE}):
+        for row in rows:
+            stream = str(row["stream"])
+            held = await settled.settled(StreamId(stream)) if settled is not None else None
+            used = held[1].output if held is not None and held[0] != "live" else None
+            report.add(
+                Disagreement(
+                    stream, str(row["of_tenant"]), str(row["of_model"]), used, int(row["streamed"]), None, None,
+                    "a reader saw its end, but no bill was told: the agent's events are not here yet, or were lost",
+                )
+            )  # fmt: skip
+        after = str(rows[-1]["stream"])
 
 
 def _one(report: Report, bill: Row, readers: Sequence[Row], held: tuple[str, Usage] | None) -> None:
@@ -185,8 +191,7 @@ async def _hours(ask: Ask, settled: Settled, report: Report, tenant: str) -> Non
     wider = {**window, "until_us": report.until_us + HOUR_US}
     ledger = _by_key(await ask.query("usage_by_hour", window))
     edges = _by_key(await ask.query("billed_near_hours", wider))
-    tenants = sorted({tenant} if tenant else {key[1] for key in (*ledger, *edges)})
-    for name in tenants:
+    for name in [tenant] if tenant else await _tenants(ask, report):
         for hour_us in range(report.from_us, report.until_us, HOUR_US):
             counted = await settled.usage(TenantId(name), hour_us // HOUR_US)
             models = {*counted, *(key[2] for key in ledger if key[:2] == (hour_us, name))}
@@ -202,6 +207,15 @@ async def _hours(ask: Ask, settled: Settled, report: Report, tenant: str) -> Non
                             "", name, model, used.output, None, theirs[3], None, _hour_why(ours, theirs), hour_us
                         )
                     )
+
+
+async def _tenants(ask: Ask, report: Report) -> list[str]:
+    """Not those of the window's bills alone: one whose every bill was lost would look like one who asked nothing."""
+    window: dict[str, Value] = {"from_us": report.from_us, "until_us": report.until_us + HOUR_US}
+    found: list[str] = []
+    while rows := await ask.query("tenants", {**window, "after": found[-1] if found else "", "top": PAGE}):
+        found += [str(row["tenant"]) for row in rows]
+    return found
 
 
 _NONE: _Sums = (0, 0, 0, 0)

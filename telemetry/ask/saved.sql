@@ -309,6 +309,16 @@ FROM attempts WHERE $window AND billed AND $tenant
     AND at < toStartOfHour(at) + toIntervalSecond({edge_s:Int64})
 GROUP BY hour_us, tenant, model ORDER BY hour_us, tenant, model LIMIT 10000;
 
+-- name: tenants
+-- tells: who asked in a window, or was billed in it or in the week before
+-- default: after = ''
+-- default: top = 10000
+SELECT DISTINCT tenant FROM (
+    SELECT tenant FROM usage_hour WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000) - 604800)
+        AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    UNION ALL SELECT tenant FROM requests WHERE $window
+) WHERE tenant > {after:String} ORDER BY tenant LIMIT {top:Int64};
+
 -- name: bills
 -- tells: streams that ended in a window, by name: what engines and gateways tell of each
 -- default: after = ''
@@ -334,11 +344,12 @@ FROM requests WHERE $around
 ORDER BY stream, first_seq, requests.at LIMIT 10000;
 
 -- name: unbilled
--- tells: streams that a reader saw the end of and no engine has billed
+-- tells: streams that a reader saw the end of and no engine has billed, by name
+-- default: after = ''
 -- default: top = 10000
 SELECT stream, max(requests.tenant) AS of_tenant, max(requests.model) AS of_model, max(requests.ended) AS last_ended, max(requests.output_tokens) AS told_output,
     max(requests.streamed_tokens) AS streamed, toUnixTimestamp64Micro(max(at)) AS at_us
-FROM requests WHERE $window AND stream != '' AND ended IN ('completed', 'cancelled', 'failed', 'incomplete')
+FROM requests WHERE $window AND stream > {after:String} AND ended IN ('completed', 'cancelled', 'failed', 'incomplete')
     AND $tenant AND stream NOT IN (
-    SELECT stream FROM attempts WHERE billed AND $around)
+    SELECT stream FROM attempts WHERE billed AND stream > {after:String} AND $around)
 GROUP BY stream HAVING max(requests.output_tokens) > 0 ORDER BY stream LIMIT {top:Int64};

@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.redis import find_binary, free_port, wait_for
+from tests.support.tls import Authority
 
 VERSION = "4.4.0"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -78,6 +80,19 @@ def jars() -> Path:
     return ready
 
 
+@dataclass(frozen=True)
+class Guarded:
+    """Doors of a broker besides its open one: TLS for who shows a certificate (``mutual``), TLS with a login by PLAIN
+    or SCRAM-SHA-512 (``login``), and one that tells clients to come to a name that its certificate is not for
+    (``misnamed``)."""
+
+    authority: Authority
+    user: str
+    password: str
+    scram_password: str
+    """Another than by PLAIN, so that one is not taken for the other."""
+
+
 class KafkaServer:
     """A broker whose data outlive its process, until ``close``.
 
@@ -85,8 +100,10 @@ class KafkaServer:
     there meets nothing but the proxy that a test puts between the two.
     """
 
-    def __init__(self, **config: str | int) -> None:
+    def __init__(self, guarded: Guarded | None = None, **config: str | int) -> None:
         self._jars = jars()
+        self._guarded = guarded
+        self.mutual_port = self.login_port = self.misnamed_port = 0
         self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-kafka-"))
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
@@ -163,6 +180,9 @@ class KafkaServer:
             "broker.heartbeat.interval.ms": 500,
             **self._config,
         }
+        users: list[str] = []
+        if self._guarded is not None:
+            users = self._guard(config, self._guarded)
         (self._dir / "log4j2.properties").write_text(
             _LOG4J + "logger.ready.name = kafka.server.KafkaRaftServer\nlogger.ready.level = INFO\n"
         )
@@ -171,12 +191,41 @@ class KafkaServer:
         formatted = subprocess.run(
             [
                 *self._java(), "kafka.tools.StorageTool", "format", "--standalone",
-                "--cluster-id", _CLUSTER, "-c", properties,
+                "--cluster-id", _CLUSTER, "-c", properties, *users,
             ],
             capture_output=True,
             text=True,
         )  # fmt: skip
         assert formatted.returncode == 0, formatted.stdout + formatted.stderr
+
+    def _guard(self, config: dict[str, str | int], guarded: Guarded) -> list[str]:
+        """Add its doors; returns what makes its users when the data folder is."""
+        self.mutual_port, self.login_port, self.misnamed_port = (free_port() for _ in range(3))
+        doors = {
+            "MUTUAL": (self.mutual_port, "127.0.0.1", "SSL"),
+            "LOGIN": (self.login_port, "127.0.0.1", "SASL_SSL"),
+            "MISNAMED": (self.misnamed_port, "localhost", "SSL"),
+        }
+        for name, (port, host, protocol) in doors.items():
+            config["listeners"] = f"{config['listeners']},{name}://127.0.0.1:{port}"
+            config["advertised.listeners"] = f"{config['advertised.listeners']},{name}://{host}:{port}"
+            config["listener.security.protocol.map"] = f"{config['listener.security.protocol.map']},{name}:{protocol}"
+        server = guarded.authority.server
+        both = self._dir / "server.pem"
+        both.write_text(server.key.read_text() + server.cert.read_text())
+        plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        config |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(both),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(guarded.authority.ca),
+            "listener.name.mutual.ssl.client.auth": "required",
+            "listener.name.login.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            "listener.name.login.plain.sasl.jaas.config": f'{plain} required user_{guarded.user}="{guarded.password}";',
+            "listener.name.login.scram-sha-512.sasl.jaas.config": f"{scram} required;",
+        }
+        return ["--add-scram", f"SCRAM-SHA-512=[name={guarded.user},password={guarded.scram_password}]"]
 
     def pause(self) -> None:
         """It answers nothing, its connections stay."""

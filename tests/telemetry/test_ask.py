@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from stream_fabric.ids import StreamId, TenantId
 from stream_gw.cli import main
 from telemetry.ask.compare import Cohort, diff
 from telemetry.ask.http import HttpAsk
-from telemetry.ask.queries import HOUR_US, SAVED
-from telemetry.ask.reconcile import Report, reconcile
+from telemetry.ask.queries import HOUR_US, SAVED, Value
+from telemetry.ask.reconcile import PAGE, Report, reconcile
 from telemetry.ask.text import why_text
 from telemetry.ask.views import answer
 from telemetry.ask.why import Answer, why
@@ -319,6 +319,56 @@ async def test_reconcile_of_a_tenant_that_has_no_fault_agrees(ask: HttpAsk, hour
     for tenant in sorted({"acme", "globex", "initech"}):
         report = await reconcile(ask, Exact(hour), START_US, END_US + HOUR_US, tenant)
         assert report.agrees == (tenant not in faulty), tenant
+
+
+async def test_reconcile_looks_at_all_who_asked_and_at_every_page(ask: HttpAsk, hour: Fleet) -> None:
+    found = await ask.query("tenants", WINDOW)
+    assert [row["tenant"] for row in found] == sorted({row.tenant for row in hour.of(RequestTrace)})
+    assert await ask.query("tenants", {**WINDOW, "after": found[-1]["tenant"]}) == []
+    # Of before, but billed within the week
+    later = {"from_us": END_US + 6 * 24 * HOUR_US, "until_us": END_US + 7 * 24 * HOUR_US}
+    assert await ask.query("tenants", later) == found
+    window = {**WINDOW, "tenant": ""}
+    whole = [row["stream"] for row in await ask.query("unbilled", window)]
+    assert len(whole) > 1
+    assert [row["stream"] for row in await ask.query("unbilled", {**window, "after": whole[0]})] == whole[1:]
+
+
+async def test_reconcile_finds_a_tenant_of_whom_no_bill_arrived() -> None:
+    """Memory was full, and there was no spool: the readers' traces of some arrived, and nothing of the others."""
+    streams = [StreamId(f"resp_{n:032x}") for n in range(PAGE + 2)]
+    lost = Usage(prompt=10, output=20)
+
+    class Nothing:
+        async def query(self, name: str, parameters: Mapping[str, Value]) -> list[dict[str, Any]]:
+            match name:
+                case "tenants":
+                    return [] if parameters["after"] else [{"tenant": "acme"}]
+                case "unbilled":
+                    left = [stream for stream in streams if stream > str(parameters["after"])]
+                    rows = {"of_tenant": "acme", "of_model": "m", "streamed": 20}
+                    return [{"stream": stream, **rows} for stream in left[: int(parameters["top"])]]
+            return []
+
+        async def sql(self, text: str, rows_max: int) -> Any:
+            raise AssertionError
+
+    class Ledger:
+        async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+            count = PAGE + 7  # five of which nothing arrived
+            at = hour == START_US // HOUR_US
+            return {"m": (count, Usage(prompt=10 * count, output=20 * count))} if at else {}
+
+        async def settled(self, stream: StreamId) -> tuple[str, Usage] | None:
+            return ("completed", lost) if stream == streams[0] else None
+
+    report = await reconcile(Nothing(), Ledger(), START_US, END_US)
+    assert report.found == len(streams) + 1
+    by_hour, *by_stream = report.disagreements
+    assert (by_hour.stream, by_hour.tenant, by_hour.settled, by_hour.billed) == ("", "acme", 20 * (PAGE + 7), 0)
+    assert [one.stream for one in by_stream] == streams[: len(by_stream)]
+    assert [(one.settled, one.streamed) for one in by_stream[:2]] == [(20, 20), (None, 20)]
+    assert report.settled_output == 20 * (PAGE + 7) and report.billed_output == 0
 
 
 # --- the command line ------------------------------------------------------------------------------------------

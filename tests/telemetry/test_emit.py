@@ -158,10 +158,11 @@ async def test_without_a_spool_events_wait_in_bounded_memory_with_a_share_for_bi
         sink.emit(attempt(f"b{n}"))
     assert sink.bills_dropped == {}
     assert sink._bytes <= MB
+    assert 0.75 < sink.room_used <= 1
     transport.well.set()
     await eventually(lambda: len(transport.arrived) == 3300 - dropped)
     assert {f"b{n}" for n in range(300)} <= set(ids(transport))
-    assert sink._bytes == 0
+    assert sink._bytes == 0 and sink.room_used == 0
 
 
 async def test_a_bill_that_is_lost_is_told_of_loudly(made: Made, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,6 +223,7 @@ async def test_a_spool_that_is_full_loses_no_bill_while_anything_else_can_go(mad
             await asyncio.sleep(0.01)
     await eventually(lambda: sink.spooled.total() + sink.dropped.total() >= 6000 + bills - EVENTS_BATCH_MAX)
     assert sink.spool_bytes <= MB
+    assert 0.5 < sink.room_used <= 1
     assert sink.bills_dropped == {}
     dropped = sum(sink.dropped.values())
     assert dropped > 1000
@@ -347,6 +349,7 @@ async def test_metrics_tell_of_every_fate(tmp_path: Path) -> None:
             "events_billing_dropped_total 0.0",
             "events_transport_away 1.0",
             f"events_spool_bytes {float(sink.spool_bytes)}",
+            f"events_room_used_ratio {sink.room_used}",
         ):
             assert f"{line}\n" in text, text
         transport.well.set()
@@ -430,6 +433,16 @@ async def test_a_sink_that_is_off_takes_everything_and_says_nothing(redis_client
     async with open_sink(EmitSettings(events="off"), redis_client, CollectorRegistry()) as sink:
         sink.emit(attempt("1"))
         assert not isinstance(sink, Sink)
+
+
+async def test_kafka_without_a_spool_is_warned_of(
+    redis_client: RedisClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_kafka = {"events": "kafka", "kafka_servers": "127.0.0.1:1"}
+    async with open_sink(EmitSettings(**by_kafka, events_spool=str(tmp_path)), redis_client, CollectorRegistry()):
+        assert "spool" not in caplog.text
+    async with open_sink(EmitSettings(**by_kafka), redis_client, CollectorRegistry()):
+        assert "STREAM_GW_EVENTS_SPOOL" in caplog.text and "16 MiB" in caplog.text
 
 
 async def test_settings_that_cannot_work_are_refused_with_the_remedy(

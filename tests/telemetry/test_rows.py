@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_event
+from telemetry import rows
 from telemetry.record import Part, PlainRecord
 from telemetry.rows import RECORD_BYTES_MAX, batch
 from tests.telemetry.load import AT_US, events
@@ -84,6 +85,18 @@ def test_rows_say_where_they_came_from() -> None:
         assert set(table.column("_partition").to_pylist()) == {3}
     offsets = sorted(offset for table in found.tables.values() for offset in table.column("_offset").to_pylist())
     assert offsets == list(range(10, 210))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 64])
+def test_rows_do_not_depend_on_the_pieces_they_are_made_in(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [record(encode_event(event), n) for n, event in enumerate(events(200))]
+    for n, value in ((0, b"no event"), (7, changed(RequestTrace, wall_us=1 << 60)), (199, b"")):
+        records[n] = record(value, n)
+    whole = batch(PART, records)
+    assert [item.record.offset for item in whole.poison] == [0, 7, 199]
+    monkeypatch.setattr(rows, "_PIECE", piece)
+    assert batch(PART, records) == whole
+    assert all(column.num_chunks == 1 for table in whole.tables.values() for column in table.columns)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), st.sampled_from([encode_event(e) for e in events(10)])), max_size=20))

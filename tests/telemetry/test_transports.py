@@ -8,7 +8,9 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import aiokafka.client
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -280,6 +282,39 @@ async def test_without_a_broker_a_batch_is_unsent_and_the_log_is_not_flooded(
         proxy.refuse = False
         await asyncio.wait_for(sending, 10)
         await transport.close()
+
+
+async def test_brokers_that_are_stopped_are_asked_for_now_and_then(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as fast as connections are refused, which would take the loop from requests."""
+    asked = 0
+    create_conn = aiokafka.client.create_conn
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await create_conn(*args, **options)
+
+    monkeypatch.setattr(aiokafka.client, "create_conn", counted)
+    transport = KafkaTransport(settings(kafka_server.servers, await make_topic(kafka_server.servers)))
+    over = asyncio.Event()
+
+    async def send() -> None:
+        while not over.is_set():
+            await transport.send(records(20))
+
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(0.2)
+    # As brokers are stopped for an upgrade: they tell first that they lead nothing any more
+    await asyncio.to_thread(kafka_server.stop)
+    asked = 0
+    await asyncio.sleep(1.5)
+    assert 0 < asked < 40
+    await asyncio.to_thread(kafka_server.start)
+    over.set()
+    await asyncio.wait_for(sending, 20)
+    await transport.close()
 
 
 def test_of_what_aiokafka_says_each_kind_is_passed_on_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
