@@ -109,7 +109,7 @@ class Edge:
         self.sockets: set[ws.Socket] = set()
         now = time.monotonic
         here = (recent or Recent(now)).told
-        self.ops = Ops(gateway.pools, lambda: gateway.directory.by_pool, self.traces, self._itself, here, now)
+        self.ops = Ops(gateway.pools, gateway.directory, self.traces, self._itself, here, now)
         self.answering = 0
         """Requests whose answer is not whole."""
         self._swept_lagging = 0

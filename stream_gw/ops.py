@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -28,7 +29,9 @@ from stream_fabric.limits import (
     OPS_VIEWERS_MAX,
     OPS_WAIT_S_MAX,
 )
+from stream_fabric.metrics import TTFT_BUCKETS_S
 from stream_fabric.placement import TIERS
+from stream_fabric.plans import PoolPlan
 from stream_fabric.redis.pool import Held, Line, RedisPools, ReplicaInfo
 from stream_fabric.redis.wire import ReplyError
 from stream_gw import recent
@@ -75,6 +78,7 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
     engine: str = ""
     hardware: str = ""
     region: str = ""
+    revision: str = ""
     simulated: bool = False
 
 
@@ -84,8 +88,20 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     oldest_s: float
 
 
+class Plan(msgspec.Struct, frozen=True):
+    """What the leading controller wants of a declared pool, and why."""
+
+    ready: int
+    warm: int
+    pods: int
+    reason: str
+    at_ms: int
+
+
 class Pool(msgspec.Struct, frozen=True):
     pool: str
+    plan: Plan | None
+    """None: nobody plans it."""
     states: dict[str, int]
     """How many replicas there are in each state."""
     slots: int
@@ -93,6 +109,9 @@ class Pool(msgspec.Struct, frozen=True):
     asked: int
     """Sequences that run or wait, in engines and in line."""
     tokens_per_s: float
+    ttft_p50_ms: float | None
+    """Of the last minute, from placement to first token, as its replicas tell; of requests of tier batch nothing."""
+    ttft_p99_ms: float | None
     tiers: list[Tier]
     replicas: list[Replica]
     """Not all of a large pool: those in trouble first."""
@@ -193,6 +212,16 @@ class Viewer(SseBody):
             self._end()
 
 
+class Known(Protocol):
+    """What the gateway believes of the fleet anyway."""
+
+    @property
+    def by_pool(self) -> Mapping[str, Sequence[ReplicaInfo]]: ...
+
+    @property
+    def plans(self) -> Mapping[str, PoolPlan]: ...
+
+
 class Asked(Generic[_T]):
     """What is asked again and again and may take long: one question at a time, in a task of its own."""
 
@@ -242,13 +271,13 @@ class Ops:
     def __init__(
         self,
         pools: RedisPools,
-        known: Callable[[], Mapping[str, Sequence[ReplicaInfo]]],
+        known: Known,
         traces: Traces,
         gateway: Callable[[int], Itself],
         here: Callable[[], recent.Told],
         now: Callable[[], float],
     ) -> None:
-        """``known``: the replicas as the gateway believes them to be. ``gateway``: itself, when so many watch."""
+        """``gateway``: itself, when so many watch."""
         self._pools = pools
         self._known = known
         self._traces = traces
@@ -334,9 +363,11 @@ class Ops:
         return _minutes.decode(await self._traces.query("pulse", _HISTORY_SINCE, OPS_HISTORY_WAIT_S_MAX))
 
     async def _read_fleet(self) -> Fleet:
-        names = await self._pools.pools()
-        known = self._known()
-        names.sort(key=lambda name: (any(info.state == "ready" for info in known.get(name, ())), name))
+        known, plans = self._known.by_pool, self._known.plans
+        names = sorted(
+            {*await self._pools.pools(), *plans},
+            key=lambda name: (any(info.state == "ready" for info in known.get(name, ())), name),
+        )
         busy = asyncio.Semaphore(_AT_ONCE)
 
         async def read(name: str) -> tuple[str, list[Held], list[Line]]:
@@ -351,7 +382,7 @@ class Ops:
             for start in range(0, len(seats), _ROWS_A_TURN):
                 rows += _rows(seats[start : start + _ROWS_A_TURN], infos)
                 await asyncio.sleep(0)
-            pools.append(_pool(name, rows, lines, left))
+            pools.append(_pool(name, rows, lines, plans.get(name), _first_tokens(infos.values()), left))
             left -= len(pools[-1].replicas)
         return Fleet(sorted(pools, key=attrgetter("pool")), len(names))
 
@@ -382,21 +413,52 @@ def _rows(seats: Sequence[Held], infos: Mapping[ReplicaId, ReplicaInfo]) -> Iter
             info.engine,
             info.hardware,
             info.region,
+            info.revision,
             info.simulated,
         )
 
 
-def _pool(name: str, rows: list[Replica], lines: Sequence[Line], most: int) -> Pool:
+def _first_tokens(infos: Iterable[ReplicaInfo]) -> list[int]:
+    """How many came in each bucket of ``TTFT_BUCKETS_S``, and above them."""
+    counts = [0] * (len(TTFT_BUCKETS_S) + 1)
+    for info in infos:
+        for index, count in enumerate(info.ttft_counts[: len(counts)]):
+            counts[index] += count
+    return counts
+
+
+def _quantile_ms(counts: Sequence[int], share: float) -> float | None:
+    """As if those of a bucket lay evenly in it; above the last bound, that bound. None: there were none."""
+    wanted, seen = share * sum(counts), 0
+    bounds = (0.0, *TTFT_BUCKETS_S, TTFT_BUCKETS_S[-1])
+    for count, (low, high) in zip(counts, pairwise(bounds), strict=True):
+        if count and seen + count >= wanted:
+            return round(1000 * (low + (high - low) * (wanted - seen) / count), 1)
+        seen += count
+    return None
+
+
+def _pool(
+    name: str,
+    rows: list[Replica],
+    lines: Sequence[Line],
+    plan: PoolPlan | None,
+    first_tokens: Sequence[int],
+    most: int,
+) -> Pool:
     states: dict[str, int] = {}
     for row in rows:
         states[row.state] = states.get(row.state, 0) + 1
     shown = sorted(rows, key=lambda row: row.state == "ready")[:most]  # what is well can be left out
     return Pool(
         name,
+        None if plan is None else Plan(plan.ready, plan.warm, plan.pods, plan.reason, plan.at_us // 1000),
         states,
         sum(row.slots for row in rows if row.state == "ready"),
         sum(row.running + row.waiting for row in rows) + sum(line.depth for line in lines),
         round(sum(row.tokens_per_s for row in rows), 1),
+        _quantile_ms(first_tokens, 0.5),
+        _quantile_ms(first_tokens, 0.99),
         [Tier(tier, line.depth, round(line.oldest_s, 1)) for tier, line in zip(TIERS, lines, strict=True)],
         sorted(shown, key=attrgetter("replica")),
     )

@@ -53,9 +53,13 @@ export function minutes({ at_ms: at, history }) {
 function* ofPool(pool) {
   const ready = pool.states.ready ?? 0;
   const wait = longest(pool);
-  if (!ready) {
+  const { plan } = pool;
+  const isAsleep = plan?.ready === 0 && !waiting(pool); // declared, and nobody asks for it
+  if (!ready && !isAsleep) {
     const others = Object.entries(pool.states).map(([state, number]) => `${number} ${state}`).join(", ");
-    yield { level: "bad", key: `none ${pool.pool}`, text: `Pool ${pool.pool} has no ready replica${others ? ` (${others})` : ""}: its requests wait or are refused.` };
+    yield { level: "bad", key: `none ${pool.pool}`, text: `Pool ${pool.pool} has no ready replica${others ? ` (${others})` : ""}: ${plan ? "its requests wait for one to start" : "its requests wait or are refused"}.` };
+  } else if (plan && ready < plan.ready) {
+    yield { level: "warn", key: `plan ${pool.pool}`, text: `Pool ${pool.pool} has ${ready} of the ${count(plan.ready, "ready replica")} that are wanted (${plan.reason}).` };
   }
   const lost = pool.replicas.filter(({ state }) => state === "lost");
   if (lost.length) yield { level: "bad", key: `lost ${pool.pool}`, text: `Pool ${pool.pool}: ${count(pool.states.lost, "replica")} died or cannot reach Redis (${names(lost)}).` };

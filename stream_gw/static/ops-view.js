@@ -193,7 +193,7 @@ function kindOf(row) {
   if (!row.models.length && !row.engine) return "";
   const more = row.models.length - MODELS_SHOWN;
   const models = row.models.slice(0, MODELS_SHOWN).join(", ") + (more > 0 ? ` and ${more} more` : "");
-  return [models, row.simulated ? "simulated, no real model" : row.engine, row.hardware, row.region].filter(Boolean).join(" · ");
+  return [models, row.simulated ? "simulated, no real model" : row.engine, row.hardware, row.region, row.revision && `revision ${row.revision}`].filter(Boolean).join(" · ");
 }
 
 class PoolView {
@@ -201,16 +201,20 @@ class PoolView {
     this.title = el("h3", "", el("bdi", "", name));
     this.facts = el("p", "facts");
     this.kind = el("p", "kind");
+    this.plan = el("p", "kind");
     this.tiers = el("ul", "tiers");
     this.table = new Table(`Replicas of pool ${name}`, COLUMNS);
     this.more = el("p", "line");
-    this.node = el("article", "pool", el("header", "", this.title, this.facts, this.tiers), this.kind, this.table.node, this.more);
+    this.node = el("article", "pool", el("header", "", this.title, this.facts, this.tiers), this.plan, this.kind, this.table.node, this.more);
   }
 
   show(pool) {
     const all = replicas(pool);
     const states = Object.entries(pool.states).sort().map(([state, number]) => `${whole(number)} ${state}`);
-    text(this.facts, `${states.join(", ") || "no replica"} · ${whole(pool.asked)} asked of ${count(pool.slots, "ready slot")} · ${figure(pool.tokens_per_s)} tokens/s`);
+    const first = pool.ttft_p99_ms === null ? "" : ` · first token p50 ${span(pool.ttft_p50_ms)}, p99 ${span(pool.ttft_p99_ms)} (last minute)`;
+    text(this.facts, `${states.join(", ") || "no replica"} · ${whole(pool.asked)} asked of ${count(pool.slots, "ready slot")} · ${figure(pool.tokens_per_s)} tokens/s${first}`);
+    const { plan } = pool;
+    text(this.plan, plan ? `Wanted: ${plan.ready} ready, ${plan.warm} warm, ${plan.pods} in all${plan.reason ? `: ${plan.reason}` : ""}${plan.at_ms ? ` (since ${new Date(plan.at_ms).toISOString().slice(11, 16)} UTC)` : ""}` : "");
     const tiers = pool.tiers.map(({ tier, waiting: waits, oldest_s: oldest }) => ({
       tone: waits ? (oldest >= LONG_WAIT_S ? "warn" : "some") : "",
       text: waits ? `${tier}: ${count(waits, "waits", "wait")}, oldest ${seconds(oldest)}` : `${tier}: nobody`,

@@ -7,17 +7,20 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stream_fabric import limits
 from stream_fabric.errors import Draining, FabricUnavailable, TooMany
 from stream_fabric.ids import ReplicaId, TenantId
+from stream_fabric.metrics import TTFT_BUCKETS_S
 from stream_fabric.placement import TIERS
+from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EngineLoad
 from stream_fabric.redis.pool import Held, Line, ReplicaInfo
 from stream_gw.admin import Traces, TracesUnavailable
@@ -65,7 +68,8 @@ class Pools:
     """A fleet, and how often it was read."""
 
     def __init__(self) -> None:
-        self.known: dict[str, list[ReplicaInfo]] = {}
+        self.by_pool: dict[str, list[ReplicaInfo]] = {}
+        self.plans: dict[str, PoolPlan] = {}
         self.held: dict[str, list[Held]] = {}
         self.lined: dict[str, list[Line]] = {}
         self.reads = 0
@@ -78,7 +82,7 @@ class Pools:
         if known:
             load = EngineLoad(2, 1, 8, kv_used_ratio=0.25, prefix_queries_tokens=100, prefix_hits_tokens=40)
             info = ReplicaInfo(ReplicaId(replica), pool, "vllm", ("m", "m:lora"), state, load, room=10, tokens_per_s=50)
-            self.known.setdefault(pool, []).append(info)
+            self.by_pool.setdefault(pool, []).append(info)
 
     async def pools(self) -> list[str]:
         self.reads += 1
@@ -88,7 +92,7 @@ class Pools:
         return sorted(self.held)
 
     async def seats(self, pool: str) -> list[Held]:
-        return self.held[pool]
+        return self.held.get(pool, [])
 
     async def lines(self, pool: str) -> list[Line]:
         return self.lined.get(pool, [Line(0, 0.0, 0, 0)] * len(TIERS))
@@ -123,15 +127,12 @@ class Desk:
         self.recent = Recent(self.clock)
         self.ops = Ops(
             self.pools,  # type: ignore[arg-type]
-            self.known,
+            self.pools,
             telemetry or Traces("", ""),
             lambda viewers: Itself("gateway0", "eu", 7, 1, 0, viewers),
             self.recent.told,
             self.clock,
         )
-
-    def known(self) -> Mapping[str, Sequence[ReplicaInfo]]:
-        return self.pools.known
 
     def viewer(self, who: Principal = OPERATOR) -> tuple[Viewer, Connection]:
         connection = Connection()
@@ -255,6 +256,34 @@ async def test_a_snapshot_tells_of_pools_and_replicas(desk: Desk) -> None:
     assert (ready["kv_used"], ready["prefix_hits"], ready["models"]) == (0.25, 0.4, ["m", "m:lora"])
     assert llama["replicas"][2]["lease_left_s"] == -4.0
     assert [row["state"] for row in qwen["replicas"]] == ["new"]
+
+
+async def test_a_declared_pool_is_told_with_what_is_wanted_of_it(desk: Desk) -> None:
+    desk.pools.plans["asleep"] = PoolPlan(0, 0, 0, models=("m",), at_us=5_000_000, reason="no request for 900 s")
+    desk.pools.add("planned", "a")
+    desk.pools.plans["planned"] = PoolPlan(3, 1, 4, reason="more arrives than one can do")
+    desk.pools.add("wild", "b")
+    asleep, planned, wild = (await desk.snapshot())["fleet"]["pools"]
+    assert asleep["pool"] == "asleep"
+    assert (asleep["states"], asleep["replicas"], asleep["slots"]) == ({}, [], 0)
+    assert asleep["plan"] == {"ready": 0, "warm": 0, "pods": 0, "reason": "no request for 900 s", "at_ms": 5000}
+    assert (planned["plan"]["ready"], planned["plan"]["warm"], planned["plan"]["pods"]) == (3, 1, 4)
+    assert wild["plan"] is None
+
+
+async def test_first_tokens_of_a_pool_are_those_of_all_its_replicas(desk: Desk) -> None:
+    desk.pools.add("llama", "a")
+    desk.pools.add("llama", "b")
+    (pool,) = (await desk.snapshot())["fleet"]["pools"]
+    assert (pool["ttft_p50_ms"], pool["ttft_p99_ms"]) == (None, None)
+    told = ((*(90 if bound == 0.05 else 0 for bound in TTFT_BUCKETS_S), 0), (*(0 for _ in TTFT_BUCKETS_S), 10))
+    infos = desk.pools.by_pool["llama"]
+    desk.pools.by_pool["llama"] = [
+        msgspec.structs.replace(info, ttft_counts=counts) for info, counts in zip(infos, told, strict=True)
+    ]
+    (pool,) = (await desk.snapshot())["fleet"]["pools"]
+    assert pool["ttft_p50_ms"] == pytest.approx(25 + 25 * 50 / 90, abs=0.1)
+    assert pool["ttft_p99_ms"] == 1000 * TTFT_BUCKETS_S[-1]
 
 
 async def test_of_a_large_fleet_those_in_trouble_are_shown_and_all_are_counted(
