@@ -18,7 +18,6 @@ _LAYERS: dict[str, str] = {
     "deadline_exceeded": "queue",
 }
 """Errors that say that there was no room, and where."""
-LAYERS = ("gateway", "rate", "pool", "queue")
 
 
 class Metrics:
@@ -38,7 +37,7 @@ class Metrics:
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._sheds = make.counter(listed.SHEDS)
-        for layer in LAYERS:
+        for layer in ("gateway", *_LAYERS.values()):
             self._sheds.labels(layer)
         self._pools = Capped()
 

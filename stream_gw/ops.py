@@ -74,7 +74,8 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
     prefix_hits: float | None = None
     """Share of the prompt tokens it has been asked for."""
     models: tuple[str, ...] = ()
-    """Adapters among them."""
+    adapters: tuple[str, ...] = ()
+    """Of the models, those that are LoRA adapters."""
     engine: str = ""
     hardware: str = ""
     region: str = ""
@@ -410,6 +411,7 @@ def _rows(seats: Sequence[Held], infos: Mapping[ReplicaId, ReplicaInfo]) -> Iter
             round(load.kv_used_ratio, 4) if load.kv_capacity_tokens or load.kv_used_ratio else None,
             round(load.prefix_hits_tokens / asked, 4) if asked else None,
             info.models,
+            info.adapters,
             info.engine,
             info.hardware,
             info.region,

@@ -189,11 +189,16 @@ const COLUMNS = [
   { title: "Lease", name: "number far", about: "How long it may be silent before it counts as dead", of: (row) => (row.lease_left_s < 0 ? { text: `over for ${seconds(-row.lease_left_s)}`, tone: "bad" } : `${row.lease_left_s.toFixed(1)} s left`) },
 ];
 
+function some(names) {
+  const more = names.length - MODELS_SHOWN;
+  return names.slice(0, MODELS_SHOWN).join(", ") + (more > 0 ? ` and ${more} more` : "");
+}
+
 function kindOf(row) {
   if (!row.models.length && !row.engine) return "";
-  const more = row.models.length - MODELS_SHOWN;
-  const models = row.models.slice(0, MODELS_SHOWN).join(", ") + (more > 0 ? ` and ${more} more` : "");
-  return [models, row.simulated ? "simulated, no real model" : row.engine, row.hardware, row.region, row.revision && `revision ${row.revision}`].filter(Boolean).join(" · ");
+  const base = row.models.filter((model) => !row.adapters.includes(model));
+  const adapters = row.adapters.length ? `adapters ${some(row.adapters)}` : "";
+  return [some(base), adapters, row.simulated ? "simulated, no real model" : row.engine, row.hardware, row.region, row.revision && `revision ${row.revision}`].filter(Boolean).join(" · ");
 }
 
 class PoolView {

@@ -82,6 +82,7 @@ class Pools:
         if known:
             load = EngineLoad(2, 1, 8, kv_used_ratio=0.25, prefix_queries_tokens=100, prefix_hits_tokens=40)
             info = ReplicaInfo(ReplicaId(replica), pool, "vllm", ("m", "m:lora"), state, load, room=10, tokens_per_s=50)
+            info = msgspec.structs.replace(info, adapters=("m:lora",))
             self.by_pool.setdefault(pool, []).append(info)
 
     async def pools(self) -> list[str]:
@@ -253,7 +254,8 @@ async def test_a_snapshot_tells_of_pools_and_replicas(desk: Desk) -> None:
     assert [row["replica"] for row in llama["replicas"]] == ["a", "b", "gone"]
     ready = llama["replicas"][1]
     assert (ready["running"], ready["slots"], ready["waiting"], ready["in_flight"], ready["room"]) == (2, 8, 1, 3, 10)
-    assert (ready["kv_used"], ready["prefix_hits"], ready["models"]) == (0.25, 0.4, ["m", "m:lora"])
+    assert (ready["kv_used"], ready["prefix_hits"]) == (0.25, 0.4)
+    assert (ready["models"], ready["adapters"]) == (["m", "m:lora"], ["m:lora"])
     assert llama["replicas"][2]["lease_left_s"] == -4.0
     assert [row["state"] for row in qwen["replicas"]] == ["new"]
 
