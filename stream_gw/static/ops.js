@@ -220,8 +220,10 @@ $("find").addEventListener("submit", (event) => {
   const id = $("id").value.trim();
   if (!id) return;
   if (ID.test(id)) openDetail(id, $("id"));
-  else note("requests", "An id has letters, digits and the signs _ . : - only.");
+  else note("find", "An id has letters, digits and the signs _ . : - only.");
 });
+
+$("id").addEventListener("input", () => note("find", ""));
 
 // One request
 

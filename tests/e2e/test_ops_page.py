@@ -215,7 +215,7 @@ async def test_what_others_named_is_text(context: BrowserContext, fleet: Fleet) 
         await page.keyboard.press("Escape")
         await page.get_by_label("Id of a request").fill(HOSTILE)
         await page.keyboard.press("Enter")
-        await expect(page.locator("#requests-note")).to_contain_text("letters, digits")
+        await expect(page.get_by_role("alert")).to_contain_text("letters, digits")
         assert await page.locator("#app img, dialog img").count() == 1, "the page's own"
         assert await page.locator("b").count() == 0
         assert await page.title() == "stream-gw operations"
