@@ -68,6 +68,16 @@ PREFIX_BLOCK_BYTES: Final = 512
 PREFIX_BLOCKS_MAX: Final = 4096  # of one prompt; what is longer is matched by its beginning
 PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # of one replica: 32 KiB in its lease, 4 MiB of prompts
 
+# The operations page's feed.
+OPS_VIEWERS_MAX: Final = 32  # who watch on one gateway; over: 429
+OPS_EVERY_S: Final = 2.0  # a snapshot, one for all of them
+OPS_WAIT_S_MAX: Final = 1.0  # Redis is waited for so long; then the figures before are shown, with their age
+OPS_HISTORY_S: Final = 10.0  # telemetry is asked so often, whoever watches
+OPS_HISTORY_WAIT_S_MAX: Final = 10.0  # over: it does not answer
+OPS_POOLS_MAX: Final = 200  # of one snapshot, those in trouble first; the rest is counted
+OPS_REPLICAS_MAX: Final = 500  # the same
+OPS_RECENT_S: Final = 300.0  # a gateway remembers how its own requests went for so long
+
 # Engines.
 ITEM_CHARS_MAX: Final = 16 << 10  # of an answer that is one JSON document, in one delta
 METRICS_BYTES_MAX: Final = 4 << 20  # of a model server's metrics; the rest is not read
@@ -124,6 +134,7 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
+assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "who watches sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
 assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"

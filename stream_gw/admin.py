@@ -24,6 +24,13 @@ class TracesUnavailable(StreamGwError):
     retriable = True
 
 
+def check_operator(who: Principal) -> None:
+    """Raises Forbidden."""
+    who.require("admin")
+    if who.user is not None or who.models is not None:
+        raise Forbidden("this is of the whole fleet; the credential is of one user or of some models")
+
+
 class Traces:
     """``url``: of stream-gw telemetry; empty: there is none."""
 
@@ -34,9 +41,7 @@ class Traces:
 
     async def get(self, who: Principal, rest: str, query: bytes) -> tuple[int, bytes]:
         """The answer's status and body. Raises StreamGwError."""
-        who.require("admin")
-        if who.user is not None or who.models is not None:
-            raise Forbidden("the traces are of the whole fleet; this credential is of one user or of some models")
+        check_operator(who)
         if not self._url:
             raise TracesUnavailable(
                 "this gateway knows no telemetry; its operator must set STREAM_GW_TELEMETRY_URL to where stream-gw "
@@ -54,14 +59,26 @@ class Traces:
         finally:
             self._asking -= 1
 
-    async def _ask(self, url: str) -> tuple[int, bytes]:
+    @property
+    def known(self) -> bool:
+        """Whether there is anybody to ask."""
+        return bool(self._url)
+
+    async def query(self, name: str, since: str, within_s: float) -> bytes:
+        """A saved query's rows, for the gateway itself. Raises TracesUnavailable."""
+        status, body = await self._ask(f"{self._url}/traces/queries/{name}?since={since}", within_s)
+        if status != 200:
+            raise TracesUnavailable(f"stream-gw telemetry answers {status} to {name}; is it of an earlier version?")
+        return body
+
+    async def _ask(self, url: str, within_s: float = TIMEOUT_S) -> tuple[int, bytes]:
         # Only a gateway that is asked pays for the client
         import aiohttp
         from yarl import URL
 
         try:
             async with (
-                asyncio.timeout(TIMEOUT_S),
+                asyncio.timeout(within_s),
                 aiohttp.ClientSession() as session,
                 session.get(URL(url, encoded=True), headers=self._headers, allow_redirects=False) as answer,
             ):

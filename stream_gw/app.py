@@ -29,7 +29,7 @@ from stream_fabric.errors import (
 from stream_fabric.ids import StreamId
 from stream_gw import sse, ws
 from stream_gw.access import AccessLog
-from stream_gw.admin import Traces
+from stream_gw.admin import Traces, check_operator
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_of, cookie_set
 from stream_gw.collect import CollectOutlet
 from stream_gw.dialects import encoder_for
@@ -41,6 +41,8 @@ from stream_gw.gateway import Gateway, NewStream, PastTheEnd, cancel_json, descr
 from stream_gw.http import JSON, ClientGone, Request, parse
 from stream_gw.hub import Subscription
 from stream_gw.metrics import Metrics
+from stream_gw.ops import Itself, Ops, Viewer
+from stream_gw.recent import Recent
 from stream_gw.server import CONNECTION, EdgeHttp
 from stream_gw.sse import SseOutlet
 
@@ -69,14 +71,35 @@ class Open:
             self._edge.metrics.stalled.inc()
 
 
-Handler = Callable[[Request, Send], Awaitable[Open | None]]
+class Watched:
+    """As ``Open``, of one who watches the operations page."""
+
+    __slots__ = ("_edge", "outlet")
+
+    def __init__(self, edge: Edge, outlet: Viewer) -> None:
+        self._edge = edge
+        self.outlet = outlet
+
+    def close(self) -> None:
+        self._edge.ops.leave(self.outlet)
+        if self.outlet.stalled:
+            self._edge.metrics.stalled.inc()
+
+
+Handler = Callable[[Request, Send], Awaitable[Open | Watched | None]]
 Parser = Callable[[bytes], CreateRequest]
 
 
 class Edge:
     """The routes of one gateway."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics | None = None, access: AccessLog | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        metrics: Metrics | None = None,
+        access: AccessLog | None = None,
+        recent: Recent | None = None,
+    ) -> None:
         self.gateway = gateway
         self.access = access or AccessLog(0)
         settings = gateway.settings
@@ -84,8 +107,13 @@ class Edge:
         self.metrics = metrics or Metrics()
         self.outlets: set[SseOutlet] = set()
         self.sockets: set[ws.Socket] = set()
+        now = time.monotonic
+        here = (recent or Recent(now)).told
+        self.ops = Ops(gateway.pools, gateway.directory, self.traces, self._itself, here, now)
         self.answering = 0
         """Requests whose answer is not whole."""
+        self._swept_lagging = 0
+        """Readers that kept only a cursor when the last sweep came by."""
         self.app = self._routes()
 
     @property
@@ -126,11 +154,13 @@ class Edge:
                 route("/v1/streams/{id}/cancel", post=self._cancel),
                 route("/v1/streams/{id}/input", post=self._input),
                 route("/v1/admin/traces{rest:path}", get=self._traces),
+                route("/v1/admin/ops", get=self._ops),
                 route("/healthz", get=self._healthz),
                 route("/readyz", get=self._readyz),
                 route("/metrics", get=self._metrics),
                 Mount("/static", _Secured(StaticFiles(directory=str(static)))),
                 Route("/", _Secured(_Page(str(static / "index.html")))),
+                Route("/ops", _Secured(_Page(str(static / "ops.html")))),
                 route("/{rest:path}", get=_unknown, post=_unknown, put=_unknown, delete=_unknown),
             ]
         )
@@ -360,6 +390,38 @@ class Edge:
         status, body = await self.traces.get(who, rest, query)
         await request.answer(status, body, [JSON, *_NO_STORE])
 
+    async def _ops(self, request: Request, send: Send) -> Watched | None:
+        who = self._who(request)
+        check_operator(who)
+        self.ops.check()
+        start = {"type": "http.response.start", "status": 200}
+        if request.scope["method"] == "HEAD":
+            await send({**start, "headers": sse.HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return None
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
+        watched = Watched(self, Viewer(connection, who, request.id))
+        self.ops.watch(watched.outlet)
+        try:
+            await send({**start, "headers": [*sse.HEADERS, (b"x-request-id", request.id.encode())]})
+            connection.skip_body()
+            watched.outlet.open(retry=b"text/event-stream" in request.headers.get(b"accept", b""))
+        except BaseException:
+            watched.close()
+            raise
+        return watched
+
+    def _itself(self, viewers: int) -> Itself:
+        gateway = self.gateway
+        return Itself(
+            gateway.name,
+            gateway.settings.region,
+            len(gateway.hub.local),
+            len(self.sockets),
+            self._swept_lagging,
+            viewers,
+        )
+
     async def _healthz(self, request: Request, send: Send) -> None:
         await request.answer(200, b"ok\n", [(b"content-type", b"text/plain")])
 
@@ -382,14 +444,20 @@ class Edge:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_S)
+            lagging = 0
             for number, outlet in enumerate(tuple(self.outlets)):
                 outlet.sweep(loop.time())
+                lagging += outlet.full
                 if number % 500 == 499:
                     await asyncio.sleep(0)  # tokens go first
+            for viewer in tuple(self.ops.viewers):
+                viewer.sweep(loop.time())
             for number, socket in enumerate(tuple(self.sockets)):
                 socket.sweep(loop.time(), time.time())
+                lagging += socket.full
                 if number % 500 == 499:
                     await asyncio.sleep(0)
+            self._swept_lagging = lagging
 
 
 class _Endpoint:

@@ -103,6 +103,16 @@ class Directory:
         """What a replica has loaded, as far as it tells."""
         return self._loaded.get(replica, _NOTHING) if replica else _NOTHING
 
+    @property
+    def by_pool(self) -> Mapping[str, Sequence[ReplicaInfo]]:
+        """Every pool's live replicas, as they were read last."""
+        return self._by_pool
+
+    @property
+    def plans(self) -> Mapping[str, PoolPlan]:
+        """Of the declared pools, as they were read last."""
+        return self._plans
+
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and those of pools that are declared and have none at the moment."""
         declared = {model: Served(pool, False) for pool, plan in self._plans.items() for model in plan.models}

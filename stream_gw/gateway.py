@@ -127,6 +127,10 @@ class Gateway:
         return self._authenticator.authenticate(credential, time.time())
 
     @property
+    def pools(self) -> RedisPools:
+        return self._pools
+
+    @property
     def authenticator(self) -> Authenticator:
         return self._authenticator
 

@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 from stream_fabric.errors import Draining
@@ -33,6 +34,7 @@ from stream_gw.directory import Directory
 from stream_gw.gateway import Gateway
 from stream_gw.hub import Hub
 from stream_gw.metrics import Metrics
+from stream_gw.recent import Recent
 from stream_gw.server import EdgeServer, make_server
 from stream_gw.settings import GatewaySettings
 from stream_gw.sheds import Sheds
@@ -75,12 +77,14 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         metrics = Metrics()
         clock = FabricClock(client)
         access = AccessLog(settings.access_log_one_in)
+        recent = Recent(time.monotonic)
 
         def over(told: Over) -> None:
             metrics.receive_over(told)
             access.receive_over(told)
             sheds.receive_over(told)
             contents.receive_over(told)
+            recent.receive_over(told)
 
         spans = open_spans(
             settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
@@ -102,7 +106,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             )
             index = RedisIndex(client)
             gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer, contents)
-            edge = Edge(gateway, metrics, access)
+            edge = Edge(gateway, metrics, access, recent)
             server = make_server(edge.app, settings.host, settings.port)
             background = [
                 tasks.create_task(subscriber.run()),
@@ -159,6 +163,7 @@ async def _drain(edge: Edge, settings: GatewaySettings) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + settings.drain_s
     spread_s = min(settings.drain_spread_s, settings.drain_s / 2)
+    edge.ops.send_on()
     for socket_ in tuple(edge.sockets):
         # Each comes back at its own moment, so that the others' accept queues see no burst
         socket_.send_on(random.uniform(0, spread_s))

@@ -346,6 +346,7 @@ def _describe(running: Platform) -> None:
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
         print("  traces   not kept: pip install 'stream-gw[chdb]'")
     print(f"\n  chat     {first}/#key={options.dev_key}")
+    print(f"  ops      {first}/ops#key={options.dev_key}")
     print(f"  SDK      OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")
     print("\nCtrl-C stops everything.", flush=True)
 

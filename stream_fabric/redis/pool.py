@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ReplyError
 
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
+_SEAT = struct.Struct("<dBIIIdddd")
 _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
 PREFIX_TTL_S = 60.0
 LINE_LOOKED_AT = 256
@@ -145,6 +147,15 @@ class Arrived(NamedTuple):
     """As the gateways estimated them."""
 
 
+class Held(NamedTuple):
+    """A replica's seat in its pool."""
+
+    replica: ReplicaId
+    left_s: float
+    """Until its lease ends; below 0: it has ended, and not all of its streams have been looked after."""
+    in_flight: int
+
+
 class Candidate(NamedTuple):
     replica: ReplicaId
     matched_tokens: int
@@ -225,6 +236,19 @@ class RedisPools:
             return []
         infos = await self._client.execute(slot, "MGET", *(f"{prefix}{replica.decode()}:info" for replica in alive))
         return [_info_decoder.decode(info) for info in infos if info]
+
+    async def seats(self, pool: str) -> list[Held]:
+        """Who sits in the pool, the dead too. No more than two short commands, however many there are."""
+        slot = _slot(pool)
+        time, board = await asyncio.gather(
+            self._client.execute(slot, "TIME"), self._client.execute(slot, "HGETALL", _prefix(pool) + "board")
+        )
+        now_ms = int(time[0]) * 1000 + int(time[1]) / 1000
+        found = []
+        for replica, packed in board.items():
+            expires_ms, _, _, _, in_flight, *_ = _SEAT.unpack(packed)
+            found.append(Held(ReplicaId(replica.decode()), (expires_ms - now_ms) / 1000, in_flight))
+        return found
 
     async def place(
         self,

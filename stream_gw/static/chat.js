@@ -2,9 +2,10 @@
 
 import { Answer } from "./answer.js";
 import { BEGINNING, StreamGateway, randomId } from "./client.js";
-import { Session, errorOf, remember } from "./session.js";
+import { $, icon, remember, themeButton } from "./dom.js";
+import { Session, errorOf } from "./session.js";
 import { Store, isRunning } from "./store.js";
-import { $, MessageView, icon } from "./view.js";
+import { MessageView } from "./view.js";
 
 const TITLE_CHARS = 48;
 const NEAR_END_PX = 80; // so near the end the view follows the text
@@ -402,7 +403,7 @@ $("latest").addEventListener("click", () => {
   prompt.focus();
 });
 
-// Sidebar and theme
+// Sidebar
 
 function openSidebar(open) {
   document.body.classList.toggle("sidebar-open", open);
@@ -414,21 +415,7 @@ function openSidebar(open) {
 $("menu").addEventListener("click", () => openSidebar(!document.body.classList.contains("sidebar-open")));
 $("scrim").addEventListener("click", () => openSidebar(false));
 
-const systemDark = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (document.documentElement.dataset.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
-
-function showTheme() {
-  $("theme").lastElementChild.textContent = isDark() ? "Light theme" : "Dark theme";
-}
-
-$("theme").addEventListener("click", () => {
-  const theme = isDark() ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
-  remember("sgw.theme", theme);
-  showTheme();
-});
-systemDark.addEventListener("change", showTheme);
-showTheme();
+themeButton($("theme"));
 
 const saveAll = () => answers.forEach((answer) => answer.save());
 addEventListener("pagehide", saveAll);

@@ -2,6 +2,7 @@
 // Another tab of this browser is lent the token, never the key.
 
 import { GatewayError, randomId } from "./client.js";
+import { remember } from "./dom.js";
 
 const KEY = "sgw.key";
 const USER = "sgw.user";
@@ -16,15 +17,6 @@ export async function errorOf(response) {
     retriable: response.status === 429 || response.status >= 500,
     ...body.error,
   });
-}
-
-/** Keeps what a full storage may forget. */
-export function remember(key, value) {
-  try {
-    localStorage.setItem(key, value);
-  } catch (error) {
-    if (error.name !== "QuotaExceededError") throw error;
-  }
 }
 
 export class Session {

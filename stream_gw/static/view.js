@@ -1,17 +1,7 @@
 // How a message looks. Text only ever enters the page as text nodes.
 
+import { icon } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
-
-export const $ = (id) => document.getElementById(id);
-
-export function icon(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", `#i-${name}`);
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(use);
-  return svg;
-}
 
 const ENDINGS = {
   cancelled: "Stopped",

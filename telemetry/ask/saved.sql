@@ -102,6 +102,19 @@ WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute <
     AND ({model:String} = '' OR model = {model:String}) AND ({pool:String} = '' OR pool = {pool:String}) AND role = 'created'
 GROUP BY minute ORDER BY minute LIMIT {top:Int64};
 
+-- name: pulse
+-- tells: the last minutes: how many requests, how they ended and when their first token came, by minute (the first rows) and by pool
+SELECT toUnixTimestamp(minute) * 1000000 AS minute_us, pool, sum(requests_minute.requests) AS requests,
+    sumIf(requests_minute.requests, ended = 'failed') AS failed, sumIf(requests_minute.requests, ended = 'refused') AS refused,
+    sum(requests_minute.streamed_tokens) AS tokens,
+    round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[1] / 1000, 1) AS ttft_p50_ms,
+    round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[3] / 1000, 1) AS ttft_p95_ms,
+    round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[4] / 1000, 1) AS ttft_p99_ms
+FROM requests_minute
+WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    AND role IN ('created', 'refused')
+GROUP BY GROUPING SETS ((minute), (pool)) ORDER BY minute_us = 0, minute_us, requests DESC, pool LIMIT 200;
+
 -- name: where_time_goes
 -- tells: on what requests spend their time, by model: percent of it in each phase
 SELECT model, sum(weight) AS requests, round(sum(requests.wall_us * weight) / sum(weight) / 1000, 1) AS mean_ms,

@@ -105,6 +105,23 @@ def work(stream: StreamId) -> Work:
     return Work(request, "1.aa", ACME, b'{"facts":1}', 2.0)
 
 
+async def test_who_sits_in_a_pool_is_told_the_dead_too(pool: Pool) -> None:
+    assert await pool.pools.seats(pool.name) == []
+    busy, dead = replica("busy"), replica("dead")
+    await pool.renew(busy, new_stream(), new_stream(), ttl_s=30)
+    await pool.renew(dead, new_stream(), ttl_s=0.05)
+    assert await pool.place(new_stream(), busy) == busy
+
+    async def over() -> bool:
+        return dead in await pool.pools.expired(pool.name)
+
+    await eventually(over, "the lease to end")
+    seats = {held.replica: held for held in await pool.pools.seats(pool.name)}
+    assert seats.keys() == {busy, dead}
+    assert 20 < seats[busy].left_s <= 30 and seats[busy].in_flight == 3
+    assert -10 < seats[dead].left_s < 0 and seats[dead].in_flight == 1
+
+
 async def test_the_lines_of_a_pool_are_told_by_tier(pool: Pool) -> None:
     full = replica("full")
     await pool.renew(full, room=0)

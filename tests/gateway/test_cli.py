@@ -18,7 +18,7 @@ from stream_fabric.placement import ReplicaState
 from stream_fabric.ports import EngineLoad
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import ReplicaInfo
-from stream_gw import replicas
+from stream_gw import replicas, up
 from stream_gw.auth import TomlKeyStore
 from stream_gw.cli import main
 from tests.gateway.processes import CLI, Process, Running, alive, clean_env, need_redis, run_cli
@@ -271,6 +271,13 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
         assert await asyncio.to_thread(up.wait) == 0
         assert up.rest_of_stdout() == b""
         await _ended(pids)
+
+
+def test_up_says_where_its_pages_are(capsys: pytest.CaptureFixture[str]) -> None:
+    up._describe(up.Platform(up.UpOptions(), "redis://r", None, gateways=[{"url": "http://127.0.0.1:8080"}]))
+    out = capsys.readouterr().out
+    assert "http://127.0.0.1:8080/#key=sk-dev\n" in out
+    assert "http://127.0.0.1:8080/ops#key=sk-dev\n" in out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")

@@ -52,7 +52,8 @@ Say whom to ask: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw teleme
 `STREAM_GW_TELEMETRY_TOKEN`; or `STREAM_GW_CLICKHOUSE` for a ClickHouse server itself. Each command takes `--json`.
 Operators far from both ask any gateway, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`,
 `/diff?a=…&b=…`, `/pool?pool=…`, `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same
-parameters; `format=text` gives the texts of this page.
+parameters; `format=text` gives the texts of this page. In a browser, a gateway's `/ops` lists requests and shows the
+same of each.
 
 A moment is `15m`, `2h`, `3d` (ago), `now`, or `2026-11-20T10:00:00Z`. Where success is sampled
 (`STREAM_GW_TRACE_ONE_IN`) each row counts for as many as it stands for; errors, cancels and bills are never sampled.

@@ -223,6 +223,32 @@ async def test_every_saved_query_runs(ask: HttpAsk) -> None:
         assert query.about
 
 
+async def test_the_pulse_is_of_minutes_and_then_of_pools(ask: HttpAsk, hour: Fleet) -> None:
+    rows = await ask.query("pulse", {"from_us": START_US, "until_us": START_US + 15 * 60_000_000})
+    mine = [
+        row
+        for row in hour.of(RequestTrace)
+        if START_US <= row.at_us < START_US + 15 * 60_000_000 and row.role in ("created", "refused")
+    ]
+    minutes = [row for row in rows if row["minute_us"]]
+    assert rows[: len(minutes)] == minutes
+    counted = Counter(row.at_us - row.at_us % 60_000_000 for row in mine)
+    assert {row["minute_us"]: row["requests"] for row in minutes} == counted
+    assert [row["minute_us"] for row in minutes] == sorted(counted)
+    assert {row["pool"] for row in minutes} == {""}
+    pools = rows[len(minutes) :]
+    assert {row["pool"]: row["requests"] for row in pools} == Counter(row.pool for row in mine)
+    for pool in pools:
+        of_it = [row for row in mine if row.pool == pool["pool"]]
+        assert pool["failed"] == sum(row.ended == "failed" for row in of_it)
+        assert pool["refused"] == sum(row.ended == "refused" for row in of_it)
+        first = sorted(row.ttft_us / 1000 for row in of_it if row.ttft_us)
+        if first:
+            assert pool["ttft_p50_ms"] == pytest.approx(first[len(first) // 2], rel=0.1)
+            assert pool["ttft_p50_ms"] <= pool["ttft_p95_ms"] <= pool["ttft_p99_ms"] <= first[-1] * 1.01
+    assert sum(row["failed"] for row in pools) == sum(row["failed"] for row in minutes)
+
+
 async def test_a_query_says_what_it_needs(ask: HttpAsk) -> None:
     with pytest.raises(BadRequest, match="needs from_us"):
         await ask.query("slow", {"until_us": 1})

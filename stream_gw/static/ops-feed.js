@@ -1,0 +1,188 @@
+// Who watches, and the feed of snapshots. An API key is exchanged for a token and then forgotten; the token is this
+// tab's alone, and no script of another page sees it.
+
+import { GatewayError } from "./client.js";
+import { errorOf } from "./session.js";
+
+const TOKEN = "sgw.ops.token";
+const SHIFT_S = 8 * 3600;
+const SILENT_MS = 25_000; // heartbeats come every 10 s at most
+const HIDDEN_MS = 60_000; // a tab that nobody sees for so long leaves its place to others
+const SNAPSHOT_CHARS_MAX = 8 << 20;
+const REFUSED = ["invalid_api_key", "forbidden", "not_signed_in"];
+
+export class OpsSession {
+  constructor() {
+    this.key = null; // only where the fleet mints no tokens, and only in memory
+    this.load();
+  }
+
+  load() {
+    try {
+      this.token = JSON.parse(sessionStorage.getItem(TOKEN));
+    } catch {
+      this.token = null;
+    }
+  }
+
+  /** The key that a link brought, once. */
+  takeKey() {
+    const fragment = new URLSearchParams(location.hash.slice(1));
+    const key = fragment.get("key");
+    if (key !== null) {
+      fragment.delete("key");
+      const rest = fragment.toString();
+      history.replaceState(null, "", location.pathname + (rest ? `#${rest}` : ""));
+    }
+    return key;
+  }
+
+  async signIn(key) {
+    this.signOut();
+    const response = await fetch("/v1/tokens", {
+      method: "POST",
+      headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
+      body: JSON.stringify({ scopes: ["admin"], expires_in_s: SHIFT_S }),
+    }).catch(() => {
+      throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
+    });
+    if (response.status === 403) {
+      // It may watch all the same, where the fleet mints no tokens: the feed will say
+      this.key = key;
+      return;
+    }
+    if (!response.ok) throw await errorOf(response);
+    const { token, expires_at: expiresAt } = await response.json();
+    this.token = { token, expiresAt };
+    sessionStorage.setItem(TOKEN, JSON.stringify(this.token));
+  }
+
+  signOut() {
+    sessionStorage.removeItem(TOKEN);
+    this.key = this.token = null;
+  }
+
+  get isSignedIn() {
+    return Boolean(this.key ?? (this.token && this.token.expiresAt * 1000 > Date.now()));
+  }
+
+  headers() {
+    if (!this.isSignedIn) throw new GatewayError("not_signed_in", this.token ? "Your eight hours are over: sign in again." : "");
+    return { authorization: `Bearer ${this.key ?? this.token.token}` };
+  }
+
+  /** A JSON answer below /v1/admin. Throws what the gateway says. */
+  async get(path, signal) {
+    const response = await fetch(`/v1/admin${path}`, { headers: this.headers(), signal, cache: "no-store" });
+    if (!response.ok) throw await errorOf(response);
+    return response.json();
+  }
+}
+
+/** Snapshots, from whichever gateway is reached, for as long as somebody looks. */
+export class Feed {
+  /** `onState(state, error)`: connecting, connected or reconnecting. `onRefused(error)`: it has stopped for good. */
+  constructor(session, { onSnapshot, onState, onRefused }) {
+    Object.assign(this, { session, onSnapshot, onState, onRefused });
+    this.isStopped = false;
+    this.isAsleep = false;
+    this.tries = 0;
+    this.wake = () => {};
+    this.onOnline = () => this.wake();
+    this.onVisibility = () => this.seen();
+    addEventListener("online", this.onOnline);
+    document.addEventListener("visibilitychange", this.onVisibility);
+  }
+
+  seen() {
+    clearTimeout(this.hiding);
+    if (document.visibilityState === "visible") {
+      this.isAsleep = false;
+      this.wake();
+    } else {
+      this.hiding = setTimeout(() => {
+        this.isAsleep = true;
+        this.controller?.abort();
+      }, HIDDEN_MS);
+    }
+  }
+
+  stop() {
+    this.isStopped = true;
+    clearTimeout(this.hiding);
+    removeEventListener("online", this.onOnline);
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    this.controller?.abort();
+    this.wake();
+  }
+
+  async run() {
+    this.onState("connecting", null);
+    while (!this.isStopped) {
+      let error = null;
+      try {
+        await this.read();
+      } catch (caught) {
+        error = caught;
+      }
+      if (this.isStopped) return;
+      if (REFUSED.includes(error?.code)) {
+        this.stop();
+        this.onRefused(error);
+        return;
+      }
+      this.onState("reconnecting", error);
+      await this.rest(error);
+    }
+  }
+
+  rest(error) {
+    // A gateway that drains has others beside it; else each try waits longer, spread so that pages do not come at once
+    const most = error?.code === "draining" ? 1000 : error?.code === "too_many" ? 8000 : Math.min(500 * 2 ** this.tries, 8000);
+    this.tries += 1;
+    return new Promise((resolve) => {
+      this.wake = () => {
+        clearTimeout(timer);
+        if (!this.isAsleep) resolve();
+      };
+      const timer = setTimeout(this.wake, most * (0.5 + Math.random() / 2));
+    });
+  }
+
+  async read() {
+    this.controller = new AbortController();
+    const { signal } = this.controller;
+    let silence;
+    const heard = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => this.controller.abort(), SILENT_MS);
+    };
+    heard();
+    try {
+      const response = await fetch("/v1/admin/ops", { headers: this.session.headers(), signal, cache: "no-store" });
+      if (!response.ok) throw await errorOf(response);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        heard();
+        text += value;
+        const lines = text.split("\n");
+        text = lines.pop();
+        if (text.length > SNAPSHOT_CHARS_MAX) throw new GatewayError("too_large", "A snapshot is too large to be one.");
+        for (const line of lines) if (line.startsWith("data: ")) this.receive(JSON.parse(line.slice(6)));
+      }
+    } finally {
+      clearTimeout(silence);
+      this.controller.abort();
+    }
+  }
+
+  receive(message) {
+    if (message.error) throw GatewayError.fromWire(message.error);
+    this.tries = 0;
+    this.onState("connected", null);
+    this.onSnapshot(message);
+  }
+}
