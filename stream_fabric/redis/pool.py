@@ -147,7 +147,7 @@ class Arrived(NamedTuple):
     """As the gateways estimated them."""
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """A replica's seat in its pool."""
 
     replica: ReplicaId
