@@ -88,6 +88,7 @@ def _read() -> dict[str, Saved]:
     found = {}
     for part in text.split("\n-- name: ")[1:]:
         name, _, rest = part.partition("\n")
+        assert name not in found, f"two saved queries are named {name}"
         lines = rest.splitlines()
         about = next(line[10:] for line in lines if line.startswith("-- tells: "))
         given = [line[12:].partition(" = ") for line in lines if line.startswith("-- default: ")]

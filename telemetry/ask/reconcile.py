@@ -213,7 +213,7 @@ async def _tenants(ask: Ask, report: Report) -> list[str]:
     """Not those of the window's bills alone: one whose every bill was lost would look like one who asked nothing."""
     window: dict[str, Value] = {"from_us": report.from_us, "until_us": report.until_us + HOUR_US}
     found: list[str] = []
-    while rows := await ask.query("tenants", {**window, "after": found[-1] if found else "", "top": PAGE}):
+    while rows := await ask.query("tenant_names", {**window, "after": found[-1] if found else "", "top": PAGE}):
         found += [str(row["tenant"]) for row in rows]
     return found
 

@@ -322,7 +322,7 @@ FROM attempts WHERE $window AND billed AND $tenant
     AND at < toStartOfHour(at) + toIntervalSecond({edge_s:Int64})
 GROUP BY hour_us, tenant, model ORDER BY hour_us, tenant, model LIMIT 10000;
 
--- name: tenants
+-- name: tenant_names
 -- tells: who asked in a window, or was billed in it or in the week before
 -- default: after = ''
 -- default: top = 10000

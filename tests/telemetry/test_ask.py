@@ -348,12 +348,12 @@ async def test_reconcile_of_a_tenant_that_has_no_fault_agrees(ask: HttpAsk, hour
 
 
 async def test_reconcile_looks_at_all_who_asked_and_at_every_page(ask: HttpAsk, hour: Fleet) -> None:
-    found = await ask.query("tenants", WINDOW)
+    found = await ask.query("tenant_names", WINDOW)
     assert [row["tenant"] for row in found] == sorted({row.tenant for row in hour.of(RequestTrace)})
-    assert await ask.query("tenants", {**WINDOW, "after": found[-1]["tenant"]}) == []
+    assert await ask.query("tenant_names", {**WINDOW, "after": found[-1]["tenant"]}) == []
     # Of before, but billed within the week
     later = {"from_us": END_US + 6 * 24 * HOUR_US, "until_us": END_US + 7 * 24 * HOUR_US}
-    assert await ask.query("tenants", later) == found
+    assert await ask.query("tenant_names", later) == found
     window = {**WINDOW, "tenant": ""}
     whole = [row["stream"] for row in await ask.query("unbilled", window)]
     assert len(whole) > 1
@@ -368,7 +368,7 @@ async def test_reconcile_finds_a_tenant_of_whom_no_bill_arrived() -> None:
     class Nothing:
         async def query(self, name: str, parameters: Mapping[str, Value]) -> list[dict[str, Any]]:
             match name:
-                case "tenants":
+                case "tenant_names":
                     return [] if parameters["after"] else [{"tenant": "acme"}]
                 case "unbilled":
                     left = [stream for stream in streams if stream > str(parameters["after"])]
