@@ -261,6 +261,8 @@ class PoolScaler:
         self._arrivals = Arrivals()
         self._looked_at = -math.inf
         self._for_s: dict[str, float] = {}
+        self._needs: deque[tuple[float, int]] = deque()
+        """What was needed at the looks of the last ``low_s``."""
         self._busy = 0.0
         self._quiet_s = 0.0
 
@@ -270,6 +272,7 @@ class PoolScaler:
         if not 0 <= passed_s <= GAP_S:
             self._for_s.clear()
             self._arrivals.clear()
+            self._needs.clear()
             passed_s = 0.0
         first = math.isinf(self._looked_at)
         self._looked_at = now
@@ -282,6 +285,9 @@ class PoolScaler:
             0.0 if figures.running or figures.waiting or figures.arrivals_per_s else self._quiet_s + passed_s
         )
 
+        self._needs.append((now, figures.needed))
+        while self._needs[0][0] < now - self.policy.low_s:
+            self._needs.popleft()
         plan = msgspec.structs.replace(
             old, usual=usual, models=self.policy.models, cold_start_s=self.policy.cold_start_s
         )
@@ -419,7 +425,8 @@ class PoolScaler:
                 return plan
             reason = f"no request for {self._quiet_s:.0f} s"
         elif low and ready > 1 and low_s >= policy.low_s:
-            if ready <= max(policy.replicas_min, figures.needed):
+            # What was needed a minute ago may be again: one that goes and is asked for again costs a cold start
+            if ready <= max(policy.replicas_min, *(needed for _, needed in self._needs)):
                 return plan
             if figures.utilisation * ready / (ready - 1) > policy.utilisation_aimed:
                 return plan
