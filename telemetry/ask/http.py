@@ -36,7 +36,11 @@ class HttpAsk:
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
                 session.post(self._url + path, data=msgspec.json.encode(body), headers=self._headers) as answer,
             ):
-                told = await answer.content.read(ANSWER_BYTES_MAX)
+                told = bytearray()
+                async for part in answer.content.iter_any():
+                    told += part
+                    if len(told) > ANSWER_BYTES_MAX:
+                        raise StoreUnavailable(f"the answer is larger than {ANSWER_BYTES_MAX} bytes; ask for less")
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise StoreUnavailable(f"stream-gw telemetry at {self._url} does not answer: {error!r}") from error

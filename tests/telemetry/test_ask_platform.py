@@ -169,12 +169,17 @@ async def test_why_of_a_prefix_that_really_was_cold(platform: Running, door: str
         await _until_served(one, "sim-cold")
         warm = [await turn(number) for number in range(5)]
     assert [found.cause for found in warm[1:]] == [""] * 4, warm[1].likely
+
+    async def known() -> bool:
+        directory = (await one.ask("GET", "/v1/models")).json["data"]
+        return "sim-cold" in {model["id"] for model in directory}
+
+    async def forgotten() -> bool:
+        return not await known()
+
+    # A gateway that still believed in the first replica would let the turn wait for it
+    await eventually(forgotten, "the first replica to be forgotten")
     with _agent(platform, "cold", sim) as other:
-
-        async def known() -> bool:
-            directory = (await one.ask("GET", "/v1/models")).json["data"]
-            return "sim-cold" in {model["id"] for model in directory}
-
         await eventually(known, "the other replica to be known")
         found = await turn(5)
         assert found.story.fact("replica") == other.facts["replica"]
