@@ -242,6 +242,13 @@ POOL_TTFT = _controller(
 GROWTH = _controller(
     "pool_forecast_ratio", "gauge", "ratio", "Arrivals expected a cold start from now, to those of now", only=_OF_LEADER
 )
+PROFILE_AGE = _controller(
+    "pool_profile_age_seconds",
+    "gauge",
+    "seconds",
+    "Since it was last learned from the traces what usually arrives",
+    only=f"{_OF_LEADER}, once something was",
+)
 LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
 DECISIONS = _controller(
     "pool_decisions_total", "counter", "decisions", "Plans that this controller changed", only=_OF_LEADER

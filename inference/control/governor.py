@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import Marker
 from inference.control.scaling import Figures, Moves, PoolScaler, ScalePolicy, Seen
@@ -73,6 +74,7 @@ class Governor:
         clock: FabricClock,
         metrics: ControllerMetrics,
         marker: Marker,
+        learner: Learner,
     ) -> None:
         self._name = name
         self._policies = policies
@@ -82,6 +84,7 @@ class Governor:
         self._clock = clock
         self._metrics = metrics
         self._marker = marker
+        self._learner = learner
         self._term = 0
         self._scalers: dict[str, PoolScaler] = {}
         self._plans: dict[str, PoolPlan] = {}
@@ -89,6 +92,10 @@ class Governor:
         self._unknown_since: dict[str, float] = {}
         self._marked: Set[ReplicaId] = frozenset()
         self._busy = asyncio.Semaphore(_AT_ONCE)
+
+    @property
+    def leads(self) -> bool:
+        return bool(self._term)
 
     async def run(self) -> None:
         marking = asyncio.create_task(self._mark(), name="marker")
@@ -140,6 +147,7 @@ class Governor:
                 tasks.create_task(self._govern(pool, policy, written.get(pool), found))
         self._metrics.receive_plans(self._plans, leads=True)
         self._metrics.receive_figures(found)
+        self._metrics.receive_profiles(self._learner.profiles, self._clock.now_us() / 1e6)
 
     async def _govern(
         self, pool: str, policy: ScalePolicy, written: PoolPlan | None, found: dict[str, Figures]
@@ -152,6 +160,7 @@ class Governor:
                 await self._pools.lines(pool),
                 await self._pools.arrived(pool),
                 await self._control.held_s(pool) > 0,
+                self._clock.now_us() / 1e6,
                 next((victim for victim in self._marked if known and victim == known.victim), None),
             )
             if known is None and now - self._unknown_since.setdefault(pool, now) < _ADOPT_S:
@@ -159,6 +168,7 @@ class Governor:
             scaler = self._scalers.get(pool)
             if scaler is None:
                 scaler = self._scalers[pool] = PoolScaler(policy, known)
+            scaler.profile = self._learner.profiles.get(pool)
             plan, moves, found[pool] = scaler.look(seen, now)
             if plan != written:
                 if changed := plan.reason != (known.reason if known else ""):

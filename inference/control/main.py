@@ -15,6 +15,7 @@ import uvloop
 
 from inference.control.governor import Governor, load_policies
 from inference.control.health import Health, HealthPolicy
+from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker, PodMarker
 from inference.control.settings import ControllerSettings
@@ -63,17 +64,22 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
             ]
             if settings.pools_file is not None:
+                policies, control = load_policies(settings.pools_file), RedisControl(client)
+                token = settings.telemetry_token.get_secret_value()
+                learner = Learner(settings.telemetry_url, token, policies, control, lambda: governor.leads)
                 governor = Governor(
                     f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-                    load_policies(settings.pools_file),
-                    RedisControl(client),
+                    policies,
+                    control,
                     pools,
                     sink,
                     clock,
                     metrics,
                     PodMarker.in_cluster() if settings.pod_deletion_cost else NoMarker(),
+                    learner,
                 )
                 running.append(tasks.create_task(governor.run(), name="governor"))
+                running.append(tasks.create_task(learner.run(), name="learner"))
             if settings.drain_stuck:
                 health = Health(
                     pools,

@@ -11,6 +11,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
+from inference.control.profile import ArrivalProfile
 from inference.control.scaling import Figures, need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.errors import FabricUnavailable
@@ -46,6 +47,7 @@ class ControllerMetrics:
         self._utilisation = make.gauge(listed.UTILISATION)
         self._ttft = make.gauge(listed.POOL_TTFT)
         self._growth = make.gauge(listed.GROWTH)
+        self._profile_age = make.gauge(listed.PROFILE_AGE)
         self._leads = make.gauge(listed.LEADS)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
@@ -107,6 +109,11 @@ class ControllerMetrics:
             self._utilisation.labels(pool).set(found.utilisation)
             self._ttft.labels(pool).set(found.ttft_p99_s)
             self._growth.labels(pool).set(found.growth)
+
+    def receive_profiles(self, profiles: Mapping[str, ArrivalProfile], unix_s: float) -> None:
+        self._profile_age.clear()
+        for pool, profile in profiles.items():
+            self._profile_age.labels(pool).set(max(unix_s - profile.learned_s, 0.0))
 
     def receive_failure(self) -> None:
         self._failures.inc()

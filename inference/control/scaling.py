@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from inference.control.profile import ArrivalProfile
 from stream_fabric.ids import ReplicaId
 from stream_fabric.metrics import TTFT_BUCKETS_S
 from stream_fabric.plans import PoolPlan, Usual
@@ -28,15 +29,20 @@ GAP_S = 5.0
 _RATE_S = 30.0
 _LEVEL_S = 120.0
 _KNOWN_S = 10.0
+_SLOPE_S = 60.0
+_SLOPE_EVERY_S = 5.0
 _SIGMAS = 3.0
 """Standard deviations of counts that chance alone seldom makes."""
 _KEPT_S = 600.0
 _SMOOTH_S = 30.0
-_SURPLUS_S = 5.0
+_SURPLUS_S = 2.0
 """A replica more than wanted takes requests for so long before one rests."""
 _LACKING_COLD_STARTS = 3.0
 """Replicas that have not come for so many cold starts will not: the pool is planned without them."""
 _STEADY = 0.05
+_SHARE_MOST = 2.0
+_SHARE_S = 1800.0
+"""How slowly it is believed that there is more or less than usual."""
 _SAMPLES_MIN = 20
 """First tokens below which nobody can tell a 99th percentile."""
 
@@ -62,7 +68,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utilisation_max: float = 0.85
     utilisation_over_s: float = 180.0
     utilisation_step: float = 0.05
-    utilisation_aimed: float = 0.7
+    utilisation_aimed: float = 0.6
     """What a replica is to be filled to: the rest is for bursts."""
     utilisation_low: float = 0.4
     low_s: float = 900.0
@@ -121,6 +127,8 @@ class Seen(NamedTuple):
     arrived: Arrived
     held: bool = False
     """An operator or a rollout forbids that anything is taken away."""
+    at_unix_s: float = 0.0
+    """What the profile is looked up by."""
     marked: ReplicaId | None = None
     """The victim that whoever ends replicas knows of."""
 
@@ -148,6 +156,8 @@ class Figures(msgspec.Struct, frozen=True):
     arrivals_per_s: float
     growth: float
     """What the forecast expects, as a multiple of what arrives now."""
+    foreseen: float
+    """Replicas' worth of work that usually comes within a cold start from now."""
     work: float
     """Replicas' worth of work that is expected to arrive by then, and that waits."""
     busy: float
@@ -167,9 +177,11 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Arrived]] = deque()
+        self._slopes: deque[tuple[float, float]] = deque()
 
     def clear(self) -> None:
         self._samples.clear()
+        self._slopes.clear()
 
     def receive(self, now: float, arrived: Arrived) -> None:
         if self._samples and any(new < old for new, old in zip(arrived, self._samples[-1][1], strict=True)):
@@ -203,9 +215,18 @@ class Arrivals:
     def growth(self, horizon_s: float, most: float) -> float:
         """How many times more will arrive at the horizon than now, if it goes on as it did; at least 1.
 
-        What rose must have risen in both halves of a span, each by more than chance makes, and go on: a step is no
-        slope.
+        What rose must have risen in both halves of a span, each by more than chance makes, and go on, as seen from each
+        moment of the last minute: a step is no slope.
         """
+        now = self._samples[-1][0]
+        if not self._slopes or now - self._slopes[-1][0] >= _SLOPE_EVERY_S:
+            self._slopes.append((now, self._growth(horizon_s)))
+        while now - self._slopes[0][0] > _SLOPE_S:
+            self._slopes.popleft()
+        known_s = now - self._slopes[0][0]
+        return min(min(grown for _, grown in self._slopes), most) if known_s >= _SLOPE_S - _SLOPE_EVERY_S else 1.0
+
+    def _growth(self, horizon_s: float) -> float:
         now, found = self._of(_RATE_S), 1.0
         if now is None or now.requests <= 0:
             return 1.0
@@ -216,7 +237,7 @@ class Arrivals:
             going_on = 4 * max(now.requests - late.requests, 0.0)
             slope = min(_risen(middle, now), _risen(then, middle), going_on) / half_s
             found = max(found, 1 + slope * (horizon_s + _RATE_S / 2) / now.requests)
-        return min(found, most)
+        return found
 
 
 def _risen(then: Arrived, now: Arrived) -> float:
@@ -258,6 +279,9 @@ class PoolScaler:
     def __init__(self, policy: ScalePolicy, plan: PoolPlan | None = None) -> None:
         self.policy = policy
         self.plan = plan
+        self.profile: ArrivalProfile | None = None
+        self._usual_share = 1.0
+        """Of what the profile tells, how much comes these days."""
         self._arrivals = Arrivals()
         self._looked_at = -math.inf
         self._for_s: dict[str, float] = {}
@@ -297,7 +321,7 @@ class PoolScaler:
         if plan.ready == old.ready:
             plan = self._lowered(plan, figures, calm, passed_s)
         plan = self._counted(plan, fleet, seen, calm)
-        plan, moves = self._moved(plan, fleet, seen, passed_s)
+        plan, moves = self._moved(plan, fleet, seen, calm, passed_s)
         if plan.reason == old.reason or _wants(plan) == _wants(old):
             plan = msgspec.structs.replace(plan, reason=old.reason, figures=old.figures)
         else:
@@ -321,10 +345,14 @@ class PoolScaler:
         found = need(seen.infos, seen.lines, usual)
         rates = self._arrivals.per_s() or Arrived(0, 0, 0)
         growth = self._arrivals.growth(policy.cold_start_s, policy.growth_max)
-        work = 0.0
+        work = foreseen = 0.0
         if usual is not None:
+            coming = self._foreseen(rates, seen.at_unix_s, weight)
+            foreseen = coming.prompt_tokens / usual.prefill_per_s + coming.output_tokens / usual.decode_per_s
             work = rates.prompt_tokens / usual.prefill_per_s + rates.output_tokens / usual.decode_per_s
-            work = work * growth + found.waits_s / max(policy.cold_start_s, _RATE_S)  # the queue is to be empty by then
+            work = max(work * growth, foreseen) + found.waits_s / max(
+                policy.cold_start_s, _RATE_S
+            )  # the queue is to be empty by then
         slots = usual.slots if usual is not None else max(found.running, 1)
         busy = found.running / slots
         self._busy += weight * (busy - self._busy)
@@ -345,10 +373,22 @@ class PoolScaler:
             found.to_free_s,
             rates.requests,
             growth,
+            foreseen,
             work,
             self._busy,
             needed,
         )
+
+    def _foreseen(self, rates: Arrived, at_unix_s: float, weight: float) -> Arrived:
+        """The most that usually comes from now until a replica asked for now has come and its slot is over."""
+        if self.profile is None:
+            return Arrived(0.0, 0.0, 0.0)
+        usually = self.profile.at(at_unix_s)
+        if usually.requests > 0:
+            share = min(max(rates.requests / usually.requests, 1 / _SHARE_MOST), _SHARE_MOST)
+            self._usual_share += weight * _SMOOTH_S / _SHARE_S * (share - self._usual_share)
+        until_s = at_unix_s + self.policy.cold_start_s + _RATE_S
+        return Arrived(*(self._usual_share * rate for rate in self.profile.most(at_unix_s, until_s)))
 
     def _calm(self, plan: PoolPlan, fleet: _Fleet, seen: Seen, passed_s: float) -> bool:
         """Whether something may be taken away: all is as it was wanted to be, and nobody is about to change it."""
@@ -386,7 +426,7 @@ class PoolScaler:
             (
                 figures.needed,
                 f"work for {figures.work:.2f} replicas waits or is to come, {figures.growth:.2f} times what comes now; "
-                f"{figures.busy:.2f} are filled",
+                f"{figures.foreseen:.2f} usually come, {figures.busy:.2f} are filled",
             ),
         ]
         if slow_s and slow_s >= policy.ttft_over_s:
@@ -464,7 +504,7 @@ class PoolScaler:
 
     # --- who -------------------------------------------------------------------------------------------------
 
-    def _moved(self, plan: PoolPlan, fleet: _Fleet, seen: Seen, passed_s: float) -> tuple[PoolPlan, Moves]:
+    def _moved(self, plan: PoolPlan, fleet: _Fleet, seen: Seen, calm: bool, passed_s: float) -> tuple[PoolPlan, Moves]:
         taking = [info for info in fleet.ready if info.replica != plan.resting]
         short = plan.ready - len(taking)
         surplus_s = self._held("surplus", short < 0, passed_s)
@@ -490,7 +530,8 @@ class PoolScaler:
                 plan = msgspec.structs.replace(plan, victim=None)
             return plan, Moves(promoted)
         one_revision = len({info.revision for info in seen.infos}) <= 1
-        if plan.resting is None and surplus_s > _SURPLUS_S and one_revision and not fleet.draining and not seen.held:
+        settled = calm or surplus_s > _SURPLUS_S
+        if short < 0 and settled and plan.resting is None and one_revision and not fleet.draining and not seen.held:
             least = min(taking, key=fleet.worth_of)
             reason = f"{least.replica} rests: {len(taking)} take requests where {plan.ready} are wanted"
             plan = msgspec.structs.replace(plan, resting=least.replica, reason=reason)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from stream_fabric.settings import EmitSettings
 
 
 class ControllerSettings(EmitSettings):
     pools_file: Path | None = Field(None, description="TOML file that declares pools: what replicas each is to have")
+    telemetry_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/?#@]+/?)?$",
+        description="With pools_file: where stream-gw telemetry tells what usually arrives; empty: nobody is asked",
+    )
+    telemetry_token: SecretStr = Field(SecretStr(""), description="With telemetry_url: its bearer token")
     pod_deletion_cost: bool = Field(
         False, description="With pools_file, in Kubernetes: tell it which pod may go; needs to list and patch pods"
     )

@@ -366,3 +366,12 @@ FROM requests WHERE $window AND stream > {after:String} AND ended IN ('completed
     AND $tenant AND stream NOT IN (
     SELECT stream FROM attempts WHERE billed AND stream > {after:String} AND $around)
 GROUP BY stream HAVING max(requests.output_tokens) > 0 ORDER BY stream LIMIT {top:Int64};
+
+-- name: arrivals
+-- tells: what arrived at a pool by five minutes: requests, prompt tokens that had to be computed, output tokens
+SELECT toInt64(intDiv(toUnixTimestamp(minute), 300) * 300) AS at_s, sum(requests_minute.requests) AS requests,
+    sum(requests_minute.prompt_tokens - requests_minute.cached_tokens) AS prompt_tokens, sum(requests_minute.output_tokens) AS output_tokens
+FROM requests_minute
+WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    AND pool = {pool:String} AND role IN ('created', 'refused')
+GROUP BY at_s ORDER BY at_s LIMIT 9000;

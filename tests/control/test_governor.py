@@ -14,6 +14,7 @@ import pytest
 
 from inference.control import governor, scaling
 from inference.control.governor import Governor, load_policies
+from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker
 from inference.control.scaling import ScalePolicy
@@ -97,6 +98,7 @@ class Controllers:
             FabricClock(client),
             metrics,
             NoMarker(),
+            Learner("", "", (), RedisControl(client), lambda: False),
         )
         self.running[name] = asyncio.create_task(self.governors[name].run())
 

@@ -91,6 +91,7 @@ class World:
             [Line(waiting, 1.0, 100 * waiting, OUTPUT * waiting), Line(0, 0, 0, 0), Line(0, 0, 0, 0)],
             Arrived(int(self.requests), int(self.requests) * 100, int(self.requests) * OUTPUT),
             self.held,
+            self.now,
             marked,
         )
 
@@ -139,7 +140,7 @@ def changes(world: World) -> list[tuple[int, int, int]]:
 
 
 def test_a_steady_load_is_left_alone() -> None:
-    world = World(lambda t: 2.5).boot(4)  # 25 of 40 slots
+    world = World(lambda t: 2.2).boot(4)  # 22 of 40 slots
     world.run(600)
     assert changes(world) == [(4, 0, 4)]
 
@@ -173,7 +174,7 @@ def test_what_grows_is_met_before_it_is_there() -> None:
 
 
 def test_slow_first_tokens_for_a_minute_ask_for_a_tenth_more_once() -> None:
-    world = World(lambda t: 12.0).boot(20)
+    world = World(lambda t: 11.0).boot(20)
     world.scaler.policy = world.policy = msgspec.structs.replace(POLICY, replicas_max=100)
     world.run(20)
     for pod in world.pods:
@@ -408,7 +409,7 @@ def test_whatever_is_seen_nothing_is_taken_by_mistake(
         now, total = now + passed_s, total + arrived
         marked = before.victim if before and marks else None
         lines = [Line(waiting, 1.0, 100 * waiting, OUTPUT * waiting), Line(0, 0, 0, 0), Line(0, 0, 0, 0)]
-        plan, moves, figures = scaler.look(Seen(infos, lines, Arrived(total, total, total), held, marked), now)
+        plan, moves, figures = scaler.look(Seen(infos, lines, Arrived(total, total, total), held, now, marked), now)
         by_name = {info.replica: info for info in infos}
         _check(plan, moves, figures, by_name, policy)
         if before is not None:

@@ -1,0 +1,152 @@
+"""What usually arrives: learned from rows, kept in Redis, and asked of a running consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from inference.control import learner as learners
+from inference.control.learner import Learner
+from inference.control.profile import DAY_S, SLOT_S, SLOTS, WEEK_S, ArrivalProfile, learned
+from inference.control.scaling import ScalePolicy
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.pool import Arrived
+from telemetry.ask.queries import SAVED
+from tests.control.test_scaling import World
+from tests.support.waiting import eventually
+
+NOW_S = 100.0 * WEEK_S
+NOON_S = 12 * 3600
+
+
+def rows(*at: tuple[float, float]) -> list[tuple[float, float, float, float]]:
+    return [(at_s, count, 10 * count, 100 * count) for at_s, count in at]
+
+
+def test_what_comes_every_day_is_known_after_three() -> None:
+    two = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 300.0) for day in (1, 2))), NOW_S)
+    assert two.at(NOW_S + NOON_S).requests == 0
+    three = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 300.0 * day) for day in (1, 2, 3))), NOW_S)
+    assert three.at(NOW_S + NOON_S) == Arrived(2.0, 20.0, 200.0), "a second, the mean of the three"
+    assert three.at(NOW_S + 6 * DAY_S + NOON_S).requests == 2.0, "on whichever day"
+    assert three.at(NOW_S + NOON_S + SLOT_S).requests == 0 == three.at(NOW_S + NOON_S - SLOT_S).requests
+
+
+def test_what_comes_once_a_week_is_known_after_one() -> None:
+    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 300.0)), NOW_S)
+    assert profile.at(NOW_S + NOON_S).requests == 1.0
+    assert profile.at(NOW_S + DAY_S + NOON_S).requests == 0
+    older = rows(*((NOW_S - week * WEEK_S + NOON_S, 300.0 * week) for week in (1, 2, 3, 4, 5)))
+    assert learned(older, NOW_S).at(NOW_S + NOON_S).requests == 2.5, "the mean of the last four"
+
+
+def test_the_most_of_a_while_is_of_every_slot_that_it_touches() -> None:
+    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 300.0), (NOW_S - WEEK_S + NOON_S + SLOT_S, 900.0)), NOW_S)
+    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S - 1).requests == 1.0
+    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S).requests == 3.0
+    assert learned([], NOW_S).most(NOW_S, NOW_S + WEEK_S) == Arrived(0, 0, 0)
+    with pytest.raises(ValueError, match="rates"):
+        ArrivalProfile(0.0, (1.0,), (1.0,), (1.0,))
+
+
+def known(times: float, from_s: float) -> ArrivalProfile:
+    """One request a second, and so many from then on; the test's world begins at 1000."""
+    rates = [times if slot * SLOT_S >= from_s else 1.0 for slot in range(SLOTS)]
+    return ArrivalProfile(0.0, rates, [100 * rate for rate in rates], [100 * rate for rate in rates])
+
+
+def test_what_is_known_to_come_is_there_before_it_comes() -> None:
+    """Five times the requests from 1800 on, and a replica takes a minute: with the profile nobody waits."""
+    worst = []
+    for profile in (known(5.0, 1800), None):
+        world = World(lambda t: 5.0 if t >= 800 else 1.0).boot(2)
+        world.scaler.profile = profile
+        most = 0.0
+        for _ in range(1000):
+            world.step()
+            most = max(most, world.queue)
+        worst.append(most)
+    assert worst[0] < 10 < 100 < worst[1], worst
+
+
+def test_a_profile_only_raises_and_little_is_made_of_a_wrong_one() -> None:
+    busy = World(lambda t: 5.0).boot(8)
+    busy.scaler.profile = known(0.0, 0)
+    busy.run(300)
+    assert min(plan.ready for _, plan in busy.plans) == 8, "that nothing usually comes takes nothing away"
+    wrong = World(lambda t: 1.0, ScalePolicy(replicas_max=100, cold_start_s=60)).boot(2)
+    wrong.scaler.profile = known(5.0, 0)
+    wrong.run(7200)
+    assert wrong.figures is not None and wrong.figures.foreseen == pytest.approx(2.5, rel=0.05), "half of it, in time"
+
+
+@contextlib.asynccontextmanager
+async def telemetry(answer: dict[str, Any]) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """Its door, as far as a learner sees it: ``answer`` status and rows, and what was asked."""
+    asked: list[dict[str, Any]] = []
+
+    async def query(request: web.Request) -> web.Response:
+        if request.headers["authorization"] != "Bearer t":
+            return web.Response(status=401, text="no")
+        asked.append(await request.json())
+        return web.json_response({"columns": [], "rows": answer["rows"]}, status=answer.get("status", 200))
+
+    app = web.Application()
+    app.add_routes([web.post("/query", query)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_leader_learns_the_others_read_and_telemetry_may_go(
+    redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "_LOAD_EVERY_S", 0.05)
+    monkeypatch.setattr(learners, "_LEARN_EVERY_S", 0.2)
+    control = RedisControl(redis_client)
+    pool = f"p{time.monotonic_ns()}"
+    at_s = int(time.time()) // SLOT_S * SLOT_S - WEEK_S + SLOT_S
+    answer: dict[str, Any] = {"rows": rows((at_s, 300.0))}
+    async with telemetry(answer) as (url, asked):
+        leader, other = (Learner(url, "t", [pool], control, lambda leads=leads: leads) for leads in (True, False))
+        running = [asyncio.create_task(one.run()) for one in (leader, other)]
+        try:
+
+            async def read() -> bool:
+                return pool in other.profiles
+
+            await eventually(read, "the other to have it", 10)
+            assert other.profiles[pool].at(at_s + WEEK_S).requests == 1.0
+            (first, *_) = asked
+            assert first["query"] == "arrivals" and first["parameters"]["pool"] == pool
+            assert set(first["parameters"]) == set(SAVED["arrivals"].parameters), "it asks what there is"
+            before = leader.profiles[pool].learned_s
+            answer["status"] = 503
+            count = len(asked)
+
+            async def asked_again() -> bool:
+                return len(asked) > count + 2
+
+            await eventually(asked_again, "it to be tried again", 10)
+            answer["rows"] = []  # and an empty answer teaches nothing
+            answer["status"] = 200
+            await eventually(asked_again, "it to be tried again", 10)
+            assert leader.profiles[pool].at(at_s + WEEK_S).requests == 1.0 and leader.profiles[pool].learned_s >= before
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    stored = await control.profile(pool)
+    assert stored is not None and msgspec.json.decode(stored, type=ArrivalProfile).learned_s > 0
