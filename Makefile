@@ -31,7 +31,7 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-outage
+.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
 .PHONY: browsers redis prometheus kafka node helm kube kube-up clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
@@ -47,6 +47,7 @@ help:
 	@echo "make bench       measured ratios"
 	@echo "make bench-outage  what requests notice of minutes without Kafka, and whether every bill arrives"
 	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
+	@echo "make bench-scaling  how many replicas, against other policies and an oracle, in virtual time"
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON="; exit 1; }
@@ -126,6 +127,9 @@ bench-outage: setup redis kafka
 
 bench-routing: setup
 	@$(BIN)/python -m bench.routing $(ARGS)
+
+bench-scaling: setup
+	@$(BIN)/python -m bench.scaling $(ARGS)
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from bench.harness import table
 from bench.routing import full, report
-from bench.routing.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO
-from bench.routing.engine import SETTINGS, full_batch_tokens_per_s
 from bench.routing.hot import Compared, compare
-from bench.routing.policies import OURS, POLICIES
+from bench.routing.policies import OURS, POLICIES, policy
 from bench.routing.scene import Scene, scene
-from bench.routing.traces import ENGINE_BLOCK_TOKENS, FILES, Trace, TraceAbsent, cut, load, traces_folder
-from bench.routing.world import GATEWAYS, HINTS_EVERY_S, World
+from inference.simulate.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO
+from inference.simulate.engine import SETTINGS, full_batch_tokens_per_s
+from inference.simulate.traces import ENGINE_BLOCK_TOKENS, FILES, Trace, TraceAbsent, cut, load, traces_folder
+from inference.simulate.world import GATEWAYS, HINTS_EVERY_S, World
 from stream_fabric.limits import LEASE_RENEW_S
 
 T = TypeVar("T")
@@ -78,7 +78,8 @@ def conditions(args: argparse.Namespace) -> str:
 
 
 def run_policies(where: Scene, policies: Sequence[str], seed: int) -> list[report.Figures]:
-    found = [report.figures(p, World(where.trace.requests, where.replicas, p, seed).run()) for p in policies]
+    requests, replicas = where.trace.requests, where.replicas
+    found = [report.figures(p, World(requests, replicas, policy(p, replicas, seed), seed).run()) for p in policies]
     print(
         f"\n{where.trace.name}, {where.replicas} replicas, seed {seed}: {len(where.trace.requests)} requests in "
         f"{where.duration_s:.0f} s; hit rate of one endless cache {where.infinite:.1%}, reachable with one LRU cache "

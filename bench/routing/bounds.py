@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from bench.routing.traces import ENGINE_BLOCK_TOKENS, TRACE_BLOCK_TOKENS, Request
+from inference.simulate.traces import ENGINE_BLOCK_TOKENS, TRACE_BLOCK_TOKENS, Request
 
 
 def infinite(requests: Sequence[Request]) -> float:

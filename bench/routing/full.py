@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.routing import report
-from bench.routing.engine import SETTINGS
-from bench.routing.policies import OURS
 from bench.routing.scene import Scene
-from bench.routing.world import World
+from inference.simulate.engine import SETTINGS
+from inference.simulate.world import Everyone, World
 
 REPLICAS = 8
 REQUESTS_MOST = 3000
@@ -34,7 +33,7 @@ def compare(where: Scene, seed: int) -> Compared:
     settings = msgspec.structs.replace(SETTINGS, max_num_seqs=SEQUENCES)
     runs = [
         World(
-            where.trace.requests, where.replicas, OURS, seed, settings, room_ratio=ROOM_RATIO, blind_queue=blind
+            where.trace.requests, where.replicas, Everyone(), seed, settings, room_ratio=ROOM_RATIO, blind_queue=blind
         ).run()
         for blind in (True, False)
     ]

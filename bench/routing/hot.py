@@ -18,9 +18,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from bench.routing import policies
 from bench.routing.scene import duration_s
-from bench.routing.traces import TRACE_BLOCK_TOKENS, Request, Trace, scaled
-from bench.routing.world import World
+from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request, Trace, scaled
+from inference.simulate.world import World
 
 HOT_SHARE = 0.5
 PREFIX_IDS = 16
@@ -85,7 +86,7 @@ def compare(trace: Trace, replicas: int, policy: str, seed: int, utilisation: fl
 
 def _p99s(trace: Trace, replicas: int, policy: str, seed: int) -> tuple[float, float]:
     """TTFT of the others and of the hot tenant."""
-    lives = World(trace.requests, replicas, policy, seed).run().lives
+    lives = World(trace.requests, replicas, policies.policy(policy, replicas, seed), seed).run().lives
     tenants = [sorted(v.ttft_s for v in lives if v.request.tenant == tenant) for tenant in (OTHERS, HOT)]
     others, hot = (ttft_s[len(ttft_s) * 99 // 100] for ttft_s in tenants)
     return others, hot

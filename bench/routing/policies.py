@@ -5,29 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
 
-from bench.routing.traces import Request
+from inference.simulate.world import Asked, Everyone, Policy
 
 OURS = "ours"
-
-
-class Asked(NamedTuple):
-    """What a gateway knows when it asks."""
-
-    request: Request
-    gateway: int
-    matched_tokens: Sequence[int]
-    """Of the prompt, by replica, as its hints say; all 0 for a policy that takes no hints."""
-    in_flight: Sequence[int]
-    """Streams by replica, exact over all gateways."""
-
-
-class Policy(Protocol):
-    takes_hints: bool
-
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        """The replicas that the pool may choose from."""
 
 
 class Random:
@@ -95,16 +76,8 @@ class Prefix:
         return [self._rng.choice([index for index, tokens in enumerate(asked.matched_tokens) if tokens == most])]
 
 
-class Ours:
-    """All of them: the law chooses."""
-
-    takes_hints = True
-
-    def __init__(self, replicas: int, rng: random.Random) -> None:
-        self._all = range(replicas)
-
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        return self._all
+def ours(replicas: int, rng: random.Random) -> Policy:
+    return Everyone()
 
 
 POLICIES: dict[str, Callable[[int, random.Random], Policy]] = {
@@ -113,5 +86,9 @@ POLICIES: dict[str, Callable[[int, random.Random], Policy]] = {
     "least-loaded": LeastLoaded,
     "sticky": Sticky,
     "prefix": Prefix,
-    OURS: Ours,
+    OURS: ours,
 }
+
+
+def policy(name: str, replicas: int, seed: int) -> Policy:
+    return POLICIES[name](replicas, random.Random(f"policy {seed}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.routing.hot import Compared
 from bench.routing.policies import OURS
 from bench.routing.scene import Scene
-from bench.routing.world import Life, Run
+from inference.simulate.world import Life, Run
 
 SLO_TTFT_S = 1.0
 SLO_TTFT_S_PER_TOKEN = 1 / 8192

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.routing import bounds
-from bench.routing.engine import SETTINGS, work_s
-from bench.routing.traces import ENGINE_BLOCK_TOKENS, Trace, scaled
+from inference.simulate.engine import SETTINGS, work_s
+from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Trace, scaled
 
 
 @dataclass(frozen=True)

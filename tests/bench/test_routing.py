@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.routing import bounds, hot, report
+from bench.routing import bounds, hot, policies, report
 from bench.routing.__main__ import main
-from bench.routing.agents import Agent
-from bench.routing.engine import SETTINGS, Engine
 from bench.routing.policies import OURS, POLICIES
 from bench.routing.scene import scene
-from bench.routing.traces import Request, Trace, cut, scaled, sessions_of
-from bench.routing.world import Run, World
 from inference.agent.engines.sim.settings import SimSettings
+from inference.simulate.agents import Agent
+from inference.simulate.engine import SETTINGS, Engine
+from inference.simulate.traces import Request, Trace, cut, scaled, sessions_of
+from inference.simulate.world import Everyone, Run, World
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.prefix import PrefixView
 
@@ -51,7 +51,7 @@ def chats(count: int, seed: int = 0) -> Trace:
 
 
 def run(policy: str, trace: Trace, replicas: int = REPLICAS, seed: int = 0) -> Run:
-    return World(trace.requests, replicas, policy, seed).run()
+    return World(trace.requests, replicas, policies.policy(policy, replicas, seed), seed).run()
 
 
 def told(outcome: Run) -> list[tuple[object, ...]]:
@@ -108,7 +108,7 @@ def test_a_seed_replays_a_run_and_another_one_does_not(trace: Trace, runs: dict[
 def test_steps_taken_in_one_go_change_nothing(settings: SimSettings) -> None:
     short = tuple(r for r in chats(150, seed=5).requests if r.prompt_tokens < 5_000)
     requests = tuple(replace(r, number=n) for n, r in enumerate(short))
-    worlds = [World(requests, 2, OURS, 0, settings, coasts=coasts).run() for coasts in (True, False)]
+    worlds = [World(requests, 2, Everyone(), 0, settings, coasts=coasts).run() for coasts in (True, False)]
     assert told(worlds[0]) == told(worlds[1])
     for quick, plain in zip(worlds[0].engines, worlds[1].engines, strict=True):
         assert (quick.replica.preemptions, quick.replica.blocks.evictions) == (
@@ -149,7 +149,7 @@ def test_an_agent_does_not_know_how_long_answers_get() -> None:
 
 
 def test_hints_are_stale_between_gateways_and_fresh_where_they_were_sent(trace: Trace) -> None:
-    world = World(trace.requests, REPLICAS, OURS, 0)
+    world = World(trace.requests, REPLICAS, Everyone(), 0)
     here, there = world.gateways[:2]
     request = trace.requests[0]
     here.views[1].sent(request.hint_hashes)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
-from bench.routing.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO, Agent
-from bench.routing.engine import SETTINGS, Engine
-from bench.routing.policies import POLICIES, Asked, Policy
-from bench.routing.traces import HINT_BLOCK_TOKENS, Request
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.meter import UsualLength
+from inference.simulate.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO, Agent
+from inference.simulate.engine import SETTINGS, Engine
+from inference.simulate.traces import HINT_BLOCK_TOKENS, Request
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import LEASE_RENEW_S, QUEUE_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused
+from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused, Seat
 from stream_fabric.prefix import PrefixView
 
 GATEWAYS = 4
@@ -29,6 +29,34 @@ HINTS_EVERY_S = 1.0
 INBOX_S = 0.002
 """From placement to the engine."""
 MODEL = "model"
+
+
+class Asked(NamedTuple):
+    """What a gateway knows when it asks."""
+
+    request: Request
+    gateway: int
+    matched_tokens: Sequence[int]
+    """Of the prompt, by replica, as its hints say; all 0 for a policy that takes no hints."""
+    in_flight: Sequence[int]
+    """Streams by replica, exact over all gateways."""
+
+
+class Policy(Protocol):
+    takes_hints: bool
+
+    def candidates(self, asked: Asked) -> Sequence[int]:
+        """The replicas that the pool may choose from."""
+
+
+class Everyone:
+    """All of them: the law of ``stream_fabric.placement`` chooses."""
+
+    takes_hints = True
+
+    def candidates(self, asked: Asked) -> Sequence[int]:
+        return range(len(asked.in_flight))
+
 
 Fate = Literal["arrived", "placed", "queued", "refused", "expired", "impossible", "done"]
 """The last four end a request; ``impossible``: it exceeds a replica's whole cache."""
@@ -60,8 +88,8 @@ class Life:
 
 
 class Gateway:
-    def __init__(self, replicas: int) -> None:
-        self.views = [PrefixView() for _ in range(replicas)]
+    def __init__(self) -> None:
+        self.views: list[PrefixView] = []
         self.usual = UsualLength()
 
     def refresh(self, agents: Sequence[Agent]) -> None:
@@ -90,7 +118,7 @@ class World:
         self,
         requests: Sequence[Request],
         replicas: int,
-        policy: str,
+        policy: Policy,
         seed: int,
         settings: SimSettings = SETTINGS,
         *,
@@ -101,20 +129,40 @@ class World:
         """``blind_queue``: who waits is taken in turn, whatever the replica that has room holds of its prompt."""
         rng = random.Random(f"world {seed}")
         self._lives = [Life(request, rng.randrange(GATEWAYS), rng.random()) for request in requests]
-        self._policy: Policy = POLICIES[policy](replicas, random.Random(f"policy {seed}"))
+        self._policy = policy
+        self._settings = settings
+        self._coasts = coasts
+        self._room_ratio = room_ratio
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self.now_s = 0.0
         self._open = len(self._lives)
-        self._pool = PoolState(QUEUE_MAX)
-        self._names = [ReplicaId(f"r{index:02}") for index in range(replicas)]
-        self._engines = [Engine(settings, partial(self._at_wake, i), coasts=coasts) for i in range(replicas)]
+        self.pool = self._pool = PoolState(QUEUE_MAX)
+        self._names: list[ReplicaId] = []
+        self._engines: list[Engine] = []
         self._blind_queue = blind_queue
-        self.agents = [Agent(name, engine, room_ratio) for name, engine in zip(self._names, self._engines, strict=True)]
-        self.gateways = [Gateway(replicas) for _ in range(GATEWAYS)]
-        self._rung = [False] * replicas
+        self.agents: list[Agent] = []
+        self.gateways = [Gateway() for _ in range(GATEWAYS)]
+        self._rung: list[bool] = []
         self._by_stream = {_stream(life): life for life in self._lives}
+        self.first_tokens: deque[Life] = deque(maxlen=100_000)
+        """Whose first token has come, for whoever takes them out."""
         self.outcome = Run(self._lives, self._engines, self._pool)
+        for _ in range(replicas):
+            self.add_replica()
+
+    def add_replica(self) -> int:
+        """Its index. It is not in its pool before its first report."""
+        index = len(self.agents)
+        name = ReplicaId(f"r{index:02}")
+        engine = Engine(self._settings, partial(self._at_wake, index), coasts=self._coasts)
+        self._names.append(name)
+        self._engines.append(engine)
+        self.agents.append(Agent(name, engine, self._room_ratio))
+        self._rung.append(False)
+        for gateway in self.gateways:
+            gateway.views.append(PrefixView())
+        return index
 
     def run(self) -> Run:
         for life in self._lives:
@@ -141,8 +189,10 @@ class World:
         request, gateway = life.request, self.gateways[life.gateway]
         hints = self._policy.takes_hints
         matched = gateway.matched_tokens(request) if hints else [0] * len(self._names)
-        in_flight = [self._pool.seats[name].in_flight for name in self._names]
-        chosen = self._policy.candidates(Asked(request, life.gateway, matched, in_flight))
+        in_flight = [seat.in_flight if (seat := self._pool.seats.get(name)) else 0 for name in self._names]
+        chosen = [
+            i for i in self._policy.candidates(Asked(request, life.gateway, matched, in_flight)) if self._takes(i)
+        ]
         ask = Ask(
             _stream(life),
             TenantId(request.tenant),
@@ -171,6 +221,10 @@ class World:
             case Refused():
                 self._close(life, "refused")
         self._ring()
+
+    def _takes(self, index: int) -> bool:
+        """Whether a gateway believes that the replica takes requests."""
+        return True
 
     def _refresh(self, index: int) -> None:
         self.gateways[index].refresh(self.agents)
@@ -218,8 +272,11 @@ class World:
     def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
         agent = self.agents[index]
         running = {stream: request.session for stream, request in agent.running.items()} if renews else None
-        self._pool.report(agent.name, agent.seat(self.now_s), (MODEL,), ended, running, self.now_s * 1000)
+        self._pool.report(agent.name, self._seat(index), (MODEL,), ended, running, self.now_s * 1000)
         self._ring()
+
+    def _seat(self, index: int) -> Seat:
+        return self.agents[index].seat(self.now_s)
 
     # --- replicas ------------------------------------------------------------------------------------------
 
@@ -235,6 +292,7 @@ class World:
         for number, cached in step.first:
             life = self._lives[number]
             life.first_s, life.cached_tokens = self.now_s, cached
+            self.first_tokens.append(life)
             came.append((_stream(life), cached))
         agent.first_tokens(came, self.now_s)
         ended: list[StreamId] = []

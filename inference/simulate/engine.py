@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.routing.traces import ENGINE_BLOCK_TOKENS, Request
 from inference.agent.engines.sim.model import Replica, Step
 from inference.agent.engines.sim.settings import SimSettings
+from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Request
 
 SETTINGS = SimSettings(
     itl_ms=8.0,

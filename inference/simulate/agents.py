@@ -7,9 +7,9 @@ an answer gets.
 
 from __future__ import annotations
 
-from bench.routing.engine import Engine, full_batch_tokens_per_s
-from bench.routing.traces import ENGINE_BLOCK_TOKENS, HINT_BLOCK_TOKENS, Request
 from inference.agent.meter import PrefillSpeed, UsualLength
+from inference.simulate.engine import Engine, full_batch_tokens_per_s
+from inference.simulate.traces import ENGINE_BLOCK_TOKENS, HINT_BLOCK_TOKENS, Request
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.placement import Seat

@@ -1,0 +1,169 @@
+"""A fleet whose size changes, on virtual time: replicas that are asked for come cold, and cost from then on until they
+have left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from inference.agent.engines.sim.settings import SimSettings
+from inference.simulate.agents import ROOM_RATIO
+from inference.simulate.traces import Request
+from inference.simulate.world import Everyone, Run, World
+from stream_fabric.limits import LEASE_RENEW_S
+from stream_fabric.placement import Seat
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class Replica:
+    """One that was asked for."""
+
+    asked_s: float
+    up_s: float
+    takes: bool = True
+    """Requests, once it is up."""
+    leaves: bool = False
+    """It finishes what it has, and then is gone."""
+    gone_s: float = -1.0
+
+
+class Scaler(Protocol):
+    def look(self, fleet: Elastic) -> None:
+        """Once a second; acts by the fleet's ``ask``, ``rest``, ``promote`` and ``end``."""
+
+
+class Elastic(World):
+    """``cold_start_s``: from asking for a replica until it takes requests; the first ``replicas`` are up already."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        replicas: int,
+        scaler: Scaler,
+        seed: int,
+        settings: SimSettings,
+        *,
+        cold_start_s: float,
+        room_ratio: float = ROOM_RATIO,
+    ) -> None:
+        self.replicas: list[Replica] = []
+        super().__init__(requests, 0, Everyone(), seed, settings, room_ratio=room_ratio)
+        self._scaler = scaler
+        self._cold_start_s = cold_start_s
+        self.settings = settings
+        self.counts: list[tuple[float, int, int]] = []
+        """Each second: when, how many take requests, and how many there are in all."""
+        for _ in range(replicas):
+            self._add(0.0)
+
+    # --- what a scaler may do and see ------------------------------------------------------------------------
+
+    def there(self) -> list[int]:
+        """Those that cost and are not about to leave."""
+        return [i for i, replica in enumerate(self.replicas) if replica.gone_s < 0 and not replica.leaves]
+
+    def is_up(self, index: int) -> bool:
+        return self.replicas[index].up_s <= self.now_s
+
+    def ask(self, count: int) -> None:
+        for _ in range(count):
+            self._add(self.now_s + self._cold_start_s)
+
+    def rest(self, index: int) -> None:
+        self.replicas[index].takes = False
+        self._report(index, [], renews=True)
+
+    def promote(self, index: int) -> None:
+        self.replicas[index].takes = True
+        self._report(index, [], renews=True)
+
+    def end(self, index: int) -> None:
+        """It leaves as soon as it has nothing to do; one that is not up yet at once."""
+        replica = self.replicas[index]
+        replica.takes, replica.leaves = False, True
+        if not self.is_up(index):
+            replica.gone_s = self.now_s
+            return
+        self._report(index, [], renews=True)
+        self._leave_if_idle(index)
+
+    def gpu_s(self) -> float:
+        """Of all replicas, from when they were asked for."""
+        end_s = self.outcome.end_s or self.now_s
+        return sum((r.gone_s if r.gone_s >= 0 else end_s) - r.asked_s for r in self.replicas)
+
+    # --- the world -------------------------------------------------------------------------------------------
+
+    def run(self) -> Run:
+        self._at(0.0, self._look)
+        return super().run()
+
+    def _look(self) -> None:
+        self._scaler.look(self)
+        there = self.there()
+        takes = sum(self.is_up(i) and self.replicas[i].takes for i in there)
+        self.counts.append((self.now_s, takes, sum(replica.gone_s < 0 for replica in self.replicas)))
+        self._at(self.now_s + LOOK_EVERY_S, self._look)
+
+    def _add(self, up_s: float) -> None:
+        index = self.add_replica()
+        self.replicas.append(Replica(self.now_s, up_s))
+        if up_s > self.now_s:
+            self._at(up_s, partial(self._up, index))
+
+    def _up(self, index: int) -> None:
+        if self.replicas[index].gone_s < 0:
+            self._report(index, [], renews=True)
+            self._at(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+
+    def _takes(self, index: int) -> bool:
+        replica = self.replicas[index]
+        return replica.takes and replica.up_s <= self.now_s and replica.gone_s < 0
+
+    def _renew(self, index: int) -> None:
+        if self.replicas[index].gone_s >= 0:
+            return
+        super()._renew(index)
+        self._leave_if_idle(index)
+
+    def _seat(self, index: int) -> Seat:
+        seat = super()._seat(index)
+        return seat._replace(ready=self.replicas[index].takes)
+
+    def _leave_if_idle(self, index: int) -> None:
+        name = self._names[index]
+        if self.replicas[index].leaves and not self.agents[index].running and not self._pool.flights.get(name):
+            self.replicas[index].gone_s = self.now_s
+            self._pool.retire(name)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """So many times the requests, from then on for so long, growing and falling over ``ramp_s``."""
+
+    times: float
+    at_s: float
+    for_s: float
+    ramp_s: float = 30.0
+
+
+def stepped(requests: Sequence[Request], step: Step, seed: int) -> tuple[Request, ...]:
+    """Requests of the step come again, on average ``times`` - 1 times, a second or so later."""
+    rng = random.Random(f"step {seed}")
+    out = list(requests)
+    for request in requests:
+        into_s, left_s = request.at_s - step.at_s, step.at_s + step.for_s - request.at_s
+        if into_s < 0 or left_s < 0:
+            continue
+        more = (step.times - 1) * min(1.0, into_s / step.ramp_s, left_s / step.ramp_s)
+        for copy in range(int(more) + (rng.random() < more % 1)):
+            at_s = request.at_s + rng.expovariate(1.0)
+            out.append(replace(request, at_s=at_s, session=f"{request.session}+{copy}"))
+    out.sort(key=lambda request: request.at_s)
+    return tuple(replace(request, number=number) for number, request in enumerate(out))
