@@ -481,7 +481,7 @@ class PoolScaler:
         plan = msgspec.structs.replace(plan, warm=warm)
         wanted = plan.ready + warm
         if wanted > plan.pods:
-            reason = plan.reason if plan.reason.endswith(";") else f"{plan.reason}; {plan.pods} to {wanted} in all"
+            reason = f"{plan.reason}; {plan.pods} to {wanted} in all"
             return msgspec.structs.replace(plan, pods=wanted, victim=None, reason=reason)
         if fleet.present > plan.pods and plan.victim is None:
             reason = f"{fleet.present} are there in all, {plan.pods} were wanted"

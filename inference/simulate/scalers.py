@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
@@ -100,7 +101,7 @@ class Ours:
         )
 
 
-class Hpa:
+class Hpa(ABC):
     """A HorizontalPodAutoscaler with its defaults: at once up by as much as it wants, at most double or four in 15 s;
     down to the most that it wanted within five minutes. ``wish`` says how many."""
 
@@ -129,8 +130,8 @@ class Hpa:
             cold = [i for i in fleet.there() if not fleet.is_up(i)]
             fleet.end(cold[-1] if cold else fleet.there()[-1])
 
-    def wish(self, fleet: Elastic, there: Sequence[int]) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def wish(self, fleet: Elastic, there: Sequence[int]) -> int: ...
 
 
 class GpuUtilisation(Hpa):
