@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 _LOAD_EVERY_S = 60.0
 _LEARN_EVERY_S = 600.0
 _TIMEOUT_S = 30.0
-_ROWS_MAX = WEEKS * WEEK_S // SLOT_S + DAY_S // SLOT_S
+_SPAN_S = 6 * DAY_S
+"""An answer has no more rows than these have slots."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ArrivalProfile)
@@ -74,23 +75,29 @@ class Learner:
         if self._url and self._leads() and (known is None or now_s - known.learned_s > _LEARN_EVERY_S):
             rows = await self._ask(pool, now_s)
             if rows:
-                self._profiles[pool] = profile = learned(rows, now_s)
+                self._profiles[pool] = profile = await asyncio.to_thread(learned, rows, now_s)
                 await self._control.put_profile(pool, _encoder.encode(profile))
 
     async def _ask(self, pool: str, now_s: float) -> list[tuple[float, float, float, float]]:
         """Raises aiohttp.ClientError, OSError or ValueError."""
-        until_us = int(now_s) * 1_000_000
-        parameters = {"pool": pool, "from_us": until_us - WEEKS * WEEK_S * 1_000_000, "until_us": until_us}
-        body = {"query": "arrivals", "parameters": parameters, "rows_max": _ROWS_MAX}
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session,
-            session.post(
-                f"{self._url}/query",
-                data=_encoder.encode(body),
-                headers={"authorization": f"Bearer {self._token}"},
-                allow_redirects=False,
-            ) as answer,
-        ):
+        until_s = int(now_s)
+        rows = []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
+            for from_s in range(until_s - WEEKS * WEEK_S, until_s, _SPAN_S):
+                rows += await self._ask_span(session, pool, from_s, min(from_s + _SPAN_S, until_s))
+        return rows
+
+    async def _ask_span(
+        self, session: aiohttp.ClientSession, pool: str, from_s: int, until_s: int
+    ) -> list[tuple[float, float, float, float]]:
+        parameters = {"pool": pool, "from_us": from_s * 1_000_000, "until_us": until_s * 1_000_000}
+        body = {"query": "arrivals", "parameters": parameters, "rows_max": _SPAN_S // SLOT_S + 1}
+        async with session.post(
+            f"{self._url}/query",
+            data=_encoder.encode(body),
+            headers={"authorization": f"Bearer {self._token}"},
+            allow_redirects=False,
+        ) as answer:
             read = await answer.read()
             if answer.status != 200:
                 raise ValueError(f"stream-gw telemetry answers {answer.status}: {read[:200].decode(errors='replace')}")

@@ -68,8 +68,11 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utilisation_max: float = 0.85
     utilisation_over_s: float = 180.0
     utilisation_step: float = 0.05
-    utilisation_aimed: float = 0.6
-    """What a replica is to be filled to: the rest is for bursts."""
+    utilisation_aimed: float = 0.8
+    """What a replica is to be filled to where so much arrives that chance evens out."""
+    spare_sigmas: float = 4.0
+    """Beyond that, room for so many standard deviations of what chance adds: to the prompts that arrive within one TTFT
+    objective, to the streams that run at a time; at most as much again as the work."""
     utilisation_low: float = 0.4
     low_s: float = 900.0
     zero_s: float = 900.0
@@ -95,6 +98,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "it must be 0 < utilisation_low < utilisation_aimed <= utilisation_max <= 1",
                 0 < self.utilisation_low < self.utilisation_aimed <= self.utilisation_max <= 1,
             ),
+            ("spare_sigmas must be 0 or more", self.spare_sigmas >= 0),
             ("steps must be from 0 to 1", all(0 <= step <= 1 for step in self._steps)),
             ("times must be 0 or more", all(time_s >= 0 for time_s in self._times)),
         ):
@@ -345,18 +349,18 @@ class PoolScaler:
         found = need(seen.infos, seen.lines, usual)
         rates = self._arrivals.per_s() or Arrived(0, 0, 0)
         growth = self._arrivals.growth(policy.cold_start_s, policy.growth_max)
-        work = foreseen = 0.0
+        work = foreseen = staffed = 0.0
         if usual is not None:
-            coming = self._foreseen(rates, seen.at_unix_s, weight)
-            foreseen = coming.prompt_tokens / usual.prefill_per_s + coming.output_tokens / usual.decode_per_s
-            work = rates.prompt_tokens / usual.prefill_per_s + rates.output_tokens / usual.decode_per_s
-            work = max(work * growth, foreseen) + found.waits_s / max(
-                policy.cold_start_s, _RATE_S
-            )  # the queue is to be empty by then
+            usually = self._foreseen(rates, seen.at_unix_s, weight)
+            coming = Arrived(*(growth * rate for rate in rates))
+            foreseen = sum(_work(usually, usual))
+            waits = found.waits_s / max(policy.cold_start_s, _RATE_S)  # the queue is to be empty by then
+            work = max(foreseen, sum(_work(coming, usual))) + waits
+            staffed = max(self._staffed(rates, usual) for rates in (usually, coming)) + waits / policy.utilisation_aimed
         slots = usual.slots if usual is not None else max(found.running, 1)
         busy = found.running / slots
         self._busy += weight * (busy - self._busy)
-        needed = math.ceil(max(work / policy.utilisation_aimed, self._busy / policy.utilisation_max) - 1e-9)
+        needed = math.ceil(max(staffed, self._busy / policy.utilisation_max) - 1e-9)
         if found.waiting or rates.requests:
             needed = max(needed, 1)
         return Figures(
@@ -378,6 +382,20 @@ class PoolScaler:
             self._busy,
             needed,
         )
+
+    def _staffed(self, rates: Arrived, usual: Usual) -> float:
+        """Replicas for what arrives, with room for what chance adds: the fewer requests it is, the more."""
+        if not rates.requests:
+            return 0.0
+        prefill, decode = _work(rates, usual)
+        prompts = rates.requests * self.policy.ttft_objective_s
+        streams = decode * usual.slots  # that run at a time, where batches are full: Little's law
+        spare = sum(
+            work * min(self.policy.spare_sigmas / math.sqrt(count), 1.0)
+            for work, count in ((prefill, prompts), (decode, streams))
+            if work
+        )
+        return (prefill + decode) / self.policy.utilisation_aimed + spare
 
     def _foreseen(self, rates: Arrived, at_unix_s: float, weight: float) -> Arrived:
         """The most that usually comes from now until a replica asked for now has come and its slot is over."""
@@ -578,6 +596,11 @@ class _Fleet:
         return statistics.fmean(
             1.0 if info.load.waiting else min(info.load.running / max(info.load.slots, 1), 1.0) for info in self.ready
         )
+
+
+def _work(rates: Arrived, usual: Usual) -> tuple[float, float]:
+    """Prefill and decode, in replicas."""
+    return rates.prompt_tokens / usual.prefill_per_s, rates.output_tokens / usual.decode_per_s
 
 
 def usual_of(ready: Sequence[ReplicaInfo]) -> Usual | None:

@@ -368,8 +368,8 @@ FROM requests WHERE $window AND stream > {after:String} AND ended IN ('completed
 GROUP BY stream HAVING max(requests.output_tokens) > 0 ORDER BY stream LIMIT {top:Int64};
 
 -- name: arrivals
--- tells: what arrived at a pool by five minutes: requests, prompt tokens that had to be computed, output tokens
-SELECT toInt64(intDiv(toUnixTimestamp(minute), 300) * 300) AS at_s, sum(requests_minute.requests) AS requests,
+-- tells: what arrived at a pool by minute: requests, prompt tokens that had to be computed, output tokens
+SELECT toInt64(toUnixTimestamp(minute)) AS at_s, sum(requests_minute.requests) AS requests,
     sum(requests_minute.prompt_tokens - requests_minute.cached_tokens) AS prompt_tokens, sum(requests_minute.output_tokens) AS output_tokens
 FROM requests_minute
 WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))

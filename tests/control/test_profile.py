@@ -32,26 +32,36 @@ def rows(*at: tuple[float, float]) -> list[tuple[float, float, float, float]]:
 
 
 def test_what_comes_every_day_is_known_after_three() -> None:
-    two = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 300.0) for day in (1, 2))), NOW_S)
+    two = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0) for day in (1, 2))), NOW_S)
     assert two.at(NOW_S + NOON_S).requests == 0
-    three = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 300.0 * day) for day in (1, 2, 3))), NOW_S)
+    three = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0 * day) for day in (1, 2, 3))), NOW_S)
     assert three.at(NOW_S + NOON_S) == Arrived(2.0, 20.0, 200.0), "a second, the mean of the three"
     assert three.at(NOW_S + 6 * DAY_S + NOON_S).requests == 2.0, "on whichever day"
     assert three.at(NOW_S + NOON_S + SLOT_S).requests == 0 == three.at(NOW_S + NOON_S - SLOT_S).requests
 
 
 def test_what_comes_once_a_week_is_known_after_one() -> None:
-    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 300.0)), NOW_S)
+    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 60.0)), NOW_S)
     assert profile.at(NOW_S + NOON_S).requests == 1.0
     assert profile.at(NOW_S + DAY_S + NOON_S).requests == 0
-    older = rows(*((NOW_S - week * WEEK_S + NOON_S, 300.0 * week) for week in (1, 2, 3, 4, 5)))
+    older = rows(*((NOW_S - week * WEEK_S + NOON_S, 60.0 * week) for week in (1, 2, 3, 4, 5)))
     assert learned(older, NOW_S).at(NOW_S + NOON_S).requests == 2.5, "the mean of the last four"
 
 
+def test_a_minute_tells_of_itself_only_what_is_more_than_chance() -> None:
+    """One request in one of five minutes is chance; an hour that begins with ten times as many is not."""
+    begin = NOW_S - WEEK_S + NOON_S
+    few = learned(rows((begin, 1.0)), NOW_S)
+    minutes = [60 * few.at(begin + k * SLOT_S).requests for k in range(-3, 4)]
+    assert minutes == pytest.approx([0, 0.2, 0.2, 0.2, 0.2, 0.2, 0], abs=0.01)
+    step = learned(rows(*((begin + k * SLOT_S, 600.0 if k >= 0 else 60.0) for k in range(-10, 10))), NOW_S)
+    assert step.at(begin).requests == 10.0 and step.at(begin - SLOT_S).requests == 1.0, "not smeared over its edge"
+
+
 def test_the_most_of_a_while_is_of_every_slot_that_it_touches() -> None:
-    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 300.0), (NOW_S - WEEK_S + NOON_S + SLOT_S, 900.0)), NOW_S)
-    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S - 1).requests == 1.0
-    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S).requests == 3.0
+    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 600.0), (NOW_S - WEEK_S + NOON_S + SLOT_S, 1800.0)), NOW_S)
+    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S - 1).requests == 10.0
+    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S).requests == 30.0
     assert learned([], NOW_S).most(NOW_S, NOW_S + WEEK_S) == Arrived(0, 0, 0)
     with pytest.raises(ValueError, match="rates"):
         ArrivalProfile(0.0, (1.0,), (1.0,), (1.0,))
@@ -118,7 +128,7 @@ async def test_the_leader_learns_the_others_read_and_telemetry_may_go(
     control = RedisControl(redis_client)
     pool = f"p{time.monotonic_ns()}"
     at_s = int(time.time()) // SLOT_S * SLOT_S - WEEK_S + SLOT_S
-    answer: dict[str, Any] = {"rows": rows((at_s, 300.0))}
+    answer: dict[str, Any] = {"rows": rows((at_s, 60.0))}
     async with telemetry(answer) as (url, asked):
         leader, other = (Learner(url, "t", [pool], control, lambda leads=leads: leads) for leads in (True, False))
         running = [asyncio.create_task(one.run()) for one in (leader, other)]

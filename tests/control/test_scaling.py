@@ -23,7 +23,10 @@ from stream_fabric.redis.pool import Arrived, Line, ReplicaInfo
 SLOTS = 10
 OUTPUT = 100
 STREAM_S = 10.0
-POLICY = ScalePolicy(replicas_min=1, replicas_max=20, warm_share=0.0, low_s=60, zero_s=60, cold_start_s=60)
+POLICY = ScalePolicy(
+    replicas_min=1, replicas_max=20, warm_share=0.0, low_s=60, zero_s=60, cold_start_s=60,
+    utilisation_aimed=0.6, spare_sigmas=0.0,
+)  # fmt: skip
 SLOW = tuple([0] * (len(TTFT_BUCKETS_S) - 1) + [100])
 """First tokens after half a minute."""
 
@@ -143,6 +146,23 @@ def test_a_steady_load_is_left_alone() -> None:
     world = World(lambda t: 2.2).boot(4)  # 22 of 40 slots
     world.run(600)
     assert changes(world) == [(4, 0, 4)]
+
+
+def test_chance_is_given_room_and_the_less_the_more_arrives() -> None:
+    """By arithmetic: four standard deviations of the streams that run at a time, of which the square root is one."""
+    policy = ScalePolicy(replicas_max=1000, warm_share=0.0)
+    needs = {}
+    for rate in (1.0, 4.0, 16.0, 64.0, 256.0):
+        world = World(lambda t, rate=rate: rate, policy).boot(int(3 * rate))
+        world.run(60)
+        assert world.figures is not None
+        needs[rate] = world.figures.needed
+        work, streams = rate * STREAM_S / SLOTS, rate * STREAM_S
+        decode = work * (1 / policy.utilisation_aimed + min(policy.spare_sigmas / math.sqrt(streams), 1.0))
+        prefill = 0.01 * rate * (1 / policy.utilisation_aimed + min(policy.spare_sigmas / math.sqrt(rate), 1.0))
+        assert needs[rate] == math.ceil(decode + prefill), "what arrives is a steady figure here"
+    filled = [rate * STREAM_S / SLOTS / need for rate, need in needs.items()]
+    assert filled == sorted(filled) and filled[0] < 0.5 and filled[-1] > 0.7
 
 
 def test_five_times_the_load_is_asked_for_at_once_and_not_much_more() -> None:
