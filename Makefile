@@ -32,7 +32,7 @@ if [ -n "$$missing" ]; then \
 endef
 
 .PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
-.PHONY: browsers redis prometheus kafka node helm kube kube-up clean
+.PHONY: browsers redis prometheus kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -43,6 +43,7 @@ help:
 	@echo "make helm        helm and kubeconform, for the chart's tests (3 minutes, once)"
 	@echo "make kube        Kubernetes' control plane with KEDA and Prometheus 3 (half an hour, once)"
 	@echo "make e2e-kube    the chart and autoscaling on it; make kube-up keeps one up to look at"
+	@echo "make proto       the messages that KEDA sends, from inference/control/externalscaler.proto"
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
 	@echo "make bench-outage  what requests notice of minutes without Kafka, and whether every bill arrives"
@@ -130,6 +131,9 @@ bench-routing: setup
 
 bench-scaling: setup
 	@$(BIN)/python -m bench.scaling $(ARGS)
+
+proto: setup # what is committed of it; a test compares
+	@cd inference/control && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. externalscaler.proto
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin

@@ -260,6 +260,17 @@ DEAD = _controller(
     "dead_replicas_total", "counter", "replicas", "Replicas whose lease ended, found by this process", ()
 )
 LOOK_FAILURES = _controller("pool_looks_failed_total", "counter", "looks", "Times that the pools could not be read", ())
+_ONLY_SCALER = "where STREAM_GW_SCALER_PORT is set and KEDA asks there"
+SCALER_CALLS = _controller(
+    "scaler_calls_total", "counter", "calls", "Questions that KEDA asked by gRPC", ("call",), only=_ONLY_SCALER
+)
+SCALER_REFUSALS = _controller(
+    "scaler_refusals_total", "counter", "calls", "Of them, those not answered, by why: unavailable is that no plan was "
+    "known", ("call", "code"), only="once one was not",
+)  # fmt: skip
+SCALER_STREAMS = _controller(
+    "scaler_streams", "gauge", "streams", "Streams on which KEDA hears at once of a pool's first replica", ()
+)
 
 # --- what carries telemetry ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from inference.control.desired import Desired
 from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import Marker
@@ -34,6 +35,8 @@ from stream_fabric.redis.wire import ReplyError
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+PEEK_EVERY_S = 0.25
+"""Between looks: whether somebody waits at a pool that has nobody."""
 LEAD_S = 3.5
 """Who has not looked for so long leads no more; another does within the next look."""
 _ADOPT_S = 10.0
@@ -85,6 +88,8 @@ class Governor:
         self._metrics = metrics
         self._marker = marker
         self._learner = learner
+        self.desired = Desired()
+        self._peopled: Set[str] = frozenset()
         self._term = 0
         self._scalers: dict[str, PoolScaler] = {}
         self._plans: dict[str, PoolPlan] = {}
@@ -106,13 +111,32 @@ class Governor:
                 except* (FabricUnavailable, ReplyError) as failed:
                     self._metrics.receive_failure()
                     log.warning("the pools cannot be planned: %s", failed.exceptions[0])
-                await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.9, 1.0))
+                await self._pause(LOOK_EVERY_S * random.uniform(0.9, 1.0))
             await marking  # its failure is ours
         finally:
             marking.cancel()
             with contextlib.suppress(FabricUnavailable, ReplyError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._control.leave(self._name)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next look, which comes early where a pool that is to have nobody has somebody who waits, or is to
+        have its first replica."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, PEEK_EVERY_S))
+            empty = {pool for pool, plan in self._plans.items() if not plan.pods}
+            if not empty or left_s <= PEEK_EVERY_S:
+                continue
+            with contextlib.suppress(FabricUnavailable, ReplyError):  # the look will say it
+                if not self._term:
+                    if any(plan.pods for pool, plan in (await self._control.plans()).items() if pool in empty):
+                        return
+                    continue
+                before, self._peopled = self._peopled, frozenset(await self._pools.pools())
+                if empty & (self._peopled - before):
+                    return
 
     async def _mark(self) -> None:
         """Beside the looks: it may take longer than a term."""
@@ -135,7 +159,7 @@ class Governor:
                 log.info("controller %s leads, term %d", self._name, term)
         self._plans |= written
         if not term:
-            self._metrics.receive_plans(self._plans, leads=False)
+            self._show(leads=False)
             self._metrics.receive_figures({})
             return
         for pool in self._plans.keys() - self._policies.keys():
@@ -145,9 +169,14 @@ class Governor:
         async with asyncio.TaskGroup() as tasks:
             for pool, policy in self._policies.items():
                 tasks.create_task(self._govern(pool, policy, written.get(pool), found))
-        self._metrics.receive_plans(self._plans, leads=True)
+        self._show(leads=True)
         self._metrics.receive_figures(found)
         self._metrics.receive_profiles(self._learner.profiles, self._clock.now_us() / 1e6)
+
+    def _show(self, leads: bool) -> None:
+        """To whoever starts and ends replicas, by Prometheus or by gRPC: the same."""
+        self._metrics.receive_plans(self._plans, leads)
+        self.desired.receive(self._plans, asyncio.get_running_loop().time())
 
     async def _govern(
         self, pool: str, policy: ScalePolicy, written: PoolPlan | None, found: dict[str, Figures]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -30,6 +31,8 @@ from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from telemetry.emit import open_sink
 
+log = logging.getLogger(__name__)
+
 
 @contextlib.asynccontextmanager
 async def _monitor(host: str, port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
@@ -40,11 +43,33 @@ async def _monitor(host: str, port: int, metrics: ControllerMetrics) -> AsyncIte
         yield url
 
 
+@contextlib.asynccontextmanager
+async def _scaler(
+    settings: ControllerSettings, governor: Governor | None, metrics: ControllerMetrics
+) -> AsyncIterator[None]:
+    if settings.scaler_port < 0 or governor is None:
+        yield
+        return
+    # It writes by itself to stderr, of each handshake that failed: that is whoever's who may not ask
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        from inference.control.keda import KedaScaler, Tls
+    except ImportError as error:
+        raise ValueError(f"STREAM_GW_SCALER_PORT needs gRPC: pip install 'stream-gw[keda]' ({error})") from None
+    cert, key, client_ca = settings.scaler_cert, settings.scaler_key, settings.scaler_client_ca
+    tls = Tls(cert, key, client_ca) if cert is not None and key is not None and client_ca is not None else None
+    scaler = KedaScaler(governor.desired, metrics)
+    async with scaler.served(settings.scaler_host, settings.scaler_port, tls) as port:
+        log.info("KEDA is told of the pools at %s:%d", settings.scaler_host, port)
+        yield
+
+
 async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
     """Run until SIGTERM. ``on_ready`` gets where its metrics are; empty: nowhere.
 
-    Raises FabricUnavailable when Redis is out of reach at the start.
+    Raises FabricUnavailable when Redis is out of reach at the start, ValueError or OSError for what is set wrong.
     """
+    policies = None if settings.pools_file is None else load_policies(settings.pools_file)
     client = RedisClient(settings.redis_url)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -63,10 +88,13 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 tasks.create_task(clock.run(), name="clock"),
                 tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
             ]
-            if settings.pools_file is not None:
-                policies, control = load_policies(settings.pools_file), RedisControl(client)
+            governor: Governor | None = None
+            if policies is not None:
+                control = RedisControl(client)
                 token = settings.telemetry_token.get_secret_value()
-                learner = Learner(settings.telemetry_url, token, policies, control, lambda: governor.leads)
+                learner = Learner(
+                    settings.telemetry_url, token, policies, control, lambda: governor is not None and governor.leads
+                )
                 governor = Governor(
                     f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
                     policies,
@@ -88,7 +116,10 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                     Herald(sink, clock, "health"),
                 )
                 running.append(tasks.create_task(health.run(), name="health"))
-            async with _monitor(settings.metrics_host, settings.metrics_port, metrics) as url:
+            async with (
+                _monitor(settings.metrics_host, settings.metrics_port, metrics) as url,
+                _scaler(settings, governor, metrics),
+            ):
                 if url:
                     running.append(tasks.create_task(metrics.watch(pools), name="metrics"))
                 on_ready(url)

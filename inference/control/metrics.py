@@ -53,6 +53,9 @@ class ControllerMetrics:
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
         self._failures = make.counter(listed.LOOK_FAILURES)
+        self._calls = make.counter(listed.SCALER_CALLS)
+        self._refusals = make.counter(listed.SCALER_REFUSALS)
+        self._streams = make.gauge(listed.SCALER_STREAMS)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -114,6 +117,15 @@ class ControllerMetrics:
         self._profile_age.clear()
         for pool, profile in profiles.items():
             self._profile_age.labels(pool).set(max(unix_s - profile.learned_s, 0.0))
+
+    def receive_call(self, call: str) -> None:
+        self._calls.labels(call).inc()
+
+    def receive_refusal(self, call: str, code: str) -> None:
+        self._refusals.labels(call, code).inc()
+
+    def receive_streams(self, count: int) -> None:
+        self._streams.set(count)
 
     def receive_failure(self) -> None:
         self._failures.inc()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from stream_fabric.settings import EmitSettings
 
@@ -31,3 +33,41 @@ class ControllerSettings(EmitSettings):
         -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free one, -1: none"
     )
     metrics_host: str = Field("127.0.0.1", description="Address to listen on for them")
+    scaler_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="With pools_file: port to tell KEDA of them by gRPC, its trigger external-push; 0: any free one, "
+        "-1: none",
+    )
+    scaler_host: str = Field(
+        "127.0.0.1", description="Address to listen on for it; another than loopback needs the three files below"
+    )
+    scaler_cert: Path | None = Field(None, description="With scaler_port: the certificate to show, PEM")
+    scaler_key: Path | None = Field(None, description="With scaler_cert: its key, PEM, without a passphrase")
+    scaler_client_ca: Path | None = Field(
+        None, description="With scaler_cert: the CAs of those who may ask, PEM; nobody else is answered"
+    )
+
+    @model_validator(mode="after")
+    def _the_scaler_is_whole(self) -> Self:
+        files = (self.scaler_cert, self.scaler_key, self.scaler_client_ca)
+        if len({path is None for path in files}) > 1:
+            raise ValueError("STREAM_GW_SCALER_CERT, STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA go together")
+        if self.scaler_port < 0:
+            return self
+        if self.pools_file is None:
+            raise ValueError("STREAM_GW_SCALER_PORT needs STREAM_GW_POOLS_FILE: it tells of the pools planned")
+        if files[0] is None and not _is_loopback(self.scaler_host):
+            raise ValueError(
+                f"STREAM_GW_SCALER_HOST {self.scaler_host} is not loopback: set STREAM_GW_SCALER_CERT, "
+                "STREAM_GW_SCALER_KEY and STREAM_GW_SCALER_CLIENT_CA"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

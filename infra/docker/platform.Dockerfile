@@ -13,7 +13,7 @@ COPY inference inference
 COPY telemetry telemetry
 # The versions that the tests ran with; a ClickHouse server, so without its engine's 530 MB
 RUN /opt/stream-gw/bin/python -m pip install --no-cache-dir --disable-pip-version-check \
-    -c requirements.lock ".[kafka,clickhouse,otel]"
+    -c requirements.lock ".[kafka,clickhouse,otel,keda]"
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin stream-gw \

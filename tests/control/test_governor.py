@@ -15,9 +15,11 @@ import pytest
 from inference.control import governor, scaling
 from inference.control.governor import Governor, load_policies
 from inference.control.learner import Learner
+from inference.control.main import serve
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker
 from inference.control.scaling import ScalePolicy
+from inference.control.settings import ControllerSettings
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.ids import ReplicaId
 from stream_fabric.placement import ReplicaState
@@ -29,7 +31,7 @@ from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
-from tests.support.redis import RedisServer
+from tests.support.redis import RedisServer, free_port
 from tests.support.waiting import eventually
 
 POLICY = ScalePolicy(replicas_min=1, warm_share=0.0, low_s=1.0, cold_start_s=5.0)
@@ -317,6 +319,14 @@ def test_the_file_of_pools_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=wrong) as failed:
             load_policies(path)
         assert "pools.toml" in str(failed.value)
+
+
+async def test_a_wrong_file_of_pools_is_said_before_anybody_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "pools.toml"
+    path.write_text("[pool.a]\nreplica_max = 5\n")
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    with pytest.raises(ValueError, match="replica_max"):
+        await serve(ControllerSettings(redis_url=nobody, pools_file=path), lambda url: None)
 
 
 # --- real processes ------------------------------------------------------------------------------------------
