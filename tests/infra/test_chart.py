@@ -139,6 +139,11 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["pools[0].model="], "needs a model"),
         (["poolDefaults.longestStreamSeconds=4000"], "longestStreamSeconds"),
         (["poolDefaults.plan.warm=1"], "warm"),
+        (["autoscaling.trigger=hope"], "'external-push'"),
+        (["autoscaling.trigger=external-push"], "autoscaling.push.secret"),
+        (["autoscaling.trigger=external-push", "autoscaling.push.secret=a"], "autoscaling.push.clientSecret"),
+        (["autoscaling.push.address=dns:///controllers"], "address"),
+        (["networkPolicy.kedaFrom={}"], "kedaFrom"),
     ],
 )
 def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
@@ -219,7 +224,8 @@ def test_probes_ask_what_the_processes_answer(case: str) -> None:
     for name, pod in ours(case):
         (container,) = pod["spec"]["containers"]
         role = component(pod)
-        (port,) = container["ports"]
+        port, *others = container["ports"]
+        assert [one["name"] for one in others] == (["scaler"] if (case, role) == ("push", "controller") else []), name
         told = environment(pod)
         assert told[f"STREAM_GW_{ports[role]}_PORT" if role in ports else "STREAM_GW_PORT"] == str(
             port["containerPort"]
@@ -284,7 +290,7 @@ def test_pods_are_locked_up(case: str) -> None:
 def test_only_a_controller_that_needs_it_gets_a_token(case: str) -> None:
     found = objects(case)
     with_token = {component(pod) for _, pod in workloads(found) if pod["spec"]["automountServiceAccountToken"]}
-    assert with_token == ({"controller"} if case in ("production", "by-redis", "no-telemetry") else set())
+    assert with_token == ({"controller"} if case in ("production", "by-redis", "no-telemetry", "push") else set())
     roles = of_kind(found, "Role")
     assert [rule for role in roles for rule in role["rules"]] == (
         [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}] if with_token else []
@@ -380,6 +386,50 @@ def test_a_pool_asks_for_one_number_and_knows_what_to_do_without() -> None:
     assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
     assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 15}]
     assert {one["tolerance"] for one in behavior.values()} == {"0"}, "or eleven wanted of ten would be near enough"
+
+
+def test_controllers_tell_keda_themselves_where_that_is_asked_for() -> None:
+    """The one address, the names of the Secrets' keys, and the way there: each as the other end has it."""
+    found = objects("push")
+    pool = scaled("push")["llm-stream-gw-pool-qwen3-8b"]["spec"]
+    (trigger,) = pool["triggers"]
+    assert (trigger["type"], trigger["metricType"]) == ("external-push", "AverageValue")
+    assert trigger["metadata"] == {
+        "scalerAddress": "llm-stream-gw-scaler.llm.svc:9467",
+        "enableTLS": "true",
+        "pool": "qwen3-8b",
+    }
+    (own,) = of_kind(found, "TriggerAuthentication")
+    assert trigger["authenticationRef"] == {"name": own["metadata"]["name"]}
+    assert {one["parameter"]: (one["name"], one["key"]) for one in own["spec"]["secretTargetRef"]} == {
+        "caCert": ("stream-gw-scaler-keda", "ca.crt"),
+        "tlsClientCert": ("stream-gw-scaler-keda", "tls.crt"),
+        "tlsClientKey": ("stream-gw-scaler-keda", "tls.key"),
+    }
+    (service,) = [one for one in of_kind(found, "Service") if one["metadata"]["name"] == "llm-stream-gw-scaler"]
+    assert service["spec"]["clusterIP"] == "None"
+    (pod,) = [pod for _, pod in workloads(found) if component(pod) == "controller"]
+    assert selects(service["spec"]["selector"], pod)
+    told = environment(pod)
+    ports = {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+    assert str(ports["scaler"]) == told["STREAM_GW_SCALER_PORT"] == str(service["spec"]["ports"][0]["port"])
+    (mount,) = [one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["name"] == "scaler"]
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "scaler"]
+    assert volume["secret"] == {"secretName": "stream-gw-scaler"}
+    files = {str(told[f"STREAM_GW_SCALER_{name}"]) for name in ("CERT", "KEY", "CLIENT_CA")}
+    assert files == {f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")}
+    (policy,) = [one for one in of_kind(found, "NetworkPolicy") if one["metadata"]["name"].endswith("-controller")]
+    (way,) = [one for one in policy["spec"]["ingress"] if one["ports"] == [{"port": "scaler"}]]
+    assert way["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}]
+
+
+@pytest.mark.parametrize("case", ["push", "production"])
+def test_a_pool_is_not_ended_because_keda_reaches_nobody(case: str) -> None:
+    """KEDA takes who does not answer for inactive, and ends what may be empty, where the fallback is 0."""
+    flags = ("--kube-version", KUBERNETES, "--set", "poolDefaults.fallbackReplicas=0")
+    done = helm("template", "llm", str(CHART), "-f", values(case), *flags)
+    assert done.returncode != 0 and "fallbackReplicas must be at least 1 where min is 0" in done.stderr
+    assert helm("template", "llm", str(CHART), "-f", values("by-redis"), *flags).returncode == 0
 
 
 def planned(case: str, folder: Path) -> dict[str, ScalePolicy]:
