@@ -242,6 +242,14 @@ POOL_TTFT = _controller(
 GROWTH = _controller(
     "pool_forecast_ratio", "gauge", "ratio", "Arrivals expected a cold start from now, to those of now", only=_OF_LEADER
 )
+BURN = _controller(
+    "pool_slo_burn_ratio",
+    "gauge",
+    "ratio",
+    "First tokens over the pool's own objective, to those that slo_share lets be; window: 5m, 1h; 0: too few to tell",
+    ("pool", "window"),
+    only=_OF_LEADER,
+)
 PROFILE_AGE = _controller(
     "pool_profile_age_seconds",
     "gauge",

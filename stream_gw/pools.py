@@ -98,6 +98,9 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
             lines.append(f"  may go: {plan.victim}, which has nothing left to do")
         ago = f", {_ago(now - plan.at_us / 1e6)} ago" if plan.at_us else ""
         lines.append(f"  why: {plan.reason}{ago}")
+        if "burn_1h" in plan.figures:
+            burns = f"{plan.figures['burn_5m']:.1f} over 5 min, {plan.figures['burn_1h']:.1f} over 1 h"
+            lines.append(f"  first tokens over the objective then, as a multiple of what may be: {burns}")
         if row.held_s:
             lines.append(f"  held: nothing is taken away for another {_ago(row.held_s)}")
     if any(row.plan for row in rows):

@@ -47,6 +47,7 @@ class ControllerMetrics:
         self._utilisation = make.gauge(listed.UTILISATION)
         self._ttft = make.gauge(listed.POOL_TTFT)
         self._growth = make.gauge(listed.GROWTH)
+        self._burn = make.gauge(listed.BURN)
         self._profile_age = make.gauge(listed.PROFILE_AGE)
         self._leads = make.gauge(listed.LEADS)
         self._decisions = make.counter(listed.DECISIONS)
@@ -105,13 +106,15 @@ class ControllerMetrics:
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
         """What the plans rest on, told by who leads; empty: this one does not."""
-        for gauge in (self._needed, self._utilisation, self._ttft, self._growth):
+        for gauge in (self._needed, self._utilisation, self._ttft, self._growth, self._burn):
             gauge.clear()
         for pool, found in figures.items():
             self._needed.labels(pool).set(found.needed)
             self._utilisation.labels(pool).set(found.utilisation)
             self._ttft.labels(pool).set(found.ttft_p99_s)
             self._growth.labels(pool).set(found.growth)
+            self._burn.labels(pool, "5m").set(found.burn_5m)
+            self._burn.labels(pool, "1h").set(found.burn_1h)
 
     def receive_profiles(self, profiles: Mapping[str, ArrivalProfile], unix_s: float) -> None:
         self._profile_age.clear()

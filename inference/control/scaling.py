@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from inference.control.burn import LONG_S, SHORT_S, Burn
 from inference.control.profile import ArrivalProfile
 from stream_fabric.ids import ReplicaId
 from stream_fabric.metrics import TTFT_BUCKETS_S
@@ -62,6 +63,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft_over: float = 1.2
     ttft_over_s: float = 60.0
     ttft_step: float = 0.10
+    slo_share: float = 0.99
+    """Of first tokens, so many are promised within the objective; it changes no decision."""
     backlog_s_max: float = 0.5
     backlog_over_s: float = 5.0
     backlog_step: float = 0.05
@@ -93,6 +96,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("warm_share must be from 0 to 1", 0 <= self.warm_share <= 1),
             ("ttft_objective_s must be more than 0", self.ttft_objective_s > 0),
             ("ttft_over must be at least 1", self.ttft_over >= 1),
+            ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),
             ("growth_max must be from 1 to 10", 1 <= self.growth_max <= 10),
             (
                 "it must be 0 < utilisation_low < utilisation_aimed <= utilisation_max <= 1",
@@ -167,6 +171,9 @@ class Figures(msgspec.Struct, frozen=True):
     busy: float
     """Replicas that what runs fills, smoothed."""
     needed: int
+    burn_5m: float
+    """Of the first tokens, those over the objective, as a multiple of what may be; 0: too few to tell."""
+    burn_1h: float
 
 
 class Moves(NamedTuple):
@@ -293,6 +300,7 @@ class PoolScaler:
         """What was needed at the looks of the last ``low_s``."""
         self._busy = 0.0
         self._quiet_s = 0.0
+        self._burn = Burn(policy.ttft_objective_s, policy.slo_share)
 
     def look(self, seen: Seen, now: float) -> tuple[PoolPlan, Moves, Figures]:
         """The plan from now on, with the reason of its last change; and what is to be said to replicas."""
@@ -305,6 +313,7 @@ class PoolScaler:
         first = math.isinf(self._looked_at)
         self._looked_at = now
         self._arrivals.receive(now, seen.arrived)
+        self._burn.receive(seen.infos, passed_s, now)
         fleet = _Fleet(seen.infos)
         old = self.plan or self._adopted(fleet)
         usual = _steadied(usual_of(fleet.ready), old.usual)
@@ -381,6 +390,8 @@ class PoolScaler:
             work,
             self._busy,
             needed,
+            self._burn.rate(SHORT_S, self._looked_at),
+            self._burn.rate(LONG_S, self._looked_at),
         )
 
     def _staffed(self, rates: Arrived, usual: Usual) -> float:
