@@ -36,6 +36,8 @@ def _max(metric: Metric, by: str, where: str = "") -> str:
 
 
 _IN_POOL = '{pool=~"$pool"}'
+_THERE = '{pool=~"$pool",state!="draining"}'
+"""Who drains is as good as gone."""
 _AGENT = "{{instance}}"
 
 FLEET = Board(
@@ -212,15 +214,74 @@ AUTOSCALING = Board(
     "stream-gw-autoscaling",
     "stream-gw: autoscaling",
     [
-        Panel("Backlog", [Prom(_max(listed.BACKLOG, "pool", _IN_POOL), "{{pool}}")], "s"),
         Panel(
-            "Demand", [
-                Prom(_max(listed.DEMAND, "pool", _IN_POOL), "{{pool}} wants"),
-                Prom(_max(listed.POOL_REPLICAS, "pool", '{pool=~"$pool",state="ready"}'), "{{pool}} has"),
-            ],
+            "Replicas in all: needed, wanted, there", [
+                Prom(_max(listed.NEEDED, "pool", _IN_POOL), "{{pool}} needed, to take requests"),
+                Prom(_max(listed.DESIRED, "pool", _IN_POOL), "{{pool}} wanted"),
+                Prom(f"sum by (pool) ({_max(listed.POOL_REPLICAS, 'pool, state', _THERE)})", "{{pool}} there"),
+                Prom(_max(listed.MAX_REPLICAS, "pool", _IN_POOL), "{{pool}} at most"),
+            ], about="Of declared pools; what is needed, from the controller that leads.",
         ),
         Panel(
-            "Replicas", [Prom(_max(listed.POOL_REPLICAS, "pool, state", _IN_POOL), "{{pool}} {{state}}")],
+            "Replicas by state", [Prom(_max(listed.POOL_REPLICAS, "pool, state", _IN_POOL), "{{pool}} {{state}}")],
+        ),
+        Panel(
+            "Wanted by state", [Prom(_max(listed.WANTED, "pool, state", _IN_POOL), "{{pool}} {{state}}")],
+            about="Of declared pools.",
+        ),
+        Panel(
+            "Short, and none comes", [
+                Prom(_max(listed.SHORT, "pool", _IN_POOL), "{{pool}}"),
+                Prom(_max(listed.COLD_START, "pool", _IN_POOL), "{{pool}}: a cold start"),
+            ], "s",
+        ),
+        Panel(
+            "Slots in use", [Prom(_max(listed.UTILISATION, "pool", _IN_POOL), "{{pool}}")], "percentunit",
+            about="Of the replicas that take requests.",
+        ),
+        Panel(
+            "Time to the first token, 99th percentile, and its objective", [
+                Prom(_max(listed.POOL_TTFT, "pool", _IN_POOL), "{{pool}}"),
+                Prom(_max(listed.TTFT_OBJECTIVE, "pool", _IN_POOL), "{{pool}}: objective"),
+            ], "s", about="Of the last minute, from placement; 0: too few to tell.",
+        ),
+        Panel(
+            "Slow first tokens, to those that may be",
+            [Prom(_max(listed.BURN, "pool, window", _IN_POOL), "{{pool}} {{window}}")],
+            about="1: as many as slo_share lets be. Of each pool's own objective.",
+        ),
+        Panel(
+            "Backlog and time to be free", [
+                Prom(_max(listed.BACKLOG, "pool", _IN_POOL), "{{pool}}: until all has begun"),
+                Prom(_max(listed.TO_FREE, "pool", _IN_POOL), "{{pool}}: until all is done"),
+            ], "s",
+        ),
+        Panel(
+            "Arrivals forecast, to those of now", [Prom(_max(listed.GROWTH, "pool", _IN_POOL), "{{pool}}")],
+            about="A cold start from now.",
+        ),
+        Panel(
+            "Age of what was learned from the traces", [Prom(_max(listed.PROFILE_AGE, "pool", _IN_POOL), "{{pool}}")],
+            "s", only="where controllers ask stream-gw telemetry",
+        ),
+        Panel(
+            "Decisions", [
+                Prom(f"sum by (pool, kind) (increase({listed.DECISIONS.name}{_IN_POOL}[5m]))", "{{pool}} {{kind}}"),
+            ], about="In five minutes. Why: stream-gw pools, and the events of kind scale.",
+        ),
+        Panel("Who leads", [Prom(f"max by (instance) ({listed.LEADS.name})", _AGENT)]),
+        Panel(
+            "KEDA by gRPC", [
+                Prom(_rate(listed.SCALER_CALLS, "call"), "asked: {{call}}"),
+                Prom(_rate(listed.SCALER_REFUSALS, "call, code"), "refused: {{call}} {{code}}"),
+                Prom(f"sum({listed.SCALER_STREAMS.name})", "streams"),
+            ], "ops", only="where STREAM_GW_SCALER_PORT is set",
+        ),
+        Panel(
+            "Demand of what runs and waits", [
+                Prom(_max(listed.DEMAND, "pool", _IN_POOL), "{{pool}} wants"),
+                Prom(_max(listed.POOL_REPLICAS, "pool", '{pool=~"$pool",state="ready"}'), "{{pool}} has"),
+            ], about="Of pools that nobody declares, too.",
         ),
         Panel("What runs", [Prom(_max(listed.POOL_RUNNING, "pool", _IN_POOL), "{{pool}}")]),
         Panel(

@@ -100,9 +100,61 @@ ALERTS: tuple[Alert, ...] = (
     *(alert for objective in OBJECTIVES for alert in _burn_alerts(objective)),
     Alert(
         "NoReplicaReady", "page",
-        f'max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) == 0', "1m",
+        # One that was to be empty a moment ago has its cold start: ReplicasDoNotCome
+        f'max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) == 0 '
+        f"unless on (pool) min by (pool) (min_over_time({listed.DESIRED.name}[15m])) == 0", "1m",
         "Pool {{ $labels.pool }} has no replica that takes requests",
-        {_READY: "1 0x40"}, {_READY: "0 1x40"}, labels=_P,
+        {_READY: "1 0x40", f"{listed.DESIRED.name}{_POOL}": "1x40"},
+        {_READY: "0x40", f"{listed.DESIRED.name}{_POOL}": "0x10 1x40"}, labels=_P,
+    ),
+    Alert(
+        "NoControllerLeads", "page",
+        f"count by (job, namespace) (max_over_time({listed.MAX_REPLICAS.name}[15m])) "
+        f"unless on (job, namespace) sum by (job, namespace) ({listed.LEADS.name}) > 0", "30s",
+        "Pools are declared, and no controller plans them: their number stays as it is",
+        {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x10", listed.LEADS.name: "1x10"},
+        {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x40", f'{listed.LEADS.name}{{instance="a"}}': "0x40",
+         f'{listed.LEADS.name}{{instance="b"}}': "1x10 0 1x40"},
+        "18m",
+    ),
+    Alert(
+        "TwoControllersLead", "page",
+        f"sum by (job, namespace) ({listed.LEADS.name}) > 1", "1m",
+        "{{ $value }} controllers say that they lead: only one can",
+        {f'{listed.LEADS.name}{{instance="a"}}': "1x40", f'{listed.LEADS.name}{{instance="b"}}': "0x10 1x40"},
+        {f'{listed.LEADS.name}{{instance="a"}}': "1x20 0x40", f'{listed.LEADS.name}{{instance="b"}}': "0x19 1x40"},
+        "21m",
+    ),
+    Alert(
+        "ReplicasDoNotCome", "ticket",
+        f"max by (pool) ({listed.SHORT.name}) > on (pool) 2 * max by (pool) ({listed.COLD_START.name})", "0m",
+        "Pool {{ $labels.pool }} has lacked replicas for {{ $value }} s, and none came",
+        {f"{listed.SHORT.name}{_POOL}": "0x5 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"},
+        {f"{listed.SHORT.name}{_POOL}": "0x11 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"}, labels=_P,
+    ),
+    Alert(
+        "PoolAtItsMost", "ticket",
+        f"max by (pool) ({listed.NEEDED.name}) > on (pool) max by (pool) ({listed.DESIRED.name})", "5m",
+        "Pool {{ $labels.pool }} needs {{ $value }} replicas, more than it may have",
+        {f"{listed.NEEDED.name}{_POOL}": "4x5 7x40", f"{listed.DESIRED.name}{_POOL}": "4x5 5x40"},
+        {f"{listed.NEEDED.name}{_POOL}": "4x15 7x3 5x40", f"{listed.DESIRED.name}{_POOL}": "5x60"}, labels=_P,
+    ),
+    Alert(
+        "PoolBurnsFast", "page",
+        " and ".join(
+            f'max by (pool) ({listed.BURN.name}{{window="{window}"}}) > {FAST[0].rate:g}'
+            for window in (FAST[0].short, FAST[0].long)
+        ), "2m",
+        "Pool {{ $labels.pool }}: {{ $value }} times as many first tokens as may be come later than its objective",
+        {f'{listed.BURN.name}{{pool="p",window="{window}"}}': "0x5 20x40" for window in ("5m", "1h")},
+        {f'{listed.BURN.name}{{pool="p",window="5m"}}': "50x40",
+         f'{listed.BURN.name}{{pool="p",window="1h"}}': "5x40"}, labels=_P,
+    ),
+    Alert(
+        "ProfileOld", "ticket", f"max by (pool) ({listed.PROFILE_AGE.name}) > 86400", "15m",
+        "What usually arrives at pool {{ $labels.pool }} was last learned {{ $value }} s ago",
+        {f"{listed.PROFILE_AGE.name}{_POOL}": "86500+60x40"}, {f"{listed.PROFILE_AGE.name}{_POOL}": "600x40"},
+        labels=_P,
     ),
     Alert(
         "PoolBacklog", "page", f"max by (pool) ({listed.BACKLOG.name}) > 60", "3m",

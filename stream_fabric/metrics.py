@@ -257,9 +257,24 @@ PROFILE_AGE = _controller(
     "Since it was last learned from the traces what usually arrives",
     only=f"{_OF_LEADER}, once something was",
 )
+SHORT = _controller(
+    "pool_short_seconds",
+    "gauge",
+    "seconds",
+    "For how long fewer replicas have been there than wanted and none came; 0: all are there",
+    only=_DECLARED,
+)
+TTFT_OBJECTIVE = _controller("pool_ttft_objective_seconds", "gauge", "seconds", "As it is declared", only=_DECLARED)
+COLD_START = _controller("pool_cold_start_seconds", "gauge", "seconds", "As it is declared", only=_DECLARED)
+MAX_REPLICAS = _controller("pool_max_replicas", "gauge", "replicas", "As it is declared", only=_DECLARED)
 LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
 DECISIONS = _controller(
-    "pool_decisions_total", "counter", "decisions", "Plans that this controller changed", only=_OF_LEADER
+    "pool_decisions_total",
+    "counter",
+    "decisions",
+    "Plans that this controller changed, by kind: up, down (how many there are to be), rest, victim (which), other",
+    ("pool", "kind"),
+    only=_OF_LEADER,
 )
 STUCK = _controller(
     "stuck_replicas_drained_total", "counter", "replicas", "Replicas drained for making others wait", ()

@@ -97,6 +97,8 @@ class Governor:
         self._unknown_since: dict[str, float] = {}
         self._marked: Set[ReplicaId] = frozenset()
         self._busy = asyncio.Semaphore(_AT_ONCE)
+        self._led_at = 0.0
+        metrics.receive_policies(policies)
 
     @property
     def leads(self) -> bool:
@@ -110,6 +112,8 @@ class Governor:
                     await self.look()
                 except* (FabricUnavailable, ReplyError) as failed:
                     self._metrics.receive_failure()
+                    if asyncio.get_running_loop().time() - self._led_at > LEAD_S:
+                        self._metrics.receive_lost_lead()
                     log.warning("the pools cannot be planned: %s", failed.exceptions[0])
                 await self._pause(LOOK_EVERY_S * random.uniform(0.9, 1.0))
             await marking  # its failure is ours
@@ -147,7 +151,9 @@ class Governor:
 
     async def look(self) -> None:
         """Lead if nobody does; then plan every declared pool, or read what the leader has planned."""
+        asked_at = asyncio.get_running_loop().time()
         term = await self._control.lead(self._name, LEAD_S)
+        self._led_at = asked_at
         written = await self._control.plans()
         if term != self._term:
             self._scalers.clear()
@@ -169,7 +175,7 @@ class Governor:
         async with asyncio.TaskGroup() as tasks:
             for pool, policy in self._policies.items():
                 tasks.create_task(self._govern(pool, policy, written.get(pool), found))
-        self._show(leads=True)
+        self._show(leads=self.leads)
         self._metrics.receive_figures(found)
         self._metrics.receive_profiles(self._learner.profiles, self._clock.now_us() / 1e6)
 
@@ -209,6 +215,7 @@ class Governor:
                     return
                 self._plans[pool] = plan
                 if changed:
+                    self._metrics.receive_decision(pool, known, plan)
                     self._tell(pool, plan)
             await self._move(pool, moves)
 

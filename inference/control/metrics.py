@@ -12,7 +12,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 
 from inference.control.profile import ArrivalProfile
-from inference.control.scaling import Figures, need, usual_of
+from inference.control.scaling import Figures, ScalePolicy, need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import Event, FleetEvent
@@ -29,6 +29,32 @@ _LOOK_EVERY_S = 2.0
 _FULL = 0.8
 """Of a replica's slots, what demand fills: the rest is for the time until another is up."""
 _STATES: tuple[str, ...] = get_args(ReplicaState)
+
+
+class Shortfall:
+    """For how long a pool has lacked replicas without one coming: while they come it is only a matter of time."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._most = 0
+
+    def receive(self, present: int, wanted: int, now: float) -> float:
+        if present >= wanted:
+            self._since, self._most = None, 0
+            return 0.0
+        if self._since is None or present > self._most:
+            self._since, self._most = now, present
+        return now - self._since
+
+
+def kind_of(old: PoolPlan | None, new: PoolPlan) -> str:
+    if old is None:
+        return "other"
+    if new.pods != old.pods or new.ready != old.ready:
+        return "up" if (new.pods, new.ready) > (old.pods, old.ready) else "down"
+    if new.resting not in (old.resting, None):
+        return "rest"
+    return "victim" if new.victim not in (old.victim, None) else "other"
 
 
 class ControllerMetrics:
@@ -49,6 +75,10 @@ class ControllerMetrics:
         self._growth = make.gauge(listed.GROWTH)
         self._burn = make.gauge(listed.BURN)
         self._profile_age = make.gauge(listed.PROFILE_AGE)
+        self._short = make.gauge(listed.SHORT)
+        self._objective = make.gauge(listed.TTFT_OBJECTIVE)
+        self._cold_start = make.gauge(listed.COLD_START)
+        self._most = make.gauge(listed.MAX_REPLICAS)
         self._leads = make.gauge(listed.LEADS)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
@@ -57,6 +87,8 @@ class ControllerMetrics:
         self._calls = make.counter(listed.SCALER_CALLS)
         self._refusals = make.counter(listed.SCALER_REFUSALS)
         self._streams = make.gauge(listed.SCALER_STREAMS)
+        self._plans: dict[str, PoolPlan] = {}
+        self._shortfalls: dict[str, Shortfall] = {}
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -70,13 +102,11 @@ class ControllerMetrics:
         match event:
             case FleetEvent(what="dead"):
                 self._dead.inc()
-            case FleetEvent(what="scale", pool=pool):
-                self._decisions.labels(pool).inc()
 
     def receive_stuck(self) -> None:
         self._stuck.inc()
 
-    def receive_pools(self, pools: dict[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]]) -> None:
+    def receive_pools(self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]]) -> None:
         """All pools as they are now."""
         for gauge in (
             self._replicas, self._running, self._depth, self._age, self._backlog, self._to_free, self._demand,
@@ -94,9 +124,31 @@ class ControllerMetrics:
             self._to_free.labels(pool).set(found.to_free_s)
             self._demand.labels(pool).set(math.ceil(found.busy / _FULL))
 
+    def receive_policies(self, policies: Mapping[str, ScalePolicy]) -> None:
+        """Of the declared pools, once."""
+        for pool, policy in policies.items():
+            self._objective.labels(pool).set(policy.ttft_objective_s)
+            self._cold_start.labels(pool).set(policy.cold_start_s)
+            self._most.labels(pool).set(policy.replicas_max)
+
+    def receive_decision(self, pool: str, old: PoolPlan | None, new: PoolPlan) -> None:
+        self._decisions.labels(pool, kind_of(old, new)).inc()
+
+    def receive_short(self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]], now: float) -> None:
+        """What of the last plans is there."""
+        self._short.clear()
+        for pool in self._shortfalls.keys() - self._plans.keys():
+            del self._shortfalls[pool]
+        for pool, plan in self._plans.items():
+            infos, _ = pools.get(pool, ((), ()))
+            present = sum(info.state != "draining" for info in infos)
+            shortfall = self._shortfalls.setdefault(pool, Shortfall())
+            self._short.labels(pool).set(shortfall.receive(present, plan.pods, now))
+
     def receive_plans(self, plans: Mapping[str, PoolPlan], leads: bool) -> None:
         """What is wanted of the declared pools, whoever leads; of the last look when the fabric is away."""
         self._leads.set(leads)
+        self._plans = dict(plans)
         for gauge in (self._desired, self._wanted):
             gauge.clear()
         for pool, plan in plans.items():
@@ -130,6 +182,10 @@ class ControllerMetrics:
     def receive_streams(self, count: int) -> None:
         self._streams.set(count)
 
+    def receive_lost_lead(self) -> None:
+        """It cannot say that it leads any more: another may."""
+        self._leads.set(0)
+
     def receive_failure(self) -> None:
         self._failures.inc()
 
@@ -137,7 +193,9 @@ class ControllerMetrics:
         while True:
             try:
                 names = await pools.pools()
-                self.receive_pools({name: (await pools.replicas(name), await pools.lines(name)) for name in names})
+                seen = {name: (await pools.replicas(name), await pools.lines(name)) for name in names}
+                self.receive_pools(seen)
+                self.receive_short(seen, asyncio.get_running_loop().time())
             except (FabricUnavailable, ReplyError) as error:
                 self.receive_failure()
                 log.warning("the pools cannot be read: %s", error)

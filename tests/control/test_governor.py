@@ -261,6 +261,25 @@ async def test_a_redis_that_lost_everything_gets_its_plans_back(redis_server: Re
         await client.close()
 
 
+async def test_who_cannot_ask_does_not_say_that_it_leads_nor_what_is_wanted() -> None:
+    """Another may lead by then, and want something else."""
+    with RedisServer() as server:
+        async with stage(server.url, 2, msgspec.structs.replace(POLICY, low_s=60)) as (controllers, control):
+            fleet = controllers.fleet
+            await controllers.start("a")
+            await until(control, fleet.pool, lambda plan: plan.pods == 2, "a plan")
+            value = controllers.metrics["a"].registry.get_sample_value
+            desired, loop = controllers.governors["a"].desired, asyncio.get_running_loop()
+            await eventually(lambda: value("controller_leads") == 1 and desired.of(fleet.pool, loop.time()) == 2)
+            server.freeze()
+            try:
+                await eventually(lambda: value("controller_leads") == 0, "it to find out", 20)
+                await eventually(lambda: desired.of(fleet.pool, loop.time()) is None, "what it knows to be old", 20)
+            finally:
+                server.thaw()
+            await eventually(lambda: value("controller_leads") == 1 and desired.of(fleet.pool, loop.time()) == 2)
+
+
 async def test_controllers_that_know_nothing_look_before_they_plan(redis_server: RedisServer) -> None:
     """After a loss of everything replicas come back one by one: the first that is seen is not the whole fleet."""
     async with stage(redis_server.url, 1, msgspec.structs.replace(POLICY, low_s=60)) as (controllers, control):

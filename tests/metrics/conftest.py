@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.processes import Process, Running, running
-from tests.gateway.wire import Gate, chat
+from tests.gateway.wire import MODEL, Gate, chat
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kube import HOME
 from tests.support.redis import find_binary
@@ -69,12 +69,14 @@ async def fetch(url: str, accept: str = "") -> str:
 
 
 @pytest.fixture(scope="session")
-def observed() -> Iterator[Observed]:
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with contextlib.ExitStack() as stack:
         store = ClickHouseFront().start()
         stack.callback(store.close)
-        sizes = {"STREAM_GW_KV_BYTES_PER_TOKEN": str(KV_BYTES)}
-        platform = stack.enter_context(running(sim="itl_ms=4,ttft_ms=10", **sizes))
+        pools = tmp_path_factory.mktemp("pools") / "pools.toml"
+        pools.write_text(f'[pool."{MODEL}"]\nreplicas_min = 2\nreplicas_max = 2\nwarm_share = 0\n')
+        given = {"STREAM_GW_KV_BYTES_PER_TOKEN": str(KV_BYTES), "STREAM_GW_POOLS_FILE": str(pools)}
+        platform = stack.enter_context(running(sim="itl_ms=4,ttft_ms=10", **given))
         env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
         flags = ("telemetry", "--clickhouse", store.url, "--telemetry-linger-s", "0.2")
         telemetry = stack.enter_context(Process(*flags, **env))

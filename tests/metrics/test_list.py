@@ -6,7 +6,9 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -15,13 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from inference.agent.engines.prometheus import CONTRACT, missing
 from inference.agent.gpus import Gpu, parse
 from inference.agent.metrics import AgentMetrics, Sketched
-from inference.control.metrics import ControllerMetrics
+from inference.control.metrics import ControllerMetrics, Shortfall, kind_of
 from inference.control.scaling import need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.events import AttemptTrace, FleetEvent, itl_bucket
 from stream_fabric.exposition import OTHER, Capped, Exposition
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.metrics import METRICS, Role
+from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EngineLoad
 from stream_fabric.redis.pool import Line, ReplicaInfo
 from stream_gw.metrics import Metrics, fault
@@ -281,3 +284,44 @@ def test_a_controller_forgets_a_pool_that_is_gone_and_counts_the_dead() -> None:
     assert value("pool_replicas", {"pool": "p", "state": "ready"}) is None
     metrics.of(heard).emit(FleetEvent("x", 1, "dead", "reaper"))
     assert value("dead_replicas_total") == 1 and len(heard.events) == 1
+
+
+def test_a_pool_is_short_while_none_comes() -> None:
+    short = Shortfall()
+    assert short.receive(3, 3, 0.0) == 0
+    assert [short.receive(3, 5, now) for now in (10.0, 70.0)] == [0, 60]
+    assert [short.receive(4, 6, now) for now in (80.0, 100.0)] == [0, 20], "one came"
+    assert short.receive(3, 6, 110.0) == 30, "one that goes is none that comes"
+    assert [short.receive(6, 6, 120.0), short.receive(2, 6, 130.0), short.receive(2, 6, 131.0)] == [0, 0, 1]
+
+
+def test_a_pool_that_is_to_have_a_replica_and_has_none_is_short() -> None:
+    metrics = ControllerMetrics()
+    value = metrics.registry.get_sample_value
+    metrics.receive_plans({"p": PoolPlan(1, 0, 1), "q": PoolPlan(1, 0, 1)}, leads=False)
+    there = {"q": ([replica()], NONE_WAIT)}
+    for now in (100.0, 105.0):
+        metrics.receive_short(there, now)
+    assert value("pool_short_seconds", {"pool": "p"}) == 5 and value("pool_short_seconds", {"pool": "q"}) == 0
+    metrics.receive_plans({"q": PoolPlan(1, 0, 1)}, leads=False)
+    metrics.receive_short(there, 110.0)
+    assert value("pool_short_seconds", {"pool": "p"}) is None
+    assert value("pool_short_seconds", {"pool": "q"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"pods": 5}, "up"),
+        ({"ready": 4}, "up"),
+        ({"ready": 2}, "down"),
+        ({"pods": 3}, "down"),
+        ({"resting": "r"}, "rest"),
+        ({"victim": "r"}, "victim"),
+        ({"victim": None}, "other"),
+    ],
+)
+def test_a_decision_is_counted_by_what_it_is(change: dict[str, Any], kind: str) -> None:
+    old = PoolPlan(3, 1, 4, victim=ReplicaId("v"))
+    assert kind_of(old, msgspec.structs.replace(old, **change)) == kind
+    assert kind_of(None, old) == "other"

@@ -19,13 +19,13 @@ OURS = {name for metric in METRICS.values() for name in metric.series}
 RECORDED = {error_ratio(window) for window in WINDOWS}
 WORDS = {
     "sum", "max", "min", "avg", "count", "by", "rate", "increase", "or", "and", "unless", "offset", "without",
-    "histogram_quantile", "avg_over_time", "le",
+    "histogram_quantile", "avg_over_time", "max_over_time", "min_over_time", "le", "on",
 }  # fmt: skip
 
 
 def names_in(expr: str) -> set[str]:
     """What of PromQL may be a metric: words outside labels, ranges and strings."""
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|by \([^)]*\)", " ", expr)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|(?:by|on) \([^)]*\)", " ", expr)
     words = re.findall(r"[a-z_:][a-z0-9_:]*", re.sub(r"\b\d+[smhd]\b", " ", bare))
     return {word for word in words if word not in WORDS}
 
