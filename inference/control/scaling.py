@@ -512,7 +512,8 @@ class PoolScaler:
         if wanted > plan.pods:
             reason = f"{plan.reason}; {plan.pods} to {wanted} in all"
             return msgspec.structs.replace(plan, pods=wanted, victim=None, reason=reason)
-        if fleet.present > plan.pods and plan.victim is None:
+        rolls = len({info.revision for info in seen.infos}) > 1  # the one more that a rollout starts is not wanted
+        if fleet.present > plan.pods and plan.victim is None and not rolls:
             reason = f"{fleet.present} are there in all, {plan.pods} were wanted"
             return msgspec.structs.replace(plan, pods=fleet.present, reason=reason)
         if wanted == plan.pods or not calm:

@@ -304,6 +304,28 @@ def test_nothing_is_taken_away_while(why: str) -> None:
     assert min(plan.pods for _, plan in world.plans) >= there
 
 
+def test_a_rollout_ends_with_as_many_as_it_began_with() -> None:
+    """It starts one more before it ends one, and whoever starts replicas takes the number that is wanted: one more
+    wanted for each that is started would never end."""
+    world = World(lambda t: 2.0).boot(4)
+    world.ends = world.boots = False
+    world.run(30)
+    old = list(world.pods)
+    while old:
+        wanted = world.plans[-1][1].pods
+        while len(world.pods) < wanted + 1:
+            world.boot(1, cold_s=5.0)
+            world.pods[-1].revision = "new"
+        world.run(8)
+        while old and len(world.pods) > world.plans[-1][1].pods:
+            gone = old.pop()
+            gone.wants = "draining"
+            world.run(3)
+            world.pods.remove(gone)
+    world.run(30)
+    assert {plan.pods for _, plan in world.plans} == {4} and len(world.pods) == 4
+
+
 def test_a_fleet_that_vanishes_is_not_a_fleet_that_is_not_needed() -> None:
     world = World(lambda t: 3.0).boot(8)
     world.run(100)
