@@ -354,8 +354,9 @@ def of(role: Role) -> tuple[Metric, ...]:
 
 _HEAD = """# Metrics
 
-Each process shows its own at `/metrics`, in Prometheus' text format: gateways on their port, agents and controllers on
-loopback at `STREAM_GW_METRICS_PORT`, the consumer of events at `STREAM_GW_TELEMETRY_PORT`. Gateways answer in
+Each process shows its own at `/metrics`, in Prometheus' text format: gateways on their port, agents and controllers at
+`STREAM_GW_METRICS_PORT`, the consumer of events at `STREAM_GW_TELEMETRY_PORT`; these listen on loopback unless
+`STREAM_GW_METRICS_HOST` and `STREAM_GW_TELEMETRY_HOST` say otherwise, as the Helm chart does. Gateways answer in
 OpenMetrics, with exemplars that name traces, where the reader asks for it. An agent on the simulator shows its engine's
 metrics under vLLM's names, too. No metric has a tenant, user or stream as label: ask ClickHouse. Of pools a gateway
 names the first 64.

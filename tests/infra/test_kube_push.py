@@ -45,7 +45,7 @@ class Stage:
     def __init__(self, kube: Kube, folder: Path, stack: ExitStack) -> None:
         self.kube, self._stack = kube, stack
         self._port = free_port()
-        self._redis = stack.enter_context(RedisServer())
+        self.redis = stack.enter_context(RedisServer())
         self._authority = Authority(folder, "scaler")
         self._server = self._authority.issue("controllers", "subjectAltName=DNS:localhost")
         self._pools = folder / "pools.toml"
@@ -97,7 +97,7 @@ class Stage:
         self.kube.helm(verb, RELEASE, str(CHART), "-n", NAMESPACE, "-f", values("push"), *self.sets(*more))
 
     def _start(self, *flags: str) -> Process:
-        env = {"STREAM_GW_REDIS_URL": self._redis.url, "STREAM_GW_PARTITIONS": "4"}
+        env = {"STREAM_GW_REDIS_URL": self.redis.url, "STREAM_GW_PARTITIONS": "4"}
         return self._stack.enter_context(Process(*flags, **env))
 
     def _controller(self) -> Process:
@@ -126,10 +126,13 @@ class Stage:
         found = self.kube.query("sum(scaler_calls_total)")
         return float(found[0]["value"][1]) if found else 0.0
 
+    def is_so(self, name: str, condition: str) -> bool:
+        scaled = self.kube.get("-n", NAMESPACE, "scaledobject", name)
+        return "True" in {one["status"] for one in scaled["status"]["conditions"] if one["type"] == condition}
+
     def is_active(self) -> bool:
         """As KEDA has it: what is not is ended, where it may be empty."""
-        scaled = self.kube.get("-n", NAMESPACE, "scaledobject", POOL)
-        return "True" in {one["status"] for one in scaled["status"]["conditions"] if one["type"] == "Active"}
+        return self.is_so(POOL, "Active")
 
 
 @pytest.fixture
@@ -194,6 +197,17 @@ async def test_the_first_replica_comes_at_once_and_no_replica_goes_with_the_cont
         await asyncio.to_thread(until, stage.kube, POOL, 0, 60)
         await asyncio.to_thread(agent.terminate)
         assert replicas(stage.kube, STEADY) == 3
+
+    # A controller that cannot read the plans any more does not know, and says so: there are fallbackReplicas, or more
+    stage.redis.freeze()
+    try:
+        await asyncio.to_thread(wait_for, lambda: stage.is_so(STEADY, "Fallback"), "the fallback", 60)
+        await asyncio.to_thread(until, stage.kube, POOL, 2, 60)
+        assert replicas(stage.kube, STEADY) == 3
+    finally:
+        stage.redis.thaw()
+    await asyncio.to_thread(until, stage.kube, POOL, 0, 90)
+    assert replicas(stage.kube, STEADY) == 3
 
     await asyncio.to_thread(stage.helm, "upgrade", "autoscaling.trigger=prometheus")
     await asyncio.sleep(2)  # KEDA has asked then, and asks again a whole interval later
