@@ -6,9 +6,10 @@ import csv
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,6 +19,8 @@ ENGINE_BLOCK_TOKENS = 64
 """The replicas' KV block."""
 HINT_BLOCK_TOKENS = 128
 """A block of hints is 512 bytes of prompt; a token is taken for 4."""
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TOKENS_MAX = 1 << 24
 FILES = {"azure": "azure_conv_2023.csv", "mooncake": "mooncake_synthetic.jsonl"}
 RULES = {
     "azure": "the trace names no prefixes and no sessions: every prompt is distinct, every request its own session",
@@ -68,6 +71,15 @@ def traces_folder(given: Path | None) -> Path:
     return given or (Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "traces")
 
 
+def read(path: Path) -> tuple[Request, ...]:
+    """A recorded trace, by time of arrival: CSV as Azure publishes it, or JSON lines as Mooncake does. Raises OSError,
+    and ValueError that names the line."""
+    found = _mooncake(path) if path.suffix in (".jsonl", ".json") else _azure(path)
+    if not found:
+        raise ValueError(f"{path}: it has no request")
+    return found
+
+
 def load(name: str, folder: Path) -> Trace:
     path = folder / FILES[name]
     if not path.is_file():
@@ -80,26 +92,59 @@ def load(name: str, folder: Path) -> Trace:
 
 
 def _azure(path: Path) -> tuple[Request, ...]:
-    requests: list[Request] = []
-    first: datetime | None = None
-    with path.open(newline="") as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26])  # the trace has seven digits of a second
-            first = first or at
-            tokens, made = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            requests.append(Request(number, (at - first).total_seconds(), tokens, max(made, 1), (), str(number)))
-    return tuple(requests)
+    rows: list[tuple[datetime, int, int]] = []
+    number = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            absent = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+            if absent:
+                raise ValueError(f"no column {', '.join(absent)}; there are to be {', '.join(_COLUMNS)}")
+            for row in reader:
+                number = reader.line_num
+                rows.append((_moment(row["TIMESTAMP"]), _tokens(row["ContextTokens"]), _tokens(row["GeneratedTokens"])))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: line {number}: {error}") from error
+    rows.sort(key=lambda row: row[0])
+    return tuple(
+        Request(number, (at - rows[0][0]).total_seconds(), tokens, max(made, 1), (), str(number))
+        for number, (at, tokens, made) in enumerate(rows)
+    )
+
+
+def _moment(text: str | None) -> datetime:
+    """One without an offset is taken for UTC."""
+    at = datetime.fromisoformat(text or "")
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _tokens(text: str | None) -> int:
+    """Refuses what no request has."""
+    tokens = int(text or "")
+    if not 0 <= tokens <= _TOKENS_MAX:
+        raise ValueError(f"{tokens} tokens; a request has from 0 to {_TOKENS_MAX:,}")
+    return tokens
 
 
 class _Line(msgspec.Struct):
-    timestamp: int
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    """Milliseconds."""
+    input_length: Annotated[int, msgspec.Meta(ge=0, le=_TOKENS_MAX)]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=_TOKENS_MAX)]
+    hash_ids: tuple[int, ...] = ()
 
 
 def _mooncake(path: Path) -> tuple[Request, ...]:
-    lines = [msgspec.json.decode(line, type=_Line) for line in path.read_bytes().splitlines()]
+    lines = []
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+        if text.strip():
+            try:
+                lines.append(msgspec.json.decode(text, type=_Line))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path}: line {number}: {error}") from error
+    lines.sort(key=lambda line: line.timestamp)
     sessions = sessions_of([(line.hash_ids, line.input_length) for line in lines])
     return tuple(
         Request(number, line.timestamp / 1000, line.input_length, max(line.output_length, 1), line.hash_ids, session)
