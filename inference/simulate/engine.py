@@ -129,6 +129,12 @@ class Engine:
         made = self.replica.made(request.number) if request.number in self.replica else request.output_tokens
         return made - 1 if self._step is not None else made
 
+    def said(self, request: Request, now_s: float) -> int:
+        """Like ``made``, of any request that was added, wherever it is."""
+        self._count_quiet(now_s)
+        made = self.replica.made(request.number) if request.number in self.replica else request.output_tokens
+        return made - (self._step is not None and request.number in self._step.tokens)
+
     def _begin(self, now_s: float) -> None:
         if self.replica.idle:
             self._due_s = -1.0

@@ -195,4 +195,5 @@ class Oracle:
         steps = int(self._cold_start_s // self.WINDOW_S) + 1
         needed = max([soon, *(self.at(fleet.now_s + k * self.WINDOW_S) for k in range(steps))])
         for _ in range(len(there) - needed):
-            fleet.end(min((i for i in fleet.there() if fleet.is_up(i)), key=lambda i: len(fleet.agents[i].running)))
+            # Who has yet to come, as after a death, goes before who serves
+            fleet.end(min(fleet.there(), key=lambda i: (fleet.is_up(i), len(fleet.agents[i].running))))

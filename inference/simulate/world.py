@@ -58,8 +58,9 @@ class Everyone:
         return range(len(asked.in_flight))
 
 
-Fate = Literal["arrived", "placed", "queued", "refused", "expired", "impossible", "done"]
-"""The last four end a request; ``impossible``: it exceeds a replica's whole cache."""
+Fate = Literal["arrived", "placed", "queued", "refused", "expired", "impossible", "lost", "done"]
+"""The last five end a request; ``impossible``: it exceeds a replica's whole cache; ``lost``: its replica died, and no
+other could go on with it."""
 
 
 @dataclass
@@ -75,6 +76,15 @@ class Life:
     first_s: float = -1.0
     end_s: float = -1.0
     cached_tokens: int = 0
+    attempt: int = 1
+    left: Request = field(init=False)
+    """What a replica is asked for: after a death the rest of the answer, behind what was said of it."""
+    paused_s: float = 0.0
+    """From the last death of its replica until another went on with it, where some of the answer had come."""
+    died_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.left = self.request
 
     @property
     def ttft_s(self) -> float:
@@ -137,17 +147,17 @@ class World:
         self._order = 0
         self.now_s = 0.0
         self._open = len(self._lives)
-        self.pool = self._pool = PoolState(QUEUE_MAX)
+        self.pool = PoolState(QUEUE_MAX)
         self._names: list[ReplicaId] = []
         self._engines: list[Engine] = []
         self._blind_queue = blind_queue
         self.agents: list[Agent] = []
         self.gateways = [Gateway() for _ in range(GATEWAYS)]
         self._rung: list[bool] = []
-        self._by_stream = {_stream(life): life for life in self._lives}
+        self._by_stream = {stream_of(life): life for life in self._lives}
         self.first_tokens: deque[Life] = deque(maxlen=100_000)
         """Whose first token has come, for whoever takes them out."""
-        self.outcome = Run(self._lives, self._engines, self._pool)
+        self.outcome = Run(self._lives, self._engines, self.pool)
         for _ in range(replicas):
             self.add_replica()
 
@@ -189,24 +199,12 @@ class World:
         request, gateway = life.request, self.gateways[life.gateway]
         hints = self._policy.takes_hints
         matched = gateway.matched_tokens(request) if hints else [0] * len(self._names)
-        in_flight = [seat.in_flight if (seat := self._pool.seats.get(name)) else 0 for name in self._names]
+        in_flight = [seat.in_flight if (seat := self.pool.seats.get(name)) else 0 for name in self._names]
         chosen = [
             i for i in self._policy.candidates(Asked(request, life.gateway, matched, in_flight)) if self._takes(i)
         ]
-        ask = Ask(
-            _stream(life),
-            TenantId(request.tenant),
-            tier=1,
-            model=MODEL,
-            session=request.session,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=round(min(gateway.usual.tokens, OUTPUT_LIMIT_TOKENS)),
-            wait_until_ms=(self.now_s + QUEUE_WAIT_S_MAX) * 1000,
-            jitter=life.jitter,
-        )
-        answer = self._pool.place(
-            ask, [self._names[i] for i in chosen], [matched[i] for i in chosen], self.now_s * 1000
-        )
+        ask = self._ask(life, self._wait_s())
+        answer = self.pool.place(ask, [self._names[i] for i in chosen], [matched[i] for i in chosen], self.now_s * 1000)
         match answer:
             case Placed(replica, reason, _):
                 self.outcome.reasons[reason] = self.outcome.reasons.get(reason, 0) + 1
@@ -216,11 +214,29 @@ class World:
             case Queued():
                 life.fate, life.waited = "queued", True
                 if self._blind_queue:
-                    waiting = self._pool.tiers[ask.tier][ask.stream]
+                    waiting = self.pool.tiers[ask.tier][ask.stream]
                     waiting.held, waiting.pin = {}, ""
             case Refused():
                 self._close(life, "refused")
         self._ring()
+
+    def _ask(self, life: Life, wait_s: float) -> Ask:
+        request = life.request
+        return Ask(
+            stream_of(life),
+            TenantId(request.tenant),
+            tier=1,
+            model=MODEL,
+            session=request.session,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=round(min(self.gateways[life.gateway].usual.tokens, OUTPUT_LIMIT_TOKENS)),
+            wait_until_ms=(self.now_s + wait_s) * 1000,
+            jitter=life.jitter,
+        )
+
+    def _wait_s(self) -> float:
+        """How long a request that comes now may wait for room."""
+        return QUEUE_WAIT_S_MAX
 
     def _takes(self, index: int) -> bool:
         """Whether a gateway believes that the replica takes requests."""
@@ -231,8 +247,8 @@ class World:
         self._at(self.now_s + HINTS_EVERY_S, partial(self._refresh, index))
 
     def _expire(self) -> None:
-        for stream in self._pool.overdue(self.now_s * 1000):
-            self._pool.leave(stream)
+        for stream in self.pool.overdue(self.now_s * 1000):
+            self.pool.leave(stream)
             self._close(self._by_stream[stream], "expired")
         self._at(self.now_s + 1.0, self._expire)
 
@@ -245,20 +261,20 @@ class World:
     def _ring(self) -> None:
         """Whoever has something in its inbox reads it soon."""
         for index, name in enumerate(self._names):
-            if self._pool.inboxes.get(name) and not self._rung[index]:
+            if self.pool.inboxes.get(name) and not self._rung[index]:
                 self._rung[index] = True
                 self._at(self.now_s + INBOX_S, partial(self._read, index))
 
     def _read(self, index: int) -> None:
         self._rung[index] = False
-        inbox = self._pool.inboxes[self._names[index]]
+        inbox = self.pool.inboxes[self._names[index]]
         streams = list(inbox)
         inbox.clear()
         impossible: list[StreamId] = []
         for stream in streams:
             life = self._by_stream[stream]
             life.fate, life.replica = "placed", index
-            if not self.agents[index].take(stream, life.request, self.now_s):
+            if not self.agents[index].take(stream, life.left, self.now_s):
                 impossible.append(stream)
                 self._close(life, "impossible")
         if impossible:
@@ -272,7 +288,7 @@ class World:
     def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
         agent = self.agents[index]
         running = {stream: request.session for stream, request in agent.running.items()} if renews else None
-        self._pool.report(agent.name, self._seat(index), (MODEL,), ended, running, self.now_s * 1000)
+        self.pool.report(agent.name, self._seat(index), (MODEL,), ended, running, self.now_s * 1000)
         self._ring()
 
     def _seat(self, index: int) -> Seat:
@@ -291,20 +307,23 @@ class World:
         came: list[tuple[StreamId, int]] = []
         for number, cached in step.first:
             life = self._lives[number]
-            life.first_s, life.cached_tokens = self.now_s, cached
-            self.first_tokens.append(life)
-            came.append((_stream(life), cached))
+            if life.first_s < 0:
+                life.first_s, life.cached_tokens = self.now_s, cached
+                self.first_tokens.append(life)
+            elif life.died_s >= 0:
+                life.paused_s = self.now_s - life.died_s
+            came.append((stream_of(life), cached))
         agent.first_tokens(came, self.now_s)
         ended: list[StreamId] = []
         for number in step.finished:
             life = self._lives[number]
-            agent.ended(_stream(life))
+            agent.ended(stream_of(life))
             self.gateways[life.gateway].usual.receive_end(life.request.output_tokens)
             self._close(life, "done")
-            ended.append(_stream(life))
+            ended.append(stream_of(life))
         if ended:
             self._report(index, ended)
 
 
-def _stream(life: Life) -> StreamId:
+def stream_of(life: Life) -> StreamId:
     return StreamId(f"{life.request.number:08}")

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 T = TypeVar("T")
 
-_SEEN_DEAD_S = 0.9
+SEEN_DEAD_S = 0.9
 """Seen dead for so long while Redis answered: after an outage of Redis the agents renew first."""
 _QUEUE = ReplicaId("(queue)")
 _HEADS_MAX = 500
@@ -69,7 +69,7 @@ class Reaper:
         dead_since = {key: since.get(key, now) for key in dead}
         whole = True
         for (pool, replica), seen_at in list(dead_since.items()):
-            if now - seen_at < _SEEN_DEAD_S or not await self._pools.claim_rescue(pool, replica, LEASE_TTL_S):
+            if now - seen_at < SEEN_DEAD_S or not await self._pools.claim_rescue(pool, replica, LEASE_TTL_S):
                 continue
             streams = await self._pools.in_flight(pool, replica)
             log.warning("replica %s of pool %s is dead; its %d streams go elsewhere", replica, pool, len(streams))

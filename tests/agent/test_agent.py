@@ -26,7 +26,7 @@ from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import Candidate, Placed, Queued, RedisPools, Work
-from stream_fabric.redis.reaper import _SEEN_DEAD_S, LOST
+from stream_fabric.redis.reaper import LOST, SEEN_DEAD_S
 from stream_fabric.redis.rescue import Rescue, Witness
 from stream_fabric.redis.streams import RedisStreamLog
 from tests.support.events import Heard
@@ -515,7 +515,7 @@ async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: 
         await eventually(lambda: "the lease cannot be renewed" in caplog.text)
         assert await bench.pools.expired(bench.pool) == [bench.agent.replica]
         proxy.refuse = False
-        await eventually(lambda: _alive(bench), "the lease", _SEEN_DEAD_S)
+        await eventually(lambda: _alive(bench), "the lease", SEEN_DEAD_S)
 
 
 async def _alive(bench: Bench) -> bool:
