@@ -19,6 +19,7 @@ from inference.agent import main as agent_main
 from inference.agent.settings import AgentSettings
 from inference.control import main as controller_main
 from inference.control.settings import ControllerSettings
+from inference.simulate import flags as simulate_flags
 from stream_fabric.errors import StreamGwError
 from stream_fabric.logs import configure
 from stream_fabric.settings import FabricSettings
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     key.add_argument("--tenant", required=True, help="the tenant it is for")
     _add_replicas_flags(commands.add_parser("replicas", help="what every replica does; drain or activate one"))
     _add_pools_flags(commands.add_parser("pools", help="how many replicas are wanted and why; hold or release a pool"))
+    simulate_flags.add_capacity(commands.add_parser("capacity", help="a workload in replicas, GPUs and dollars"))
+    simulate_flags.add_simulate(commands.add_parser("simulate", help="recorded traffic against policies of scaling"))
     flags = list(sys.argv[1:] if argv is None else argv)
     vllm_flags: list[str] = []
     if flags[:1] in (["agent"], ["up"]) and "--" in flags:
@@ -142,10 +145,23 @@ def _run(args: argparse.Namespace) -> int:
             asyncio.run(_replicas(_settings(FabricSettings, args), args))
         case "pools":
             asyncio.run(_pools(_settings(FabricSettings, args), args))
+        case "capacity" | "simulate":
+            return _simulate(args)
         case "key":
             key = new_key()
             print(f"key, shown once: {key}\n")
             print(f'[[tenant]]\nid = {json.dumps(args.tenant)}\n[[tenant.key]]\nsha256 = "{key_digest(key)}"')
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from inference.simulate import command
+
+    try:
+        (command.run_capacity if args.command == "capacity" else command.run_simulate)(args, print)
+    except (OSError, ValueError) as error:
+        _refuse(args.command, error)
+        return 2
     return 0
 
 

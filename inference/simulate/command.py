@@ -1,0 +1,177 @@
+"""``stream-gw capacity`` and ``stream-gw simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from inference.control.governor import load_policies
+from inference.control.scaling import ScalePolicy
+from inference.simulate import report, study
+from inference.simulate.capacity import Margins, capacity
+from inference.simulate.elastic import Step, stepped
+from inference.simulate.engine import full_batch_tokens_per_s
+from inference.simulate.hardware import ASSUMED, Hardware, load
+from inference.simulate.page import page
+from inference.simulate.traces import Request, read
+from inference.simulate.workload import Lengths, Workload, from_rates, from_trace, parse_lengths
+
+Say = Callable[[str], None]
+
+
+def run_capacity(args: argparse.Namespace, say: Say) -> None:
+    """Raises OSError, and ValueError that says what is wrong."""
+    hardware = _hardware(args)
+    margins = Margins(_above_0("--fill", args.fill), args.spare, args.warm_share, _above_0("--itl-ms", args.itl_ms))
+    answer = capacity(_workload(args, hardware), hardware, margins)
+    if args.json:
+        say(msgspec.json.encode(answer).decode())
+    else:
+        say(report.capacity_text(answer, hardware.name))
+
+
+def run_simulate(args: argparse.Namespace, say: Say) -> None:
+    """Raises OSError, and ValueError that says what is wrong."""
+    policies = study.parse_policies(args.policy)
+    hardware, policy = _hardware(args), _policy(args)
+    requests = _sped(read(args.trace), args.speed)
+    span_s = requests[-1].at_s
+    step = study.parse_step(args.step, span_s) if args.step else None
+    kills_s = sorted(study.parse_moment(text, span_s) for given in args.kill for text in given.split(","))
+    if not 0 < args.fill <= 1:
+        raise ValueError(f"--fill must be more than 0 and at most 1, got {args.fill:g}")
+    if args.begin < 0:
+        raise ValueError(f"--begin: {args.begin} replicas")
+    asked = study.Study(
+        stepped(requests, step, args.seed) if step else requests,
+        hardware,
+        policy,
+        study.Objective(
+            policy.ttft_objective_s if args.ttft_s is None else _above_0("--ttft-s", args.ttft_s),
+            _0_or_more("--ttft-s-per-1k", args.ttft_s_per_1k) / 1000,
+            _above_0("--itl-ms", args.itl_ms) / 1000,
+        ),
+        args.fill,
+        args.begin,
+        kills_s,
+        args.seed,
+    )
+    for path in filter(None, (args.csv, args.timeline, args.html)):
+        _writable(path)
+    outcomes = [study.run(asked, name) for name in policies]
+    facts = _facts(args, asked, step)
+    if args.csv is not None:
+        args.csv.write_text(report.summary_csv(outcomes), "utf-8")
+    if args.timeline is not None:
+        args.timeline.write_text(report.timeline_csv(outcomes), "utf-8")
+    if args.html is not None:
+        args.html.write_text(page(f"{args.trace.name}, simulated", facts, asked, step, outcomes), "utf-8")
+    if args.json:
+        say(msgspec.json.encode([report.outcome_json(outcome) for outcome in outcomes]).decode())
+    else:
+        say("\n".join([*report.wrapped(facts), "", report.table(report.summary(outcomes))]))
+
+
+def _facts(args: argparse.Namespace, asked: study.Study, step: Step | None) -> Sequence[str]:
+    s, objective = asked.hardware.settings, asked.objective
+    speed = f" at {args.speed:g} x its speed" if args.speed != 1 else ""
+    stepping = (
+        f", {step.times:g} times as many from {step.at_s:,.0f} to {step.at_s + step.for_s:,.0f} s" if step else ""
+    )
+    longer = f" and {objective.ttft_s_per_token * 1000:g} s for each 1,000 prompt tokens" if args.ttft_s_per_1k else ""
+    deaths = f"; the busiest dies at {', '.join(f'{at_s:,.0f}' for at_s in asked.kills_s)} s" if asked.kills_s else ""
+    price = f", ${asked.hardware.gpu_hour:g} a GPU hour" if asked.hardware.gpu_hour else ""
+    return (
+        f"{args.trace.name}{speed}: {len(asked.requests):,} requests in {asked.span_s / 3600:.2f} h{stepping}",
+        f"one replica, simulated: {asked.hardware.name}; prefill {s.prefill_tokens_per_s:,.0f} tokens/s, a decode step "
+        f"{s.itl_ms:.1f} ms and {s.batch_slope_us:.0f} us for each further sequence, {s.max_num_seqs} slots (all of "
+        f"them {full_batch_tokens_per_s(s):,.0f} tokens/s), {asked.hardware.kv_tokens:,} tokens of KV, "
+        f"{asked.hardware.gpus} GPU{'s' if asked.hardware.gpus > 1 else ''}{price}",
+        f"{asked.policy.cold_start_s:g} s from asking for a replica until it takes requests, paid for from then on"
+        f"{deaths}",
+        f"SLO: first token within {objective.ttft_s:g} s{longer}, then one every {objective.itl_s * 1000:g} ms on "
+        f"average; what is not served misses it. Seed {asked.seed}",
+    )
+
+
+def _workload(args: argparse.Namespace, hardware: Hardware) -> Workload:
+    cached = args.cached_share
+    if not 0 <= cached < 1:
+        raise ValueError(f"--cached-share must be from 0 to less than 1, got {cached:g}")
+    if args.trace is not None:
+        lengths = {"--prompt-tokens": args.prompt_tokens, "--output-tokens": args.output_tokens}
+        _refuse({**lengths, "--peak-to-mean": args.peak_to_mean}, "--rate")
+        requests = _sped(read(args.trace), 1.0 if args.speed is None else args.speed)
+        window_s = 60.0 if args.window_s is None else _above_0("--window-s", args.window_s)
+        return from_trace(args.trace.name, requests, hardware.settings, window_s, cached)
+    _refuse({"--speed": args.speed, "--window-s": args.window_s}, "--trace")
+    prompt, output = _lengths("--prompt-tokens", args.prompt_tokens), _lengths("--output-tokens", args.output_tokens)
+    peak_to_mean = 1.0 if args.peak_to_mean is None else args.peak_to_mean
+    if not 1 <= peak_to_mean <= 1e6:
+        raise ValueError(f"--peak-to-mean must be 1 or more, got {peak_to_mean:g}")
+    return from_rates(_above_0("--rate", args.rate), prompt, output, peak_to_mean, cached)
+
+
+def _lengths(flag: str, text: str | None) -> Lengths:
+    if text is None:
+        raise ValueError(f"--rate needs {flag}, as 800 or p50=600,p95=3000")
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from error
+
+
+def _refuse(given: dict[str, object], other: str) -> None:
+    for flag, value in given.items():
+        if value is not None:
+            raise ValueError(f"{flag} is for {other}")
+
+
+def _hardware(args: argparse.Namespace) -> Hardware:
+    found = ASSUMED if args.profile is None else load(args.profile)
+    return found if args.gpu_hour is None else replace(found, gpu_hour=_0_or_more("--gpu-hour", args.gpu_hour))
+
+
+def _policy(args: argparse.Namespace) -> ScalePolicy:
+    policy = ScalePolicy()
+    if args.pools_file is not None:
+        policies = load_policies(args.pools_file)
+        name = args.pool or (next(iter(policies)) if len(policies) == 1 else "")
+        if name not in policies:
+            named = f"no pool {name!r}" if name else "several pools: name one with --pool"
+            raise ValueError(f"{args.pools_file}: {named}; there are {', '.join(policies) or 'none'}")
+        policy = policies[name]
+    elif args.pool is not None:
+        raise ValueError("--pool is for --pools-file")
+    if args.cold_start_s is not None:
+        policy = msgspec.structs.replace(policy, cold_start_s=_0_or_more("--cold-start-s", args.cold_start_s))
+    return policy
+
+
+def _sped(requests: Sequence[Request], speed: float) -> tuple[Request, ...]:
+    factor = _above_0("--speed", speed)
+    begin_s = requests[0].at_s
+    return tuple(replace(request, at_s=(request.at_s - begin_s) / factor) for request in requests)
+
+
+def _above_0(flag: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{flag} must be more than 0, got {value:g}")
+    return value
+
+
+def _0_or_more(flag: str, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{flag} must be 0 or more, got {value:g}")
+    return value
+
+
+def _writable(path: Path) -> None:
+    """Found out before minutes are spent on what is to be written there. Raises OSError."""
+    with path.open("a"):
+        pass

@@ -1,0 +1,132 @@
+"""A study's outcomes and a capacity's arithmetic as text, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from inference.simulate.capacity import Answer
+from inference.simulate.hardware import GIB
+from inference.simulate.study import Bin, Outcome
+
+COLUMNS = 118
+
+
+def seconds(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "never"
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def summary(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Head and rows. What happened to nobody has no column."""
+    columns: list[tuple[str, Sequence[str]]] = [
+        ("policy", [o.policy for o in outcomes]),
+        ("SLO", [f"{o.slo:.1%}" for o in outcomes]),
+        ("GPU hours", [f"{o.gpu_h:,.1f}" for o in outcomes]),
+        ("dollars", [f"{o.dollars:,.2f}" if o.dollars else "" for o in outcomes]),
+        ("most replicas", [f"{o.replicas_most}" for o in outcomes]),
+        ("TTFT p50", [seconds(o.ttft_p50_s) for o in outcomes]),
+        ("TTFT p99", [seconds(o.ttft_p99_s) for o in outcomes]),
+        ("refused", [_count(o.refused) for o in outcomes]),
+        ("timed out", [_count(o.expired) for o in outcomes]),
+        ("too large", [_count(o.impossible) for o in outcomes]),
+        ("rescued", [_count(o.rescued) for o in outcomes]),
+        ("longest pause", [seconds(o.pause_s_max) if o.pause_s_max else "-" for o in outcomes]),
+        ("lost", [_count(o.lost) for o in outcomes]),
+    ]
+    always = ("refused", "timed out", *(("rescued", "lost") if any(o.deaths for o in outcomes) else ()))
+    shown = [(head, cells) for head, cells in columns if set(cells) - {"", "-"} or head in always]
+    return [[head for head, _ in shown], *([cells[i] or "0" for _, cells in shown] for i in range(len(outcomes)))]
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else ""
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, figures to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def outcome_json(outcome: Outcome, *, bins: bool = False) -> dict[str, Any]:
+    """What is infinite is null: it never came."""
+    found: dict[str, Any] = msgspec.to_builtins(outcome)
+    found["deaths"] = [death._asdict() for death in outcome.deaths]
+    found["reasons"] = [{"at_s": at_s, "reason": reason} for at_s, reason in outcome.reasons]
+    found["bins"] = [{name: _finite(value) for name, value in one._asdict().items()} for one in outcome.bins]
+    if not bins:
+        del found["bins"]
+    return {name: _finite(value) for name, value in found.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summary_csv(outcomes: Sequence[Outcome]) -> str:
+    """A row for each policy; empty: it never came."""
+    rows = []
+    for outcome in outcomes:
+        found = outcome_json(outcome)
+        found["deaths"] = len(outcome.deaths)
+        del found["reasons"]
+        rows.append(found)
+    return _csv(list(rows[0]), ([row[name] for name in row] for row in rows))
+
+
+def timeline_csv(outcomes: Sequence[Outcome]) -> str:
+    """A row for each policy and stretch of time: what the plots show."""
+    rows = ([o.policy, *(_finite(value) for value in one)] for o in outcomes for one in o.bins)
+    return _csv(["policy", *Bin._fields], rows)
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([round(cell, 6) if isinstance(cell, float) else cell for cell in row] for row in rows)
+    return out.getvalue()
+
+
+def wrapped(lines: Iterable[str], indent: str = "") -> list[str]:
+    """What goes on is further in."""
+    further = indent + "    "
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, COLUMNS, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+        )
+    ]
+
+
+def capacity_text(answer: Answer, name: str) -> str:
+    """The arithmetic, then what it comes to."""
+    out = [f"one replica: {name}", ""]
+    for topic, lines in answer.arithmetic.items():
+        out.append(topic)
+        out += wrapped(lines, "  ")
+    cells = [
+        ("replicas", f"{answer.replicas}"),
+        ("GPUs", f"{answer.gpus}"),
+        ("requests/s", f"{answer.requests_per_s:,.1f}"),
+        ("prompt tokens/s", f"{answer.prompt_tokens_per_s:,.0f}"),
+        ("output tokens/s", f"{answer.output_tokens_per_s:,.0f}"),
+        ("KV in use", f"{answer.kv_bytes / GIB:,.1f} GiB" if answer.kv_bytes else f"{answer.kv_tokens:,.0f} tokens"),
+    ]
+    if answer.dollars_per_month:
+        cells.append(("a month", f"${answer.dollars_per_month:,.0f}"))
+        cells.append(("following the load", f"${answer.dollars_per_month_elastic:,.0f}"))
+    head, row = zip(*cells, strict=True)
+    return "\n".join([*out, "", table([head, row])])
