@@ -213,6 +213,9 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     itl_max_us: int = 0
     token_us: tuple[int, ...] = ()
     """Sampled: of each token, microseconds since the one before; first since the try began."""
+    decoding_us: int = 0
+    """What ``decode_us`` is of this sequence alone, summed over all that decoded on the replica meanwhile: divided by
+    it, how many shared a step. 0: untold."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omit_defaults=True):

@@ -39,7 +39,9 @@ class TelemetrySettings(EventSettings):
         le=3650,
         description="Days at most that prompts and completions are kept, of tenants whose traces hold them",
     )
-    telemetry_rollup_days: int = Field(400, ge=1, le=36_500, description="Days that the sums by minute are kept")
+    telemetry_rollup_days: int = Field(
+        400, ge=1, le=36_500, description="Days that the sums by minute are kept, and those that scaling learns from"
+    )
     telemetry_port: int = Field(
         0,
         ge=0,

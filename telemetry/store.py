@@ -198,6 +198,7 @@ class Store:
         """Set how long rows are kept, and prompts and completions in them. The bill (usage_hour) is kept for good."""
         wanted = [(table, "toDateTime(at)", raw_days) for table in ("requests", "attempts", "fleet")]
         wanted += [(table, "minute", rollup_days) for table in ("requests_minute", "attempts_minute")]
+        wanted += [(table, "hour", rollup_days) for table in ("lengths_hour", "speeds_hour")]
 
         def alter(client: Client) -> None:
             sql = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"

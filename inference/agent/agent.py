@@ -307,7 +307,7 @@ class Agent:
         if self.running.get(name) is not stream:
             return
         stream.times.receive_end()
-        self._tries.tell(stream, _ended_as(stream))
+        self._tries.tell(stream, _ended_as(stream), self._lease.batch_of(stream))
         del self.running[name]
         self._lease.receive_end(stream, whole=keep)
         if not keep:

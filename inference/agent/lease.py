@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from inference.agent.chronicle import Chronicle
-from inference.agent.meter import Breaker, Meter
+from inference.agent.meter import Breaker, Company, Meter
 from inference.agent.running import RunningStream
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.ids import ReplicaId, StreamId
@@ -83,6 +83,8 @@ class Lease:
         """Streams that have no first token yet, in the order they came."""
         self._prefilling_since = 0.0
         """Since when the first of them is being computed, at most."""
+        self._decoding: set[RunningStream] = set()
+        self._company = Company(self._loop.time())
 
     # --- what becomes of a stream --------------------------------------------------------------------------
 
@@ -107,6 +109,9 @@ class Lease:
     def receive_first_token(self, stream: RunningStream) -> None:
         now = self._loop.time()
         stream.first_at = now
+        self._decoding.add(stream)
+        self._company.receive(len(self._decoding), now)
+        stream.company_s = self._company.upto(now)
         prompt = stream.producer.usage.prompt or stream.work.prompt_tokens
         computed = max(prompt - (stream.producer.usage.cached or stream.matched_tokens), 0)
         self._prefilling.pop(stream.work.request.stream, None)
@@ -132,10 +137,19 @@ class Lease:
         self.breaker.receive_failure(now)
         self._chronicle.look_at(self.breaker, now, code)
 
+    def batch_of(self, stream: RunningStream) -> float:
+        """How many sequences decoded beside the stream since its first token, itself counted; 0: it has had none."""
+        if stream not in self._decoding or stream.first_at is None:
+            return 0.0
+        return self._company.mean(stream.company_s, stream.first_at, self._loop.time())
+
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """The stream is none of this replica's any more; ``whole``: its log has its terminal."""
         if self._prefilling.get(stream.work.request.stream) is stream:
             del self._prefilling[stream.work.request.stream]
+        if stream in self._decoding:
+            self._decoding.discard(stream)
+            self._company.receive(len(self._decoding), self._loop.time())
         self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
         if whole:
             self.meter.usual.receive_end(stream.tokens)

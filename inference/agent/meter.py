@@ -59,6 +59,29 @@ class UsualLength:
         self.tokens += (tokens - self.tokens) * _USUAL_SHARE
 
 
+class Company:
+    """How many sequences decode at once, over time."""
+
+    def __init__(self, now: float) -> None:
+        self._count = 0
+        self._seconds = 0.0
+        self._at = now
+
+    def receive(self, count: int, now: float) -> None:
+        """From now on it is so many."""
+        self._seconds = self.upto(now)
+        self._at, self._count = now, count
+
+    def upto(self, now: float) -> float:
+        """Seconds of all sequences so far, summed."""
+        return self._seconds + self._count * (now - self._at)
+
+    def mean(self, seconds: float, since: float, now: float) -> float:
+        """How many there were on the mean, ``upto`` having been ``seconds`` at that moment; whoever asks is one."""
+        passed_s = now - since
+        return max((self.upto(now) - seconds) / passed_s, 1.0) if passed_s > 0 else float(max(self._count, 1))
+
+
 class FirstTokens:
     """How long first tokens of the last minute have taken, counted by ``TTFT_BUCKETS_S`` and one more for all above."""
 

@@ -57,6 +57,7 @@ class RunningStream:
         "_owner",
         "believed_blocks",
         "closed",
+        "company_s",
         "crowded",
         "deadline",
         "error_code",
@@ -102,6 +103,8 @@ class RunningStream:
         self.believed_blocks = 0
         self.matched_tokens = 0
         self.metered_tokens = 0
+        self.company_s = 0.0
+        """What all sequences here had decoded by its first token, in seconds."""
         self.crowded = False
         """It came when the engine had no slot free."""
         self.handed_over = False

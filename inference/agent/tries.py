@@ -23,8 +23,9 @@ class Tries:
         self._replica = replica
         self._policy = policy
 
-    def tell(self, stream: RunningStream, ended: AttemptEnd) -> None:
-        """``ended`` by its terminal, which then is the stream's bill, or by another's hand."""
+    def tell(self, stream: RunningStream, ended: AttemptEnd, batch: float = 0.0) -> None:
+        """``ended`` by its terminal, which then is the stream's bill, or by another's hand. ``batch``: how many
+        sequences decoded at once with it; 0: unknown."""
         work, producer, policy = stream.work, stream.producer, self._policy
         billed = ended in ("completed", "cancelled", "failed", "incomplete")
         used = producer.usage if billed else producer.usage_at(producer.acked)
@@ -67,5 +68,6 @@ class Tries:
                 itl_sketch=times.sketch(),
                 itl_max_us=times.itl_max_us,
                 token_us=times.token_us(),
+                decoding_us=int(batch * timing.decode_us),
             )
         )

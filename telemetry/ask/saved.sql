@@ -375,3 +375,26 @@ FROM requests_minute
 WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
     AND pool = {pool:String} AND role IN ('created', 'refused')
 GROUP BY at_s ORDER BY at_s LIMIT 9000;
+
+-- name: lengths
+-- tells: how long a pool's prompts and answers are by route (a model, a dialect, a tier): means, and the 50th, 90th and 99th percentile
+-- default: top = 64
+SELECT model, dialect, tier, sum(lengths_hour.requests) AS requests,
+    round(sum(lengths_hour.prompt_tokens) / sum(lengths_hour.requests), 1) AS prompt_mean,
+    quantilesBFloat16WeightedMerge(0.5, 0.9, 0.99)(prompt_q) AS prompt_q,
+    round(sum(lengths_hour.output_tokens) / sum(lengths_hour.requests), 1) AS output_mean,
+    quantilesBFloat16WeightedMerge(0.5, 0.9, 0.99)(output_q) AS output_q
+FROM lengths_hour
+WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    AND pool = {pool:String}
+GROUP BY model, dialect, tier ORDER BY requests DESC, model, dialect, tier LIMIT {top:Int64};
+
+-- name: speeds
+-- tells: how many output tokens a second a pool's replicas make by how many sequences decode at once, and how many prompt tokens they compute
+SELECT sum(speeds_hour.attempts) AS tries, round(sum(speeds_hour.decoding_us) / sum(speeds_hour.decode_us), 2) AS batch_mean,
+    round(sum(speeds_hour.tokens) / sum(speeds_hour.decode_us) * 1000000 * batch_mean, 1) AS tokens_per_s,
+    sum(speeds_hour.uncached_tokens) AS uncached_tokens, sum(speeds_hour.prefill_us) AS prefill_us
+FROM speeds_hour
+WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
+    AND pool = {pool:String}
+GROUP BY batch ORDER BY batch LIMIT 100;

@@ -20,7 +20,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 TABLES = _words(
-    "requests attempts fleet requests_minute attempts_minute usage_hour replicas_latest ingest_state numbers"
+    "requests attempts fleet requests_minute attempts_minute usage_hour lengths_hour speeds_hour "
+    "replicas_latest ingest_state numbers"
 )
 
 _TOKEN = re.compile(

@@ -274,6 +274,20 @@ async def test_every_try_is_told_once_and_a_stream_has_one_bill(redis_url: str) 
         assert len(ids) == len(set(ids))
 
 
+async def test_a_try_tells_how_many_decoded_beside_it(redis_url: str) -> None:
+    async with running(redis_url, "itl_ms=20,ttft_ms=5,max_num_seqs=8") as (bench, _):
+        together = [await bench.ask(max_tokens=40) for _ in range(4)]
+        found = await eventually(lambda: _told(bench, set(together)), "the tries are told")
+        shared = sorted(trace.decoding_us / trace.decode_us for trace in found)
+        assert 3 < shared[1] <= 4.05, shared
+        alone = await bench.ask(max_tokens=20)
+        (trace,) = await eventually(lambda: _bills(bench, alone), "the try is told")
+        assert trace.decoding_us == trace.decode_us > 0
+        poison = await bench.ask(model="poison")
+        (failed,) = await eventually(lambda: _bills(bench, poison), "the failure is told")
+        assert failed.ended == "failed" and failed.decoding_us == 0, "it had no first token"
+
+
 async def test_a_drain_that_is_hurried_waits_for_nothing(redis_url: str) -> None:
     async with running(redis_url, drain_s=600) as (bench, task):
         stream = await bench.ask()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.agent.meter import Breaker, Meter, PrefillSpeed, UsualLength
+from inference.agent.meter import Breaker, Company, Meter, PrefillSpeed, UsualLength
 
 
 def test_speeds_settle_at_what_passes() -> None:
@@ -27,6 +27,18 @@ def test_prefill_is_measured_in_rows_and_not_by_short_prompts() -> None:
     for _ in range(1000):  # a short prompt's time is a step's
         speed.receive(10, 0.5, goes_on=False)
     assert speed.per_s == pytest.approx(20_000, rel=0.01)
+
+
+def test_the_company_that_a_sequence_had_is_its_mean_over_time() -> None:
+    company = Company(0.0)
+    company.receive(1, 10.0)
+    began = company.upto(10.0)
+    company.receive(4, 12.0)
+    company.receive(3, 13.0)
+    assert company.mean(began, 10.0, 15.0) == (2 * 1 + 1 * 4 + 2 * 3) / 5
+    assert company.mean(company.upto(15.0), 15.0, 15.0) == 3, "of no time at all: as it is"
+    company.receive(0, 15.0)
+    assert company.mean(company.upto(16.0), 16.0, 20.0) == 1, "whoever asks is one"
 
 
 def test_the_usual_length_follows_answers_slowly() -> None:

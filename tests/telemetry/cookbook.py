@@ -111,10 +111,10 @@ told of a replica, and a state that lasts for less than a renewal (a second) may
 stream-gw traces sql "SELECT model, count() FROM requests WHERE ended = 'failed' GROUP BY model"
 ```
 
-One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour` and
-`replicas_latest`; `telemetry/schema/` says what they hold. At most 10,000 rows (`--rows`) and 30 seconds. Only listed
-functions may be called, nothing can be written, and no file, address, setting or system table can be reached; a server
-is best asked as a user of its own who may read these tables only.
+One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `lengths_hour`,
+`speeds_hour` and `replicas_latest`; `telemetry/schema/` says what they hold. At most 10,000 rows (`--rows`) and 30
+seconds. Only listed functions may be called, nothing can be written, and no file, address, setting or system table can
+be reached; a server is best asked as a user of its own who may read these tables only.
 
 ## Does the bill agree?
 

@@ -80,7 +80,7 @@ def events(count: int, seed: int = 1, at_us: int = AT_US) -> Iterator[Event]:
                 cached_tokens=prompt // 3, output_tokens=output, generated_tokens=output + 1,
                 reasoning_tokens=output // 4, billed=i % 4 == 1, price_micro=prompt * 3 + output,
                 itl_sketch=tuple(draw.randrange(9) for _ in range(40)),
-                itl_max_us=draw.randrange(10**6),
+                itl_max_us=draw.randrange(10**6), decoding_us=draw.randrange(1, 10**8),
             )  # fmt: skip
 
 
@@ -92,6 +92,8 @@ class Sums:
     requests: Counter[str] = field(default_factory=Counter)
     attempts: Counter[str] = field(default_factory=Counter)
     usage: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    lengths: Counter[str] = field(default_factory=Counter)
+    speeds: Counter[str] = field(default_factory=Counter)
     poison: int = 0
 
     def count(self, event: Event) -> None:
@@ -102,12 +104,21 @@ class Sums:
                 self.requests["requests"] += event.weight
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens", "price_micro", "wall_us"):
                     self.requests[name] += getattr(event, name) * event.weight
+                self.lengths["requests"] += event.weight
+                for name in ("prompt_tokens", "output_tokens"):
+                    self.lengths[name] += getattr(event, name) * event.weight
             case AttemptTrace():
                 self.rows["attempts"] += 1
                 self.attempts["attempts"] += 1
                 for name in ("prompt_tokens", "output_tokens", "generated_tokens", "decode_us"):
                     self.attempts[name] += getattr(event, name)
                 self.attempts["gaps"] += sum(event.itl_sketch)
+                if event.generated_tokens > 1 and event.decode_us:
+                    self.speeds["attempts"] += 1
+                    self.speeds["tokens"] += event.generated_tokens - 1
+                    self.speeds["uncached_tokens"] += event.prompt_tokens - event.cached_tokens
+                    for name in ("decode_us", "decoding_us", "prefill_us"):
+                        self.speeds[name] += getattr(event, name)
                 if event.billed:
                     usage = self.usage.setdefault((event.tenant, event.model), Counter())
                     usage["requests"] += 1
@@ -151,6 +162,11 @@ async def check(store: Store, sums: Sums) -> None:
         "toInt64(arraySum(sumForEachMerge(itl_sketch))) AS gaps FROM attempts_minute"
     )
     assert answer.dicts()[0] == dict(sums.attempts), (answer.dicts()[0], sums.attempts)
+    for table, figures in (("lengths_hour", sums.lengths), ("speeds_hour", sums.speeds)):
+        answer = await store.query(
+            f"SELECT {', '.join(f'toInt64(sum({table}.{name})) AS {name}' for name in figures)} FROM {table}"
+        )
+        assert answer.dicts()[0] == dict(figures), (answer.dicts()[0], figures)
     answer = await store.query(
         f"SELECT tenant, model, {', '.join(f'sum(usage_hour.{name}) AS {name}' for name in _USAGE)} FROM usage_hour "
         "GROUP BY tenant, model"
