@@ -254,7 +254,7 @@ PROFILE_AGE = _controller(
     "pool_profile_age_seconds",
     "gauge",
     "seconds",
-    "Since it was last learned from the traces what usually arrives",
+    "Since the traces last told what the pool is usually like",
     only=f"{_OF_LEADER}, once something was",
 )
 SHORT = _controller(

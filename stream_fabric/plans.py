@@ -6,6 +6,9 @@ import msgspec
 
 from stream_fabric.ids import ReplicaId
 
+_OVERDUE = 0.1
+"""Of a cold start, what is told of one that takes longer than they do."""
+
 
 class Usual(msgspec.Struct, frozen=True):
     """What one of a pool's replicas does, as it was last seen: a pool without replicas is reckoned by it."""
@@ -15,6 +18,11 @@ class Usual(msgspec.Struct, frozen=True):
     decode_per_s: float
     output_tokens: float
     bytes_per_token: float
+
+
+def route(model: str, dialect: str, tier: str) -> str:
+    """Names requests that are alike in how long their answers are."""
+    return f"{model}/{dialect}/{tier}"
 
 
 class PoolPlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,10 +43,32 @@ class PoolPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     models: tuple[str, ...] = ()
     """Declared for the pool: served also while it has no replica, by who waits for one."""
     cold_start_s: float = 0.0
+    """As learned, or declared."""
+    patience_s: float = 0.0
+    """For how long who asks may wait for the first replica: as one may ever take, and not as they usually do."""
+    asked: tuple[tuple[int, int], ...] = ()
+    """When replicas were asked for that have not come yet, on the fabric's clock, and how many; the oldest first."""
+    outputs: dict[str, float] = {}
+    """Output tokens by ``route``, on the mean, as learned."""
     at_us: int = 0
     """When it was last changed, on the fabric's clock."""
     reason: str = ""
     figures: dict[str, float] = {}
+
+    def warming_s(self, position: int, now_us: int) -> float:
+        """How long whoever stands there in line, first is 1, is going to wait while no replica takes requests."""
+        if not self.asked and self.pods:  # all are up that were asked for, and one is promoted
+            left_s = 1.0
+        else:
+            since_us = self.asked[0][0] if self.asked else now_us
+            left_s = self.cold_start_s - (now_us - since_us) / 1e6
+            # One that should have come is not known to come at once
+            left_s = min(max(left_s, _OVERDUE * self.cold_start_s, 1.0), max(self.cold_start_s, 1.0))
+        usual = self.usual
+        if usual is None:
+            return left_s
+        turns = (position - 1) // (usual.slots * max(self.ready, 1))
+        return left_s + turns * usual.output_tokens * usual.slots / usual.decode_per_s
 
 
 _decoder = msgspec.json.Decoder(PoolPlan)

@@ -265,6 +265,7 @@ def _add_fabric_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
 
 def _add_pools_flags(parser: argparse.ArgumentParser) -> None:
     common = _add_fabric_flags(parser)
+    parser.add_argument("--learned", action="store_true", help="also what controllers have learned of each, and when")
     verbs = parser.add_subparsers(dest="verb", metavar="{hold,release}", title="without one, lists the pools")
     hold = verbs.add_parser("hold", help="take nothing away for a while, as during a rollout", parents=[common])
     hold.add_argument("pool", help="its name")
@@ -277,7 +278,7 @@ async def _pools(settings: FabricSettings, args: argparse.Namespace) -> None:
     from stream_gw import pools
 
     if args.verb is None:
-        await pools.show(settings.redis_url, json=args.json, say=print)
+        await pools.show(settings.redis_url, json=args.json, say=print, learned=args.learned)
         return
     seconds = args.for_s if args.verb == "hold" else 0.0
     await pools.hold(settings.redis_url, args.pool, seconds, json=args.json, say=print)

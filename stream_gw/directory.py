@@ -158,16 +158,20 @@ class Directory:
         ready = any(info.state == "ready" for info in self._by_pool.get(pool) or ())
         return None if ready else self._plans.get(pool)
 
-    def estimates(self, pool: str) -> Estimates:
-        """Raises NoReplica."""
+    def estimates(self, pool: str, route: str = "") -> Estimates:
+        """``route``: as ``plans.route`` names it; of one that is not known all the pool's answers tell. Raises
+        NoReplica."""
         replicas = self._replicas(pool)
+        plan = self._plans.get(pool)
+        known = plan.outputs.get(route) if plan is not None else None
         count = len(replicas)
         if not count:
-            usual = self._plans[pool].usual
-            return Estimates(usual.bytes_per_token, usual.output_tokens) if usual else _UNKNOWN
-        return Estimates(
-            sum(r.bytes_per_token for r in replicas) / count, sum(r.output_tokens_mean for r in replicas) / count
-        )
+            usual = plan.usual if plan is not None else None
+            bytes_per_token, output = (usual.bytes_per_token, usual.output_tokens) if usual else _UNKNOWN
+        else:
+            bytes_per_token = sum(r.bytes_per_token for r in replicas) / count
+            output = sum(r.output_tokens_mean for r in replicas) / count
+        return Estimates(bytes_per_token, output if known is None else known)
 
     def candidates(self, pool: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
         """The pool's replicas of the model, with what each is believed to hold of the prompt. Of a large pool, those

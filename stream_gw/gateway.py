@@ -32,7 +32,8 @@ from stream_fabric.frames import STARTED_PREFIX, ErrorInfo, Note, decode, is_end
 from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, created_ms, is_stream_id, new_stream_id
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, ORPHAN_GRACE_S, RECONNECT_S_MAX
 from stream_fabric.log import CancelReply, CreateCode, Page
-from stream_fabric.placement import Placed, Refused
+from stream_fabric.placement import TIERS, Placed, Refused
+from stream_fabric.plans import route
 from stream_fabric.ports import EngineRequest
 from stream_fabric.prefix import block_hashes
 from stream_fabric.redis.index import RedisIndex
@@ -119,7 +120,7 @@ class Gateway:
         self._index = index
         self.directory = directory
         self.draining = False
-        self.lines = Lines(pools, directory)
+        self.lines = Lines(pools, directory, lambda: monotonic_us() + tracer.clock.offset_us)
         self._cancelled: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_CANCELS_KEPT)
         hub.on_return = self._cancel_again
 
@@ -231,7 +232,8 @@ class Gateway:
         kept: bool,
     ) -> Work:
         trace.session = _session_key(who.tenant, request.session_id)
-        usual = self.directory.estimates(pool)
+        alike = route(request.model, f"openai.{request.kind}", TIERS[request.tier])
+        usual = self.directory.estimates(pool, alike)
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_s = request.deadline_s
         return Work(
@@ -308,9 +310,8 @@ class Gateway:
             self.lines.add(pool, subscription)
 
     def _wait_s_max(self, pool: str) -> float:
-        """For a replica that has yet to start who asks may wait twice as long as that usually takes."""
         warming = self.directory.warming(pool)
-        return max(self.settings.queue_wait_s, 2 * warming.cold_start_s if warming else 0.0)
+        return max(self.settings.queue_wait_s, warming.patience_s if warming else 0.0)
 
     async def _withdraw(self, stream: StreamId, error: StreamGwError) -> None:
         await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error))

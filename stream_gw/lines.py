@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.pool import RedisPools
@@ -18,7 +18,9 @@ _ASKED_MAX = 1000
 
 
 class Lines:
-    def __init__(self, pools: RedisPools, directory: Directory) -> None:
+    def __init__(self, pools: RedisPools, directory: Directory, now_us: Callable[[], int]) -> None:
+        """``now_us``: on the fabric's clock."""
+        self._now_us = now_us
         self._pools = pools
         self._directory = directory
         self._by_pool: dict[str, list[Subscription]] = {}
@@ -45,16 +47,9 @@ class Lines:
             except FabricUnavailable:
                 self._by_pool.setdefault(pool, []).extend(waiting[start:])  # they wait on, and are told later
                 raise
-            warming_s = self._warming_s(pool)
+            plan = self._directory.warming(pool)  # None: there are replicas, and who waits waits for room
+            now_us = self._now_us()
             for sub, position in zip(some, positions, strict=True):
                 if position and sub in sub.local.subs:
-                    sub.outlet.waits(position, of, warming_s)
+                    sub.outlet.waits(position, of, None if plan is None else plan.warming_s(position, now_us))
                     self.add(pool, sub)
-
-    def _warming_s(self, pool: str) -> float | None:
-        """None: there are replicas, and who waits waits for room."""
-        plan = self._directory.warming(pool)
-        if plan is None:
-            return None
-        left_s = plan.cold_start_s - (time.time() - plan.at_us / 1e6)
-        return min(max(left_s, 1.0), plan.cold_start_s)  # clocks differ, and a start may take longer than usual

@@ -281,7 +281,6 @@ class Lease:
         return max(self._loop.time() - self._prefilling_since - computes_s, 0.0)
 
     def _pending_output_tokens(self) -> float:
-        """A running answer has as much to come as one usually has in all, within its limit: the lengths of answers
-        are spread so widely that a long one is no nearer to its end."""
-        usual = self.meter.usual.tokens
-        return sum(min(usual, max(s.work.output_limit - s.tokens, 1)) for s in self._running())
+        """A running answer has as much to come as its like usually have in all, as whoever placed it knew, within its
+        limit: the lengths of answers are spread so widely that a long one is no nearer to its end."""
+        return sum(min(s.work.output_tokens, max(s.work.output_limit - s.tokens, 1)) for s in self._running())

@@ -22,6 +22,7 @@ from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import Marker
 from inference.control.scaling import Figures, Moves, PoolScaler, ScalePolicy, Seen
+from inference.control.starts import Starts
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import FleetEvent
 from stream_fabric.ids import ReplicaId
@@ -92,6 +93,7 @@ class Governor:
         self._peopled: Set[str] = frozenset()
         self._term = 0
         self._scalers: dict[str, PoolScaler] = {}
+        self._starts: dict[str, Starts] = {}
         self._plans: dict[str, PoolPlan] = {}
         """As last read or written; kept when Redis has lost them."""
         self._unknown_since: dict[str, float] = {}
@@ -157,6 +159,7 @@ class Governor:
         written = await self._control.plans()
         if term != self._term:
             self._scalers.clear()
+            self._starts.clear()
             self._unknown_since.clear()
             self._marked = frozenset()
             self._marker.forget()
@@ -177,7 +180,7 @@ class Governor:
                 tasks.create_task(self._govern(pool, policy, written.get(pool), found))
         self._show(leads=self.leads)
         self._metrics.receive_figures(found)
-        self._metrics.receive_profiles(self._learner.profiles, self._clock.now_us() / 1e6)
+        self._metrics.receive_learned(self._learner.known, self._clock.now_us() / 1e6)
 
     def _show(self, leads: bool) -> None:
         """To whoever starts and ends replicas, by Prometheus or by gRPC: the same."""
@@ -203,8 +206,12 @@ class Governor:
             scaler = self._scalers.get(pool)
             if scaler is None:
                 scaler = self._scalers[pool] = PoolScaler(policy, known)
-            scaler.profile = self._learner.profiles.get(pool)
+                self._starts[pool] = Starts(known.asked if known else ())
+            scaler.learn(self._learner.known.get(pool))
             plan, moves, found[pool] = scaler.look(seen, now)
+            starts = self._starts[pool]
+            self._learner.receive_starts(pool, starts.look(plan.pods, seen.infos, seen.at_unix_s))
+            plan = scaler.plan = msgspec.structs.replace(plan, asked=starts.asked())
             if plan != written:
                 if changed := plan.reason != (known.reason if known else ""):
                     plan = msgspec.structs.replace(plan, at_us=self._clock.now_us())

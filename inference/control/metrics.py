@@ -11,12 +11,12 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
-from inference.control.profile import ArrivalProfile
 from inference.control.scaling import Figures, ScalePolicy, need, usual_of
 from stream_fabric import metrics as listed
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.exposition import Exposition, Page
+from stream_fabric.learned import Learned
 from stream_fabric.placement import TIERS, ReplicaState
 from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EventSink
@@ -118,7 +118,10 @@ class ControllerMetrics:
             for tier, line in zip(TIERS, lines, strict=True):
                 self._depth.labels(pool, tier).set(line.depth)
                 self._age.labels(pool, tier).set(line.oldest_s)
-            found = need(replicas, lines, usual_of([info for info in replicas if info.state == "ready"]))
+            usual = usual_of([info for info in replicas if info.state == "ready"])
+            if usual is None and pool in self._plans:
+                usual = self._plans[pool].usual
+            found = need(replicas, lines, usual)
             self._running.labels(pool).set(found.running)
             self._backlog.labels(pool).set(found.backlog_s)
             self._to_free.labels(pool).set(found.to_free_s)
@@ -168,10 +171,11 @@ class ControllerMetrics:
             self._burn.labels(pool, "5m").set(found.burn_5m)
             self._burn.labels(pool, "1h").set(found.burn_1h)
 
-    def receive_profiles(self, profiles: Mapping[str, ArrivalProfile], unix_s: float) -> None:
+    def receive_learned(self, known: Mapping[str, Learned], unix_s: float) -> None:
         self._profile_age.clear()
-        for pool, profile in profiles.items():
-            self._profile_age.labels(pool).set(max(unix_s - profile.learned_s, 0.0))
+        for pool, learned in known.items():
+            if learned.learned_s:
+                self._profile_age.labels(pool).set(max(unix_s - learned.learned_s, 0.0))
 
     def receive_call(self, call: str) -> None:
         self._calls.labels(call).inc()

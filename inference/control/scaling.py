@@ -19,8 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from inference.control.burn import LONG_S, SHORT_S, Burn
+from inference.control.lessons import Snapshot
 from inference.control.profile import ArrivalProfile
 from stream_fabric.ids import ReplicaId
+from stream_fabric.learned import Learned
 from stream_fabric.metrics import TTFT_BUCKETS_S
 from stream_fabric.plans import PoolPlan, Usual
 from stream_fabric.redis.pool import Arrived, Line, ReplicaInfo
@@ -40,6 +42,8 @@ _SURPLUS_S = 2.0
 """A replica more than wanted takes requests for so long before one rests."""
 _LACKING_COLD_STARTS = 3.0
 """Replicas that have not come for so many cold starts will not: the pool is planned without them."""
+_PATIENCE = 2.0
+"""Cold starts, the longer of learned and declared, that a request waits for the first replica."""
 _STEADY = 0.05
 _SHARE_MOST = 2.0
 _SHARE_S = 1800.0
@@ -59,6 +63,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warm_min: int = 0
     warm_share: float = 0.05
     """Of those that take requests, so many more are kept warm."""
+    warm_max_share: float = 0.25
+    """As many at most, where arrivals have jumped by more than those that take requests can bear."""
     ttft_objective_s: float = 1.0
     ttft_over: float = 1.2
     ttft_over_s: float = 60.0
@@ -94,6 +100,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             ("warm_min must be from 0 to replicas_max", 0 <= self.warm_min <= self.replicas_max),
             ("warm_share must be from 0 to 1", 0 <= self.warm_share <= 1),
+            ("warm_max_share must be from 0 to 1", 0 <= self.warm_max_share <= 1),
             ("ttft_objective_s must be more than 0", self.ttft_objective_s > 0),
             ("ttft_over must be at least 1", self.ttft_over >= 1),
             ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),
@@ -120,10 +127,14 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.cold_start_s,
         )  # fmt: skip
 
-    def warm_for(self, ready: int) -> int:
+    def warm_for(self, ready: int, jump: float = 0.0) -> int:
+        """``jump``: replicas' worth of work by which more may arrive within a cold start. What those that are ready can
+        take of it, filled as they are to be, needs no warm ones."""
         if not ready:
             return self.warm_min
-        return min(max(self.warm_min, round(self.warm_share * ready)), self.replicas_max - ready)
+        beyond = math.ceil((ready * self.utilisation_aimed + jump) / self.utilisation_max - ready - 1e-9)
+        warm = max(self.warm_min, round(self.warm_share * ready), min(beyond, round(self.warm_max_share * ready)))
+        return min(warm, self.replicas_max - ready)
 
 
 class Seen(NamedTuple):
@@ -174,6 +185,10 @@ class Figures(msgspec.Struct, frozen=True):
     burn_5m: float
     """Of the first tokens, those over the objective, as a multiple of what may be; 0: too few to tell."""
     burn_1h: float
+    jump: float = 0.0
+    """Replicas' worth of work by which more arrives within a cold start than now, but for one time in a hundred."""
+    cold_start_s: float = 0.0
+    """As learned, or declared."""
 
 
 class Moves(NamedTuple):
@@ -290,7 +305,9 @@ class PoolScaler:
     def __init__(self, policy: ScalePolicy, plan: PoolPlan | None = None) -> None:
         self.policy = policy
         self.plan = plan
+        self._declared = policy
         self.profile: ArrivalProfile | None = None
+        self._learned: Learned | None = None
         self._usual_share = 1.0
         """Of what the profile tells, how much comes these days."""
         self._arrivals = Arrivals()
@@ -301,6 +318,13 @@ class PoolScaler:
         self._busy = 0.0
         self._quiet_s = 0.0
         self._burn = Burn(policy.ttft_objective_s, policy.slo_share)
+
+    def learn(self, known: Snapshot | None) -> None:
+        """What is known of the pool from now on."""
+        if known is None or known is self._learned:
+            return
+        self._learned, self.profile, declared = known, known.arrivals, self._declared
+        self.policy = msgspec.structs.replace(declared, cold_start_s=known.cold_start_s(declared.cold_start_s))
 
     def look(self, seen: Seen, now: float) -> tuple[PoolPlan, Moves, Figures]:
         """The plan from now on, with the reason of its last change; and what is to be said to replicas."""
@@ -316,7 +340,10 @@ class PoolScaler:
         self._burn.receive(seen.infos, passed_s, now)
         fleet = _Fleet(seen.infos)
         old = self.plan or self._adopted(fleet)
-        usual = _steadied(usual_of(fleet.ready), old.usual)
+        usual = usual_of(fleet.ready)
+        if usual is None and self._learned is not None:
+            usual = self._learned.usual(old.usual)
+        usual = _steadied(usual, old.usual)
         figures = self._figures(seen, fleet, usual, 1.0 if first else min(passed_s / _SMOOTH_S, 1.0))
         self._quiet_s = (
             0.0 if figures.running or figures.waiting or figures.arrivals_per_s else self._quiet_s + passed_s
@@ -326,7 +353,12 @@ class PoolScaler:
         while self._needs[0][0] < now - self.policy.low_s:
             self._needs.popleft()
         plan = msgspec.structs.replace(
-            old, usual=usual, models=self.policy.models, cold_start_s=self.policy.cold_start_s
+            old,
+            usual=usual,
+            models=self.policy.models,
+            cold_start_s=self.policy.cold_start_s,
+            patience_s=_PATIENCE * max(self.policy.cold_start_s, self._declared.cold_start_s),
+            outputs=old.outputs if self._learned is None else self._learned.outputs(),
         )
         plan = self._forget_gone(plan, fleet)
         calm = self._calm(plan, fleet, seen, passed_s)
@@ -392,6 +424,8 @@ class PoolScaler:
             needed,
             self._burn.rate(SHORT_S, self._looked_at),
             self._burn.rate(LONG_S, self._looked_at),
+            self._jump(usual),
+            policy.cold_start_s,
         )
 
     def _staffed(self, rates: Arrived, usual: Usual) -> float:
@@ -407,6 +441,12 @@ class PoolScaler:
             if work
         )
         return (prefill + decode) / self.policy.utilisation_aimed + spare
+
+    def _jump(self, usual: Usual | None) -> float:
+        jump = self._learned.jump(self.policy.cold_start_s) if self._learned is not None else None
+        if jump is None or usual is None:
+            return 0.0
+        return jump.prompt_tokens / usual.prefill_per_s + jump.output_tokens / usual.decode_per_s
 
     def _foreseen(self, rates: Arrived, at_unix_s: float, weight: float) -> Arrived:
         """The most that usually comes from now until a replica asked for now has come and its slot is over."""
@@ -506,11 +546,14 @@ class PoolScaler:
 
     def _counted(self, plan: PoolPlan, fleet: _Fleet, seen: Seen, calm: bool) -> PoolPlan:
         """How many there are to be in all: more at once, fewer by one that has nothing left to do."""
-        warm = self.policy.warm_for(plan.ready)
+        jump = self._jump(plan.usual)
+        warm = self.policy.warm_for(plan.ready, jump)
         plan = msgspec.structs.replace(plan, warm=warm)
         wanted = plan.ready + warm
         if wanted > plan.pods:
             reason = f"{plan.reason}; {plan.pods} to {wanted} in all"
+            if warm > self.policy.warm_for(plan.ready):
+                reason += f", {warm} warm for jumps by {jump:.2f} replicas' work"
             return msgspec.structs.replace(plan, pods=wanted, victim=None, reason=reason)
         rolls = len({info.revision for info in seen.infos}) > 1  # the one more that a rollout starts is not wanted
         if fleet.present > plan.pods and plan.victim is None and not rolls:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _SLOT = slot_of("control")
 _LEADER, _TERMS, _PLANS = "sg:{control}:leader", "sg:{control}:terms", "sg:{control}:plans"
-_PROFILES = "sg:{control}:profiles"
+_LEARNED = "sg:{control}:profiles"
 
 
 def _hold(pool: str) -> str:
@@ -59,12 +59,12 @@ class RedisControl:
                 log.warning("the plan of pool %s cannot be read: %s", name.decode(), error)
         return found
 
-    async def put_profile(self, pool: str, record: bytes) -> None:
-        """What has been learned of a pool; the controllers' own spelling."""
-        await self._client.execute(_SLOT, "HSET", _PROFILES, pool, record)
+    async def put_learned(self, pool: str, record: bytes) -> None:
+        """What has been learned of a pool, as ``learned.decode_learned`` reads it."""
+        await self._client.execute(_SLOT, "HSET", _LEARNED, pool, record)
 
-    async def profile(self, pool: str) -> bytes | None:
-        record: bytes | None = await self._client.execute(_SLOT, "HGET", _PROFILES, pool)
+    async def learned(self, pool: str) -> bytes | None:
+        record: bytes | None = await self._client.execute(_SLOT, "HGET", _LEARNED, pool)
         return record
 
     async def hold(self, pool: str, seconds: float) -> None:

@@ -378,7 +378,6 @@ GROUP BY at_s ORDER BY at_s LIMIT 9000;
 
 -- name: lengths
 -- tells: how long a pool's prompts and answers are by route (a model, a dialect, a tier): means, and the 50th, 90th and 99th percentile
--- default: top = 64
 SELECT model, dialect, tier, sum(lengths_hour.requests) AS requests,
     round(sum(lengths_hour.prompt_tokens) / sum(lengths_hour.requests), 1) AS prompt_mean,
     quantilesBFloat16WeightedMerge(0.5, 0.9, 0.99)(prompt_q) AS prompt_q,
@@ -387,7 +386,7 @@ SELECT model, dialect, tier, sum(lengths_hour.requests) AS requests,
 FROM lengths_hour
 WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))
     AND pool = {pool:String}
-GROUP BY model, dialect, tier ORDER BY requests DESC, model, dialect, tier LIMIT {top:Int64};
+GROUP BY model, dialect, tier ORDER BY requests DESC, model, dialect, tier LIMIT 64;
 
 -- name: speeds
 -- tells: how many output tokens a second a pool's replicas make by how many sequences decode at once, and how many prompt tokens they compute

@@ -55,9 +55,9 @@ def lease_of(pools: Pools, running: list[RunningStream]) -> Lease:
     )  # fmt: skip
 
 
-def stream(name: str) -> RunningStream:
+def stream(name: str, **more: Any) -> RunningStream:
     request = EngineRequest(StreamId(name), "chat", "m", msgspec.Raw(b"{}"))
-    work = Work(request, "1.aa", TenantId("t"), b"", None)
+    work = Work(request, "1.aa", TenantId("t"), b"", None, **more)
     owner: Any = None
     return RunningStream(work, 0, lambda stream, urgent: None, owner, 0.0, Times(0, 0, 0))
 
@@ -71,3 +71,15 @@ async def test_a_renewal_that_was_lost_is_composed_again() -> None:
     pools.fails = [lambda: None] * 100
     with pytest.raises(FabricUnavailable):
         await lease_of(pools, running).renew()
+
+
+async def test_what_is_still_to_come_is_what_answers_of_its_kind_have_within_its_limit() -> None:
+    long, short = stream("long", output_tokens=1000), stream("short", output_tokens=20)
+    limited = stream("limited", output_tokens=1000, output_limit=50)
+    lease = lease_of(Pools([]), some := [long, short])
+    per_ms = lease.info().decode_per_s / 1000
+    assert lease.info().decode_ms * per_ms == pytest.approx(1020)
+    some.append(limited)
+    limited.tokens = 40
+    long.tokens = 5000  # it is no nearer to its end
+    assert lease.info().decode_ms * per_ms == pytest.approx(1030)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.control import governor, scaling
+from inference.control import governor, learner, scaling
 from inference.control.governor import Governor, load_policies
 from inference.control.learner import Learner
+from inference.control.lessons import Snapshot
 from inference.control.main import serve
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker
@@ -22,6 +24,7 @@ from inference.control.scaling import ScalePolicy
 from inference.control.settings import ControllerSettings
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.ids import ReplicaId
+from stream_fabric.learned import Lengths, Route, Speed
 from stream_fabric.placement import ReplicaState
 from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EngineLoad
@@ -84,6 +87,7 @@ class Controllers:
         self.running: dict[str, asyncio.Task[None]] = {}
         self.governors: dict[str, Governor] = {}
         self.metrics: dict[str, ControllerMetrics] = {}
+        self.learners: dict[str, Learner] = {}
         self._stack = AsyncExitStack()
 
     async def start(self, name: str) -> None:
@@ -91,6 +95,9 @@ class Controllers:
         await client.start()
         self._stack.push_async_callback(client.close)
         self.metrics[name] = metrics = ControllerMetrics()
+        self.learners[name] = Learner(
+            "", "", [self.fleet.pool], RedisControl(client), lambda: self.governors[name].leads
+        )
         self.governors[name] = Governor(
             name,
             {self.fleet.pool: self.policy},
@@ -100,7 +107,7 @@ class Controllers:
             FabricClock(client),
             metrics,
             NoMarker(),
-            Learner("", "", (), RedisControl(client), lambda: False),
+            self.learners[name],
         )
         self.running[name] = asyncio.create_task(self.governors[name].run())
 
@@ -348,6 +355,46 @@ async def test_a_wrong_file_of_pools_is_said_before_anybody_is_asked(tmp_path: P
         await serve(ControllerSettings(redis_url=nobody, pools_file=path), lambda url: None)
 
 
+async def test_how_long_a_replica_took_is_learned_also_by_who_leads_only_since_it_was_asked_for(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "_LOAD_EVERY_S", 0.1)
+    async with stage(redis_server.url, 1, msgspec.structs.replace(POLICY, replicas_min=3)) as (controllers, control):
+        fleet, loop = controllers.fleet, asyncio.get_running_loop()
+        await controllers.start("a")
+        asked = await until(control, fleet.pool, lambda plan: plan.pods == 3 and plan.asked, "two to be asked for")
+        asked_at = loop.time()
+        assert [count for _, count in asked.asked] == [2]
+        fleet.states[ReplicaId("early")] = "starting"
+        await asyncio.sleep(1)
+        await controllers.start("b")
+        await controllers.kill("a")
+
+        async def led() -> bool:
+            return await control.leader() == "b"
+
+        await eventually(led, "the other to lead", 10)
+        plan = await plan_of(control, fleet.pool)
+        assert plan is not None and plan.asked == asked.asked
+        await asyncio.sleep(1.5)  # it has looked once at least
+        learning = asyncio.create_task(controllers.learners["b"].run())
+        took = []
+        for name in ("early", "late"):
+            fleet.states[ReplicaId(name)] = "ready"
+            took.append(loop.time() - asked_at)
+            count = len(took)
+
+            async def learned(count: int = count) -> Snapshot | None:
+                record = await control.learned(fleet.pool)
+                found = None if record is None else msgspec.json.decode(record, type=Snapshot)
+                return found if found is not None and len(found.starts_s) == count else None
+
+            known: Snapshot = await eventually(learned, f"the start of {name} to be learned", 10)
+        assert list(known.starts_s) == [pytest.approx(one, abs=2.0) for one in took] and min(took) > 2.5
+        assert (await until(control, fleet.pool, lambda plan: not plan.asked, "nobody to be lacking")).pods == 3
+        learning.cancel()
+
+
 # --- real processes ------------------------------------------------------------------------------------------
 
 
@@ -467,3 +514,67 @@ async def test_a_pool_without_a_replica_is_a_waiting_room(redis_server: RedisSer
             assert done.data == DONE and tokens_of_chunks(chunk.json for chunk in chunks) == 20
         finally:
             await client.close()
+
+
+async def test_the_wait_told_is_what_replicas_have_taken_and_counts_down_whatever_changes(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Declared are 90 seconds, the last replicas took 9; more requests come, and the plan changes, while one starts."""
+    declared = tmp_path / "pools.toml"
+    declared.write_text('[pool.idle]\nmodels = ["idle"]\nreplicas_min = 0\nreplicas_max = 9\ncold_start_s = 90\n')
+    env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}
+    with ExitStack() as stack:
+
+        async def start(*flags: str) -> Process:
+            return stack.enter_context(await asyncio.to_thread(Process, *flags, **env))
+
+        client = RedisClient(redis_server.url)
+        await client.start()
+        control, loop = RedisControl(client), asyncio.get_running_loop()
+        speed = Speed(32, 4.0)  # so slow that more requests need more replicas
+        route = Route("idle", "openai.chat", "standard", 100, Lengths(9, 9, 9, 9), Lengths(20, 20, 20, 20))
+        known = Snapshot(starts_s=(9.0,) * 9, speeds=(speed,), prefill_per_s=1000, routes=(route,))
+        await control.put_learned("idle", msgspec.json.encode(known))
+        await start("controller", "--pools-file", str(declared))
+        gateway = await start("gateway", "--port", "0", "--dev-key", "k")
+        gate = Gate(gateway.facts["url"], gateway.pid, "k")
+        told: list[tuple[float, int]] = []
+
+        async def ask(seed: int, tokens: int) -> int:
+            async with gate.create(chat(tokens, seed=seed, model="idle")) as exchange:
+                assert exchange.status == 200, exchange.status
+                said = b""
+                while b"data:" not in said:
+                    piece = await exchange.piece()
+                    said += piece
+                    told.extend((loop.time(), int(left)) for left in re.findall(rb"about (\d+) s", piece))
+                served.append(loop.time())
+                *chunks, _ = [one for one in events(said + await exchange.rest(30)) if one.data]
+                return tokens_of_chunks(chunk.json for chunk in chunks)
+
+        served: list[float] = []
+        try:
+
+            async def ready_to_plan() -> bool:
+                plan = await plan_of(control, "idle")
+                listed = [model["id"] for model in (await gate.ask("GET", "/v1/models")).json["data"]]
+                return plan is not None and plan.cold_start_s == 9 and "idle" in listed
+
+            await eventually(ready_to_plan, "the learned cold start to be in the plan", 30)
+            asks = [asyncio.create_task(ask(0, 20))]
+            first = await until(control, "idle", lambda plan: plan.asked, "a replica to be asked for")
+            await asyncio.sleep(3)
+            asks += [asyncio.create_task(ask(seed, 20)) for seed in range(1, 21)]
+            more = await until(control, "idle", lambda plan: plan.pods > first.pods, "more to be asked for")
+            assert more.at_us > first.at_us and more.asked[0] == first.asked[0]
+            await asyncio.sleep(2)
+            await start("agent", "--replica", "first", "--pool", "idle", "--sim", "model=idle,itl_ms=5")
+            assert await asyncio.gather(*asks) == [20] * 21
+        finally:
+            await client.close()
+        came = min(served)
+        ahead = [(came - at, left) for at, left in told if came - at > 1]
+        assert len(ahead) > 10 and max(left for _, left in ahead) <= 9 + 2
+        print(f"told and true: {[(left, round(true, 1)) for true, left in ahead[:: len(ahead) // 6]]}")
+        assert all(true / 2 - 1 <= left <= 2 * true + 3 for true, left in ahead), ahead
+        assert told[0][1] >= 7 and min(left for _, left in told) <= 4, "it counts down"

@@ -1,27 +1,13 @@
-"""What usually arrives: learned from rows, kept in Redis, and asked of a running consumer."""
+"""What usually arrives, learned from rows, and what a pool makes of it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator
-from typing import Any
-
-import msgspec
 import pytest
-from aiohttp import web
 
-from inference.control import learner as learners
-from inference.control.learner import Learner
 from inference.control.profile import DAY_S, SLOT_S, SLOTS, WEEK_S, ArrivalProfile, learned
 from inference.control.scaling import ScalePolicy
-from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.pool import Arrived
-from telemetry.ask.queries import SAVED
 from tests.control.test_scaling import World
-from tests.support.waiting import eventually
 
 NOW_S = 100.0 * WEEK_S
 NOON_S = 12 * 3600
@@ -96,67 +82,3 @@ def test_a_profile_only_raises_and_little_is_made_of_a_wrong_one() -> None:
     wrong.scaler.profile = known(5.0, 0)
     wrong.run(7200)
     assert wrong.figures is not None and wrong.figures.foreseen == pytest.approx(2.5, rel=0.05), "half of it, in time"
-
-
-@contextlib.asynccontextmanager
-async def telemetry(answer: dict[str, Any]) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """Its door, as far as a learner sees it: ``answer`` status and rows, and what was asked."""
-    asked: list[dict[str, Any]] = []
-
-    async def query(request: web.Request) -> web.Response:
-        if request.headers["authorization"] != "Bearer t":
-            return web.Response(status=401, text="no")
-        asked.append(await request.json())
-        return web.json_response({"columns": [], "rows": answer["rows"]}, status=answer.get("status", 200))
-
-    app = web.Application()
-    app.add_routes([web.post("/query", query)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
-
-
-async def test_the_leader_learns_the_others_read_and_telemetry_may_go(
-    redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learners, "_LOAD_EVERY_S", 0.05)
-    monkeypatch.setattr(learners, "_LEARN_EVERY_S", 0.2)
-    control = RedisControl(redis_client)
-    pool = f"p{time.monotonic_ns()}"
-    at_s = int(time.time()) // SLOT_S * SLOT_S - WEEK_S + SLOT_S
-    answer: dict[str, Any] = {"rows": rows((at_s, 60.0))}
-    async with telemetry(answer) as (url, asked):
-        leader, other = (Learner(url, "t", [pool], control, lambda leads=leads: leads) for leads in (True, False))
-        running = [asyncio.create_task(one.run()) for one in (leader, other)]
-        try:
-
-            async def read() -> bool:
-                return pool in other.profiles
-
-            await eventually(read, "the other to have it", 10)
-            assert other.profiles[pool].at(at_s + WEEK_S).requests == 1.0
-            (first, *_) = asked
-            assert first["query"] == "arrivals" and first["parameters"]["pool"] == pool
-            assert set(first["parameters"]) == set(SAVED["arrivals"].parameters), "it asks what there is"
-            before = leader.profiles[pool].learned_s
-            answer["status"] = 503
-            count = len(asked)
-
-            async def asked_again() -> bool:
-                return len(asked) > count + 2
-
-            await eventually(asked_again, "it to be tried again", 10)
-            answer["rows"] = []  # and an empty answer teaches nothing
-            answer["status"] = 200
-            await eventually(asked_again, "it to be tried again", 10)
-            assert leader.profiles[pool].at(at_s + WEEK_S).requests == 1.0 and leader.profiles[pool].learned_s >= before
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-    stored = await control.profile(pool)
-    assert stored is not None and msgspec.json.decode(stored, type=ArrivalProfile).learned_s > 0

@@ -6,7 +6,7 @@ import pytest
 
 from stream_fabric.errors import ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId
-from stream_fabric.plans import PoolPlan, Usual
+from stream_fabric.plans import PoolPlan, Usual, route
 from stream_fabric.ports import EngineLoad
 from stream_fabric.redis.pool import RedisPools, ReplicaInfo
 from stream_gw.directory import Directory
@@ -63,3 +63,16 @@ async def test_a_declared_pool_is_served_while_it_has_no_replica() -> None:
     pools.names = []
     await directory.refresh()
     assert directory.estimates("p") == (3, 99), "as it was when it had one"
+
+
+async def test_how_long_an_answer_gets_is_told_by_its_route_where_that_is_known() -> None:
+    pools = Pools()
+    chat, code = (route("m", f"openai.{kind}", "standard") for kind in ("chat", "completions"))
+    plan = PoolPlan(1, 0, 1, models=("m",), usual=Usual(8, 1000, 100, 99, 3), outputs={chat: 800.0})
+    pools.planned = {"p": plan}
+    directory = Directory(pools, pools.plans)
+    for names, known in ((["p"], (4, 256)), ([], (3, 99))):
+        pools.names = names
+        await directory.refresh()
+        assert directory.estimates("p", chat) == (known[0], 800)
+        assert directory.estimates("p", code) == directory.estimates("p") == known, "as of all the pool's"

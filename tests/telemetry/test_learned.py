@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack
 from statistics import quantiles
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from inference.control import learner as learners
+from inference.control.learner import Learner
+from inference.control.lessons import Snapshot
 from stream_fabric.events import AttemptTrace, Event, Phases, RequestTrace, encode_event
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.learned import Speed
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.control import RedisControl
+from telemetry.api import api
 from telemetry.ask.queries import SAVED
+from telemetry.metrics import ConsumerMetrics
+from telemetry.queries import QUERIES
 from telemetry.record import Part, PlainRecord
 from telemetry.rows import batch
 from telemetry.store import Store
+from tests.support.waiting import eventually
 from tests.telemetry.load import AT_US
 
 HOUR_US = 3_600_000_000
@@ -115,3 +129,49 @@ async def test_nothing_is_learned_of_what_is_outside_the_window(opened: Store) -
     for name in ("lengths", "speeds"):
         assert await ask(opened, name) != []
         assert await ask(opened, name, from_us=AT_US + HOUR_US) == []
+
+
+async def test_a_controller_learns_from_a_running_consumer(
+    opened: Store, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the door of telemetry, and what it then keeps in Redis; the door shut, nothing but the age changes."""
+    monkeypatch.setattr(learners, "_LOAD_EVERY_S", 0.1)
+    monkeypatch.setattr(learners, "_LEARN_EVERY_S", 0.3)
+    pool = f"p{uuid4().hex}"
+    await insert(
+        opened,
+        [
+            *(request(i, 100, 50, pool=pool) for i in range(100)),
+            *(attempt(i, 4.0, 101, 1_000_000, pool=pool) for i in range(100)),
+        ],
+    )
+    control = RedisControl(redis_client)
+    async with AsyncExitStack() as stack:
+        queries = {**QUERIES, **SAVED}
+        url = await stack.enter_async_context(api(opened, ConsumerMetrics(), queries, lambda: True, "t", 0))
+        learner = Learner(url, "t", [pool], control, lambda: True)
+        running = asyncio.create_task(learner.run())
+        stack.callback(running.cancel)
+
+        async def learned() -> Snapshot | None:
+            known = learner.known.get(pool)
+            return known if known and known.learned_s else None
+
+        known: Snapshot = await eventually(learned, "it to learn", 30)
+        assert [(one.dialect, one.requests, one.output.mean) for one in known.routes] == [("openai.chat", 100, 50)]
+        assert known.routes[0].prompt.p99 == pytest.approx(100, rel=0.01)
+        assert known.speeds == (Speed(4, 400),) and known.prefill_per_s == pytest.approx(8000)
+        assert known.arrivals is not None and sum(known.arrivals.requests) > 0
+    await asyncio.sleep(1)
+    again = Learner(url, "t", [pool], control, lambda: True)
+    running = asyncio.create_task(again.run())
+    try:
+
+        async def read() -> Snapshot | None:
+            return again.known.get(pool)
+
+        kept: Snapshot = await eventually(read, "another to read it", 10)
+        assert (kept.routes, kept.speeds, kept.prefill_per_s) == (known.routes, known.speeds, known.prefill_per_s)
+        assert 0 < kept.learned_s < time.time() - 0.9
+    finally:
+        running.cancel()
