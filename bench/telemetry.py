@@ -80,7 +80,7 @@ def events(count: int) -> list[Event]:
             engine="vllm", region="eu-1", hardware="h200", tier="standard", trace_id=request.trace_id, inbox_us=811,
             engine_queue_us=8_211, prefill_us=91_002, decode_us=2_300_441, prompt_tokens=1812, cached_tokens=1024,
             output_tokens=288, generated_tokens=288, finish_reason="stop", last_seq=301, billed=True, price_micro=1881,
-            itl_sketch=tuple(n % 7 for n in range(64)), itl_max_us=31_112,
+            itl_sketch=tuple(n % 7 for n in range(64)), itl_max_us=31_112, decoding_us=27_605_292,
         )  # fmt: skip
         made += (request, attempt)
     return made
