@@ -265,7 +265,13 @@ SHORT = _controller(
     only=_DECLARED,
 )
 TTFT_OBJECTIVE = _controller("pool_ttft_objective_seconds", "gauge", "seconds", "As it is declared", only=_DECLARED)
-COLD_START = _controller("pool_cold_start_seconds", "gauge", "seconds", "As it is declared", only=_DECLARED)
+COLD_START = _controller(
+    "pool_cold_start_seconds",
+    "gauge",
+    "seconds",
+    "From asking for a replica until it takes requests, as learned, or as declared until then",
+    only=_DECLARED,
+)
 MAX_REPLICAS = _controller("pool_max_replicas", "gauge", "replicas", "As it is declared", only=_DECLARED)
 LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
 DECISIONS = _controller(

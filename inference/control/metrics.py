@@ -131,7 +131,6 @@ class ControllerMetrics:
         """Of the declared pools, once."""
         for pool, policy in policies.items():
             self._objective.labels(pool).set(policy.ttft_objective_s)
-            self._cold_start.labels(pool).set(policy.cold_start_s)
             self._most.labels(pool).set(policy.replicas_max)
 
     def receive_decision(self, pool: str, old: PoolPlan | None, new: PoolPlan) -> None:
@@ -152,12 +151,13 @@ class ControllerMetrics:
         """What is wanted of the declared pools, whoever leads; of the last look when the fabric is away."""
         self._leads.set(leads)
         self._plans = dict(plans)
-        for gauge in (self._desired, self._wanted):
+        for gauge in (self._desired, self._wanted, self._cold_start):
             gauge.clear()
         for pool, plan in plans.items():
             self._desired.labels(pool).set(plan.pods)
             self._wanted.labels(pool, "ready").set(plan.ready)
             self._wanted.labels(pool, "warm").set(plan.warm)
+            self._cold_start.labels(pool).set(plan.cold_start_s)
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
         """What the plans rest on, told by who leads; empty: this one does not."""

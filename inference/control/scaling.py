@@ -127,12 +127,12 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.cold_start_s,
         )  # fmt: skip
 
-    def warm_for(self, ready: int, jump: float = 0.0) -> int:
+    def warm_for(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:
         """``jump``: replicas' worth of work by which more may arrive within a cold start. What those that are ready can
-        take of it, filled as they are to be, needs no warm ones."""
+        take of it, filled as they are staffed for, needs no warm ones."""
         if not ready:
             return self.warm_min
-        beyond = math.ceil((ready * self.utilisation_aimed + jump) / self.utilisation_max - ready - 1e-9)
+        beyond = math.ceil((ready * filled + jump) / self.utilisation_max - ready - 1e-9)
         warm = max(self.warm_min, round(self.warm_share * ready), min(beyond, round(self.warm_max_share * ready)))
         return min(warm, self.replicas_max - ready)
 
@@ -316,6 +316,8 @@ class PoolScaler:
         self._needs: deque[tuple[float, int]] = deque()
         """What was needed at the looks of the last ``low_s``."""
         self._busy = 0.0
+        self._filled = policy.utilisation_aimed
+        """By the work that arrives, of those that it needs."""
         self._quiet_s = 0.0
         self._burn = Burn(policy.ttft_objective_s, policy.slo_share)
 
@@ -398,6 +400,7 @@ class PoolScaler:
             waits = found.waits_s / max(policy.cold_start_s, _RATE_S)  # the queue is to be empty by then
             work = max(foreseen, sum(_work(coming, usual))) + waits
             staffed = max(self._staffed(rates, usual) for rates in (usually, coming)) + waits / policy.utilisation_aimed
+            self._filled = work / staffed if staffed else policy.utilisation_aimed
         slots = usual.slots if usual is not None else max(found.running, 1)
         busy = found.running / slots
         self._busy += weight * (busy - self._busy)
@@ -547,7 +550,7 @@ class PoolScaler:
     def _counted(self, plan: PoolPlan, fleet: _Fleet, seen: Seen, calm: bool) -> PoolPlan:
         """How many there are to be in all: more at once, fewer by one that has nothing left to do."""
         jump = self._jump(plan.usual)
-        warm = self.policy.warm_for(plan.ready, jump)
+        warm = self.policy.warm_for(plan.ready, self._filled, jump)
         plan = msgspec.structs.replace(plan, warm=warm)
         wanted = plan.ready + warm
         if wanted > plan.pods:
