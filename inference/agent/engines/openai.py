@@ -11,12 +11,14 @@ import msgspec
 
 from inference.agent.engines.chunks import ChunkReader, put_item, upstream_error
 from inference.agent.engines.prometheus import Rising, VllmMetrics, missing, read_metrics
+from inference.agent.engines.sleep import ServerSleep, SleepPolicy
 from inference.agent.engines.sse import EventParser, EventTooLarge
-from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
+from inference.agent.engines.warm_up import warm_up
+from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
 from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import StreamId
 from stream_fabric.limits import CHOICES_MAX, METRICS_BYTES_MAX, STREAM_BYTES_MAX
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded, SleepLevel
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +38,13 @@ _PATHS = {
 class OpenAIEngine:
     """``base_url``: without ``/v1``. ``slots``: the sequences it runs at once, which such servers do not tell."""
 
-    def __init__(self, base_url: str, api_key: str = "", slots: int = 256) -> None:
+    def __init__(
+        self, base_url: str, api_key: str = "", slots: int = 256, sleep_policy: SleepPolicy | None = None
+    ) -> None:
         self._base_url = base_url
+        self._sleep_policy = sleep_policy or SleepPolicy()
+        self._asleep = 0
+        self._models: Sequence[str] = ()
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
@@ -83,7 +90,17 @@ class OpenAIEngine:
             ) from error
         if not models:
             raise EngineFailed(f"{url} lists no model")
+        self._models = models
         await self._look()
+        if self.metrics.told:
+            try:
+                self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise EngineFailed(
+                    f"{self._base_url} does not say whether it sleeps: {error or 'timed out'}"
+                ) from error
+            if self._asleep:
+                log.warning("the model server sleeps at level %d; who put it to sleep is gone", self._asleep)
         self._poller = asyncio.create_task(self._poll(), name="engine-load")
         return models
 
@@ -94,6 +111,12 @@ class OpenAIEngine:
             self._poller.result()
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        if self._asleep:
+            sink.end("failed", ErrorInfo.of(EngineLost("the model server sleeps; try again soon")))
+        else:
+            self._begin(request, sink)
+
+    def _begin(self, request: EngineRequest, sink: FrameSink) -> None:
         task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
         self._tasks[request.stream] = (task, sink)
         task.add_done_callback(lambda done: self._served(request, sink, done))
@@ -132,17 +155,54 @@ class OpenAIEngine:
             running=metrics.running if metrics.told else len(self._tasks),
             waiting=metrics.waiting,
             slots=self._slots,
-            ready=not self._refused,
+            ready=not self._refused and not self._asleep,
             kv_used_ratio=metrics.kv_used_ratio,
             kv_capacity_tokens=metrics.kv_capacity_tokens,
             kv_clears=self._clears,
             prefix_queries_tokens=self._queries.total,
             prefix_hits_tokens=self._hits.total,
             metrics_missing=len(self._missing),
+            asleep=self._asleep,
         )
 
     def loaded(self) -> Loaded:
         return self._loaded
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        assert self._session is not None
+        if self._asleep:
+            return True
+        if self._tasks or self.metrics.running or self.metrics.waiting:
+            return False
+        if not self.metrics.told:
+            raise Unsupported("the model server is no vLLM, and knows no sleep")
+        self._asleep = level  # nothing is begun from now on; and who fails at it may have lost its weights already
+        try:
+            async with asyncio.timeout(self._sleep_policy.sleep_s):
+                await ServerSleep(self._session, self._base_url).sleep(level)
+        except Unsupported:
+            self._asleep = 0
+            raise
+        except TimeoutError:
+            raise EngineFailed(f"the model server did not sleep within {self._sleep_policy.sleep_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise EngineFailed(f"the model server does not sleep: {error!r}") from error
+        self._clears += 1
+        return True
+
+    async def wake(self) -> None:
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(self._sleep_policy.wake_s):
+                await ServerSleep(self._session, self._base_url).wake(self._asleep)
+                await warm_up(self._begin, self.abort, self._models[0])
+        except TimeoutError:
+            raise EngineFailed(f"the model server did not wake within {self._sleep_policy.wake_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise EngineFailed(f"the model server does not wake: {error!r}") from error
+        except EngineFailed as failed:
+            raise EngineFailed(f"the model server does not wake: {failed.message}") from failed
+        self._asleep = 0
 
     async def close(self) -> None:
         tasks = [*(task for task, _ in self._tasks.values()), *self._ending, *([self._poller] if self._poller else [])]
