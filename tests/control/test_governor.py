@@ -63,9 +63,10 @@ class Fleet:
         info = ReplicaInfo(name, self.pool, "sim", ("m",), self.states[name], load, decode_per_s=100.0)
         report = await self.pools.report(info, ttl_s=3.0, running={})
         wanted = report.desired
-        if wanted in ("warm", "ready") and wanted != self.states[name]:
+        becomes: dict[str, ReplicaState] = {"warm": "warm", "ready": "ready", "sleeping:2": "sleeping"}
+        if wanted in becomes and becomes[wanted] != self.states[name]:
             self.heard.append((name, wanted))
-            self.states[name] = "warm" if wanted == "warm" else "ready"
+            self.states[name] = becomes[wanted]
 
 
 class Heard:
@@ -317,6 +318,30 @@ async def test_a_hold_keeps_everything_and_ends_by_itself(redis_server: RedisSer
         plan = await plan_of(control, fleet.pool)
         assert plan is not None and plan.ready == 3 and await control.held_s(fleet.pool) > 0
         await until(control, fleet.pool, lambda plan: plan.ready < 3, "it to end")
+
+
+async def test_warm_ones_are_told_to_sleep_at_their_level_and_another_leader_wakes_nobody(
+    redis_server: RedisServer,
+) -> None:
+    policy = msgspec.structs.replace(POLICY, warm_min=2, low_s=60, sleep_level=2, sleep_after_s=1)
+    async with stage(redis_server.url, 3, policy) as (controllers, control):
+        fleet = controllers.fleet
+        fleet.states = {name: "ready" if name == "r0" else "warm" for name in fleet.states}
+        await controllers.start("a")
+        await eventually(lambda: fleet.heard, "one to be told", 20)
+        await asyncio.sleep(3)
+        assert fleet.heard == [("r1", "sleeping:2")], "the other stays awake, as awake_min says"
+        await controllers.kill("a")
+        await controllers.start("b")
+
+        async def led() -> bool:
+            return await control.leader() == "b"
+
+        await eventually(led, "the other to lead", 10)
+        await asyncio.sleep(3)
+        assert len(fleet.heard) == 1
+        plan = await plan_of(control, fleet.pool)
+        assert plan is not None and (plan.ready, plan.warm, plan.pods) == (1, 2, 3)
 
 
 async def test_who_was_told_to_drain_is_told_nothing_else(redis_client: RedisClient) -> None:
