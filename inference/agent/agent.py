@@ -184,9 +184,7 @@ class Agent:
 
     def _lose(self, error: EngineLost) -> None:
         """The engine serves no more."""
-        if self._broken is None:
-            log.error("the replica ends: %s", error.message)
-            self._broken = error
+        self._broken = self._broken or error
         self._drain("", "its engine failed")
 
     def drain(self, asked_by: str = "SIGTERM") -> None:

@@ -103,6 +103,7 @@ class Sleeper:
         except EngineLost as lost:
             log.error("%s", lost.message)
         except EngineFailed as failed:
+            log.error("the replica ends: %s", failed.message)
             self._on_lost(EngineLost(failed.message))
         else:
             self.wake_s = self._loop.time() - began
