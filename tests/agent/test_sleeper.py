@@ -312,6 +312,7 @@ async def test_how_long_it_took_to_wake_is_a_metric(redis_url: str) -> None:
         await until(bench, "sleeping", 1)
         await want(bench, "ready")
         await until(bench, "ready")
+        await eventually(lambda: states(bench)[-1] == "ready")
         for event in bench.heard.events:
             metrics.receive(event)
         page = (await metrics.scraped(bench.agent, ())).body.decode()
