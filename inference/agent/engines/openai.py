@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from inference.agent.engines.chunks import ChunkReader, put_item, upstream_error
+from inference.agent.engines.http import read_most
 from inference.agent.engines.prometheus import Rising, VllmMetrics, missing, read_metrics
 from inference.agent.engines.sleep import ServerSleep, SleepPolicy
 from inference.agent.engines.sse import EventParser, EventTooLarge
@@ -44,6 +45,8 @@ class OpenAIEngine:
         self._base_url = base_url
         self._sleep_policy = sleep_policy or SleepPolicy()
         self._asleep = 0
+        self._unsure = ""
+        """What it was told and did not answer: it may fall asleep whenever what it still does is done."""
         self._models: Sequence[str] = ()
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -94,7 +97,8 @@ class OpenAIEngine:
         await self._look()
         if self.metrics.told:
             try:
-                self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
+                async with asyncio.timeout(_CONNECT_S):
+                    self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise EngineFailed(
                     f"{self._base_url} does not say whether it sleeps: {error or 'timed out'}"
@@ -184,21 +188,25 @@ class OpenAIEngine:
             self._asleep = 0
             raise
         except TimeoutError:
-            raise EngineFailed(f"the model server did not sleep within {self._sleep_policy.sleep_s:g} s") from None
-        except aiohttp.ClientError as error:
-            raise EngineFailed(f"the model server does not sleep: {error!r}") from error
+            self._unsure = f"the model server did not sleep within {self._sleep_policy.sleep_s:g} s"
+            raise EngineFailed(self._unsure) from None
+        except (aiohttp.ClientError, OSError) as error:
+            self._unsure = f"the model server does not say whether it sleeps: {error!r}"
+            raise EngineFailed(self._unsure) from error
         self._clears += 1
         return True
 
     async def wake(self) -> None:
         assert self._session is not None
+        if self._unsure:
+            raise EngineFailed(self._unsure)
         try:
             async with asyncio.timeout(self._sleep_policy.wake_s):
                 await ServerSleep(self._session, self._base_url).wake(self._asleep)
                 await warm_up(self._begin, self.abort, self._models[0])
         except TimeoutError:
             raise EngineFailed(f"the model server did not wake within {self._sleep_policy.wake_s:g} s") from None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineFailed(f"the model server does not wake: {error!r}") from error
         except EngineFailed as failed:
             raise EngineFailed(f"the model server does not wake: {failed.message}") from failed
@@ -249,7 +257,7 @@ class OpenAIEngine:
             if (refused := await _refusal(response)) is not None:
                 return refused
             if response.content_type == "application/json":  # a server that does not stream what it was asked
-                whole = await _read(response, STREAM_BYTES_MAX + 1)
+                whole = await read_most(response, STREAM_BYTES_MAX + 1)
                 if len(whole) > STREAM_BYTES_MAX:
                     raise EventTooLarge
                 reader.receive(whole)
@@ -277,7 +285,7 @@ class OpenAIEngine:
         async with self._post(request, bytes(request.body)) as response:
             if (refused := await _refusal(response)) is not None:
                 return refused, None
-            body = await _read(response, STREAM_BYTES_MAX + 1)
+            body = await read_most(response, STREAM_BYTES_MAX + 1)
         if len(body) > STREAM_BYTES_MAX:
             return ErrorInfo.of(StreamTooLarge(f"the answer passed {STREAM_BYTES_MAX >> 20} MiB")), None
         return None, put_item(sink, body)
@@ -302,7 +310,7 @@ class OpenAIEngine:
         timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
         try:
             async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
-                text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+                text = await read_most(response, METRICS_BYTES_MAX) if response.status == 200 else b""
             self._heard(read_metrics(text))
             self._check(text)
             self._refused = False
@@ -340,22 +348,12 @@ async def _refusal(response: aiohttp.ClientResponse) -> ErrorInfo | None:
         log.error("the model server redirects to %s; set upstream to where it is", location)
         return _broken("the model server redirects; the platform's operator must set its address right")
     if response.status != 200:
-        return upstream_error(await _read(response, 1 << 16), response.status)
+        return upstream_error(await read_most(response, 1 << 16), response.status)
     return None
 
 
 def _redirect(response: aiohttp.ClientResponse) -> str | None:
     return response.headers.get("location") if 300 <= response.status < 400 else None
-
-
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body up to ``most`` bytes."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) >= most:
-            break
-    return bytes(body[:most])
 
 
 def _choices(body: msgspec.Raw) -> int:

@@ -11,11 +11,11 @@ import re
 import aiohttp
 import msgspec
 
+from inference.agent.engines.http import read_most
 from stream_fabric.errors import EngineFailed, Unsupported
 from stream_fabric.limits import METRICS_BYTES_MAX, VLLM_SLEEP_S_MAX, VLLM_WAKE_S_MAX
 from stream_fabric.ports import SleepLevel
 
-_PROBE_S = 5.0
 _NO_WEIGHTS = re.compile(rb'^vllm:engine_sleep_state\{[^}]*sleep_state="discard_all"[^}]*\} 1', re.MULTILINE)
 _WEIGHTS_ASIDE = re.compile(rb'^vllm:engine_sleep_state\{[^}]*sleep_state="weights_offloaded"[^}]*\} 1', re.MULTILINE)
 
@@ -26,7 +26,7 @@ class SleepPolicy(msgspec.Struct, frozen=True):
 
 
 class ServerSleep:
-    """``session`` carries the key. Calls raise EngineFailed, aiohttp's errors and TimeoutError."""
+    """``session`` carries the key. Calls raise EngineFailed and aiohttp's errors; whoever calls bounds their time."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
         self._session = session
@@ -34,9 +34,8 @@ class ServerSleep:
 
     async def level(self) -> int | None:
         """At which it sleeps now, 0: it is awake; None: it knows of no sleep."""
-        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
-        async with self._session.get(f"{self._base_url}/is_sleeping", timeout=timeout) as response:
-            body = await response.content.read(1 << 12)
+        async with self._session.get(f"{self._base_url}/is_sleeping") as response:
+            body = await read_most(response, 1 << 12)
             if response.status != 200:
                 return None
         try:
@@ -44,8 +43,8 @@ class ServerSleep:
                 return 0
         except (msgspec.MsgspecError, KeyError):  # some servers answer anything with their start page
             return None
-        async with self._session.get(f"{self._base_url}/metrics", timeout=timeout) as response:
-            text = await response.content.read(METRICS_BYTES_MAX)
+        async with self._session.get(f"{self._base_url}/metrics") as response:
+            text = await read_most(response, METRICS_BYTES_MAX)
         # One that does not tell may have thrown its weights away: they are read again
         return 1 if _WEIGHTS_ASIDE.search(text) and not _NO_WEIGHTS.search(text) else 2
 
@@ -73,7 +72,7 @@ class ServerSleep:
         if self._session.closed:
             raise EngineFailed("it is gone")
         async with self._session.post(self._base_url + path, json=body) as response:
-            answer = await response.content.read(1 << 12)
+            answer = await read_most(response, 1 << 12)
             if response.status != 200:
                 said = answer.decode(errors="replace")[:500]
                 raise EngineFailed(f"{path.partition('?')[0]} answered {response.status}: {said}")

@@ -243,6 +243,21 @@ async def test_one_that_takes_too_long_to_wake_has_failed() -> None:
     await sim.close()
 
 
+async def test_one_that_takes_too_long_to_fall_asleep_may_still_do_it() -> None:
+    """It waits for what others ask it: woken before that it would sleep behind our back."""
+    sim = SimEngine(SimSettings.parse("sleep_ms=60000"))
+    await sim.start()
+    async with served(sim, sleep_s=0.2) as (engine, _):
+        await engine.start()
+        with pytest.raises(EngineFailed, match=r"did not sleep within 0\.2 s"):
+            await engine.sleep(1)
+        with pytest.raises(EngineFailed, match=r"did not sleep within 0\.2 s"):
+            await engine.wake()
+        assert not engine.load().ready
+        await engine.close()
+    await sim.close()
+
+
 async def test_one_that_wakes_and_makes_no_token_has_failed() -> None:
     sim = SimEngine(SimSettings.parse(SIM))
     await sim.start()
