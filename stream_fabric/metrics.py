@@ -25,6 +25,7 @@ ITL_BUCKETS_US = (
 """Bounds of ``stream_fabric.events.itl_bucket``, so that a sketch is counted exactly."""
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _WAIT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INSERT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1.0, 10.0, 100.0, 1000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0)
 
@@ -183,6 +184,9 @@ PREFIX_HITS = _agent("prefix_cache_hits_tokens_total", "counter", "tokens", "Of 
 BREAKER = _agent("breaker_state", "gauge", "state", "0 closed, 1 half open: one request for a try, 2 open: none")
 QUEUE_P99 = _agent(
     "replica_queue_p99_seconds", "gauge", "seconds", "Wait before the prompt's computation, 99th of the last minute"
+)
+WAKE = _agent(
+    "replica_wake_seconds", "histogram", "seconds", "From a sleeping engine's call to its first token", (), _WAKE_S
 )
 METRICS_MISSING = _agent(
     "engine_metrics_missing",

@@ -52,6 +52,10 @@ class FrameSink(Protocol):
         """The one terminal. ``usage``: the engine's own figures, when it reports them."""
 
 
+SleepLevel = Literal[1, 2]
+"""1: the weights are kept in the host's memory; 2: nothing is kept, and they are read again. Either loses the cache."""
+
+
 class EngineLoad(msgspec.Struct, frozen=True):
     """One reading of an engine's load, for the lease. What an engine does not tell is 0."""
 
@@ -60,7 +64,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     slots: int
     """How many sequences it runs at once (``max_num_seqs``)."""
     ready: bool = True
-    """Whether it takes requests: False while it boots, warms up or is being restarted."""
+    """Whether it takes requests: False while it boots, warms up, sleeps or is being restarted."""
     kv_used_ratio: float = 0.0
     kv_capacity_tokens: int = 0
     kv_evicted_tokens: int = 0
@@ -73,6 +77,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Of them, those found."""
     metrics_missing: int = 0
     """Of the metrics by which a server should tell all this, those that it does not show."""
+    asleep: int = 0
+    """The level that it sleeps at, until it is awake again; 0: it is."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -104,6 +110,19 @@ class Engine(Protocol):
 
     def loaded(self) -> Loaded:
         """Once it has started."""
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        """Give the device's memory back. False: something runs, or it is being restarted, and it stays as it is; it
+        sleeps already: True. Its cached prompts are gone, and until ``wake`` has returned each request fails at once
+        with ``EngineLost``.
+
+        Raises Unsupported when it cannot, EngineFailed when it did not: ``wake`` then makes it what it was."""
+
+    async def wake(self) -> None:
+        """Serve again as before the sleep; of one that is awake, harmless. A token has come out when it returns.
+
+        Raises EngineLost when it did not wake and is being started again (``load().ready`` tells when it serves),
+        EngineFailed when nobody starts it again. It takes no request from then on."""
 
     async def close(self) -> None:
         """Abort everything and release."""

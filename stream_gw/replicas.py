@@ -105,6 +105,9 @@ def as_text(found: Sequence[Pool]) -> str:
         for kind, rows in sorted(kinds.items()):
             lines += textwrap.wrap(kind, _WIDTH, initial_indent="  ", subsequent_indent="    ")
             lines += _aligned([_HEAD, *(_cells(row) for row in rows)])
+        for info in (row.info for row in pool.rows if row.info.sleepless):
+            told = f"{info.replica} stays awake where it was to sleep: {info.sleepless}"
+            lines += textwrap.wrap(told, _WIDTH, initial_indent="  ", subsequent_indent="    ")
         lines.append("")
     return "\n".join([*lines, *textwrap.wrap(_LEGEND, _WIDTH)])
 

@@ -23,6 +23,7 @@ from inference.agent.lease import Lease, LeasePolicy
 from inference.agent.meter import BreakerState
 from inference.agent.pump import Pump
 from inference.agent.running import RunningStream
+from inference.agent.sleeper import Sleeper
 from inference.agent.times import EachTime, Times
 from inference.agent.tries import Tries
 from stream_fabric.cursor import BEGINNING, Cursor, Epoch
@@ -41,7 +42,7 @@ from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, ENDED_KEPT_S
 from stream_fabric.log import UNIT, CreateCode, Head
 from stream_fabric.placement import ReplicaState
-from stream_fabric.ports import Engine, EngineRequest, EventSink, FrameSink
+from stream_fabric.ports import Engine, EngineRequest, EventSink, FrameSink, SleepLevel
 from stream_fabric.producer import Outcome
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
@@ -127,7 +128,9 @@ class Agent:
             self._on_desired,
             self._spawn,
             self._chronicle,
+            lambda: (self._sleeper.wake_s, self._sleeper.refused),
         )
+        self._sleeper = Sleeper(engine, self._is_free, self._renew_once, self._chronicle.receive_woken, self._lose)
         self._broken: EngineLost | None = None
         self.ready = asyncio.Event()
 
@@ -150,12 +153,15 @@ class Agent:
                 ]
                 await subscriber.wait_ready()
                 self._started = True
+                if asleep := self._engine.load().asleep:  # a server by URL, left so by the agent before us
+                    self._sleeper.want(None if self._active else (1 if asleep == 1 else 2))
                 await self._lease.renew()
                 background += [
                     tasks.create_task(self._renew_loop(), name="renew"),
                     tasks.create_task(self._check_loop(), name="check"),
                     tasks.create_task(self._inbox_loop(), name="inbox"),
                     tasks.create_task(self._watch_engine(), name="engine"),
+                    tasks.create_task(self._sleeper.run(), name="sleeper"),
                 ]
                 self.ready.set()
                 await self._draining.wait()
@@ -174,8 +180,12 @@ class Agent:
             await self._engine.serving()
         except Exception as error:  # the engine is a guest: whatever it dies of, its streams are looked after
             log.exception("the engine failed")
-            self._broken = EngineLost(f"the engine failed: {error!r}")
-            self._drain("", "its engine failed")
+            self._lose(EngineLost(f"the engine failed: {error!r}"))
+
+    def _lose(self, error: EngineLost) -> None:
+        """The engine serves no more."""
+        self._broken = self._broken or error
+        self._drain("", "its engine failed")
 
     def drain(self, asked_by: str = "SIGTERM") -> None:
         """Take nothing new, finish what runs within the grace, hand over the rest, leave."""
@@ -246,6 +256,9 @@ class Agent:
     def _submit(self, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
         if self._broken is not None:
             self._hand_over(stream, self._broken)
+            return
+        if self._sleeper.state is not None:  # a failover of the fabric's can bring one here all the same
+            self._hand_over(stream, EngineLost("the replica's engine sleeps"))
             return
         try:
             self._engine.submit(request, sink)
@@ -546,6 +559,10 @@ class Agent:
         return self._lease
 
     @property
+    def sleeper(self) -> Sleeper:
+        return self._sleeper
+
+    @property
     def breaker_state(self) -> BreakerState:
         return self._lease.breaker.state(self._loop.time())
 
@@ -555,6 +572,8 @@ class Agent:
             return "starting"
         if self._draining.is_set():
             return "draining"
+        if (resting := self._sleeper.state) is not None:
+            return resting
         if not self._engine.load().ready:
             return "warming"
         return "ready" if self._active else "warm"
@@ -564,24 +583,39 @@ class Agent:
         while True:
             await asyncio.sleep(pause_s)
             pause_s = self.policy.lease_renew_s
+            self._sleeper.look()
             try:
                 await self._lease.renew()
             except FabricUnavailable as error:
                 log.warning("the lease cannot be renewed: %s", error)
                 pause_s = min(pause_s, _RETRY_S)  # who renews late after an outage is taken for dead
 
-    def _on_desired(self, state: str, asked_by: str) -> None:
-        match state:
+    def _on_desired(self, wish: str, asked_by: str) -> None:
+        level: SleepLevel | None = None
+        state: ReplicaState
+        match wish:
             case "draining":
                 self.drain(asked_by)
-            case "warm" if self._active:
-                self._chronicle.receive_wish("warm", asked_by)
-                self._active = False  # what runs goes on, and nothing comes
-                self._spawn(self._renew_once())
-            case "ready" if not self._active:
-                self._chronicle.receive_wish("ready", asked_by)
-                self._active = True
-                self._spawn(self._renew_once())
+                return
+            case "warm" | "ready":
+                state = "warm" if wish == "warm" else "ready"
+            case "sleeping:1" | "sleeping:2":
+                state, level = "sleeping", 1 if wish == "sleeping:1" else 2
+            case _:  # of a newer controller
+                return
+        if (state == "ready", level) == (self._active, self._sleeper.wanted):
+            return
+        self._chronicle.receive_wish(state, asked_by)
+        self._active = state == "ready"  # of one that is not, what runs goes on, and nothing comes
+        self._sleeper.want(level)
+        self._spawn(self._renew_once())
+
+    async def _is_free(self) -> bool:
+        """Whether nothing is here, nor on its way: asked after the pool has heard that this replica takes nothing."""
+        if self.running:
+            return False
+        await self._lease.renew()
+        return not self.running and not await self._pools.in_flight(self.policy.lease.pool, self.replica)
 
     async def _renew_once(self) -> None:
         """Placement is to know at once."""

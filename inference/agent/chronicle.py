@@ -33,6 +33,7 @@ class Chronicle:
         self._state: ReplicaState | None = None
         self._renewed_at = 0.0
         self._breaker: BreakerState = "closed"
+        self._woken_s = 0.0
         self._asked: dict[str, tuple[str, str]] = {"warm": ("standby", "")} if standby else {}
         """State → who asked for it, and why; until it is told."""
 
@@ -43,6 +44,10 @@ class Chronicle:
             # Who else asks tells it itself, with what it rested on
             self._herald.tell("drain", pool=self._pool, replica=self._replica, source="operator", asked_by="operator")
 
+    def receive_woken(self, took_s: float) -> None:
+        """Its engine has slept, and is awake."""
+        self._woken_s = took_s
+
     def receive_renewal(self, info: ReplicaInfo, streams: int, now: float) -> None:
         """The pool has heard this of the replica."""
         away_s, self._renewed_at = now - self._renewed_at, now
@@ -52,7 +57,8 @@ class Chronicle:
             return
         self._state = info.state
         asked_by, reason = self._asked.pop(info.state, ("", ""))
-        reason = reason or _BY_ITSELF[info.state]
+        wakes = info.state == "warming" and info.load.asleep
+        reason = reason or ("its engine wakes" if wakes else _BY_ITSELF[info.state])
         figures: dict[str, float] = {
             "streams": streams,
             "running": info.load.running,
@@ -66,6 +72,8 @@ class Chronicle:
         elif lapsed:
             reason = f"its lease had ended unrenewed, and it has one again: {reason}"
             figures["unrenewed_s"] = round(away_s, 1)
+        if self._woken_s:
+            figures["wake_s"], self._woken_s = round(self._woken_s, 3), 0.0
         self._herald.tell(
             "lease", pool=self._pool, replica=self._replica, state=info.state, reason=reason, asked_by=asked_by,
             figures=figures,

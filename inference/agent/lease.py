@@ -43,7 +43,8 @@ class LeasePolicy(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """``running`` and ``state`` are asked at each report; ``on_desired`` hears what somebody asked for, and who."""
+    """``running``, ``state`` and ``slept`` (how long its engine took to wake, why it does not sleep) are asked at each
+    report; ``on_desired`` hears what somebody asked for, and who."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Lease:
         on_desired: Callable[[str, str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         chronicle: Chronicle,
+        slept: Callable[[], tuple[float, str]] = lambda: (0.0, ""),
     ) -> None:
         self._policy = policy
         self._replica = replica
@@ -66,6 +68,7 @@ class Lease:
         self._on_desired = on_desired
         self._spawn = spawn
         self._chronicle = chronicle
+        self._slept = slept
         self._loop = asyncio.get_running_loop()
         self.meter = Meter(self._loop.time())
         self.breaker = Breaker()
@@ -235,6 +238,7 @@ class Lease:
     def info(self) -> ReplicaInfo:
         """What the pool is told of this replica now."""
         policy, meter, load = self._policy, self.meter, self._engine.load()
+        wake_s, sleepless = self._slept()
         decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
         return ReplicaInfo(
             self._replica,
@@ -261,6 +265,8 @@ class Lease:
             ttft_counts=meter.first_tokens.counts(self._loop.time()),
             adapters=policy.loaded.adapters,
             artifact=policy.loaded.artifact,
+            wake_s=wake_s,
+            sleepless=sleepless,
         )
 
     def _pending_prefill_s(self) -> float:

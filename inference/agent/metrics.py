@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from inference.agent.agent import Agent
 from inference.agent.gpus import Gpu
 from stream_fabric import metrics as listed
-from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, itl_bounds_us
+from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
 from stream_fabric.exposition import Exposition, Page
 from stream_fabric.metrics import ITL_BUCKETS_US
 from stream_fabric.ports import EventSink
@@ -78,6 +78,7 @@ class AgentMetrics:
         self._attempts = make.counter(listed.ATTEMPTS)
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
+        self._wake = make.histogram(listed.WAKE).labels(pool)
         self._itl = Sketched(pool)
         make.registry.register(self._itl)
         self._generated_by_ended = 0
@@ -91,6 +92,8 @@ class AgentMetrics:
         return _Counting(self, sink)
 
     def receive(self, event: Event) -> None:
+        if isinstance(event, FleetEvent) and "wake_s" in event.figures:
+            self._wake.observe(event.figures["wake_s"])
         if not isinstance(event, AttemptTrace):
             return
         self._attempts.labels(self._pool, event.ended).inc()

@@ -224,14 +224,19 @@ class Governor:
                 if changed:
                     self._metrics.receive_decision(pool, known, plan)
                     self._tell(pool, plan)
-            await self._move(pool, moves)
+            await self._move(pool, moves, policy)
 
-    async def _move(self, pool: str, moves: Moves) -> None:
+    async def _move(self, pool: str, moves: Moves, policy: ScalePolicy) -> None:
         for replica in moves.promote:
             if await self._pools.desire(pool, replica, "ready", "controller"):
                 log.info("replica %s of pool %s is to take requests", replica, pool)
         if moves.rest is not None and await self._pools.desire(pool, moves.rest, "warm", "controller"):
             log.info("replica %s of pool %s is to rest", moves.rest, pool)
+        for replica in moves.sleep:
+            if await self._pools.desire(
+                pool, replica, "sleeping:1" if policy.sleep_level == 1 else "sleeping:2", "controller"
+            ):
+                log.info("replica %s of pool %s is to sleep", replica, pool)
 
     def _tell(self, pool: str, plan: PoolPlan) -> None:
         log.info("pool %s: %s", pool, plan.reason)

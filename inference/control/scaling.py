@@ -40,6 +40,8 @@ _KEPT_S = 600.0
 _SMOOTH_S = 30.0
 _SURPLUS_S = 2.0
 """A replica more than wanted takes requests for so long before one rests."""
+_WAKING_S = 10.0
+"""A replica that wakes is waited for so long; then another is promoted beside it."""
 _LACKING_COLD_STARTS = 3.0
 """Replicas that have not come for so many cold starts will not: the pool is planned without them."""
 _PATIENCE = 2.0
@@ -90,6 +92,12 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From asking for a replica until it takes requests: how far ahead arrivals are forecast."""
     growth_max: float = 1.5
     """A forecast is at most so many times what arrives now."""
+    sleep_level: int = 0
+    """At which warm replicas sleep; 0: they stay awake."""
+    sleep_after_s: float = 300.0
+    """Warm and idle for so long."""
+    awake_min: int = 1
+    """Of the warm ones so many do not sleep: they are there at once."""
 
     def __post_init__(self) -> None:
         for name, well in (
@@ -105,6 +113,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("ttft_over must be at least 1", self.ttft_over >= 1),
             ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),
             ("growth_max must be from 1 to 10", 1 <= self.growth_max <= 10),
+            ("sleep_level must be 0, 1 or 2", self.sleep_level in (0, 1, 2)),
+            ("awake_min must be 0 or more", self.awake_min >= 0),
             (
                 "it must be 0 < utilisation_low < utilisation_aimed <= utilisation_max <= 1",
                 0 < self.utilisation_low < self.utilisation_aimed <= self.utilisation_max <= 1,
@@ -124,7 +134,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _times(self) -> tuple[float, ...]:
         return (
             self.ttft_over_s, self.backlog_s_max, self.backlog_over_s, self.utilisation_over_s, self.low_s, self.zero_s,
-            self.cold_start_s,
+            self.cold_start_s, self.sleep_after_s,
         )  # fmt: skip
 
     def warm_for(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:
@@ -196,6 +206,7 @@ class Moves(NamedTuple):
 
     promote: tuple[ReplicaId, ...] = ()
     rest: ReplicaId | None = None
+    sleep: tuple[ReplicaId, ...] = ()
 
 
 class Arrivals:
@@ -320,6 +331,9 @@ class PoolScaler:
         """By the work that arrives, of those that it needs."""
         self._quiet_s = 0.0
         self._burn = Burn(policy.ttft_objective_s, policy.slo_share)
+        self._idle_since: dict[ReplicaId, float] = {}
+        """Of those that are warm."""
+        self._waking_since: dict[ReplicaId, float] = {}
 
     def learn(self, known: Snapshot | None) -> None:
         """What is known of the pool from now on."""
@@ -335,6 +349,7 @@ class PoolScaler:
             self._for_s.clear()
             self._arrivals.clear()
             self._needs.clear()
+            self._idle_since.clear()
             passed_s = 0.0
         first = math.isinf(self._looked_at)
         self._looked_at = now
@@ -369,6 +384,9 @@ class PoolScaler:
             plan = self._lowered(plan, figures, calm, passed_s)
         plan = self._counted(plan, fleet, seen, calm)
         plan, moves = self._moved(plan, fleet, seen, calm, passed_s)
+        sleepy = self._sleepy(plan, fleet)
+        if not moves.promote and not seen.held:
+            moves = moves._replace(sleep=sleepy)
         if plan.reason == old.reason or _wants(plan) == _wants(old):
             plan = msgspec.structs.replace(plan, reason=old.reason, figures=old.figures)
         else:
@@ -584,6 +602,9 @@ class PoolScaler:
         taking = [info for info in fleet.ready if info.replica != plan.resting]
         short = plan.ready - len(taking)
         surplus_s = self._held("surplus", short < 0, passed_s)
+        waking = self._waking(fleet)
+        if short > 0:
+            short -= waking
         if short > 0:
             # The one that is resting first: it is the warmest; the victim last
             rested = sorted(
@@ -592,6 +613,7 @@ class PoolScaler:
                     info.replica != plan.resting,
                     info.replica == plan.victim,
                     info.state == "sleeping",
+                    info.wake_s if info.state == "sleeping" else 0.0,
                     -info.prefix_blocks,
                     info.replica,
                 ),
@@ -612,6 +634,32 @@ class PoolScaler:
             reason = f"{least.replica} rests: {len(taking)} take requests where {plan.ready} are wanted"
             plan = msgspec.structs.replace(plan, resting=least.replica, reason=reason)
         return plan, Moves(rest=plan.resting)
+
+    def _waking(self, fleet: _Fleet) -> int:
+        """How many wake, and are there before another could be."""
+        now = self._looked_at
+        waking = [info.replica for info in fleet.coming if info.load.asleep]
+        self._waking_since = {name: self._waking_since.get(name, now) for name in waking}
+        return sum(now - since <= _WAKING_S for since in self._waking_since.values())
+
+    def _sleepy(self, plan: PoolPlan, fleet: _Fleet) -> tuple[ReplicaId, ...]:
+        """Warm ones that have long had nothing to do, but for those that stay awake: the smallest caches first, for
+        they are lost."""
+        policy = self.policy
+        warm = [
+            info
+            for info in fleet.rested
+            if info.state == "warm" and not _streams(info) and info.replica not in (plan.resting, plan.victim)
+        ]
+        now = self._looked_at
+        self._idle_since = {info.replica: self._idle_since.get(info.replica, now) for info in warm}
+        due = [
+            info
+            for info in sorted(warm, key=fleet.worth_of)
+            if not info.sleepless and now - self._idle_since[info.replica] >= policy.sleep_after_s
+        ]
+        most = max(len(warm) - policy.awake_min, 0) if policy.sleep_level else 0
+        return tuple(info.replica for info in due[:most])
 
 
 def _wants(plan: PoolPlan) -> tuple[object, ...]:

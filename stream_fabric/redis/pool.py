@@ -27,6 +27,8 @@ _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", 
 PREFIX_TTL_S = 60.0
 LINE_LOOKED_AT = 256
 UNIT = "\x1f"
+Wish = Literal["draining", "warm", "ready", "sleeping:1", "sleeping:2"]
+"""What may be wanted of a replica; asleep at which level."""
 DESIRE = b"desire"
 """An agent's doorbell: another state is wanted of it."""
 
@@ -100,6 +102,10 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of its models, those that are LoRA adapters."""
     artifact: str = ""
     """Hash of what its base model was loaded from; empty: its engine does not tell."""
+    wake_s: float = 0.0
+    """How long its engine took to wake, the last time; 0: it has not slept."""
+    sleepless: str = ""
+    """Why its engine does not sleep, though it was to."""
 
     def seat(self) -> Seat:
         return Seat(
@@ -386,7 +392,7 @@ class RedisPools:
         self,
         pool: str,
         replica: ReplicaId,
-        state: Literal["draining", "warm", "ready"],
+        state: Wish,
         asked_by: str = "operator",
     ) -> bool:
         """What the replica's agent hears at its next report; False: it has been told so already, or is to drain."""

@@ -22,7 +22,7 @@ from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, en
 from stream_fabric.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
 from stream_fabric.log import Append
-from stream_fabric.ports import EngineRequest, FrameSink
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, SleepLevel
 from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import Candidate, Placed, Queued, RedisPools, Work
@@ -46,6 +46,29 @@ class Fragile(SimEngine):
         super().__init__(settings)
         self.told: list[tuple[str, StreamId]] = []
         """What it was asked, in order."""
+        self.slept = 0
+        self.sleep_error: EngineFailed | None = None
+        self.wake_error: EngineFailed | None = None
+        self._away = False
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        self.slept += 1
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        return await super().sleep(level)
+
+    async def wake(self) -> None:
+        if self.wake_error is not None:
+            self._away, self._asleep = True, 0
+            raise self.wake_error
+        await super().wake()
+
+    def start_again(self) -> None:
+        self._away, self._asleep = False, 0
+
+    def load(self) -> EngineLoad:
+        found = super().load()
+        return msgspec.structs.replace(found, ready=False) if self._away else found
 
     def break_down(self) -> None:
         self.replica.step = None  # type: ignore[assignment,method-assign]
@@ -148,10 +171,15 @@ async def running(
     lease_renew_s: float = 1.0,
     drain_s: float = 2.0,
     trace_tokens_one_in: int = 0,
+    standby: bool = False,
+    asleep: SleepLevel | None = None,
 ) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
-    """``proxy``: between the agent and Redis, which the bench asks directly."""
+    """``proxy``: between the agent and Redis, which the bench asks directly. ``asleep``: how its agent finds the
+    engine."""
     engine, heard = Fragile(SimSettings.parse(sim)), Heard()
     models = tuple(await engine.start())
+    if asleep is not None:
+        assert await engine.sleep(asleep)
     direct, client = RedisClient(redis_url), RedisClient(proxy.url if proxy else redis_url, timeout_s=1.5)
     await direct.start()
     await client.start()
@@ -161,6 +189,7 @@ async def running(
             LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0),
             lease_renew_s,
             drain_s,
+            standby=standby,
             trace_tokens_one_in=trace_tokens_one_in,
         ),
         new_replica_id("r"),

@@ -63,9 +63,10 @@ class Fleet:
         info = ReplicaInfo(name, self.pool, "sim", ("m",), self.states[name], load, decode_per_s=100.0)
         report = await self.pools.report(info, ttl_s=3.0, running={})
         wanted = report.desired
-        if wanted in ("warm", "ready") and wanted != self.states[name]:
+        becomes: dict[str, ReplicaState] = {"warm": "warm", "ready": "ready", "sleeping:2": "sleeping"}
+        if wanted in becomes and becomes[wanted] != self.states[name]:
             self.heard.append((name, wanted))
-            self.states[name] = "warm" if wanted == "warm" else "ready"
+            self.states[name] = becomes[wanted]
 
 
 class Heard:
@@ -319,6 +320,30 @@ async def test_a_hold_keeps_everything_and_ends_by_itself(redis_server: RedisSer
         await until(control, fleet.pool, lambda plan: plan.ready < 3, "it to end")
 
 
+async def test_warm_ones_are_told_to_sleep_at_their_level_and_another_leader_wakes_nobody(
+    redis_server: RedisServer,
+) -> None:
+    policy = msgspec.structs.replace(POLICY, warm_min=2, low_s=60, sleep_level=2, sleep_after_s=1)
+    async with stage(redis_server.url, 3, policy) as (controllers, control):
+        fleet = controllers.fleet
+        fleet.states = {name: "ready" if name == "r0" else "warm" for name in fleet.states}
+        await controllers.start("a")
+        await eventually(lambda: fleet.heard, "one to be told", 20)
+        await asyncio.sleep(3)
+        assert fleet.heard == [("r1", "sleeping:2")], "the other stays awake, as awake_min says"
+        await controllers.kill("a")
+        await controllers.start("b")
+
+        async def led() -> bool:
+            return await control.leader() == "b"
+
+        await eventually(led, "the other to lead", 10)
+        await asyncio.sleep(3)
+        assert len(fleet.heard) == 1
+        plan = await plan_of(control, fleet.pool)
+        assert plan is not None and (plan.ready, plan.warm, plan.pods) == (1, 2, 3)
+
+
 async def test_who_was_told_to_drain_is_told_nothing_else(redis_client: RedisClient) -> None:
     pools, pool, one = RedisPools(redis_client), f"pool-{os.urandom(4).hex()}", ReplicaId("one")
     assert await pools.desire(pool, one, "warm")
@@ -339,6 +364,9 @@ def test_the_file_of_pools_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         ("[pool.a]\nreplica_max = 5\n", "replica_max"),
         ("[pool.a]\nreplicas_max = 'x'\n", "replicas_max"),
         ("[pool.a]\nreplicas_min = 5\nreplicas_max = 4\n", "replicas_max must be at least 1 and at least replicas_min"),
+        ("[pool.a]\nsleep_level = 3\n", "sleep_level must be 0, 1 or 2"),
+        ("[pool.a]\nsleep_after_s = -1\n", "times must be 0 or more"),
+        ("[pool.a]\nawake_min = -1\n", "awake_min must be 0 or more"),
         ("[pool.a\n", "line 1"),
     ):
         path.write_text(text)
@@ -464,6 +492,57 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
             took_s = loop.time() - wanted_at
             print(f"promoted {took_s * 1000:.0f} ms after it was wanted")
             assert took_s < 1, took_s
+            assert await asyncio.gather(*more) == [200] * 40
+        finally:
+            await client.close()
+
+
+async def test_a_warm_replica_sleeps_and_is_woken_for_what_comes(redis_server: RedisServer, tmp_path: Path) -> None:
+    need_redis()
+    declared = tmp_path / "pools.toml"
+    declared.write_text(
+        '[pool.duo]\nmodels = ["duo"]\nwarm_min = 1\nlow_s = 60\ncold_start_s = 30\n'
+        "sleep_level = 2\nsleep_after_s = 1\nawake_min = 0\n"
+    )
+    env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}
+    with ExitStack() as stack:
+
+        async def start(*flags: str) -> Process:
+            return stack.enter_context(await asyncio.to_thread(Process, *flags, **env))
+
+        sim = ("--sim", "model=duo,itl_ms=50,ttft_ms=20,max_num_seqs=20,sleep_ms=200,wake_ms=300,reload_ms=1500")
+        await start("agent", "--replica", "one", *sim)
+        await start("agent", "--replica", "two", "--standby", *sim)
+        gateway = await start("gateway", "--port", "0", "--dev-key", "k")
+        gate = Gate(gateway.facts["url"], gateway.pid, "k")
+        client = RedisClient(redis_server.url)
+        await client.start()
+        pools, control = RedisPools(client), RedisControl(client)
+
+        async def second() -> ReplicaInfo:
+            (found,) = [info for info in await pools.replicas("duo") if info.replica.startswith("two-")]
+            return found
+
+        async def is_now(state: str) -> bool:
+            return (await second()).state == state
+
+        async def ask(seed: int) -> int:
+            async with gate.create(chat(200, seed=seed, model="duo")) as exchange:
+                assert exchange.status == 200, exchange.status
+                *chunks, done = events(await exchange.rest(60))
+            assert done.data == DONE
+            return tokens_of_chunks(chunk.json for chunk in chunks)
+
+        try:
+            await start("controller", "--pools-file", str(declared))
+            await eventually(lambda: is_now("sleeping"), "it to sleep", 20)
+            assert (await second()).load.asleep == 2
+            more = [asyncio.create_task(ask(seed)) for seed in range(40)]
+            await until(control, "duo", lambda plan: plan.ready == 2, "it to be wanted")
+            began = asyncio.get_running_loop().time()
+            await eventually(lambda: is_now("ready"), "it to take requests", 10)
+            print(f"ready {(asyncio.get_running_loop().time() - began) * 1000:.0f} ms after it was wanted")
+            assert 1.8 <= (await second()).wake_s < 4
             assert await asyncio.gather(*more) == [200] * 40
         finally:
             await client.close()

@@ -40,16 +40,24 @@ class Pod:
     blocks: int = 0
     revision: str = ""
     ttft: tuple[int, ...] = ()
+    asleep: int = 0
+    sleepless: str = ""
+    wake_s: float = 0.0
+    awake_at: float = math.inf
 
     def info(self, now: float) -> ReplicaInfo:
         state: ReplicaState = self.wants if now >= self.up_at else "starting"
+        if self.asleep and state != "starting" and now >= self.awake_at:
+            self.asleep, self.awake_at = 0, math.inf
+        elif self.asleep and state == "ready":
+            state = "warming"
         return ReplicaInfo(
             self.name,
             "p",
             "sim",
             ("m",),
             state,
-            EngineLoad(min(self.running, SLOTS), max(self.running - SLOTS, 0), SLOTS),
+            EngineLoad(min(self.running, SLOTS), max(self.running - SLOTS, 0), SLOTS, asleep=self.asleep),
             room=SLOTS,
             prefill_per_s=10_000.0,
             decode_per_s=SLOTS * OUTPUT / STREAM_S,
@@ -57,6 +65,8 @@ class Pod:
             prefix_blocks=self.blocks,
             revision=self.revision,
             ttft_counts=self.ttft,
+            sleepless=self.sleepless,
+            wake_s=self.wake_s,
         )
 
 
@@ -75,6 +85,8 @@ class World:
     started: float = 1000.0
     requests: float = 0.0
     queue: float = 0.0
+    wakes_s: float = 3.0
+    promoted: list[ReplicaId] = field(default_factory=list)
     plans: list[tuple[float, PoolPlan]] = field(default_factory=list)
     figures: Figures | None = None
 
@@ -106,7 +118,7 @@ class World:
         arriving = self.rate(self.now - self.started)
         self.requests += arriving
         self.queue += arriving
-        taking = [p for p in self.pods if p.wants == "ready" and p.up_at <= self.now]
+        taking = [p for p in self.pods if p.info(self.now).state == "ready"]
         while self.queue >= 1 and taking and (least := min(taking, key=lambda p: p.running)).running < SLOTS:
             self.queue -= 1
             least.running += 1
@@ -115,9 +127,16 @@ class World:
         plan, moves, self.figures = self.scaler.look(self.seen(marked), self.now)
         for pod in self.pods:
             if pod.name in moves.promote:
+                if pod.name not in self.promoted:
+                    self.promoted.append(pod.name)
+                if pod.asleep and pod.wants != "ready":
+                    pod.awake_at = self.now + self.wakes_s
                 pod.wants = "ready"
             if pod.name == moves.rest:
                 pod.wants = "warm"
+            if pod.name in moves.sleep:
+                assert pod.wants == "warm" and not pod.running
+                pod.wants, pod.asleep, pod.blocks = "sleeping", self.policy.sleep_level, 0
         if self.boots and len(self.pods) < plan.pods:
             self.boot(plan.pods - len(self.pods), cold_s=self.policy.cold_start_s)
         if self.ends and len(self.pods) > plan.pods:
@@ -400,6 +419,111 @@ def test_chance_is_no_growth() -> None:
             assert arrivals.growth(300, 3) == 1.0
 
 
+# --- asleep --------------------------------------------------------------------------------------------------
+
+SLEEPY = msgspec.structs.replace(POLICY, warm_min=3, sleep_level=1, sleep_after_s=100)
+
+
+def asleep(world: World) -> list[ReplicaId]:
+    return [pod.name for pod in world.pods if pod.asleep]
+
+
+def test_warm_replicas_sleep_after_their_time_but_for_one() -> None:
+    world = World(lambda t: 0.5, SLEEPY).boot(1).boot(3, wants="warm")
+    for blocks, pod in enumerate(reversed(world.pods[1:]), 1):
+        pod.blocks = blocks
+    world.run(100)
+    assert not asleep(world)
+    world.run(2)
+    assert asleep(world) == [pod.name for pod in world.pods[2:]], "the one with most to lose is awake"
+    world.run(600)
+    assert len(asleep(world)) == 2 and changes(world) == [(1, 3, 4)], "they count as warm"
+
+
+@pytest.mark.parametrize(
+    "so",
+    [
+        lambda world: msgspec.structs.replace(world.policy, sleep_level=0),
+        lambda world: msgspec.structs.replace(world.policy, awake_min=3),
+        lambda world: setattr(world, "held", True),
+        lambda world: [setattr(pod, "sleepless", "it cannot") for pod in world.pods],
+    ],
+    ids=["level 0", "enough stay awake", "held", "they cannot"],
+)
+def test_they_stay_awake(so: Callable[[World], object]) -> None:
+    world = World(lambda t: 0.5, SLEEPY).boot(1).boot(3, wants="warm")
+    if isinstance(policy := so(world), ScalePolicy):
+        world.scaler.policy = world.policy = policy
+    world.run(300)
+    assert not asleep(world)
+
+
+def test_a_gap_in_looking_is_no_time_of_rest() -> None:
+    world = World(lambda t: 0.0, SLEEPY).boot(1).boot(3, wants="warm")
+    world.run(90)
+    world.now += GAP_S + 1
+    world.run(90)
+    assert not asleep(world)
+    world.run(15)
+    assert asleep(world)
+
+
+def test_the_awake_one_is_promoted_first_then_as_many_as_are_short_and_who_wakes_is_waited_for() -> None:
+    world = World(lambda t: 0.5 if t < 200 else 1.1, SLEEPY).boot(1).boot(3, wants="warm")
+    world.run(200)
+    (awake,) = [pod.name for pod in world.pods if pod.wants == "warm"]
+    slept = asleep(world)
+    while world.plans[-1][1].ready == 1:
+        world.step()
+    assert world.promoted == [awake]
+    world.rate = lambda t: 1.7
+    while world.plans[-1][1].ready == 2:
+        world.step()
+    world.run(8)
+    plan = world.plans[-1][1]
+    assert plan.ready == 3
+    assert len(world.promoted) == 2 and world.promoted[1] in slept, "one is short, and one wakes"
+
+
+def test_who_does_not_wake_in_time_is_not_waited_for() -> None:
+    world = World(lambda t: 0.5 if t < 200 else 1.1, msgspec.structs.replace(SLEEPY, awake_min=0)).boot(1)
+    world.boot(3, wants="warm")
+    world.wakes_s = math.inf
+    world.run(200)
+    while not world.promoted:
+        world.step()
+    world.run(9)
+    assert len(world.promoted) == 1
+    world.run(5)
+    assert len(world.promoted) == 2
+
+
+def test_each_time_it_wakes_it_is_waited_for() -> None:
+    world = World(lambda t: 1.1 if 200 < t < 400 or t > 1200 else 0.5, msgspec.structs.replace(SLEEPY, awake_min=0))
+    world.wakes_s = 8.0
+    world.boot(1).boot(3, wants="warm")
+    for until in (400, 800):
+        while len(asleep(world)) < 3:
+            world.step()
+        world.promoted.clear()
+        while not world.promoted:
+            world.step()
+        world.run(30)
+        assert len(world.promoted) == 1, until
+
+
+def test_the_quickest_to_wake_is_woken() -> None:
+    world = World(lambda t: 0.5 if t < 200 else 1.1, msgspec.structs.replace(SLEEPY, awake_min=0)).boot(1)
+    world.boot(3, wants="warm")
+    for pod, wake_s in zip(world.pods[1:], (30.0, 0.5, 4.0), strict=True):
+        pod.wake_s = wake_s
+    world.run(200)
+    assert len(asleep(world)) == 3
+    while not world.promoted:
+        world.step()
+    assert world.promoted == [world.pods[2].name]
+
+
 # --- whatever is seen ----------------------------------------------------------------------------------------
 
 _STATES: list[ReplicaState] = ["starting", "warming", "warm", "ready", "ready", "ready", "draining", "sleeping"]
@@ -436,8 +560,9 @@ def test_whatever_is_seen_nothing_is_taken_by_mistake(
     warm: int,
 ) -> None:
     policy = msgspec.structs.replace(
-        POLICY, replicas_min=least, replicas_max=9, warm_min=warm, low_s=2, zero_s=2, cold_start_s=3
-    )
+        POLICY, replicas_min=least, replicas_max=9, warm_min=warm, low_s=2, zero_s=2, cold_start_s=3,
+        sleep_level=1, sleep_after_s=2,
+    )  # fmt: skip
     scaler = PoolScaler(policy)
     now, total = 0.0, 0
     infos: list[ReplicaInfo] = []
@@ -445,7 +570,15 @@ def test_whatever_is_seen_nothing_is_taken_by_mistake(
     for pods, passed_s, waiting, arrived, held, marks in looks:
         if pods is not None:
             infos = [
-                Pod(ReplicaId(f"r{k}"), 0.0, state, running, k, revision).info(1.0)
+                Pod(
+                    ReplicaId(f"r{k}"),
+                    0.0,
+                    state,
+                    running,
+                    k,
+                    revision,
+                    asleep=int(state == "sleeping" or (state == "warming" and k % 2 > 0)),
+                ).info(1.0)
                 for k, state, running, revision in pods
             ]
         now, total = now + passed_s, total + arrived
@@ -454,6 +587,8 @@ def test_whatever_is_seen_nothing_is_taken_by_mistake(
         plan, moves, figures = scaler.look(Seen(infos, lines, Arrived(total, total, total), held, now, marked), now)
         by_name = {info.replica: info for info in infos}
         _check(plan, moves, figures, by_name, policy)
+        assert not (held and moves.sleep)
+        event(f"sleeps {len(moves.sleep)}")
         if before is not None:
             _check_step(before, plan, by_name, held, marked)
             event(f"ready {(plan.ready > before.ready) - (plan.ready < before.ready):+}")
@@ -471,6 +606,10 @@ def _check(
     assert not moves.promote or moves.rest is None
     assert plan.resting not in moves.promote and plan.victim not in moves.promote
     assert plan.victim is None or by_name[plan.victim].load.running == 0
+    sleeping = [by_name[name] for name in moves.sleep]
+    assert all(info.state == "warm" and not info.load.running for info in sleeping)
+    assert not sleeping or not {plan.resting, plan.victim, *moves.promote} & {*moves.sleep}
+    assert sum(info.state == "warm" for info in by_name.values()) - len(sleeping) >= policy.awake_min or not sleeping
 
 
 def _check_step(

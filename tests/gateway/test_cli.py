@@ -398,8 +398,9 @@ def test_the_table_tells_what_is_simulated_and_fits_120_columns() -> None:
     )  # fmt: skip
     toy = ReplicaInfo(ReplicaId("toy-6b01"), "big", "sim", ("m",), "ready", EngineLoad(0, 0, 8), True, room=8)
     many = ReplicaInfo(
-        ReplicaId("many"), "big", "openai", tuple(f"model-{n}" for n in range(40)), "warm", EngineLoad(0, 0, 8)
-    )
+        ReplicaId("many"), "big", "openai", tuple(f"model-{n}" for n in range(40)), "warm", EngineLoad(0, 0, 8),
+        sleepless="it knows no sleep",
+    )  # fmt: skip
     pool = replicas.Pool("big", 3, (replicas.Row(busy, 4096), replicas.Row(toy, 0), replicas.Row(many, 0)))
     lines = replicas.as_text([pool, replicas.Pool("left", 0, ())]).splitlines()
     assert max(map(len, lines)) <= 120
@@ -423,6 +424,7 @@ def test_the_table_tells_what_is_simulated_and_fits_120_columns() -> None:
     assert "SIMULATED" in above["toy-6b01"]
     assert above["gpu-node"] == "  m (vllm, H200, region eu-west)"
     assert sum("SIMULATED" in line for line in lines) == 1
+    assert "  many stays awake where it was to sleep: it knows no sleep" in lines
     assert not any("left" in line for line in lines)
 
 

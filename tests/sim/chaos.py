@@ -19,6 +19,8 @@ FAULTS = (
     "drop", "cut", "flaky", "failover", "wipe", "gateway", "frozen gateway", "agent", "frozen agent", "stall", "drain",
     "engine", "dropped answer", "halfway", "again", "poison", "cancel", "slow", "leave", "deadline", "queue",
 )  # fmt: skip
+SLEEP_SHARE = 0.15
+"""Of the schedules, beside their faults: replicas are wanted asleep, awake and warm."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip
@@ -111,6 +113,11 @@ class Chaos:
                 self.w.after(max(0.0, at_s - r.choice((0.02, 0.1)) * r.random()), self.w.fabric.replicate)
                 self.w.after(at_s, self.lose)
         some("wipe", (1,), lambda: self.lose(everything=True))
+        if self.has("sleep"):
+            for _ in range(r.choice((2, 6, 12))):
+                self.w.after(r.uniform(0.1, end_s), self.on, AgentHost, self.wish)
+            for n in range(400):  # as a controller does, until it is so
+                self.w.after(end_s + n * 0.5, self.wake_all)
 
     # --- what waits for its moment -------------------------------------------------------------------------
 
@@ -210,6 +217,19 @@ class Chaos:
         if host.agent is not None:
             self.w.note(f"{host.name} drains")
             self.w.loop.at(0.0, host.process, host.agent.drain)
+
+    def wish(self, host: AgentHost, wish: str = "") -> None:
+        """A controller, or several that do not agree, want it asleep or awake."""
+        wish = wish or self.random.choice(("sleeping:1", "sleeping:1", "sleeping:2", "warm", "ready", "ready"))
+        for pool in self.w.fabric.of_pools().pools.values():
+            if pool.desired.get(host.replica) != wish:
+                self.w.note(f"{host.name} is to be {wish}")
+                pool.desired[host.replica] = wish
+
+    def wake_all(self) -> None:
+        for host in self.w.agents:
+            if host.alive:
+                self.wish(host, "ready")
 
     def kill_engine(self, host: AgentHost) -> None:
         if host.engine is not None:

@@ -14,7 +14,7 @@ from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
 from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId
 from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EngineRequest, FrameSink
+from stream_fabric.ports import EngineRequest, FrameSink, SleepLevel
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.reaper import Reaper
 from stream_fabric.redis.rescue import Witness
@@ -183,7 +183,14 @@ class WorldEngine(SimEngine):
             lost = EngineLost("the answer ended in the middle")
             request.sink.end("failed", ErrorInfo.of(lost))
 
+    async def sleep(self, level: SleepLevel) -> bool:
+        slept = await super().sleep(level)
+        self._host.w.counts["slept"] = self._host.w.counts.get("slept", 0) + slept
+        return slept
+
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        if self._asleep:
+            self._host.w.fail(AssertionError(f"{request.stream} was begun at {self._host.name}, which sleeps"))
         super().submit(request, sink)
         self._host.w.submitted(self._host, request)
 

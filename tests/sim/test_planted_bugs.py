@@ -22,12 +22,13 @@ from inference.agent.agent import Agent
 from inference.agent.continuation import ContinuingSink
 from inference.agent.lease import Lease
 from inference.agent.running import RunningStream
+from inference.agent.sleeper import Sleeper
 from stream_fabric.cursor import Epoch
 from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import Frame, Open, Usage
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.log import Append, AppendCode, AppendReply, StreamState, Takeover
-from stream_fabric.ports import EngineRequest
+from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.producer import Outcome, Producer
 from stream_fabric.reader import Need, Reader, Step
 from stream_fabric.redis.pool import Arrival, Candidate, Work
@@ -429,6 +430,14 @@ def say_nothing(self: Lease, stream: StreamId) -> None:
     """Does not tell the pool of what ended before it was placed again."""
 
 
+async def free_as_far_as_it_knows(self: Agent) -> bool:
+    return not self.running
+
+
+def submit_in_its_sleep(self: Agent, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
+    self._engine.submit(request, sink)
+
+
 def keep_what_was_reset(self: Client, reading: Any, epoch: int, to: int) -> None:
     self.told.append("reset")
 
@@ -475,6 +484,10 @@ PLANTED: dict[str, Bug] = {
     "an agent that forgets what is taken from it": Bug(
         [(Agent, "_let_go", forget_at_once)], "6:", faults=["halfway", "frozen agent"]
     ),
+    "an agent that falls asleep over what is on its way": Bug(
+        [(Agent, "_is_free", free_as_far_as_it_knows), (Agent, "_submit", submit_in_its_sleep)], faults=["sleep"]
+    ),
+    "an agent that does not wake": Bug([(Sleeper, "_wake", nothing)], "6:", faults=["sleep"]),
     "an agent that takes no stream twice": Bug([(Agent, "_start", start_once)], faults=["frozen agent", "queue"]),
     "an agent that does not say again what has ended": Bug([(Lease, "say_ended", say_nothing)], "7:"),
     "a reset that the client does not apply": Bug(

@@ -72,6 +72,7 @@ def test_schedules_reach_what_they_are_for() -> None:
             seen["deadline passed"] += end.error is not None and end.error.code == "deadline_exceeded"
             seen["cancelled before a token"] += witness.cancels.get(stream) == 0
             seen["two epochs in one log"] += sum(line.startswith(STARTED_PREFIX) for line in lines) > 1
+        seen["an engine slept"] += world.counts.get("slept", 0)
         seen["a fork"] += len(witness.forked)
         seen["an append refused"] += len(witness.refused)
         seen["a rescuer died half-way"] += world.chaos.rescuers_died
@@ -81,7 +82,7 @@ def test_schedules_reach_what_they_are_for() -> None:
             seen["client reset"] += "reset" in client.told
             seen["client across an epoch"] += client.epoch > 1
             seen["whole after a failover"] += client.done == "end" and world.fabric.losses > 0
-    wanted = [f"fault {name}" for name in FAULTS]
+    wanted = [f"fault {name}" for name in (*FAULTS, "sleep")] + ["an engine slept"]
     wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
     wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
     wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]

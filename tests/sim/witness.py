@@ -156,7 +156,7 @@ class Witness:
                 self.forked.add(stream)
             if left.epoch != state.epoch:
                 self.forked.add(stream)
-            elif left.replica is None and state.replica is not None:
+            if left.replica is None and (state.replica is not None or left.epoch != state.epoch):
                 self.unclaimed.add(stream)
             if left.status == "live":
                 self.ended_at.pop(stream, None)

@@ -15,7 +15,7 @@ from stream_fabric.events import Event
 from stream_fabric.ids import StreamId
 from stream_fabric.ports import EngineRequest
 from tests.sim import verdict
-from tests.sim.chaos import DEATHS, FAULTS, Chaos
+from tests.sim.chaos import DEATHS, FAULTS, SLEEP_SHARE, Chaos
 from tests.sim.client import Client, Spec
 from tests.sim.fabric import Fabric, Network
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, Host, engine_settings
@@ -57,6 +57,8 @@ class World:
         drawn = set(r.sample(FAULTS, r.choice((0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 6))))
         if r.random() < 0.5:
             drawn.add(r.choice(DEATHS))
+        if random.Random(-1 - seed).random() < SLEEP_SHARE:  # apart, so that no other schedule becomes another
+            drawn.add("sleep")
         self.faults = {*faults} if plan else {*drawn, *faults}
         self.faults_end_s = 8.0 if self.faults & {*DEATHS, "queue", "deadline"} else 4.0
         self.lease_ttl_s = r.choice((1.0, 1.0, 3.0))

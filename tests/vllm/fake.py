@@ -28,13 +28,25 @@ def command(folder: Path, mode: str = "ok") -> str:
 
 def set_mode(folder: Path, mode: str) -> None:
     """``ok``; ``old``: knows fewer flags; ``die`` at the start; ``hang`` before it is healthy; ``deaf`` to SIGTERM;
-    ``toothless``: no tokens; ``pooling``: a model that embeds."""
+    ``toothless``: no tokens; ``pooling``: a model that embeds; woken, ``drowsy`` refuses, ``fatal`` dies, ``comatose``
+    never answers."""
     (folder / "mode").write_text(mode)
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
     path = folder / "calls"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def health(folder: Path) -> int:
+    """How often somebody asked how it is."""
+    path = folder / "health"
+    return path.stat().st_size if path.exists() else 0
+
+
+def kill(folder: Path) -> None:
+    """The newest."""
+    os.kill(calls(folder)[-1]["pid"], signal.SIGKILL)
 
 
 def pids(folder: Path) -> list[int]:
@@ -71,8 +83,11 @@ async def serve(folder: Path, mode: str) -> None:
 
     asked = 0
     mindless = False
+    asleep = 0
 
     async def health(request: web.Request) -> web.Response:
+        with open(folder / "health", "a") as file:
+            file.write(".")
         return web.Response(status=503 if mindless else 200)
 
     async def models(request: web.Request) -> web.Response:
@@ -110,10 +125,37 @@ async def serve(folder: Path, mode: str) -> None:
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    async def sleep(request: web.Request) -> web.Response:
+        nonlocal asleep
+        asleep = int(request.query["level"])
+        return web.json_response({})
+
+    async def wake(request: web.Request) -> web.Response:
+        nonlocal asleep
+        match (folder / "mode").read_text():
+            case "drowsy":
+                return web.Response(status=500, text="no memory")
+            case "fatal":
+                os._exit(4)
+            case "comatose":
+                await asyncio.sleep(600)
+        if request.query.get("tags") != "weights":
+            asleep = 0
+        return web.json_response({})
+
+    async def is_sleeping(request: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": bool(asleep)})
+
+    async def rpc(request: web.Request) -> web.Response:
+        return web.json_response({"results": [None]})
+
     async def embed(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [], "usage": {"prompt_tokens": 1}})
 
     app = web.Application()
+    if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
+        app.add_routes([web.post("/sleep", sleep), web.post("/wake_up", wake), web.post("/collective_rpc", rpc)])
+        app.add_routes([web.get("/is_sleeping", is_sleeping)])
     app.add_routes(
         [
             web.get("/health", health),

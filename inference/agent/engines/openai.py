@@ -10,13 +10,16 @@ import aiohttp
 import msgspec
 
 from inference.agent.engines.chunks import ChunkReader, put_item, upstream_error
+from inference.agent.engines.http import read_most
 from inference.agent.engines.prometheus import Rising, VllmMetrics, missing, read_metrics
+from inference.agent.engines.sleep import ServerSleep, SleepPolicy
 from inference.agent.engines.sse import EventParser, EventTooLarge
-from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge
+from inference.agent.engines.warm_up import warm_up
+from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
 from stream_fabric.frames import ErrorInfo, Usage
 from stream_fabric.ids import StreamId
 from stream_fabric.limits import CHOICES_MAX, METRICS_BYTES_MAX, STREAM_BYTES_MAX
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded, SleepLevel
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +39,15 @@ _PATHS = {
 class OpenAIEngine:
     """``base_url``: without ``/v1``. ``slots``: the sequences it runs at once, which such servers do not tell."""
 
-    def __init__(self, base_url: str, api_key: str = "", slots: int = 256) -> None:
+    def __init__(
+        self, base_url: str, api_key: str = "", slots: int = 256, sleep_policy: SleepPolicy | None = None
+    ) -> None:
         self._base_url = base_url
+        self._sleep_policy = sleep_policy or SleepPolicy()
+        self._asleep = 0
+        self._unsure = ""
+        """What it was told and did not answer: it may fall asleep whenever what it still does is done."""
+        self._models: Sequence[str] = ()
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
@@ -83,7 +93,18 @@ class OpenAIEngine:
             ) from error
         if not models:
             raise EngineFailed(f"{url} lists no model")
+        self._models = models
         await self._look()
+        if self.metrics.told:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    self._asleep = await ServerSleep(self._session, self._base_url).level() or 0
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise EngineFailed(
+                    f"{self._base_url} does not say whether it sleeps: {error or 'timed out'}"
+                ) from error
+            if self._asleep:
+                log.warning("the model server sleeps at level %d; who put it to sleep is gone", self._asleep)
         self._poller = asyncio.create_task(self._poll(), name="engine-load")
         return models
 
@@ -94,6 +115,12 @@ class OpenAIEngine:
             self._poller.result()
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        if self._asleep:
+            sink.end("failed", ErrorInfo.of(EngineLost("the model server sleeps; try again soon")))
+        else:
+            self._begin(request, sink)
+
+    def _begin(self, request: EngineRequest, sink: FrameSink) -> None:
         task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
         self._tasks[request.stream] = (task, sink)
         task.add_done_callback(lambda done: self._served(request, sink, done))
@@ -132,17 +159,58 @@ class OpenAIEngine:
             running=metrics.running if metrics.told else len(self._tasks),
             waiting=metrics.waiting,
             slots=self._slots,
-            ready=not self._refused,
+            ready=not self._refused and not self._asleep,
             kv_used_ratio=metrics.kv_used_ratio,
             kv_capacity_tokens=metrics.kv_capacity_tokens,
             kv_clears=self._clears,
             prefix_queries_tokens=self._queries.total,
             prefix_hits_tokens=self._hits.total,
             metrics_missing=len(self._missing),
+            asleep=self._asleep,
         )
 
     def loaded(self) -> Loaded:
         return self._loaded
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        assert self._session is not None
+        if self._asleep:
+            return True
+        if self._tasks or self.metrics.running or self.metrics.waiting:
+            return False
+        if not self.metrics.told:
+            raise Unsupported("the model server is no vLLM, and knows no sleep")
+        self._asleep = level  # nothing is begun from now on; and who fails at it may have lost its weights already
+        try:
+            async with asyncio.timeout(self._sleep_policy.sleep_s):
+                await ServerSleep(self._session, self._base_url).sleep(level)
+        except Unsupported:
+            self._asleep = 0
+            raise
+        except TimeoutError:
+            self._unsure = f"the model server did not sleep within {self._sleep_policy.sleep_s:g} s"
+            raise EngineFailed(self._unsure) from None
+        except (aiohttp.ClientError, OSError) as error:
+            self._unsure = f"the model server does not say whether it sleeps: {error!r}"
+            raise EngineFailed(self._unsure) from error
+        self._clears += 1
+        return True
+
+    async def wake(self) -> None:
+        assert self._session is not None
+        if self._unsure:
+            raise EngineFailed(self._unsure)
+        try:
+            async with asyncio.timeout(self._sleep_policy.wake_s):
+                await ServerSleep(self._session, self._base_url).wake(self._asleep)
+                await warm_up(self._begin, self.abort, self._models[0])
+        except TimeoutError:
+            raise EngineFailed(f"the model server did not wake within {self._sleep_policy.wake_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineFailed(f"the model server does not wake: {error!r}") from error
+        except EngineFailed as failed:
+            raise EngineFailed(f"the model server does not wake: {failed.message}") from failed
+        self._asleep = 0
 
     async def close(self) -> None:
         tasks = [*(task for task, _ in self._tasks.values()), *self._ending, *([self._poller] if self._poller else [])]
@@ -189,7 +257,7 @@ class OpenAIEngine:
             if (refused := await _refusal(response)) is not None:
                 return refused
             if response.content_type == "application/json":  # a server that does not stream what it was asked
-                whole = await _read(response, STREAM_BYTES_MAX + 1)
+                whole = await read_most(response, STREAM_BYTES_MAX + 1)
                 if len(whole) > STREAM_BYTES_MAX:
                     raise EventTooLarge
                 reader.receive(whole)
@@ -217,7 +285,7 @@ class OpenAIEngine:
         async with self._post(request, bytes(request.body)) as response:
             if (refused := await _refusal(response)) is not None:
                 return refused, None
-            body = await _read(response, STREAM_BYTES_MAX + 1)
+            body = await read_most(response, STREAM_BYTES_MAX + 1)
         if len(body) > STREAM_BYTES_MAX:
             return ErrorInfo.of(StreamTooLarge(f"the answer passed {STREAM_BYTES_MAX >> 20} MiB")), None
         return None, put_item(sink, body)
@@ -242,7 +310,7 @@ class OpenAIEngine:
         timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
         try:
             async with self._session.get(self._base_url + "/metrics", headers=headers, timeout=timeout) as response:
-                text = await _read(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+                text = await read_most(response, METRICS_BYTES_MAX) if response.status == 200 else b""
             self._heard(read_metrics(text))
             self._check(text)
             self._refused = False
@@ -280,22 +348,12 @@ async def _refusal(response: aiohttp.ClientResponse) -> ErrorInfo | None:
         log.error("the model server redirects to %s; set upstream to where it is", location)
         return _broken("the model server redirects; the platform's operator must set its address right")
     if response.status != 200:
-        return upstream_error(await _read(response, 1 << 16), response.status)
+        return upstream_error(await read_most(response, 1 << 16), response.status)
     return None
 
 
 def _redirect(response: aiohttp.ClientResponse) -> str | None:
     return response.headers.get("location") if 300 <= response.status < 400 else None
-
-
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body up to ``most`` bytes."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) >= most:
-            break
-    return bytes(body[:most])
 
 
 def _choices(body: msgspec.Raw) -> int:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
@@ -22,8 +22,10 @@ import msgspec
 from inference.agent.engines.artifact import artifact_of
 from inference.agent.engines.child import Child
 from inference.agent.engines.openai import OpenAIEngine
+from inference.agent.engines.sleep import SleepPolicy
+from inference.agent.engines.warm_up import warm_up
 from stream_fabric.errors import EngineFailed, EngineLost
-from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
+from stream_fabric.frames import ErrorInfo
 from stream_fabric.ids import StreamId
 from stream_fabric.limits import (
     VLLM_BACKOFF_S_MAX,
@@ -33,9 +35,8 @@ from stream_fabric.limits import (
     VLLM_STARTS_MAX,
     VLLM_STEADY_S,
     VLLM_TERM_S_MAX,
-    VLLM_WARM_UP_S_MAX,
 )
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded, SleepLevel
 
 if TYPE_CHECKING:
     from inference.agent.engines.kv_events import KvEvents
@@ -46,6 +47,7 @@ _BOOT_PROBE_EVERY_S = 0.2
 _HEALTH_EVERY_S = 1.0
 _PROBE_S = 5.0
 _DYING_S = 2.0
+_SLEEP_FLAG = "--enable-sleep-mode"
 _TIMES_FLAG = "--enable-per-request-metrics"
 """vLLM tells with each answer how long it waited and computed. Versions before 0.32 may not know it."""
 _OURS = {
@@ -73,6 +75,7 @@ class VllmOptions(msgspec.Struct, frozen=True):
     api_key: str = ""
     kv_events: bool = False
     start_s: float = VLLM_START_S_MAX
+    sleep: SleepPolicy = SleepPolicy()
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
@@ -160,6 +163,8 @@ class VllmEngine:
         self._before = EngineLoad(0, 0, self._slots)
         """The counters of the lives that are over."""
         self._loaded = Loaded()
+        self._unfit = ""
+        """Why this life is to end."""
 
     async def start(self) -> Sequence[str]:
         models = await self._boot()
@@ -176,7 +181,7 @@ class VllmEngine:
             self._supervisor.result()
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
-        if self._http is None:
+        if self._http is None or self._unfit:
             sink.end("failed", ErrorInfo.of(EngineLost("vLLM is being started again; try again soon")))
         else:
             self._http.submit(request, sink)
@@ -187,6 +192,8 @@ class VllmEngine:
 
     def load(self) -> EngineLoad:
         now = self._http.load() if self._http is not None else EngineLoad(0, 0, self._slots, ready=False)
+        if self._unfit:
+            now = msgspec.structs.replace(now, ready=False, asleep=0)
         before, kv = self._before, self._kv
         return msgspec.structs.replace(
             now,
@@ -198,6 +205,25 @@ class VllmEngine:
 
     def loaded(self) -> Loaded:
         return self._loaded
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        if self._http is None or self._unfit:
+            return False
+        slept = await self._http.sleep(level)
+        if slept and not _sleeps(self._flags):
+            log.warning("vLLM was started without %s: asleep it holds requests back, and frees no memory", _SLEEP_FLAG)
+        return slept
+
+    async def wake(self) -> None:
+        http = self._http
+        if http is None or self._unfit:
+            raise EngineLost("vLLM is being started again")
+        try:
+            await http.wake()
+        except EngineFailed as failed:
+            if self._http is http:
+                self._unfit = failed.message
+            raise EngineLost(f"{failed.message}; vLLM is started again") from failed
 
     async def close(self) -> None:
         if self._supervisor is not None:
@@ -240,9 +266,9 @@ class VllmEngine:
             flags += ["--kv-events-config", self._kv.listen()]
         url = f"http://127.0.0.1:{port}"
         child = self._child = await Child.start(
-            [*self._command, *flags], _environment(self._options.api_key), url, self._policy.term_s
+            [*self._command, *flags], _environment(self._options.api_key, self._flags), url, self._policy.term_s
         )
-        http = OpenAIEngine(url, self._options.api_key, self._slots)
+        http = OpenAIEngine(url, self._options.api_key, self._slots, self._options.sleep)
         ready = asyncio.create_task(_until_ready(http, url), name="vllm-boot")
         try:
             await asyncio.wait([ready, child.ended], timeout=self._options.start_s, return_when=asyncio.FIRST_COMPLETED)
@@ -295,6 +321,8 @@ class VllmEngine:
         heard_at = loop.time()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
             while not (await asyncio.wait([child.ended], timeout=_HEALTH_EVERY_S))[0]:
+                if self._unfit:
+                    return self._unfit
                 health = await _health(session, child.url)
                 if health == 503:  # its server outlives its engine by seconds, and serves nothing
                     return "vLLM's engine died"
@@ -307,6 +335,7 @@ class VllmEngine:
     async def _end(self, lost: EngineLost | None = None) -> None:
         """Nothing of this life is left afterwards. ``lost``: what its requests are told."""
         http, self._http = self._http, None
+        self._unfit = ""
         if http is not None:
             last = http.load()
             before = self._before
@@ -341,7 +370,7 @@ async def _until_ready(http: OpenAIEngine, url: str) -> Sequence[str]:
         while await _health(session, url) != 200:  # noqa: ASYNC110
             await asyncio.sleep(_BOOT_PROBE_EVERY_S)
     models = await http.start()
-    await _warm_up(http, models[0])
+    await warm_up(http.submit, http.abort, models[0])
     return models
 
 
@@ -352,56 +381,6 @@ async def _health(session: aiohttp.ClientSession, url: str) -> int | None:
             return response.status
     except (aiohttp.ClientError, TimeoutError):
         return None
-
-
-async def _warm_up(http: OpenAIEngine, model: str) -> None:
-    """A token out of it, or of a model that makes none an answer: then it is ready. Raises EngineFailed."""
-    stream = StreamId("warm-up")
-    bodies: tuple[tuple[Literal["completions", "embeddings", "rerank"], dict[str, object]], ...] = (
-        ("completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
-        ("embeddings", {"input": "Hello"}),
-        ("rerank", {"query": "Hello", "documents": ["Hello"]}),
-    )
-    refused: list[str] = []
-    for kind, body in bodies:
-        sink = _Listener()
-        raw = msgspec.Raw(msgspec.json.encode({"model": model, **body}))
-        http.submit(EngineRequest(stream, kind, model, raw), sink)
-        try:
-            async with asyncio.timeout(VLLM_WARM_UP_S_MAX):
-                error = await sink.ended
-        except TimeoutError:
-            http.abort(stream)
-            raise EngineFailed(f"vLLM made no token within {VLLM_WARM_UP_S_MAX:g} s") from None
-        if error is None:
-            return
-        refused.append(error.message)
-        if error.http_status not in (400, 404, 405):  # those are how it says that the model is of another kind
-            break
-    raise EngineFailed(f"vLLM does not serve what it loaded: {'; '.join(refused)}")
-
-
-class _Listener:
-    """``FrameSink`` that waits for the end."""
-
-    def __init__(self) -> None:
-        self.ended: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
-
-    def text(self, block: int, text: str, tokens: int = 1) -> None:
-        pass
-
-    def frame(self, frame: Frame) -> None:
-        pass
-
-    def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
-        pass
-
-    def computed(self, queue_s: float, prefill_s: float) -> None:
-        pass
-
-    def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(error)
 
 
 def _kv_events() -> KvEvents:
@@ -424,9 +403,16 @@ def _free_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def _environment(api_key: str) -> dict[str, str]:
+def _sleeps(flags: Sequence[str]) -> bool:
+    """Whether vLLM is started so that it can give its memory back."""
+    return _SLEEP_FLAG[2:] in dict(_named(flags))
+
+
+def _environment(api_key: str, flags: Sequence[str]) -> dict[str, str]:
     """Ours, but for our own settings: Redis's password is not for vLLM."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
+    if _sleeps(flags):
+        env["VLLM_SERVER_DEV_MODE"] = "1"  # or it has no address for it
     if api_key:
         env["VLLM_API_KEY"] = api_key
     return env

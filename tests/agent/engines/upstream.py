@@ -119,11 +119,56 @@ def sim_metrics(engine: SimEngine) -> Handler:
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         load = engine.load()
+        levels = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
         return web.Response(
             text=f"vllm:num_requests_running {load.running}.0\nvllm:num_requests_waiting {load.waiting}.0\n"
+            + "".join(
+                f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {float(load.asleep == level)}\n'
+                for name, level in levels.items()
+            )
         )
 
     return metrics
+
+
+class SleepDoors:
+    """A running simulator's sleep at the addresses of vLLM's development mode. ``fails``: a path that answers 500."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine = engine
+        self.heard: list[str] = []
+        self.fails = ""
+
+    @property
+    def posts(self) -> dict[str, Handler]:
+        return {"/sleep": self._sleep, "/wake_up": self._wake, "/collective_rpc": self._rpc}
+
+    @property
+    def gets(self) -> dict[str, Handler]:
+        return {"/is_sleeping": self._is_sleeping, "/metrics": sim_metrics(self._engine)}
+
+    def _hear(self, request: web.Request, what: str = "") -> None:
+        self.heard.append(what or request.path_qs)
+        if self.fails and self.heard[-1].startswith(self.fails):
+            raise web.HTTPInternalServerError(text="out of memory")
+
+    async def _sleep(self, request: web.Request) -> web.StreamResponse:
+        self._hear(request)
+        await self._engine.sleep(1 if request.query["level"] == "1" else 2)
+        return web.json_response({"status": "sleeping"})
+
+    async def _wake(self, request: web.Request) -> web.StreamResponse:
+        self._hear(request)
+        if request.query.get("tags") != "weights":
+            await self._engine.wake()
+        return web.json_response({"status": "awake"})
+
+    async def _rpc(self, request: web.Request) -> web.StreamResponse:
+        self._hear(request, (await request.json())["method"])
+        return web.json_response({"results": [None]})
+
+    async def _is_sleeping(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"is_sleeping": bool(self._engine.load().asleep)})
 
 
 def play(*parts: bytes, status: int = 200, cut: bool = False, seen: list[Any] | None = None) -> Handler:

@@ -74,3 +74,10 @@ class BlockPool:
                 self._cached[block] = self._hash[block]
             else:
                 self._empty.append(block)
+
+    def clear(self) -> None:
+        """Forget the content of every free block."""
+        for block in self._cached:
+            del self._by_hash[self._hash.pop(block)]
+        self._empty += self._cached
+        self._cached.clear()

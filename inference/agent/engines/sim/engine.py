@@ -16,10 +16,10 @@ from inference.agent.engines.sim.model import Replica
 from inference.agent.engines.sim.settings import SimSettings
 from inference.agent.engines.sim.text import Prompt
 from inference.agent.engines.sim.whole import Embeddings, Part, Rerank, Whole
-from stream_fabric.errors import EngineFailed
+from stream_fabric.errors import EngineFailed, EngineLost, Unsupported
 from stream_fabric.frames import ErrorInfo, Note, Usage
 from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded
+from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded, SleepLevel
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class SimEngine:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._made = 0
+        self._asleep = 0
+        self._clears = 0
 
     async def start(self) -> Sequence[str]:
         self._task = asyncio.create_task(self._run(), name="sim")
@@ -85,6 +87,9 @@ class SimEngine:
             self._task.result()
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
+        if self._asleep:
+            sink.end("failed", ErrorInfo.of(EngineLost("the simulator sleeps; try again soon")))
+            return
         try:
             prompt, answers, whole = self._read(request)
         except (msgspec.MsgspecError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
@@ -144,12 +149,33 @@ class SimEngine:
             len(self.replica.running),
             len(self.replica.waiting),
             self.settings.max_num_seqs,
+            ready=not self._asleep,
             kv_used_ratio=pool.used / pool.total,
             kv_capacity_tokens=pool.total * self.settings.block_size,
             kv_evicted_tokens=pool.evictions * self.settings.block_size,
             prefix_queries_tokens=self.replica.prefix_queries,
             prefix_hits_tokens=self.replica.prefix_hits,
+            kv_clears=self._clears,
+            asleep=self._asleep,
         )
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        if level > self.settings.sleep_levels:
+            raise Unsupported(f"the simulator was told to know no sleep of level {level} (sleep_levels)")
+        if self._requests:
+            return False
+        if not self._asleep:
+            self._asleep = level
+            await asyncio.sleep(self.settings.sleep_ms / 1e3)
+            self.replica.blocks.clear()
+            self._clears += 1
+        return True
+
+    async def wake(self) -> None:
+        if self._asleep:
+            reload_ms = self.settings.reload_ms if self._asleep == 2 else 0.0
+            await asyncio.sleep((self.settings.wake_ms + reload_ms) / 1e3)
+        self._asleep = 0
 
     async def close(self) -> None:
         for stream in list(self._requests):

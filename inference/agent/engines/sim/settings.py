@@ -33,6 +33,14 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_after_tokens: int = 0
     """The process dies after making so many tokens in all; 0: never."""
 
+    sleep_levels: int = 2
+    """The deepest level at which it can sleep; 0: it cannot."""
+    sleep_ms: float = 500.0
+    """Time to fall asleep."""
+    wake_ms: float = 500.0
+    reload_ms: float = 5000.0
+    """Time that waking from level 2 takes more: its weights are read again."""
+
     @classmethod
     def parse(cls, text: str) -> SimSettings:
         """Raises ValueError that names the wrong setting and what is allowed."""
@@ -71,4 +79,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "fail_rate": (0, 1),
     "stall_after_tokens": (0, 1 << 31),
     "crash_after_tokens": (0, 1 << 31),
+    "sleep_levels": (0, 2),
+    "sleep_ms": (0, 600_000),
+    "wake_ms": (0, 600_000),
+    "reload_ms": (0, 600_000),
 }
