@@ -55,15 +55,17 @@ class PoolPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     figures: dict[str, float] = {}
 
-    def warming_s(self, position: int, now_us: int) -> float:
-        """How long whoever stands there in line, first is 1, is going to wait while no replica takes requests."""
+    def warming_s(self, position: int, now_us: int, wake_s: float = 0.0) -> float:
+        """How long whoever stands there in line, first is 1, is going to wait while no replica takes requests.
+        ``wake_s``: one that sleeps is ready in so long; 0: none sleeps, or its time is not known."""
         if not self.asked and self.pods:  # all are up that were asked for, and one is promoted
-            left_s = 1.0
+            left_s = max(wake_s, 1.0)
         else:
             since_us = self.asked[0][0] if self.asked else now_us
             left_s = self.cold_start_s - (now_us - since_us) / 1e6
             # One that should have come is not known to come at once
             left_s = min(max(left_s, _OVERDUE * self.cold_start_s, 1.0), max(self.cold_start_s, 1.0))
+            left_s = min(left_s, wake_s or left_s)
         usual = self.usual
         if usual is None:
             return left_s

@@ -158,6 +158,13 @@ class Directory:
         ready = any(info.state == "ready" for info in self._by_pool.get(pool) or ())
         return None if ready else self._plans.get(pool)
 
+    def wake_s(self, pool: str) -> float:
+        """In which the pool's quickest sleeping or waking replica takes requests; 0: one is awake, or none sleeps."""
+        infos = self._by_pool.get(pool) or ()
+        if any(info.state == "warm" for info in infos):
+            return 0.0
+        return min((info.wake_s for info in infos if info.state == "sleeping" or info.load.asleep), default=0.0)
+
     def estimates(self, pool: str, route: str = "") -> Estimates:
         """``route``: as ``plans.route`` names it; of one that is not known all the pool's answers tell. Raises
         NoReplica."""

@@ -48,8 +48,8 @@ class Lines:
                 self._by_pool.setdefault(pool, []).extend(waiting[start:])  # they wait on, and are told later
                 raise
             plan = self._directory.warming(pool)  # None: there are replicas, and who waits waits for room
-            now_us = self._now_us()
+            now_us, wake_s = self._now_us(), self._directory.wake_s(pool)
             for sub, position in zip(some, positions, strict=True):
                 if position and sub in sub.local.subs:
-                    sub.outlet.waits(position, of, None if plan is None else plan.warming_s(position, now_us))
+                    sub.outlet.waits(position, of, None if plan is None else plan.warming_s(position, now_us, wake_s))
                     self.add(pool, sub)

@@ -235,6 +235,9 @@ def test_the_wait_told_counts_down_from_when_the_replica_was_asked_for() -> None
     assert PoolPlan(0, 0, 0, cold_start_s=100).warming_s(1, 0) == 100, "nobody was asked for yet"
     assert PoolPlan(1, 0, 1, cold_start_s=100).warming_s(1, 0) == 1, "all are up, and one is promoted"
     served = msgspec.structs.replace(plan, ready=2, usual=Usual(8, 1000, 80, 200, 4))
+    asleep = PoolPlan(1, 0, 1, cold_start_s=100)
+    assert [asleep.warming_s(1, 0, wake_s) for wake_s in (0.0, 0.2, 8.0)] == [1, 1, 8], "one is woken"
+    assert plan.warming_s(1, 1_030_000_000, 8.0) == 8 and plan.warming_s(1, 1_090_000_000, 30.0) == 10, "who is sooner"
     assert [served.warming_s(place, 1_030_000_000) for place in (1, 16, 17, 33)] == [70, 70, 90, 110], "by turns of 16"
 
 
