@@ -263,6 +263,7 @@ def test_a_model_may_load_as_long_as_vllm_may_start() -> None:
         probe = pod["spec"]["containers"][0]["startupProbe"]
         start_s = float(environment(pod)["STREAM_GW_VLLM_START_S"] or 0)
         assert probe["periodSeconds"] * probe["failureThreshold"] >= start_s + 60
+        assert probe["periodSeconds"] <= 2, "who takes requests is to be known as ready, or it is the first to be taken"
 
 
 # --- what may happen to the cluster ------------------------------------------------------------------------------
