@@ -341,6 +341,16 @@ def test_nothing_reaches_a_pod_or_leaves_it_but_what_is_let(case: str) -> None:
         assert not agents_own or [port["port"] for way in come for port in way["ports"]] == ["metrics"]
 
 
+def test_operators_come_in_by_the_ingress_only_where_that_is_said() -> None:
+    def paths(*more: str) -> list[str]:
+        flags = ("--set", "ingress.enabled=true", "--set", "ingress.host=llm.example.org", *more)
+        (one,) = of_kind(objects("production", *flags), "Ingress")
+        return [path["path"] for path in one["spec"]["rules"][0]["http"]["paths"]]
+
+    assert paths() == ["/v1", "/static"]
+    assert paths("--set", "ingress.paths={/v1,/static,/ops}") == ["/v1", "/static", "/ops"]
+
+
 def test_policies_can_be_left_out() -> None:
     assert not of_kind(objects("by-redis"), "NetworkPolicy")
 
