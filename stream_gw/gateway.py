@@ -59,6 +59,8 @@ _NO_LIMIT = 1 << 31
 _LISTED_EARLY_MS = 60_000
 _CANCELS_KEPT = 10_000
 _CANCELS_KEPT_S = 10.0
+_READY_ASK_S = 1.0
+"""Within what a balancer's check waits for."""
 _NO_ENTRIES = Cursor(1 << 40, 0)
 """A position after everything: a page without entries."""
 
@@ -120,6 +122,8 @@ class Gateway:
         self._index = index
         self.directory = directory
         self.draining = False
+        self._away_since: float | None = None
+        """When Redis was first found to be away, of late."""
         self.lines = Lines(pools, directory, lambda: monotonic_us() + tracer.clock.offset_us)
         self._cancelled: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_CANCELS_KEPT)
         hub.on_return = self._cancel_again
@@ -513,15 +517,26 @@ class Gateway:
         await self._index.remove_live(who.tenant, UserId(user), ended)
         return found
 
-    async def ready(self) -> str | None:
-        """Why this gateway should get no traffic; None: it should."""
+    async def ready(self) -> tuple[bool, str]:
+        """Whether this gateway should get new traffic, and a word on it.
+
+        A Redis that is away for as long as a failover takes is no reason: every gateway would leave its balancer at
+        once, where streams that run go on and who comes is told when to come again.
+        """
         if self.draining:
-            return "draining"
+            return False, "draining"
         try:
-            await self._pools.pools()
-        except FabricUnavailable as error:
-            return error.message
-        return None
+            async with asyncio.timeout(_READY_ASK_S):
+                await self._pools.pools(_READY_ASK_S / 2)
+        except (FabricUnavailable, TimeoutError) as error:
+            why = error.message if isinstance(error, FabricUnavailable) else "Redis does not answer"
+            now = time.monotonic()
+            if self._away_since is None:
+                self._away_since = now
+            away_s = now - self._away_since
+            return away_s < self.settings.ready_without_redis_s, f"for {away_s:.0f} s: {why}"
+        self._away_since = None
+        return True, "ready"
 
     # --- the socket's commands -----------------------------------------------------------------------------
 

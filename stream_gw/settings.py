@@ -49,6 +49,12 @@ class GatewaySettings(EmitSettings):
     )
     drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long open streams may go on")
     drain_spread_s: float = Field(5.0, ge=0, le=600, description="Reconnect hints are spread over so long")
+    ready_without_redis_s: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="/readyz stays 200 while Redis is away for no longer: a failover takes no gateway off its balancer",
+    )
     queue_max: int = Field(
         QUEUE_MAX, ge=0, le=1_000_000, description="Requests that may wait for a replica in a pool; over: 503 pool_full"
     )

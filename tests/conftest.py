@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from stream_fabric.redis.client import RedisClient
+from tests.support.figures import Tell
 from tests.support.kafka import KafkaServer
 from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
 
@@ -18,6 +19,26 @@ settings.register_profile(
 )
 settings.register_profile("deep", settings.get_profile("default"), max_examples=5000)
 settings.load_profile(os.environ.get("STREAM_GW_HYPOTHESIS", "default"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    told = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        for name, text in report.user_properties
+        if name == "figure" and report.when == "call"
+    ]
+    if told:
+        terminalreporter.section("figures")
+    for line in told:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Say a measured figure at the end of the run, also of a test that passes."""
+    return lambda text: request.node.user_properties.append(("figure", text))
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                     sink,
                     clock,
                     metrics,
-                    PodMarker.in_cluster() if settings.pod_deletion_cost else NoMarker(),
+                    PodMarker.in_cluster(settings.pod_account) if settings.pod_deletion_cost else NoMarker(),
                     learner,
                 )
                 running.append(tasks.create_task(governor.run(), name="governor"))

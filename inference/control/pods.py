@@ -20,7 +20,6 @@ ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 _COST = "-1000"
 _TIMEOUT_S = 3.0
 _PAGE = 500
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Marker(Protocol):
@@ -73,7 +72,7 @@ class PodMarker:
         """Pods; None: not known, another may have marked some."""
 
     @classmethod
-    def in_cluster(cls, account: Path = _ACCOUNT) -> PodMarker:
+    def in_cluster(cls, account: Path) -> PodMarker:
         """As the pod that this runs in. Raises OSError or ValueError outside of one."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:

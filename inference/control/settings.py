@@ -22,6 +22,10 @@ class ControllerSettings(EmitSettings):
     pod_deletion_cost: bool = Field(
         False, description="With pools_file, in Kubernetes: tell it which pod may go; needs to list and patch pods"
     )
+    pod_account: Path = Field(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="With pod_deletion_cost: folder of the pod's service account, with token, ca.crt and namespace",
+    )
     drain_stuck: bool = Field(True, description="Drain a ready replica whose requests wait far longer than its peers'")
     stuck_ratio: float = Field(
         3.0,

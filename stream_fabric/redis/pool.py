@@ -230,8 +230,10 @@ class RedisPools:
             await self._client.execute(slot_of("pools"), "SADD", _POOLS, info.pool)
         return Report(desired.decode(), pulled, waiting, asker.decode())
 
-    async def pools(self) -> list[str]:
-        return sorted(name.decode() for name in await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS))
+    async def pools(self, timeout_s: float | None = None) -> list[str]:
+        """``timeout_s``: for how long to try again, in place of the client's usual time."""
+        found = await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS, timeout_s=timeout_s)
+        return sorted(name.decode() for name in found)
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
         """The replicas whose lease is alive."""

@@ -1,4 +1,4 @@
-"""What an undisturbed run says, and a place for the figures that these tests measure."""
+"""What an undisturbed run says."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from tests.chaos.readers import Answer, SseReader
 from tests.gateway.processes import Running, running
 
 Undisturbed = Callable[[Iterable[int], int], Awaitable[dict[int, Answer]]]
-
-Tell = Callable[[str], None]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    told = [
-        f"{report.nodeid.rpartition('::')[2]}: {text}"
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.stats.get(outcome, ())
-        for name, text in report.user_properties
-        if name == "figure" and report.when == "call"
-    ]
-    if told:
-        terminalreporter.section("figures")
-    for line in told:
-        terminalreporter.write_line(line)
-
-
-@pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Tell:
-    """Say a measured figure at the end of the run, also of a test that passes."""
-    return lambda text: request.node.user_properties.append(("figure", text))
 
 
 @pytest.fixture(scope="session")

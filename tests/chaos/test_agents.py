@@ -11,9 +11,10 @@ from itertools import pairwise
 import pytest
 
 from stream_fabric.limits import LEASE_TTL_S
-from tests.chaos.conftest import Tell, Undisturbed
+from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import fleet, log_of
 from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, until_running
+from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 

@@ -10,10 +10,11 @@ from collections import Counter
 
 import pytest
 
-from tests.chaos.conftest import Tell, Undisturbed
+from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import Fleet, fleet, log_of
 from tests.chaos.readers import SseReader
 from tests.gateway.wire import tokens_of_chunks
+from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 
 pytestmark = pytest.mark.chaos

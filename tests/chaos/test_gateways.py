@@ -19,10 +19,11 @@ from inference.agent.lease import LeasePolicy
 from stream_fabric.ids import StreamId
 from stream_fabric.ports import NoEvents
 from stream_fabric.redis.client import Partitions, RedisClient
-from tests.chaos.conftest import Tell, Undisturbed
+from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import PARTITIONS, Fleet, fleet, log_of
 from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, share, until_running
 from tests.gateway.wire import MODEL, events
+from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 

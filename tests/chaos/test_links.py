@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.conftest import Tell, Undisturbed
+from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import fleet, log_of
 from tests.chaos.readers import Reader, SseReader, python_clients
+from tests.support.figures import Tell
 from tests.support.proxy import Proxy
 from tests.support.redis import RedisServer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.outage import Plan, compared, outages
-from tests.chaos.conftest import Tell
 from tests.gateway.processes import need_redis
+from tests.support.figures import Tell
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from telemetry.store import Store
-from tests.chaos.conftest import Tell
 from tests.support.clickhouse import ClickHouseFront
+from tests.support.figures import Tell
 from tests.support.kafka import KafkaServer
 from tests.support.waiting import eventually
 from tests.telemetry.load import ConsumerProcess, Log, check, make_topics

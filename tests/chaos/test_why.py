@@ -12,11 +12,11 @@ import pytest
 
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.why import Answer, why
-from tests.chaos.conftest import Tell
 from tests.chaos.fleet import PARTITIONS, fleet, log_of
 from tests.chaos.readers import SseReader, until_running
 from tests.gateway.processes import Process, run_cli
 from tests.gateway.wire import MODEL
+from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 from tests.telemetry.asked import TOKEN

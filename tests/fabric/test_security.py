@@ -411,7 +411,7 @@ async def test_processes_outlive_a_changed_password(own_server: RedisServer) -> 
     """A gateway, an agent and a controller: alive, not ready while refused, ready again, and nothing is told."""
     env = {"STREAM_GW_REDIS_URL": limited(own_server.url), "STREAM_GW_PARTITIONS": "4"}
     starts = (
-        ["gateway", "--port", "0", "--dev-key", "k"],
+        ["gateway", "--port", "0", "--dev-key", "k", "--ready-without-redis-s", "0"],
         ["agent", "--replica", "r", "--sim", "itl_ms=5", "--metrics-port", "0"],
         ["controller"],
     )

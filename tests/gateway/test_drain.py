@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -11,6 +11,8 @@ from websockets.exceptions import ConnectionClosed
 from tests.gateway.processes import Process, Running
 from tests.gateway.test_sse import claimed
 from tests.gateway.wire import DONE, Gate, Tokenstream, after_heartbeat, chat, dense, events, refusal, text
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
 
 
 @asynccontextmanager
@@ -181,3 +183,31 @@ async def test_streams_of_a_gateway_that_was_killed_go_on_elsewhere(platform: Ru
         assert events(whole)[-1].data == DONE
         assert whole.endswith(after_heartbeat(tail))
         assert text(seen) + text(events(after_heartbeat(tail))) == text(events(whole))
+
+
+async def test_a_redis_that_is_away_for_a_moment_takes_no_gateway_off_its_balancer(redis_server: RedisServer) -> None:
+    """All would leave it at once. Who comes is told when to come again; and for good is no moment."""
+    env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_DEV_KEY": "sk-dev", "STREAM_GW_PARTITIONS": "4"}
+    flags = ("gateway", "--port", "0", "--ready-without-redis-s", "3")
+    with await asyncio.to_thread(Process, *flags, **env) as process:
+        gate = Gate(process.facts["url"], process.pid, "sk-dev")
+        assert (await gate.ask("GET", "/readyz")).body == b"ready\n"
+        for away, back in ((redis_server.kill, redis_server.start), (redis_server.freeze, redis_server.thaw)):
+            away()
+            began = time.monotonic()
+            reply = await gate.ask("GET", "/readyz")
+            assert reply.status == 200 and reply.body.startswith(b"for 0 s: "), reply
+            assert time.monotonic() - began < 2.5, "a check would not wait for so long"
+            refusal(await gate.ask("POST", "/v1/chat/completions", chat(1)), 503, "fabric_unavailable")
+
+            async def status() -> int:
+                return (await gate.ask("GET", "/readyz")).status
+
+            await eventually(lambda: _is(status, 503), "it to leave its balancer")
+            assert time.monotonic() - began >= 3
+            back()
+            await eventually(lambda: _is(status, 200), "it to be ready again")
+
+
+async def _is(status: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await status() == wanted

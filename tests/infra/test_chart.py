@@ -263,6 +263,7 @@ def test_a_model_may_load_as_long_as_vllm_may_start() -> None:
         probe = pod["spec"]["containers"][0]["startupProbe"]
         start_s = float(environment(pod)["STREAM_GW_VLLM_START_S"] or 0)
         assert probe["periodSeconds"] * probe["failureThreshold"] >= start_s + 60
+        assert probe["periodSeconds"] <= 2, "who takes requests is to be known as ready, or it is the first to be taken"
 
 
 # --- what may happen to the cluster ------------------------------------------------------------------------------
@@ -338,6 +339,16 @@ def test_nothing_reaches_a_pod_or_leaves_it_but_what_is_let(case: str) -> None:
         come = [way for spec in over for way in spec.get("ingress", ())]
         assert all(way.get("from") for way in come) or component(pod) == "gateway", name
         assert not agents_own or [port["port"] for way in come for port in way["ports"]] == ["metrics"]
+
+
+def test_operators_come_in_by_the_ingress_only_where_that_is_said() -> None:
+    def paths(*more: str) -> list[str]:
+        flags = ("--set", "ingress.enabled=true", "--set", "ingress.host=llm.example.org", *more)
+        (one,) = of_kind(objects("production", *flags), "Ingress")
+        return [path["path"] for path in one["spec"]["rules"][0]["http"]["paths"]]
+
+    assert paths() == ["/v1", "/static"]
+    assert paths("--set", "ingress.paths={/v1,/static,/ops}") == ["/v1", "/static", "/ops"]
 
 
 def test_policies_can_be_left_out() -> None:

@@ -1,8 +1,8 @@
 """A real Kubernetes control plane with KEDA and Prometheus for tests: plain processes on free loopback ports, with
 their state in a temporary folder. Blocking helpers. What they are made of, and how: ``infra/local-kube``.
 
-There is no kubelet and no network of Services: a pod is bound to a node and then waits for whoever plays its kubelet. A
-node that a test adds stays ready without one.
+There is no network of Services, and no kubelet but that of ``tests/support/kubelet.py``: without it a pod is bound to a
+node and then waits for whoever plays its kubelet. A node that a test adds stays ready without one.
 
 ``python -m tests.support.kube`` keeps one up until Ctrl-C, for a look at it with kubectl.
 """
@@ -84,13 +84,15 @@ class Refused(Exception):
 
 class Kube:
     """A control plane of the test's own. ``node`` adds a node, ``kubectl`` and ``helm`` are the commands, ``ready`` and
-    ``gone`` are what a kubelet would say of a pod, ``scrape`` tells Prometheus of targets. Autoscalers look
-    every ``sync_s``."""
+    ``gone`` are what a kubelet would say of a pod (``tests/support/kubelet.py`` is one), ``scrape`` tells Prometheus of
+    targets, ``kill`` and ``again`` are for its own processes. Autoscalers look every ``sync_s``."""
 
     def __init__(self, *, sync_s: float = 5, downscale_s: float = 15) -> None:
         self._sync_s, self._downscale_s = sync_s, downscale_s
         self.dir = Path(tempfile.mkdtemp(prefix="stream-gw-kube-"))
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._begun: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
+        self._health: dict[str, str] = {}
         self._ports: dict[str, int] = {}
         self.config = self.dir / "admin.kubeconfig"
 
@@ -144,6 +146,25 @@ class Kube:
         """Prometheus asks these each second, beginning within two."""
         targets = [{"targets": [url.removeprefix("http://") for url in urls]}]
         self._file(f"targets/{job}.json", json.dumps(targets))
+
+    def as_admin(self) -> ssl.SSLContext:
+        """For ``server``, with every right."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(self._users["admin"].cert, self._users["admin"].key)
+        return context
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to one of its processes."""
+        (found,) = [one for one in self._processes if one[0] == name]
+        found[1].kill()
+        found[1].wait()
+        self._processes.remove(found)
+
+    def again(self, name: str) -> None:
+        """Start one that was killed as it was started first, and wait until it is ready."""
+        flags, env = self._begun[name]
+        self._begin(name, *flags, **env)
+        self._await(name, self._health[name])
 
     def query(self, expr: str) -> list[Any]:
         address = f"{self.prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': expr})}"
@@ -380,7 +401,8 @@ class Kube:
         partial.rename(path)
 
     def _begin(self, name: str, *flags: str, **env: str) -> None:
-        with (self.dir / f"{name}.log").open("wb") as log:
+        self._begun[name] = flags, env
+        with (self.dir / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [HOME / "bin" / name, *flags],
                 env={**os.environ, **env},
@@ -392,6 +414,7 @@ class Kube:
         self._processes.append((name, process))
 
     def _await(self, name: str, url: str) -> None:
+        self._health[name] = url
         process = next(process for known, process in self._processes if known == name)
         anybody = ssl._create_unverified_context()
 
