@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import PIN_S
+from stream_fabric.surge import MISS, NO_SURGE, UNDER_SHARE, Surge, drawn, is_refused, retry_after_s
 
 BOUND: float = 1.25
 """No stickiness sends a request to a replica whose load is so many times the pool's mean, and its own cost and what the
@@ -186,9 +187,14 @@ class Queued(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The queue holds as many as it may."""
+    """Nothing of the request is kept."""
 
     retry_after_s: int
+    why: Literal["full", "shed", "elsewhere", "crowded"] = "full"
+    """``full``: the queue holds as many as it may. ``shed``: too much is ahead of it for its tier. ``elsewhere``: so
+    much that another pool may take it. ``crowded``: it is another pool's, and there is no room to spare."""
+    backlog_s: float = 0.0
+    """What is ahead of it; of a guest, the share of the slots in use."""
 
 
 @dataclass
@@ -240,6 +246,12 @@ class PoolState:
     rate_per_s: float = 0.0
     arrived: tuple[int, int, int] = (0, 0, 0)
     """Requests, prompt tokens that no replica held, and output tokens asked of the pool so far."""
+    shed: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
+    """Requests refused for the backlog ahead of them so far, by tier."""
+    sent: int = 0
+    """Told to go to another pool."""
+    back: int = 0
+    """Of them, those that no other pool took."""
 
     # --- a gateway's call ----------------------------------------------------------------------------------
 
@@ -250,6 +262,7 @@ class PoolState:
         matched: Sequence[int],
         now_ms: float,
         instead: ReplicaId | None = None,
+        surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
         """Hand the request to the best candidate with room, or let it wait, or refuse it. Asked again, it answers where
         the stream is. ``instead``: take it from this replica, which can run it no more."""
@@ -264,11 +277,14 @@ class PoolState:
         pin, until_ms = self.pins.get(ask.session, ("", 0.0))
         seats = [self.seats.get(r) for r in replicas]
         choice = choose(replicas, seats, matched, ask, pin if until_ms > now_ms else "", now_ms)
-        if instead is None:
+        if instead is None and surge.counts:
             hits = [c.matched_tokens for c in choice.candidates]
             hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
             requests, prompt, output = self.arrived
             self.arrived = requests + 1, prompt + ask.prompt_tokens - hit, output + ask.output_tokens
+        refused = self._surges(ask, seats, choice, pin if until_ms > now_ms else "", now_ms, surge)
+        if refused is not None:
+            return refused
         if choice.taken >= 0 and not any(self.tiers[: ask.tier + 1]):
             self._hand(ask, replicas[choice.taken], min(matched[choice.taken], ask.prompt_tokens), now_ms)
             return Placed(replicas[choice.taken], choice.reason, choice.candidates)
@@ -282,6 +298,71 @@ class PoolState:
         if replica is not None:
             return Placed(replica, choice.reason, choice.candidates)
         return Queued(self.position(ask.stream), choice.candidates)
+
+    def _surges(
+        self, ask: Ask, seats: Sequence[Seat | None], choice: Choice, pin: str, now_ms: float, surge: Surge
+    ) -> Refused | None:
+        """Whether the request is not for this pool to take now."""
+        self.back += surge.again
+        if not surge.shed_s and not surge.shift_s and not surge.guest_max:
+            return None
+        alive = [s for s in seats if s is not None and s.ready and s.expires_ms > now_ms]
+        if surge.guest_max:
+            return self._guest(alive, choice, surge)
+        pinned = any(
+            c.replica == pin and s is not None and s.ready and s.expires_ms > now_ms
+            for c, s in zip(choice.candidates, seats, strict=True)
+        )
+        if not alive:  # whoever asks waits for one to start
+            if not surge.shift_s:
+                return None
+            self.sent += 1
+            return Refused(0, "elsewhere")
+        prefill_ms = prefill_per_s = decode_per_s = 0.0
+        for s in alive:
+            prefill_ms += s.prefill_ms
+            prefill_per_s += s.prefill_per_s
+            decode_per_s += s.decode_per_s
+        count = len(alive)
+        replicas = count * max(surge.replicas / len(seats), 1)
+        waiting = [w.ask for tier in self.tiers[: ask.tier + 1] for w in tier.values()]
+        prompt, output = sum(a.prompt_tokens for a in waiting), sum(a.output_tokens for a in waiting)
+        waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
+        backlog_s = prefill_ms / count / 1000 + waits_s / replicas
+        hit = max((c.matched_tokens for c in choice.candidates), default=0)
+        spared_s = hit / (prefill_per_s / count)
+        shifts = bool(surge.shift_s) and backlog_s >= surge.shift_s and not pinned and spared_s < MISS * backlog_s
+        if not shifts or (surge.shed_s and surge.shed_s < surge.shift_s):
+            mark_s = surge.shed_s
+            if surge.shed_s and backlog_s > mark_s and self._under_share(ask):
+                mark_s *= UNDER_SHARE
+            draw = drawn(ask.jitter)
+            if mark_s and is_refused(backlog_s, mark_s, draw):
+                self.shed[ask.tier] += 1
+                return Refused(retry_after_s(backlog_s, mark_s, draw), "shed", backlog_s)
+        if shifts:
+            self.sent += 1
+            return Refused(0, "elsewhere", backlog_s)
+        return None
+
+    def _guest(self, alive: Sequence[Seat], choice: Choice, surge: Surge) -> Refused | None:
+        prefill_ms, slots, flight = 0.0, 0, 0
+        for s in alive:
+            prefill_ms += s.prefill_ms
+            slots += s.slots
+            flight += s.in_flight
+        free = choice.taken >= 0 and not any(self.tiers) and flight + 1 <= surge.guest_max * slots
+        if free and prefill_ms / len(alive) / 1000 < surge.shed_s:
+            return None
+        return Refused(0, "crowded", flight / slots if slots else 1.0)
+
+    def _under_share(self, ask: Ask) -> bool:
+        """Whether the request's tenant has less in its tier's line than the mean of those that were in it since it was
+        last empty."""
+        finish = self.finish[ask.tier]
+        held = max(finish.get(ask.tenant, 0.0) - self.virtual[ask.tier], 0.0)
+        tokens = sum(w.ask.prompt_tokens + w.ask.output_tokens for w in self.tiers[ask.tier].values())
+        return held * len(finish) < tokens
 
     def _hand(self, ask: Ask, replica: ReplicaId, matched: int, now_ms: float) -> None:
         seat = self.seats[replica]

@@ -19,11 +19,13 @@ from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import RedisClient, slot_of
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ReplyError
+from stream_fabric.surge import MISS, NO_SURGE, SPAN, UNDER_SHARE, Surge
 
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _SEAT = struct.Struct("<dBIIIdddd")
 _BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
+_REFUSED: dict[int, Literal["shed", "elsewhere", "crowded"]] = {3: "shed", 4: "elsewhere", 5: "crowded"}
 PREFIX_TTL_S = 60.0
 LINE_LOOKED_AT = 256
 UNIT = "\x1f"
@@ -153,6 +155,15 @@ class Arrived(NamedTuple):
     """As the gateways estimated them."""
 
 
+class Surged(NamedTuple):
+    """What became of requests that came faster than the pool begins them; it only grows until the pool is lost."""
+
+    shed: tuple[int, ...]
+    """Refused, by tier."""
+    shifted: int
+    """Placed in another pool."""
+
+
 class Held(msgspec.Struct, frozen=True, gc=False):
     """A replica's seat in its pool."""
 
@@ -267,6 +278,7 @@ class RedisPools:
         wait_s: float,
         jitter: float,
         instead: ReplicaId | None = None,
+        surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
         """``PoolState.place`` for a request that gives up waiting after ``wait_s``."""
         args: list[Arg] = [
@@ -287,12 +299,18 @@ class RedisPools:
             placement.SPILL_AT,
             placement.DECODE_WEIGHT,
             placement.REPEAT_WEIGHT,
+            surge.packed(),
+            SPAN,
+            UNDER_SHARE,
+            MISS,
         ]
         for candidate in candidates:
             args += candidate
         code, value, reason, packed = await script("place")(self._client, _slot(pool), [_prefix(pool)], args)
         if code == 2:
             return Refused(value)
+        if code > 2:
+            return Refused(value, _REFUSED[code], float(reason))
         if code == 1 and not candidates:  # it may never have had a replica, and who waits in it is to be looked after
             await self._client.execute(slot_of("pools"), "SADD", _POOLS, pool)
         scored = tuple(
@@ -328,6 +346,12 @@ class RedisPools:
     async def arrived(self, pool: str) -> Arrived:
         reply = await self._client.execute(_slot(pool), "HMGET", _prefix(pool) + "stat", "n", "np", "no")
         return Arrived(*(int(figure or 0) for figure in reply))
+
+    async def surged(self, pool: str) -> Surged:
+        fields = [*(f"shed{tier}" for tier in range(len(placement.TIERS))), "sent", "back"]
+        reply = await self._client.execute(_slot(pool), "HMGET", _prefix(pool) + "stat", *fields)
+        *shed, sent, back = (int(figure or 0) for figure in reply)
+        return Surged(tuple(shed), max(sent - back, 0))
 
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         """Streams in the queue, or only those that have waited too long."""

@@ -16,7 +16,8 @@ from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.placement import PASSED_MAX, Ask, Placed, PoolState, Queued, Refused, Seat, choose
 from stream_fabric.ports import EngineLoad, EngineRequest
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Work
+from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Surged, Work
+from stream_fabric.surge import NO_SURGE, Surge
 
 FAR_S = 3600.0
 QUEUE_MAX = 12
@@ -37,10 +38,10 @@ class LawPool:
         self.state = PoolState(queue_max)
 
     async def place(
-        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None
+        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None, surge: Surge = NO_SURGE
     ) -> Placed | Queued | Refused:
         names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
-        return self.state.place(ask, names, matched, _now_ms(), instead)
+        return self.state.place(ask, names, matched, _now_ms(), instead, surge)
 
     async def report(
         self, info: ReplicaInfo, ended: Sequence[StreamId], running: dict[StreamId, str] | None
@@ -74,11 +75,11 @@ class RedisPool:
         self.name = f"pool-{os.urandom(4).hex()}"
 
     async def place(
-        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None
+        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None, surge: Surge = NO_SURGE
     ) -> Placed | Queued | Refused:
         wait_s = (ask.wait_until_ms - _now_ms()) / 1000
         return await self.pools.place(
-            self.name, work_of(ask), candidates, wait_s=wait_s, jitter=ask.jitter, instead=instead
+            self.name, work_of(ask), candidates, wait_s=wait_s, jitter=ask.jitter, instead=instead, surge=surge
         )
 
     async def report(
@@ -402,9 +403,10 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 known.append(asked)
                 some = rng.sample(names, rng.randint(0, len(names)))
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
-                ours, theirs = await law.place(asked, candidates, None), await real.place(asked, candidates, None)
+                surge = _random_surge(rng)
+                ours, theirs = [await pool.place(asked, candidates, None, surge) for pool in (law, real)]
                 _check_same(ours, theirs)
-                kinds[type(ours).__name__] += 1
+                kinds[ours.why if isinstance(ours, Refused) else type(ours).__name__] += 1
             case "again" if known:
                 asked = rng.choice(known)
                 if await law.where(asked.stream) is not None:
@@ -446,8 +448,23 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
         assert await real.pools.arrived(real.name) == law.state.arrived
-    assert len(kinds) > 1, kinds
+        state = law.state
+        assert await real.pools.surged(real.name) == Surged(tuple(state.shed), max(state.sent - state.back, 0))
+    assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
     await client.close()
+
+
+def _random_surge(rng: random.Random) -> Surge:
+    mark_s = rng.choice([0, 0.05, 0.5, 4])
+    match rng.choice(["none", "none", "home", "home", "guest", "again"]):
+        case "home":
+            return Surge(mark_s, rng.choice([0, 0.1, 1]), replicas=rng.choice([0, 0, 9]))
+        case "again":
+            return Surge(mark_s, again=True)
+        case "guest":
+            return Surge(rng.choice([0.5, 60]), guest_max=rng.choice([0.3, 0.6, 1]))
+        case _:
+            return NO_SURGE
 
 
 def _random_info(rng: random.Random, name: str) -> ReplicaInfo:
@@ -462,7 +479,7 @@ def _random_info(rng: random.Random, name: str) -> ReplicaInfo:
 def _check_same(ours: Placed | Queued | Refused, theirs: Placed | Queued | Refused) -> None:
     assert type(ours) is type(theirs), (ours, theirs)
     if isinstance(ours, Refused) or isinstance(theirs, Refused):
-        assert ours == theirs
+        assert ours[:-1] == theirs[:-1] and theirs[-1] == pytest.approx(ours[-1])
         return
     assert ours[:-1] == theirs[:-1]
     assert len(ours.candidates) == len(theirs.candidates)

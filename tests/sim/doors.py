@@ -16,6 +16,7 @@ from stream_fabric.log import Append, AppendReply, CancelReply, CreateCode, Head
 from stream_fabric.placement import Placed, Queued, Refused
 from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pool import Arrival, Candidate, ReplicaInfo, Report, Work
+from stream_fabric.surge import NO_SURGE, Surge
 from tests.sim.fabric import PARTITIONS, Link, Shard, at_once
 from tests.sim.memory_pools import MemoryPool
 
@@ -194,9 +195,10 @@ class PoolsDoor:
         wait_s: float,
         jitter: float,
         instead: ReplicaId | None = None,
+        surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
         def step(p: MemoryPool, now: float) -> Placed | Queued | Refused:
-            return p.place(work, candidates, now, wait_s, jitter, instead)
+            return p.place(work, candidates, now, wait_s, jitter, instead, surge)
 
         return await self._call("place", pool, step)
 

@@ -9,6 +9,7 @@ from typing import Literal
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused
 from stream_fabric.redis.pool import Arrival, Candidate, ReplicaInfo, Report, Work
+from stream_fabric.surge import NO_SURGE, Surge
 
 
 class Law(PoolState):
@@ -82,6 +83,7 @@ class MemoryPool:
         wait_s: float,
         jitter: float,
         instead: ReplicaId | None = None,
+        surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
         ask = Ask(
             work.request.stream,
@@ -99,7 +101,7 @@ class MemoryPool:
         known = ask.stream in self.law.at and (held is None or held != instead)
         before = self.works.get(ask.stream)
         self.works[ask.stream] = work
-        placed = self.law.place(ask, names, matched, now_ms, instead)
+        placed = self.law.place(ask, names, matched, now_ms, instead, surge)
         if known and before is not None:
             self.works[ask.stream] = before
         elif known or isinstance(placed, Refused):

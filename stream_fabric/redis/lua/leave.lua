@@ -4,7 +4,7 @@ local count = 0
 for _, id in ipairs(ARGV) do
   for tier = 0, TIERS - 1 do
     if redis.call('ZSCORE', P .. 'q' .. tier, id) then
-      forget(id, tier)
+      forget(id, tier, asked(redis.call('HGET', P .. 'ask', id)))
       redis.call('HDEL', P .. 'work', id)
       count = count + 1
     end

@@ -1,15 +1,19 @@
 -- Hand a request to the best candidate with room, or let it wait, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
---   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight, repeat weight; then of
---   each candidate: replica, matched tokens.
--- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused;
+--   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight, repeat weight, what is
+--   done in a surge (packed: the tier's mark, from where it may go elsewhere, of a guest the most of the slots, replicas,
+--   whether it was to go elsewhere; '' nothing), its span, under share, miss; then of each candidate: replica, matched tokens.
+-- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused
+--   since the queue is full, {3, retry after s, backlog s, scored} since too much is ahead of its tier, {4, 0, backlog s, scored}
+--   to go elsewhere, {5, 0, share of slots, scored} a guest for whom there is no room;
 --   scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full, 3 over).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local pin_ms, instead = ARGV[12], ARGV[13]
 local BOUND, SPILL_AT, DECODE_WEIGHT = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
 local REPEAT_WEIGHT = tonumber(ARGV[17])
-local FIRST = 18
+local surge, SPAN, UNDER_SHARE, MISS = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20]), tonumber(ARGV[21])
+local FIRST = 22
 local now = now_ms()
 
 local held = redis.call('HGET', P .. 'at', id)
@@ -99,7 +103,9 @@ elseif hits[best] > 0 then
   reason = 'prefix'
 end
 
-if instead == '' then
+local shed_s, shift_s, guest_max, replicas, again = 0, 0, 0, 0, 0
+if surge ~= '' then shed_s, shift_s, guest_max, replicas, again = struct.unpack('<dddIB', surge) end
+if instead == '' and guest_max == 0 and again == 0 then
   redis.call('HINCRBY', P .. 'stat', 'n', 1)
   redis.call('HINCRBY', P .. 'stat', 'np', prompt - (taken > 0 and hits[taken] or most))
   redis.call('HINCRBY', P .. 'stat', 'no', output)
@@ -108,6 +114,67 @@ end
 
 local ahead = 0
 for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
+if again == 1 then redis.call('HINCRBY', P .. 'stat', 'back', 1) end
+if guest_max > 0 then
+  local prefill_ms, slots_all, flight_all = 0, 0, 0
+  for i = 1, count do
+    if load[i] then
+      prefill_ms, slots_all, flight_all = prefill_ms + prefill[i], slots_all + slots[i], flight_all + flight[i]
+    end
+  end
+  local free = taken > 0 and waiting_count() == 0 and flight_all + 1 <= guest_max * slots_all
+  if not (free and prefill_ms / alive / 1000 < shed_s) then
+    return {5, 0, string.format('%.17g', slots_all > 0 and flight_all / slots_all or 1), explained}
+  end
+elseif (shed_s > 0 or shift_s > 0) and alive == 0 then
+  if shift_s > 0 then -- whoever asks here waits for a replica to start
+    redis.call('HINCRBY', P .. 'stat', 'sent', 1)
+    return {4, 0, '0', explained}
+  end
+elseif shed_s > 0 or shift_s > 0 then
+  local prefill_ms = 0
+  for i = 1, count do
+    if load[i] then prefill_ms = prefill_ms + prefill[i] end
+  end
+  local backlog = prefill_ms / alive / 1000
+  local per_s, decode_per_s = 0, 0
+  if ahead > 0 or (shift_s > 0 and backlog >= shift_s) then
+    for i = 1, count do
+      if load[i] then per_s, decode_per_s = per_s + prefill_s[i], decode_per_s + decode_s[i] end
+    end
+  end
+  if ahead > 0 then
+    local waits_p, waits_o = 0, 0
+    local asked_for = redis.call('HMGET', P .. 'stat', 'qp0', 'qo0', 'qp1', 'qo1', 'qp2', 'qo2')
+    for t = 0, tier do
+      waits_p, waits_o = waits_p + (asked_for[2 * t + 1] or 0), waits_o + (asked_for[2 * t + 2] or 0)
+    end
+    local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
+    backlog = backlog + waits_s / (alive * math.max(replicas / count, 1))
+  end
+  local shifts = shift_s > 0 and backlog >= shift_s and most / (per_s / alive) < MISS * backlog
+  if shifts and pin then
+    for i = 1, count do
+      if names[i] == pin and load[i] then shifts = false end
+    end
+  end
+  local mark = shed_s
+  if mark > 0 and backlog > mark and not (shifts and shift_s <= shed_s) then
+    local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
+    local mine = math.max((redis.call('HGET', P .. 'f' .. tier, tenant) or 0) - (v[1] or 0), 0)
+    if mine * redis.call('HLEN', P .. 'f' .. tier) < (v[2] or 0) + (v[3] or 0) then mark = mark * UNDER_SHARE end
+    local draw = jitter * 1024 % 1
+    if backlog > mark and draw * (SPAN - 1) * mark < backlog - mark then
+      redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
+      local retry = math.ceil((backlog - mark) * (1 + draw / 2))
+      return {3, math.max(1, math.min(60, retry)), string.format('%.17g', backlog), explained}
+    end
+  end
+  if shifts then
+    redis.call('HINCRBY', P .. 'stat', 'sent', 1)
+    return {4, 0, string.format('%.17g', backlog), explained}
+  end
+end
 if taken > 0 and ahead == 0 then
   redis.call('HSET', P .. 'work', id, payload)
   hand(id, payload, names[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000, output / decode_s[taken] * 1000,
@@ -124,6 +191,7 @@ redis.call('HSET', P .. 'work', id, payload)
 local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
 local begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
 redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + prompt + output))
+count_waiting(tier, prompt, output)
 redis.call('ZADD', P .. 'q' .. tier, string.format('%.17g', begins), id)
 local wait_until = now + tonumber(ARGV[9])
 redis.call('ZADD', P .. 'late', wait_until, id)

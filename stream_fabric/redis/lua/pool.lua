@@ -3,7 +3,8 @@
 --   work hash stream → work   at hash stream → replica that has it, "" in the queue   pin:<session> replica
 --   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
 --   over hash stream → how often another went before it although it was first
---   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue
+--   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue, n np no what
+--     was asked for so far, qp<tier> qo<tier> prompt and output tokens in line, shed<tier> sent back what became of a surge
 --   desired hash replica → state that somebody asked for   asker hash replica → who   <replica>:info JSON   <replica>:flight hash stream → costs
 --   <replica>:inbox stream, <replica>:unread set of the streams in it, which reports look at: its bodies may be large
 -- The law is ``stream_fabric/placement.py``.
@@ -50,16 +51,30 @@ local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms
   return count < room
 end
 
--- Take a stream out of its tier's line.
-local function forget(id, tier)
+-- One more is to stand in a tier's line. Of an empty line the count begins anew, whatever earlier versions left.
+local function count_waiting(tier, prompt, output)
+  if redis.call('EXISTS', P .. 'q' .. tier) == 0 then
+    redis.call('HSET', P .. 'stat', 'qp' .. tier, string.format('%d', prompt), 'qo' .. tier, string.format('%d', output))
+  else
+    redis.call('HINCRBY', P .. 'stat', 'qp' .. tier, string.format('%d', prompt))
+    redis.call('HINCRBY', P .. 'stat', 'qo' .. tier, string.format('%d', output))
+  end
+end
+
+-- Take a stream out of its tier's line. ask: what it asks.
+local function forget(id, tier, ask)
   redis.call('ZREM', P .. 'q' .. tier, id)
   redis.call('ZREM', P .. 'late', id)
   redis.call('HDEL', P .. 'ask', id)
   redis.call('HDEL', P .. 'over', id)
   redis.call('HDEL', P .. 'at', id)
-  if redis.call('EXISTS', P .. 'q' .. tier) == 1 then return false end
+  if redis.call('EXISTS', P .. 'q' .. tier) == 1 then
+    redis.call('HINCRBY', P .. 'stat', 'qp' .. tier, string.format('%d', -ask.prompt))
+    redis.call('HINCRBY', P .. 'stat', 'qo' .. tier, string.format('%d', -ask.output))
+    return false
+  end
   redis.call('DEL', P .. 'f' .. tier)
-  redis.call('HDEL', P .. 'stat', 'v' .. tier)
+  redis.call('HDEL', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
   return true
 end
 
@@ -139,7 +154,7 @@ local function pull(replica, now, pin_ms)
     local id, tier, ask, start = next_waiting(replica, serves, now)
     if not id then break end
     -- Whoever goes ahead of its turn must not take the line's time with it: who comes now starts behind the first
-    if not forget(id, tier) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then
+    if not forget(id, tier, ask) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then
       redis.call('HSET', P .. 'stat', 'v' .. tier, start)
     end
     count_popped(now)
