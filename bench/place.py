@@ -42,12 +42,15 @@ from stream_fabric.prefix import PrefixLedger
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Work
 from stream_fabric.redis.scripts import script
+from stream_fabric.surge import Surge
 from stream_gw.directory import Directory
 
 POOL = "bench"
 MODEL = "m"
 CALLERS = 64
 BLOCKS = 16
+DECLARED = Surge(1e9, 1e9)
+"""As of a declared pool, with marks that no backlog here reaches."""
 GROWTH_MAX = 0.10
 _libc = ctypes.CDLL(None)
 _MARK = StreamId("resp_" + "f" * 32)
@@ -158,7 +161,9 @@ async def packed_places(candidates: Sequence[ReplicaId], variants: int = 64) -> 
         chance = random.Random(number)
         asked = [Candidate(replica, chance.choice((0, 0, 0, 500, 1900))) for replica in candidates]
         work = work_of(_MARK, number, f"session-{number}")
-        await RedisPools(recorder).place(POOL, work, asked, wait_s=60, jitter=chance.random())  # type: ignore[arg-type]
+        await RedisPools(recorder).place(  # type: ignore[arg-type]
+            POOL, work, asked, wait_s=60, jitter=chance.random(), surge=DECLARED
+        )
         out.append(hiredis.pack_command(recorder.args))
     return out
 

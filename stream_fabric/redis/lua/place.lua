@@ -30,7 +30,7 @@ for i = 1, count do names[i] = ARGV[FIRST + 2 * i - 2] end
 local pin = session ~= '' and redis.call('GET', P .. 'pin:' .. session)
 local board = count > 0 and redis.call('HMGET', P .. 'board', unpack(names)) or {}
 local slots, room, flight, prefill, decode, prefill_s, decode_s, load = {}, {}, {}, {}, {}, {}, {}, {}
-local alive = 0
+local alive, prefill_ms = 0, 0
 for i = 1, count do
   if board[i] then
     local expires, ready
@@ -39,6 +39,7 @@ for i = 1, count do
     if ready == 1 and expires > now then
       alive = alive + 1
       load[i] = prefill[i] + decode[i]
+      prefill_ms = prefill_ms + prefill[i]
     end
   end
 end
@@ -116,11 +117,9 @@ local ahead = 0
 for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
 if again == 1 then redis.call('HINCRBY', P .. 'stat', 'back', 1) end
 if guest_max > 0 then
-  local prefill_ms, slots_all, flight_all = 0, 0, 0
+  local slots_all, flight_all = 0, 0
   for i = 1, count do
-    if load[i] then
-      prefill_ms, slots_all, flight_all = prefill_ms + prefill[i], slots_all + slots[i], flight_all + flight[i]
-    end
+    if load[i] then slots_all, flight_all = slots_all + slots[i], flight_all + flight[i] end
   end
   local free = taken > 0 and waiting_count() == 0 and flight_all + 1 <= guest_max * slots_all
   if not (free and prefill_ms / alive / 1000 < shed_s) then
@@ -132,10 +131,6 @@ elseif (shed_s > 0 or shift_s > 0) and alive == 0 then
     return {4, 0, '0', explained}
   end
 elseif shed_s > 0 or shift_s > 0 then
-  local prefill_ms = 0
-  for i = 1, count do
-    if load[i] then prefill_ms = prefill_ms + prefill[i] end
-  end
   local backlog = prefill_ms / alive / 1000
   local per_s, decode_per_s = 0, 0
   if ahead > 0 or (shift_s > 0 and backlog >= shift_s) then
