@@ -16,7 +16,8 @@
     ├── TooMany 429 / 4429           a bounded thing is full; retriable
     ├── Draining 503 / 1012          this process is going away; retriable
     ├── NoReplica 503 / 1013         nobody can serve the model now; retriable
-    │   └── PoolFull                 its queue holds as many as it may
+    │   ├── PoolFull                 its queue holds as many as it may
+    │   └── PoolBusy                 too much is ahead of a request of its tier
     ├── FabricUnavailable 503 / 1013 Redis cannot be reached in time; retriable
     ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
@@ -159,6 +160,10 @@ class NoReplica(StreamGwError):
 
 class PoolFull(NoReplica):
     code = "pool_full"
+
+
+class PoolBusy(NoReplica):
+    code = "pool_busy"
 
 
 class FabricUnavailable(StreamGwError):

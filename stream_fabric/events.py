@@ -35,9 +35,14 @@ ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "sta
 AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "lost"]
 """``handed_over``: the replica gave it to another. ``lost``: the replica died; whoever noticed tells it."""
 
-What = Literal["lease", "scale", "rollout", "shed", "breaker", "drain", "dead"]
+What = Literal[
+    "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",
+    "shed_begin", "shed_end", "shift_begin", "shift_end", "promote",
+]  # fmt: skip
 """``lease``: a replica's state in its pool, and that it has left. ``drain``: somebody has asked for one. ``breaker``:
-of an agent whose engine fails. ``shed``: requests were refused, counted. ``dead``: a lease ended unrenewed."""
+of an agent whose engine fails. ``shed``: requests were refused, counted. ``dead``: a lease ended unrenewed.
+``shed_begin``, ``shed_end``: a pool refuses requests of a tier for its backlog. ``shift_begin``, ``shift_end``: its
+requests go to adjacent pools. ``promote``: a warm replica is to take requests. ``scale``: how many there are to be."""
 
 
 class Prices(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -135,6 +140,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     artifact: str = ""
     """Hash of what the model was loaded from, where the engine tells."""
     pool: str = ""
+    """Whose request it is, wherever it ran: a pool's arrivals are what it is scaled by."""
     replica: ReplicaId | Literal[""] = ""
     session_hash: str = ""
     region: str = ""
@@ -145,7 +151,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     error_code: str = ""
     finish_reason: str = ""
     placement: str = ""
-    """Why it went where it went: pin, prefix, load, spill, only, queued."""
+    """Why it went where it went: pin, prefix, load, spill, only, queued, shift."""
     queue_position: int = 0
     scores: tuple[CandidateScore, ...] = ()
     prompt_tokens: int = 0
@@ -167,6 +173,10 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     """So many requests like this one stand behind it: head sampling."""
     prompt: str = ""
     completion: str = ""
+    shifted_to: str = ""
+    """The adjacent pool that took it."""
+    backlog_ms: int = 0
+    """What was ahead of it in its own pool when that refused it or let another take it."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):

@@ -133,6 +133,29 @@ SHEDS = _gateway(
     "Requests turned away for want of room, by where: gateway, rate, pool, queue (waited too long)",
     ("layer",),
 )
+_ONLY_SURGE = "of pools that are declared, once there was a surge"
+POOL_SHEDS = _listed(
+    Metric(
+        "pool_sheds_total",
+        "counter",
+        "requests",
+        "Requests refused since too much work was ahead of their tier",
+        ("gateway",),
+        ("pool", "tier"),
+        only=_ONLY_SURGE,
+    )
+)
+POOL_SHIFTS = _listed(
+    Metric(
+        "pool_shifts_total",
+        "counter",
+        "requests",
+        "Requests of the pool that an adjacent one took",
+        ("gateway",),
+        _POOL,
+        only=_ONLY_SURGE,
+    )
+)
 OPEN_STREAMS = _gateway("open_streams", "gauge", "streams", "Streams with a reader here")
 OPEN_SOCKETS = _gateway("open_websockets", "gauge", "sockets", "WebSockets")
 LAGGING = _gateway("lagging_clients", "gauge", "readers", "Readers that keep only a cursor")
@@ -277,6 +300,22 @@ COLD_START = _controller(
     only=_DECLARED,
 )
 MAX_REPLICAS = _controller("pool_max_replicas", "gauge", "replicas", "As it is declared", only=_DECLARED)
+SHED_LEVEL = _controller(
+    "pool_shed_level_ratio",
+    "gauge",
+    "ratio",
+    "Of a tier's new requests, the share that is refused for the work ahead of them",
+    ("pool", "tier"),
+    only=_OF_LEADER,
+)
+SURGING = _controller(
+    "pool_surging",
+    "gauge",
+    "bool",
+    "1 while requests are refused or given to adjacent pools, by layer: shed of any tier, shift",
+    ("pool", "layer"),
+    only=_DECLARED,
+)
 LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
 DECISIONS = _controller(
     "pool_decisions_total",

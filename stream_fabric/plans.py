@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stream_fabric.ids import ReplicaId
+from stream_fabric.surge import Marks
 
 _OVERDUE = 0.1
 """Of a cold start, what is told of one that takes longer than they do."""
@@ -50,6 +51,12 @@ class PoolPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """When replicas were asked for that have not come yet, on the fabric's clock, and how many; the oldest first."""
     outputs: dict[str, float] = {}
     """Output tokens by ``route``, on the mean, as learned."""
+    surge: Marks | None = None
+    """Where requests are refused, and where they may go to another pool; None: the queue's bound alone holds."""
+    shedding: tuple[str, ...] = ()
+    """Tiers of which requests have been refused of late for the backlog ahead of them."""
+    shifting: bool = False
+    """Requests have gone to adjacent pools of late."""
     at_us: int = 0
     """When it was last changed, on the fabric's clock."""
     reason: str = ""

@@ -55,7 +55,7 @@ class Surge(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether it is demand of this pool that has not been counted yet: a request is its home's, wherever it runs."""
+        """Whether it is demand of this pool that was not counted yet: a request is its home's, wherever it runs."""
         return not self.again and not self.guest_max
 
     def packed(self) -> bytes:
@@ -63,6 +63,17 @@ class Surge(NamedTuple):
 
 
 NO_SURGE = Surge()
+
+
+class Shift(NamedTuple):
+    """Why a request runs in another pool than its own."""
+
+    home: str
+    to: str
+    backlog_s: float
+    """What was ahead of it at home; 0: no replica took requests there."""
+    shift_s: float
+    """What was allowed to be."""
 
 
 def share_refused(backlog_s: float, mark_s: float) -> float:
@@ -88,5 +99,5 @@ def retry_after_s(backlog_s: float, mark_s: float, draw: float) -> int:
 
 def guest_backlog_s(home: Marks, host: Marks | None) -> float:
     """Where an adjacent pool takes no guest: half of where they leave, and before it refuses any of its own."""
-    own = (host.shed_s + (host.shift_s,)) if host is not None else ()
+    own = (*host.shed_s, host.shift_s) if host is not None else ()
     return min([home.shift_s / 2, *(mark for mark in own if mark)])

@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
+from stream_fabric.limits import CANDIDATES_MAX, HOSTS_ASKED_MAX, PREFIX_BLOCK_BYTES
 from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import Loaded
 from stream_fabric.prefix import PrefixView
 from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo
+from stream_fabric.surge import NO_SURGE, Surge, guest_backlog_s
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,14 @@ class Estimates(NamedTuple):
 _UNKNOWN = Estimates(4.0, 256.0)
 
 
+class _Room(NamedTuple):
+    """A pool's ready replicas."""
+
+    models: frozenset[str]
+    running: int
+    slots: int
+
+
 class Directory:
     """Replicas by model."""
 
@@ -53,8 +62,11 @@ class Directory:
         self._read_plans = plans
         self._plans: Mapping[str, PoolPlan] = {}
         self._by_pool: dict[str, list[ReplicaInfo]] = {}
+        self._homes: dict[str, str] = {}
+        """Of each model that a live replica serves, the pool whose requests they are."""
         self._seen_models: dict[str, str] = {}
         self._views: dict[ReplicaId, PrefixView] = {}
+        self._rooms: dict[str, _Room] = {}
         self._used_at: dict[str, float] = {}
         self._loaded: dict[ReplicaId, Loaded] = {}
         """Of those that tell something; also of some that are gone, whose requests are still to be told of."""
@@ -77,7 +89,23 @@ class Directory:
                     self._note_loaded(replica)
                     for model in replica.models:
                         self._seen_models[model] = pool
+            self._homes = self._found_homes()
+            self._rooms = {pool: _room(replicas) for pool, replicas in self._by_pool.items()}
             await self._refresh_views()
+
+    def _found_homes(self) -> dict[str, str]:
+        """Of several pools that serve a model, the first that is declared for it, or the first."""
+        homes: dict[str, str] = {}
+        declared: set[str] = set()
+        for pool, replicas in self._by_pool.items():
+            plan = self._plans.get(pool)
+            for model in {model for info in replicas for model in info.models}:
+                is_declared = plan is not None and model in plan.models
+                if model not in homes or (is_declared and model not in declared):
+                    homes[model] = pool
+                if is_declared:
+                    declared.add(model)
+        return homes
 
     async def _refresh_views(self) -> None:
         since = asyncio.get_running_loop().time() - _USED_S
@@ -117,8 +145,10 @@ class Directory:
         """Models that a live replica serves, and those of pools that are declared and have none at the moment."""
         declared = {model: Served(pool, False) for pool, plan in self._plans.items() for model in plan.models}
         return declared | {
-            model: Served(pool, r.simulated) for pool, rs in self._by_pool.items() for r in rs for model in r.models
-        }
+            model: Served(pool, r.simulated)
+            for pool, rs in self._by_pool.items() for r in rs for model in r.models
+            if self._homes.get(model) == pool
+        }  # fmt: skip
 
     async def pool_of(self, model: str) -> str:
         """The pool that serves a model. Raises ModelNotFound or NoReplica."""
@@ -143,7 +173,7 @@ class Directory:
             await self._refresh_views()
 
     def _pool_of(self, model: str) -> str | None:
-        live = next((pool for pool, rs in self._by_pool.items() if any(model in r.models for r in rs)), None)
+        live = self._homes.get(model)
         return live or next((pool for pool, plan in self._plans.items() if model in plan.models), None)
 
     def _replicas(self, pool: str) -> list[ReplicaInfo]:
@@ -197,6 +227,41 @@ class Directory:
             found = best + sorted(rest, key=lambda item: item[1])[: CANDIDATES_MAX // 2]
         return [candidate for candidate, _ in found]
 
+    def surge(self, pool: str, model: str, tier: int, candidates: Sequence[Candidate]) -> Surge:
+        """What a pool is to do with a request of the tier when too much is asked of it."""
+        plan = self._plans.get(pool)
+        marks = plan.surge if plan is not None else None
+        if marks is None:
+            return NO_SURGE
+        count = len(candidates)
+        if count >= CANDIDATES_MAX:
+            count = sum(model in info.models and info.state == "ready" for info in self._by_pool.get(pool) or ())
+        shed_s = marks.shed_s[tier] if tier < len(marks.shed_s) else 0.0
+        return Surge(shed_s, marks.shift_s if marks.adjacent else 0.0, replicas=count)
+
+    def hosts(self, pool: str, model: str) -> list[str]:
+        """The pool's adjacent ones that serve the model and are believed to have room; they themselves know."""
+        plan = self._plans.get(pool)
+        marks = plan.surge if plan is not None else None
+        found: list[str] = []
+        for other in marks.adjacent if marks is not None else ():
+            room = self._rooms.get(other)
+            if room is None or model not in room.models or marks is None:
+                continue
+            if room.running < marks.shift_utilisation_max * room.slots:
+                found.append(other)
+        return found[:HOSTS_ASKED_MAX]
+
+    def guest(self, home: str, host: str) -> Surge:
+        """What the host is to do with a request of the home's. Raises NoReplica: it is declared no more."""
+        plan, other = self._plans.get(home), self._plans.get(host)
+        if plan is None or plan.surge is None:
+            raise NoReplica(f"pool {home!r} has no adjacent ones any more", retry_after_s=2)
+        return Surge(
+            guest_backlog_s(plan.surge, other.surge if other is not None else None),
+            guest_max=plan.surge.shift_utilisation_max,
+        )
+
     def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
         """A request with this prompt went to the replica."""
         view = self._views.get(replica)
@@ -211,3 +276,10 @@ class Directory:
             if where == "queue" or any(info.replica == where for info in replicas):
                 return True
         return False
+
+
+def _room(replicas: Sequence[ReplicaInfo]) -> _Room:
+    ready = [info for info in replicas if info.state == "ready"]
+    models = frozenset(model for info in ready for model in info.models)
+    running = sum(info.load.running + info.load.waiting for info in ready)
+    return _Room(models, running, sum(max(info.load.slots, 1) for info in ready))

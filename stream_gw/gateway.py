@@ -23,7 +23,6 @@ from stream_fabric.errors import (
     FabricUnavailable,
     IdempotencyMismatch,
     NotFound,
-    PoolFull,
     StreamFailed,
     StreamGwError,
     StreamLost,
@@ -51,6 +50,7 @@ from stream_gw.directory import Directory
 from stream_gw.hub import Hub, Subscription
 from stream_gw.lines import Lines
 from stream_gw.outlet import Outlet
+from stream_gw.placing import place, refusal
 from stream_gw.settings import GatewaySettings
 from stream_gw.trace import ReaderTrace, Tracer, monotonic_us
 from stream_gw.ws import Channel, Create, Mode, Sub
@@ -282,14 +282,21 @@ class Gateway:
         # stream does not exist, and a stream that no replica claims is ended by the watchdog.
         calls: list[Awaitable[Any]] = [
             self._streams.create(stream, work.parsed_epoch(), who.tenant, work.facts, self.name, work.request.model),
-            self._pools.place(
-                pool, work, candidates, wait_s=wait_s(work, self._wait_s_max(pool)), jitter=random.random()
+            place(
+                self._pools,
+                self.directory,
+                work,
+                pool,
+                candidates,
+                hashes,
+                wait_s(work, self._wait_s_max(pool)),
+                random.random(),
             ),
         ]
         if user is not None:
             calls.append(self._index.add_live(who.tenant, UserId(user), stream, now_ms))
         try:
-            created, placed, *_ = await asyncio.gather(*calls)
+            created, (placed, shift), *_ = await asyncio.gather(*calls)
         except FabricUnavailable as lost:
             self.hub.spawn(self._withdraw(stream, lost))
             if key is not None:
@@ -298,16 +305,14 @@ class Gateway:
         if created is CreateCode.CANCELLED:
             raise StreamFailed("the stream was cancelled before it began")
         if isinstance(placed, Refused):
-            error = PoolFull(
-                f"every replica of {work.request.model!r} is full, and as many wait as may; ask again later",
-                retry_after_s=placed.retry_after_s,
-            )
+            trace.backlog_ms = round(placed.backlog_s * 1000)
+            error = refusal(work, placed)
             self.hub.spawn(self._withdraw(stream, error))
             if key is not None:  # or who asks again later would be told the same for as long as the key is kept
                 await self._index.release(who.tenant, key, stream)
             raise error
-        trace.receive_placed(placed)
-        self.hub.spawn(self._streams.put_placement(stream, explain(work, placed)))
+        trace.receive_placed(placed, shift)
+        self.hub.spawn(self._streams.put_placement(stream, explain(work, placed, shift)))
         if isinstance(placed, Placed):
             self.directory.sent(placed.replica, hashes)
         else:

@@ -7,6 +7,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from stream_fabric import metrics as listed
+from stream_fabric.errors import PoolBusy
 from stream_fabric.exposition import Capped, Exposition, Page
 from stream_gw.trace import Over
 
@@ -15,6 +16,7 @@ _LAYERS: dict[str, str] = {
     "draining": "gateway",
     "no_replica": "pool",
     "pool_full": "pool",
+    "pool_busy": "pool",
     "deadline_exceeded": "queue",
 }
 """Errors that say that there was no room, and where."""
@@ -37,6 +39,8 @@ class Metrics:
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._sheds = make.counter(listed.SHEDS)
+        self._pool_sheds = make.counter(listed.POOL_SHEDS)
+        self._pool_shifts = make.counter(listed.POOL_SHIFTS)
         for layer in ("gateway", *_LAYERS.values()):
             self._sheds.labels(layer)
         self._pools = Capped()
@@ -53,6 +57,10 @@ class Metrics:
             self._tokens.labels(pool).inc(over.tokens)
         if layer := shed_layer(over):
             self._sheds.labels(layer).inc()
+        if over.error_code == PoolBusy.code and over.role == "refused":
+            self._pool_sheds.labels(pool, over.tier).inc()
+        if over.shifted_to and over.role == "created":
+            self._pool_shifts.labels(pool).inc()
         if over.role == "created":
             exemplar = {"trace_id": over.trace_id}
             self._durations.labels(pool).observe(over.wall_us / 1e6)

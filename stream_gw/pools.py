@@ -118,6 +118,10 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
             lines.append(f"  resting: {plan.resting}, which finishes its streams")
         if plan.victim:
             lines.append(f"  may go: {plan.victim}, which has nothing left to do")
+        if plan.shedding:
+            lines.append(f"  refused of late, for the work ahead of them: {', '.join(plan.shedding)}")
+        if plan.shifting and plan.surge:
+            lines.append(f"  given away of late: what tolerates a cache miss, to {', '.join(plan.surge.adjacent)}")
         ago = f", {_ago(now - plan.at_us / 1e6)} ago" if plan.at_us else ""
         lines.append(f"  why: {plan.reason}{ago}")
         if "burn_1h" in plan.figures:

@@ -28,6 +28,7 @@ from stream_fabric.frames import STARTED_PREFIX, ChoiceEnd, Delta, End, Note, de
 from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
 from stream_fabric.placement import TIERS, Placed, Queued, Scored
 from stream_fabric.ports import EventSink, Loaded
+from stream_fabric.surge import Shift
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.timeline import Moments, phases
 
@@ -79,6 +80,9 @@ class Over(NamedTuple):
     request_id: str
     stream: str
     tenant: TenantId
+    tier: str = ""
+    shifted_to: str = ""
+    """The adjacent pool that took it."""
 
 
 def _nobody(*told: object) -> None:
@@ -111,10 +115,10 @@ class ReaderTrace:
     """What one reader's end will tell. Moments are microseconds on the monotonic clock; 0: not yet."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "is_over",
-        "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
-        "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "tenant", "tier",
-        "trace_id", "tracer", "transport", "user",
+        "arrived", "attempts", "backlog_ms", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us",
+        "is_over", "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
+        "request_id", "role", "scores", "session", "shifted_to", "stalled_at", "stalled_us", "started", "tenant",
+        "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +147,8 @@ class ReaderTrace:
         self.attempts = self.first_seq = 1
         self.facts: StreamFacts | None = None
         self.user: str | None = None
-        self.pool = self.session = self.reason = self.finish_reason = ""
+        self.pool = self.session = self.reason = self.finish_reason = self.shifted_to = ""
+        self.backlog_ms = 0
         self.replica: ReplicaId | Literal[""] = ""
         self.tier = -1
         self.prices: Prices | None = None
@@ -156,13 +161,15 @@ class ReaderTrace:
 
     # --- on the way ----------------------------------------------------------------------------------------
 
-    def receive_placed(self, placed: Placed | Queued) -> None:
+    def receive_placed(self, placed: Placed | Queued, shift: Shift | None = None) -> None:
         self.placed = monotonic_us()
         match placed:
             case Placed(replica, reason, candidates):
                 self.replica, self.reason = _shared(replica), reason
             case Queued(position, candidates):
                 self.reason, self.position = "queued", position
+        if shift is not None:
+            self.reason, self.shifted_to, self.backlog_ms = "shift", shift.to, round(shift.backlog_s * 1000)
         self.scores = _encoded_scores(candidates, self.replica)
 
     def receive_control(self, line: bytes, now_us: int) -> None:
@@ -216,6 +223,7 @@ class ReaderTrace:
             Over(
                 self.pool, self.role, ended, failed.http_status if failed is not None else 200, failure,
                 done - self.received, ttft_us, tokens, trace_id, self.request_id, stream, self.tenant,
+                TIERS[self.tier] if self.tier >= 0 else "", self.shifted_to,
             )
         )  # fmt: skip
         if ended == "completed" and not sampled(stream, tracer.one_in):
@@ -266,6 +274,8 @@ class ReaderTrace:
                 finish_reason=self.finish_reason,
                 placement=self.reason,
                 queue_position=self.position,
+                shifted_to=self.shifted_to,
+                backlog_ms=self.backlog_ms,
                 scores=msgspec.msgpack.decode(self.scores, type=tuple[CandidateScore, ...]) if self.scores else (),
                 prompt_tokens=usage.prompt if usage else 0,
                 cached_tokens=usage.cached if usage else 0,

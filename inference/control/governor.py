@@ -12,20 +12,22 @@ import contextlib
 import logging
 import random
 import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
 
+from inference.control.chronicle import Chronicle
 from inference.control.desired import Desired
 from inference.control.learner import Learner
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import Marker
 from inference.control.scaling import Figures, Moves, PoolScaler, ScalePolicy, Seen
 from inference.control.starts import Starts
+from inference.control.surge import SurgeWatch, Turn, levels
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.events import FleetEvent
 from stream_fabric.ids import ReplicaId
+from stream_fabric.placement import TIERS
 from stream_fabric.plans import PoolPlan
 from stream_fabric.ports import EventSink
 from stream_fabric.redis.clock import FabricClock
@@ -59,7 +61,9 @@ def load_policies(path: Path) -> dict[str, ScalePolicy]:
         policies = {}
         for name, own in parsed.pool.items():
             where = f"{path}: pool {name!r}"
-            policies[name] = msgspec.convert({**parsed.defaults, **own}, ScalePolicy)
+            policies[name] = policy = msgspec.convert({**parsed.defaults, **own}, ScalePolicy)
+            if name in policy.adjacent:
+                raise ValueError(f"{where}: adjacent names the pool itself")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"{where}: {error}") from error
     return policies
@@ -84,7 +88,7 @@ class Governor:
         self._policies = policies
         self._control = control
         self._pools = pools
-        self._sink = sink
+        self._chronicle = Chronicle(sink, clock, name)
         self._clock = clock
         self._metrics = metrics
         self._marker = marker
@@ -94,6 +98,8 @@ class Governor:
         self._term = 0
         self._scalers: dict[str, PoolScaler] = {}
         self._starts: dict[str, Starts] = {}
+        self._surges: dict[str, SurgeWatch] = {}
+        self._levels: dict[str, Sequence[float]] = {}
         self._plans: dict[str, PoolPlan] = {}
         """As last read or written; kept when Redis has lost them."""
         self._unknown_since: dict[str, float] = {}
@@ -121,6 +127,7 @@ class Governor:
             await marking  # its failure is ours
         finally:
             marking.cancel()
+            self._chronicle.close()
             with contextlib.suppress(FabricUnavailable, ReplyError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._control.leave(self._name)
@@ -160,6 +167,7 @@ class Governor:
         if term != self._term:
             self._scalers.clear()
             self._starts.clear()
+            self._surges.clear()
             self._unknown_since.clear()
             self._marked = frozenset()
             self._marker.forget()
@@ -167,20 +175,24 @@ class Governor:
             if term:
                 log.info("controller %s leads, term %d", self._name, term)
         self._plans |= written
+        self._chronicle.catch_up()
         if not term:
             self._show(leads=False)
             self._metrics.receive_figures({})
+            self._metrics.receive_levels({})
             return
         for pool in self._plans.keys() - self._policies.keys():
             if pool not in written or await self._control.decree(self._name, term, pool, None):
                 del self._plans[pool]
         found: dict[str, Figures] = {}
+        self._levels.clear()
         async with asyncio.TaskGroup() as tasks:
             for pool, policy in self._policies.items():
                 tasks.create_task(self._govern(pool, policy, written.get(pool), found))
         self._show(leads=self.leads)
         self._metrics.receive_figures(found)
         self._metrics.receive_learned(self._learner.known, self._clock.now_us() / 1e6)
+        self._metrics.receive_levels(self._levels)
 
     def _show(self, leads: bool) -> None:
         """To whoever starts and ends replicas, by Prometheus or by gRPC: the same."""
@@ -201,19 +213,27 @@ class Governor:
                 self._clock.now_us() / 1e6,
                 next((victim for victim in self._marked if known and victim == known.victim), None),
             )
+            surged = await self._pools.surged(pool)
             if known is None and now - self._unknown_since.setdefault(pool, now) < _ADOPT_S:
                 return
             scaler = self._scalers.get(pool)
             if scaler is None:
                 scaler = self._scalers[pool] = PoolScaler(policy, known)
                 self._starts[pool] = Starts(known.asked if known else ())
+                shedding, shifting = (known.shedding, known.shifting) if known else ((), False)
+                self._surges[pool] = SurgeWatch(shedding, shifting)
             scaler.learn(self._learner.known.get(pool))
             plan, moves, found[pool] = scaler.look(seen, now)
             starts = self._starts[pool]
             self._learner.receive_starts(pool, starts.look(plan.pods, seen.infos, seen.at_unix_s))
             plan = scaler.plan = msgspec.structs.replace(plan, asked=starts.asked())
+            self._levels[pool] = levels(seen.infos, seen.lines, plan.usual, policy.marks)
+            surge = self._surges[pool]
+            if surge.look(surged, policy.marks, now):
+                scaler.plan = plan = msgspec.structs.replace(plan, shedding=surge.shedding, shifting=surge.shifting)
+            changed = plan.reason != (known.reason if known else "")
             if plan != written:
-                if changed := plan.reason != (known.reason if known else ""):
+                if changed:
                     plan = msgspec.structs.replace(plan, at_us=self._clock.now_us())
                     scaler.plan = plan
                 if not await self._control.decree(self._name, self._term, pool, plan):
@@ -221,15 +241,23 @@ class Governor:
                     self._term = 0
                     return
                 self._plans[pool] = plan
+            # On the timeline the layers stand in their order: refuse, give away, promote, ask for more
+            for turn in surge.taken():
+                self._tell_turn(pool, policy, turn, found[pool])
+            try:
+                await self._move(pool, plan, moves, policy)
+            finally:
                 if changed:
                     self._metrics.receive_decision(pool, known, plan)
                     self._tell(pool, plan)
-            await self._move(pool, moves, policy)
 
-    async def _move(self, pool: str, moves: Moves, policy: ScalePolicy) -> None:
+    async def _move(self, pool: str, plan: PoolPlan, moves: Moves, policy: ScalePolicy) -> None:
         for replica in moves.promote:
             if await self._pools.desire(pool, replica, "ready", "controller"):
                 log.info("replica %s of pool %s is to take requests", replica, pool)
+                self._chronicle.tell(
+                    "promote", pool, replica=replica, reason=plan.reason, figures=plan.figures, asked_by="controller"
+                )
         if moves.rest is not None and await self._pools.desire(pool, moves.rest, "warm", "controller"):
             log.info("replica %s of pool %s is to rest", moves.rest, pool)
         for replica in moves.sleep:
@@ -240,16 +268,36 @@ class Governor:
 
     def _tell(self, pool: str, plan: PoolPlan) -> None:
         log.info("pool %s: %s", pool, plan.reason)
-        self._sink.emit(
-            FleetEvent(
-                id=f"{self._name}:scale:{pool}:{plan.at_us}",
-                at_us=plan.at_us,
-                what="scale",
-                source=self._name,
-                pool=pool,
-                replica=plan.victim or plan.resting or "",
-                state=f"{plan.ready} ready, {plan.warm} warm, {plan.pods} in all",
-                reason=plan.reason,
-                figures=plan.figures,
-            )
+        self._chronicle.tell(
+            "scale",
+            pool,
+            replica=plan.victim or plan.resting or "",
+            state=f"{plan.ready} ready, {plan.warm} warm, {plan.pods} in all",
+            reason=plan.reason,
+            figures=plan.figures,
         )
+
+    def _tell_turn(self, pool: str, policy: ScalePolicy, turn: Turn, figures: Figures) -> None:
+        reason, mark_s = told_of(turn, policy)
+        log.info("pool %s: %s", pool, reason)
+        lasted = {"lasted_s": round(turn.seconds, 1)} if turn.seconds else {}
+        told = {"requests": turn.requests, "backlog_s": round(figures.backlog_s, 3), "mark_s": mark_s, **lasted}
+        kind = f"shed {turn.tier}" if turn.tier else "shift"
+        self._chronicle.tell(turn.what, pool, kind=kind, state=turn.tier, reason=reason, figures=told)
+
+
+def told_of(turn: Turn, policy: ScalePolicy) -> tuple[str, float]:
+    """In words, and the mark it is about."""
+    marks = policy.marks
+    mark_s = marks.shed_s[TIERS.index(turn.tier)] if turn.tier else marks.shift_s
+    ahead = f"more than {mark_s:g} s of work is ahead of them"
+    to = ", ".join(marks.adjacent)
+    match turn.what:
+        case "shed_begin":
+            return f"requests of tier {turn.tier} are refused: {ahead}", mark_s
+        case "shed_end":
+            return f"requests of tier {turn.tier} are not refused any more", mark_s
+        case "shift_begin":
+            return f"requests that tolerate a cache miss go to {to}: {ahead}", mark_s
+        case "shift_end":
+            return f"no request goes to {to} any more", mark_s

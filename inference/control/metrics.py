@@ -79,6 +79,8 @@ class ControllerMetrics:
         self._objective = make.gauge(listed.TTFT_OBJECTIVE)
         self._cold_start = make.gauge(listed.COLD_START)
         self._most = make.gauge(listed.MAX_REPLICAS)
+        self._shed_level = make.gauge(listed.SHED_LEVEL)
+        self._surging = make.gauge(listed.SURGING)
         self._leads = make.gauge(listed.LEADS)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
@@ -151,13 +153,15 @@ class ControllerMetrics:
         """What is wanted of the declared pools, whoever leads; of the last look when the fabric is away."""
         self._leads.set(leads)
         self._plans = dict(plans)
-        for gauge in (self._desired, self._wanted, self._cold_start):
+        for gauge in (self._desired, self._wanted, self._cold_start, self._surging):
             gauge.clear()
         for pool, plan in plans.items():
             self._desired.labels(pool).set(plan.pods)
             self._wanted.labels(pool, "ready").set(plan.ready)
             self._wanted.labels(pool, "warm").set(plan.warm)
             self._cold_start.labels(pool).set(plan.cold_start_s)
+            self._surging.labels(pool, "shed").set(bool(plan.shedding))
+            self._surging.labels(pool, "shift").set(plan.shifting)
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
         """What the plans rest on, told by who leads; empty: this one does not."""
@@ -170,6 +174,13 @@ class ControllerMetrics:
             self._growth.labels(pool).set(found.growth)
             self._burn.labels(pool, "5m").set(found.burn_5m)
             self._burn.labels(pool, "1h").set(found.burn_1h)
+
+    def receive_levels(self, by_pool: Mapping[str, Sequence[float]]) -> None:
+        """Of each tier the share that is refused, told by who leads; empty: this one does not."""
+        self._shed_level.clear()
+        for pool, levels in by_pool.items():
+            for tier, level in zip(TIERS, levels, strict=True):
+                self._shed_level.labels(pool, tier).set(level)
 
     def receive_learned(self, known: Mapping[str, Learned], unix_s: float) -> None:
         self._profile_age.clear()

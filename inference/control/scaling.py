@@ -24,8 +24,10 @@ from inference.control.profile import ArrivalProfile
 from stream_fabric.ids import ReplicaId
 from stream_fabric.learned import Learned
 from stream_fabric.metrics import TTFT_BUCKETS_S
+from stream_fabric.placement import TIERS
 from stream_fabric.plans import PoolPlan, Usual
 from stream_fabric.redis.pool import Arrived, Line, ReplicaInfo
+from stream_fabric.surge import Marks
 
 GAP_S = 5.0
 """Looks further apart are not in a row: nothing is known of the time between."""
@@ -98,6 +100,16 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Warm and idle for so long."""
     awake_min: int = 1
     """Of the warm ones so many do not sleep: they are there at once."""
+    shed_batch_s: float = 0.5
+    """Where requests of the tier begin to be refused, in seconds of what is ahead of them; 0: never."""
+    shed_standard_s: float = 10.0
+    shed_interactive_s: float = 20.0
+    shift_backlog_s: float = 1.0
+    """Where requests that tolerate a cache miss begin to go to an adjacent pool."""
+    adjacent: tuple[str, ...] = ()
+    """Pools that serve the same models and may take them, in order."""
+    shift_utilisation_max: float = 0.6
+    """Of an adjacent pool's slots, the most that are in use with a request that it takes."""
 
     def __post_init__(self) -> None:
         for name, well in (
@@ -122,6 +134,15 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("spare_sigmas must be 0 or more", self.spare_sigmas >= 0),
             ("steps must be from 0 to 1", all(0 <= step <= 1 for step in self._steps)),
             ("times must be 0 or more", all(time_s >= 0 for time_s in self._times)),
+            (
+                "it must be shed_batch_s <= shed_standard_s <= shed_interactive_s, but for those that are 0",
+                sorted(self._sheds) == self._sheds,
+            ),
+            (
+                "with adjacent pools shift_backlog_s must be more than 0, and the first of the tiers refused before it",
+                not self.adjacent or self.shift_backlog_s >= max(min(self._sheds, default=0), 1e-9),
+            ),
+            ("shift_utilisation_max must be more than 0, at most 1", 0 < self.shift_utilisation_max <= 1),
         ):
             if not well:
                 raise ValueError(name)
@@ -135,7 +156,19 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (
             self.ttft_over_s, self.backlog_s_max, self.backlog_over_s, self.utilisation_over_s, self.low_s, self.zero_s,
             self.cold_start_s, self.sleep_after_s,
+            self.shift_backlog_s, self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s,
         )  # fmt: skip
+
+    @property
+    def _sheds(self) -> list[float]:
+        return [mark_s for mark_s in (self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s) if mark_s]
+
+    @property
+    def marks(self) -> Marks:
+        shed_s = {"interactive": self.shed_interactive_s, "standard": self.shed_standard_s, "batch": self.shed_batch_s}
+        return Marks(
+            tuple(shed_s[tier] for tier in TIERS), self.shift_backlog_s, self.adjacent, self.shift_utilisation_max
+        )
 
     def warm_for(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:
         """``jump``: replicas' worth of work by which more may arrive within a cold start. What those that are ready can
@@ -376,6 +409,7 @@ class PoolScaler:
             cold_start_s=self.policy.cold_start_s,
             patience_s=_PATIENCE * max(self.policy.cold_start_s, self._declared.cold_start_s),
             outputs=old.outputs if self._learned is None else self._learned.outputs(),
+            surge=self.policy.marks,
         )
         plan = self._forget_gone(plan, fleet)
         calm = self._calm(plan, fleet, seen, passed_s)

@@ -24,6 +24,7 @@ from stream_fabric.ports import EventSink
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pool import Candidate, RedisPools, Work
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.surge import Shift
 
 
 class Witness:
@@ -158,10 +159,12 @@ def wait_s(work: Work, most_s: float = QUEUE_WAIT_S_MAX) -> float:
     return min(max(left_s, 0.0), most_s)
 
 
-def explain(work: Work, placed: Placed | Queued) -> bytes:
+def explain(work: Work, placed: Placed | Queued, shift: Shift | None = None) -> bytes:
     """One placement, as it is told."""
+    more = {} if shift is None else {"shift": shift._asdict()}
     return msgspec.json.encode(
-        {
+        more
+        | {
             "at_unix_ms": time.time_ns() // 1_000_000,
             "attempt": work.attempt,
             "replica": placed.replica if isinstance(placed, Placed) else None,

@@ -98,6 +98,8 @@ def refused(story: Story) -> Finding | None:
     code, status = story.error_code, story.fact("http_status")
     why = {
         "pool_full": "the pool's queue was full",
+        "pool_busy": f"{int(story.fact('backlog_ms') or 0) / 1000:.1f} s of work were ahead of its tier "
+        f"({story.fact('tier') or '?'}) in pool {story.fact('pool')}, more than may be",
         "no_replica": "no replica could serve the model",
         "too_many": "a limit of its caller was reached",
         "draining": "its gateway was going away",

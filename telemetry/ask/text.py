@@ -182,6 +182,10 @@ def _placement(story: Story) -> list[str]:
         return []
     position = int(story.fact("queue_position") or 0)
     lines = [f"placement: {reason or '?'}" + (f", place {position} in the queue" if position else "")]
+    if host := story.fact("shifted_to"):
+        ahead_s = int(story.fact("backlog_ms") or 0) / 1000
+        why = f"{ahead_s:.1f} s of work were ahead of it" if ahead_s else "no replica took requests"
+        lines += _wrapped(f"taken by adjacent pool {host}: in its own, {story.fact('pool')}, {why}")
     if scored:
         rows: list[tuple[str, ...]] = [("candidate", "score ms", "matched", "in flight", "load ms", "")]
         rows += [

@@ -1,0 +1,240 @@
+"""A surge on real processes: gateways, agents, a controller, telemetry. What is refused, what goes elsewhere, and what
+the operator sees of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stream_fabric.plans import PoolPlan
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.pool import RedisPools
+from tests.gateway.processes import Process, need_redis, run_cli
+from tests.gateway.wire import Gate, chat
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
+from tests.telemetry.asked import TOKEN
+
+MODEL = "m"
+TOKENS = 50
+
+
+@dataclass
+class Told:
+    """What one client was told."""
+
+    status: int
+    tier: str
+    stream: str = ""
+    first_s: float = 0.0
+    retry_after_s: int = 0
+    code: str = ""
+    placement: dict[str, Any] = field(default_factory=dict)
+
+
+async def ask(gate: Gate, tier: str, seed: int, tokens: int = TOKENS, **more: Any) -> Told:
+    began = time.monotonic()
+    body = chat(tokens, seed=seed, service_tier=tier, **{"model": MODEL, **more})
+    async with gate.create(body) as exchange:
+        if exchange.status != 200:
+            error = json.loads(await exchange.rest())["error"]
+            return Told(
+                exchange.status, tier, retry_after_s=int(exchange.headers["retry-after"]), code=error["code"]
+            )  # fmt: skip
+        await exchange.events(2)  # the role, then the first token
+        first_s = time.monotonic() - began
+        await exchange.rest(60)
+        stream = exchange.headers["x-stream-id"]
+    placed = (await gate.ask("GET", f"/v1/streams/{stream}/placement")).json["placements"][0]
+    return Told(200, tier, stream, first_s, placement=placed)
+
+
+@dataclass
+class Platform:
+    gates: list[Gate]
+    pools: RedisPools
+    control: RedisControl
+    env: dict[str, str]
+    stack: AsyncExitStack
+
+    async def start(self, *flags: str) -> Process:
+        process = await asyncio.to_thread(Process, *flags, **self.env)
+        self.stack.push_async_callback(asyncio.to_thread, process.close)
+        return process
+
+    async def agent(self, pool: str, name: str, sim: str, *flags: str) -> None:
+        await self.start("agent", "--replica", name, "--pool", pool, "--sim", f"model={MODEL},{sim}", *flags)
+
+    async def planned(self, pool: str) -> PoolPlan:
+        async def found() -> PoolPlan | None:
+            return (await self.control.plans()).get(pool)
+
+        plan: PoolPlan = await eventually(found, f"pool {pool} to be planned", 30)
+        return plan
+
+
+@asynccontextmanager
+async def platform(redis: RedisServer, declared: Path, pools: str) -> AsyncIterator[Platform]:
+    need_redis()
+    declared.write_text(pools)
+    env = {"STREAM_GW_REDIS_URL": redis.url, "STREAM_GW_PARTITIONS": "4", "STREAM_GW_TELEMETRY_TOKEN": TOKEN}
+    async with AsyncExitStack() as stack:
+        client = RedisClient(redis.url)
+        await client.start()
+        stack.push_async_callback(client.close)
+        found = Platform([], RedisPools(client), RedisControl(client), env, stack)
+        for _ in range(2):
+            gateway = await found.start("gateway", "--port", "0", "--dev-key", "k")
+            found.gates.append(Gate(gateway.facts["url"], gateway.pid, "k"))
+        yield found
+
+
+async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_order_on_one_timeline(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    pools = f"""
+    [defaults]
+    cold_start_s = 60
+    warm_share = 0
+    [pool.north]
+    models = ["{MODEL}"]
+    adjacent = ["south"]
+    warm_min = 1
+    shed_batch_s = 0.3
+    shift_backlog_s = 0.6
+    [pool.south]
+    """
+    async with platform(redis_server, tmp_path / "pools.toml", pools) as up:
+        telemetry = await up.start("telemetry", "--clickhouse", f"chdb://{tmp_path}/t", "--telemetry-linger-s", "0.1")
+        await up.agent("south", "s1", "itl_ms=40,ttft_ms=10,max_num_seqs=24")
+        await up.agent("north", "n1", "itl_ms=40,ttft_ms=10,max_num_seqs=4")
+        await up.agent("north", "n2", "itl_ms=40,ttft_ms=10,max_num_seqs=4", "--standby")
+        await up.start("controller", "--pools-file", str(tmp_path / "pools.toml"))
+        await up.planned("south")
+        before = await up.planned("north")
+        assert (before.ready, before.warm, before.pods) == (1, 1, 2)
+        assert (await up.gates[0].ask("GET", "/v1/models")).json["data"]
+        await asyncio.sleep(1.5)  # gateways read plans each second
+
+        pinned = [await ask(gate, "standard", 1, session_id="kept") for gate in up.gates]
+        assert [told.placement["replica"][:2] for told in pinned] == ["n1", "n1"]
+        arrived = (await up.pools.arrived("south")).requests
+        asked: list[asyncio.Task[Told]] = []
+
+        async def surge() -> None:
+            """Six times what the pool can do."""
+            for number in range(120):
+                tier = "batch" if number % 3 == 0 else "standard"
+                more = {"session_id": "kept"} if number % 12 == 1 else {}
+                asked.append(asyncio.create_task(ask(up.gates[number % 2], tier, number, **more)))
+                await asyncio.sleep(1 / 12)
+
+        await surge()
+
+        async def provided() -> bool:
+            return (await up.planned("north")).pods > before.pods
+
+        await eventually(provided, "more replicas to be asked for", 30)
+        told = await asyncio.gather(*asked)
+        print(Counter((one.status, one.tier, one.code, "shift" in one.placement) for one in told))
+
+        shed = [one for one in told if one.status == 503]
+        assert {(one.tier, one.code) for one in shed} == {("batch", "pool_busy")} and len(shed) > 5
+        assert all(1 <= one.retry_after_s <= 60 for one in shed)
+        shifted = [one for one in told if "shift" in one.placement]
+        assert len(shifted) > 5 and {one.placement["replica"][:2] for one in shifted} == {"s1"}
+        for one in shifted:
+            figures = one.placement["shift"]
+            assert (figures["home"], figures["to"], figures["shift_s"]) == ("north", "south", 0.6)
+            assert figures["backlog_s"] >= 0.6
+        kept = [told[number] for number in range(120) if number % 12 == 1]
+        assert all(one.status == 200 and "shift" not in one.placement for one in kept), "sessions stay at home"
+        assert (await up.pools.arrived("south")).requests == arrived, "what is shifted is its home's demand"
+        surged = await up.pools.surged("north")
+        assert (surged.shed[2], surged.shifted) == (len(shed), len(shifted)), "counted exactly, over all gateways"
+        assert (await up.planned("south")).pods == 1, "who takes guests asks for nothing"
+
+        env = {"STREAM_GW_TELEMETRY_URL": telemetry.facts["url"], "STREAM_GW_TELEMETRY_TOKEN": TOKEN}
+        layers = ["shed_begin", "shift_begin", "promote", "scale", "shift_end", "shed_end"]
+
+        async def timeline() -> list[dict[str, Any]] | None:
+            done = await asyncio.to_thread(run_cli, "traces", "pool", "north", "--json", **env)
+            assert done.returncode == 0, done.stderr
+            told = json.loads(done.stdout)
+            rows = [row for row in told if row["what"] in layers and row["reason"] != "what was there"]
+            return rows if {row["what"] for row in rows} == set(layers) else None
+
+        rows: list[dict[str, Any]] = await eventually(timeline, "the surge to be over and told", 60)
+        firsts = sorted(layers, key=lambda layer: next(n for n, row in enumerate(rows) if row["what"] == layer))
+        assert firsts[:4] == layers[:4], rows
+        begun = next(row for row in rows if row["what"] == "shed_begin")
+        assert begun["state"] == "batch" and "mark_s 0.3" in begun["rested_on"]
+        assert sum(row["what"] == "shed_begin" for row in rows) == 1, "one surge is one beginning"
+        assert next(row for row in rows if row["what"] == "promote")["replica"].startswith("n2")
+        assert "in all" in next(row for row in rows if row["what"] == "scale")["reason"]
+
+        done = await asyncio.to_thread(run_cli, "traces", "why", shifted[0].stream, **env)
+        assert "placement: shift" in done.stdout and "taken by adjacent pool south" in done.stdout, done.stdout
+        shown = await asyncio.to_thread(run_cli, "traces", "pool", "north", **env)
+        print(shown.stdout)
+
+
+async def test_first_tokens_of_interactive_requests_keep_their_objective_while_batch_is_refused(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Prompts of batch work that would keep the replica busy for a minute. The same where nothing is refused: what the
+    objective is kept by."""
+    objective_s = 3.0
+    pools = f"""
+    [defaults]
+    replicas_max = 1
+    ttft_objective_s = {objective_s}
+    [pool.guarded]
+    models = ["guarded"]
+    [pool.open]
+    models = ["open"]
+    shed_batch_s = 0
+    """
+    sim = "itl_ms=5,ttft_ms=1,max_num_seqs=256,prefill_tokens_per_s=8000,prefix_cache=false,max_num_batched_tokens=1024"
+    async with platform(redis_server, tmp_path / "pools.toml", pools) as up:
+        for pool in ("guarded", "open"):
+            await up.start("agent", "--replica", pool, "--pool", pool, "--sim", f"model={pool},{sim}")
+        await up.start("controller", "--pools-file", str(tmp_path / "pools.toml"))
+        await up.planned("guarded")
+        await up.planned("open")
+        await asyncio.sleep(1.5)  # gateways read plans each second
+
+        def prompt(number: int, tokens: int = 8000) -> list[dict[str, str]]:
+            """As many as take the replica a second."""
+            return [{"role": "user", "content": f"{number} " * tokens}]
+
+        async def flooded(model: str) -> tuple[list[Told], list[Told]]:
+            batch, interactive = [], []
+            for number in range(24):
+                one = ask(up.gates[0], "batch", number, 5, model=model, messages=prompt(100 + number))
+                batch.append(asyncio.create_task(one))
+                if number % 4 == 0:
+                    one = ask(up.gates[1], "interactive", number, 5, model=model, messages=prompt(100 + number, 50))
+                    interactive.append(asyncio.create_task(one))
+                await asyncio.sleep(0.1)
+            return await asyncio.gather(*batch), await asyncio.gather(*interactive)
+
+        (batch, interactive), (all_taken, made_wait) = await asyncio.gather(flooded("guarded"), flooded("open"))
+        worst_s = max(one.first_s for one in interactive)
+        print(
+            f"refused {sum(one.status == 503 for one in batch)} of {len(batch)}; interactive first tokens within "
+            f"{worst_s:.2f} s, where nothing is refused {max(one.first_s for one in made_wait):.2f} s"
+        )
+        assert {one.status for one in interactive} == {200} and worst_s < objective_s
+        refused = [one for one in batch if one.status == 503]
+        assert len(batch) / 2 < len(refused) < len(batch) and {one.code for one in refused} == {"pool_busy"}
+        assert {one.status for one in all_taken} == {200}
+        assert max(one.first_s for one in made_wait) > 3 * worst_s

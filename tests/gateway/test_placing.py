@@ -1,0 +1,167 @@
+"""Where gateways put requests in a surge: several of them, several pools, on real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from stream_fabric.ids import ReplicaId, TenantId, new_stream_id
+from stream_fabric.placement import Placed, Queued, Refused
+from stream_fabric.plans import PoolPlan
+from stream_fabric.ports import EngineLoad, EngineRequest
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.pool import RedisPools, ReplicaInfo, Work
+from stream_fabric.surge import Marks, Shift
+from stream_gw.directory import Directory
+from stream_gw.placing import place, refusal
+
+GATEWAYS = 4
+
+
+def work_of(tier: int = 1, session: str = "", model: str = "m") -> Work:
+    request = EngineRequest(new_stream_id(1_700_000_000_000, os.urandom(10)), "chat", model, msgspec.Raw(b"{}"))
+    return Work(request, "1.aa", TenantId("acme"), b"", 2.0, tier, session, 100, 90)
+
+
+@dataclass
+class Edge:
+    """Pools in one Redis, and gateways that know of them what they last read."""
+
+    pools: list[RedisPools]
+    plans: dict[str, PoolPlan] = field(default_factory=dict)
+    directories: list[Directory] = field(default_factory=list)
+    tag: str = field(default_factory=lambda: os.urandom(4).hex())
+
+    async def read(self) -> Mapping[str, PoolPlan]:
+        return self.plans
+
+    def pool(self, name: str) -> str:
+        return f"{name}-{self.tag}"
+
+    async def declare(self, name: str, shift_s: float = 1.0, adjacent: str = "", **more: tuple[str, ...]) -> None:
+        marks = Marks((20.0, 10.0, 0.5), shift_s, (self.pool(adjacent),) if adjacent else ())
+        self.plans[self.pool(name)] = PoolPlan(1, 0, 1, surge=marks, **more)  # type: ignore[arg-type]
+
+    async def join(
+        self,
+        name: str,
+        slots: int = 4,
+        room: int = 5,
+        prefill_ms: float = 0.0,
+        models: tuple[str, ...] = ("m",),
+        prefill_per_s: float = 1000.0,
+    ) -> None:
+        info = ReplicaInfo(
+            ReplicaId(f"r-{self.pool(name)}"), self.pool(name), "sim", models, "ready", EngineLoad(0, 0, slots),
+            room=room, prefill_ms=prefill_ms, prefill_per_s=prefill_per_s, decode_per_s=100.0,
+        )  # fmt: skip
+        await self.pools[0].report(info, ttl_s=3600, running={})
+
+    async def look(self) -> None:
+        self.directories = [Directory(pools, self.read) for pools in self.pools]
+        for directory in self.directories:
+            await directory.refresh()
+
+    async def place(self, name: str, number: int, work: Work) -> tuple[Placed | Queued | Refused, Shift | None]:
+        pools, directory = self.pools[number % GATEWAYS], self.directories[number % GATEWAYS]
+        candidates = directory.candidates(self.pool(name), work.request.model, ())
+        return await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
+
+
+@pytest.fixture
+async def edge(redis_url: str) -> AsyncIterator[Edge]:
+    clients = [RedisClient(redis_url) for _ in range(GATEWAYS)]
+    for client in clients:
+        await client.start()
+    made = Edge([RedisPools(client) for client in clients])
+    yield made
+    for name in ("home", "host"):
+        replica = ReplicaId(f"r-{made.pool(name)}")
+        streams = await made.pools[0].in_flight(made.pool(name), replica)
+        await made.pools[0].drop(made.pool(name), replica, streams)
+        await made.pools[0].leave(made.pool(name), await made.pools[0].waiting(made.pool(name)))
+        await made.pools[0].retire(made.pool(name), replica, leaving=True)
+    for client in clients:
+        await client.close()
+
+
+async def test_what_is_too_much_for_its_home_goes_next_door_until_that_has_no_room_to_spare(edge: Edge) -> None:
+    await edge.declare("home", adjacent="host")
+    await edge.declare("host")
+    await edge.join("home")
+    await edge.join("host", slots=20, room=25, prefill_per_s=1e6)
+    await edge.look()
+    answers = await asyncio.gather(*(edge.place("home", number, work_of()) for number in range(60)))
+    shifts = [shift for _, shift in answers if shift is not None]
+    assert len(shifts) == 12, "six tenths of its slots, however many gateways hand over at once"
+    assert {(shift.home, shift.to, shift.shift_s) for shift in shifts} == {(edge.pool("home"), edge.pool("host"), 1.0)}
+    assert all(shift.backlog_s >= 1.0 for shift in shifts)
+    at_home = [answer for answer, shift in answers if shift is None]
+    assert sum(isinstance(answer, Placed) for answer in at_home) == 5
+    assert sum(isinstance(answer, Queued) for answer in at_home) > 5, "the rest waits where it belongs"
+    surged = await edge.pools[0].surged(edge.pool("home"))
+    refused = [answer for answer in at_home if isinstance(answer, Refused)]
+    assert (surged.shed[1], surged.shifted) == (len(refused), 12)
+    assert {refusal(work_of(), answer).code for answer in refused} <= {"pool_busy"}
+    assert (await edge.pools[0].arrived(edge.pool("home"))).requests == 60, "each is counted once"
+    assert (await edge.pools[0].arrived(edge.pool("host"))).requests == 0, "and not where it is a guest"
+
+
+async def test_two_pools_that_name_each_other_do_not_play_with_a_request(edge: Edge) -> None:
+    await edge.declare("home", adjacent="host")
+    await edge.declare("host", adjacent="home")
+    for name in ("home", "host"):
+        await edge.join(name, slots=10, room=12, prefill_ms=3000)
+    await edge.look()
+    for number in range(20):
+        placed, shift = await edge.place(("home", "host")[number % 2], number, work_of())
+        assert shift is None and not isinstance(placed, Refused)
+    for name in ("home", "host"):
+        assert (await edge.pools[0].arrived(edge.pool(name))).requests == 10
+        assert (await edge.pools[0].surged(edge.pool(name))).shifted == 0
+
+
+async def test_sessions_and_adapters_stay_at_home(edge: Edge) -> None:
+    await edge.declare("home", adjacent="host")
+    await edge.join("home", slots=100, room=125, models=("m", "adapter"))
+    await edge.join("host", slots=100, room=125, prefill_per_s=1e6)
+    await edge.look()
+    _, shift = await edge.place("home", 0, work_of(session="s"))
+    assert shift is None
+    await edge.join("home", slots=100, room=125, prefill_ms=3000, models=("m", "adapter"))
+    for number in range(8):
+        placed, shift = await edge.place("home", number, work_of(session="s"))
+        assert isinstance(placed, Placed) and shift is None and placed.reason in ("pin", "only")
+        placed, shift = await edge.place("home", number, work_of(model="adapter"))
+        assert isinstance(placed, Placed) and shift is None
+        placed, shift = await edge.place("home", number, work_of(session=f"new-{number}"))
+        assert shift is not None, "a session that is bound to nothing loses nothing"
+
+
+async def test_a_pool_that_nobody_declares_does_as_ever(edge: Edge) -> None:
+    await edge.join("home")
+    await edge.join("host", slots=100, room=125)
+    await edge.look()
+    answers = [await edge.place("home", number, work_of(tier=2)) for number in range(40)]
+    assert sum(isinstance(answer, Placed) for answer, _ in answers) == 5
+    assert sum(isinstance(answer, Queued) for answer, _ in answers) == 35
+    assert {shift for _, shift in answers} == {None}
+
+
+async def test_of_pools_with_the_same_model_the_one_declared_for_it_is_its_home(edge: Edge) -> None:
+    model = f"m-{edge.tag}"
+    for name in ("host", "home"):
+        await edge.join(name, models=(model,))
+    await edge.look()
+    (first,) = {await directory.pool_of(model) for directory in edge.directories}
+    other = next(edge.pool(name) for name in ("home", "host") if edge.pool(name) != first)
+    await edge.declare(other.partition("-")[0], models=(model,))
+    for directory in edge.directories:
+        await directory.refresh()
+        assert await directory.pool_of(model) == other == directory.models()[model].pool
