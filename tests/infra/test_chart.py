@@ -474,7 +474,7 @@ def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: P
 def test_a_plan_takes_what_a_policy_has_and_nothing_else() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     taken = schema["properties"]["poolDefaults"]["properties"]["plan"]["propertyNames"]["enum"]
-    assert {*taken, "models", "replicas_min", "replicas_max"} == set(ScalePolicy.__struct_fields__)
+    assert {*taken, "models", "adjacent", "replicas_min", "replicas_max"} == set(ScalePolicy.__struct_fields__)
 
 
 def test_scale_in_can_be_paused_for_a_pool_or_for_all() -> None:
