@@ -9,7 +9,6 @@ Exit code 1: a target was missed. 2: no trace.
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from typing import NamedTuple
 
 from bench.harness import table
 from inference.agent.engines.sim.settings import SimSettings
-from inference.control.profile import DAY_S, SLOT_S, WEEK_S, ArrivalProfile, learned
 from inference.control.scaling import ScalePolicy
 from inference.simulate.elastic import Elastic, Scaler, Step, stepped
 from inference.simulate.engine import full_batch_tokens_per_s
+from inference.simulate.history import TODAY_S, history
 from inference.simulate.scalers import GpuUtilisation, Oracle, Ours, Waiting
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Request, TraceAbsent, load, traces_folder
 from inference.simulate.world import Life
@@ -45,8 +44,6 @@ SLO_TTFT_S, SLO_TTFT_S_PER_TOKEN, SLO_ITL_S = 2.0, 1e-3, 0.12
 ORACLE_SLO_LEAST = 0.99
 ORACLE_FILLED = (0.8, 0.7, 0.6, 0.5, 0.4)
 SLO_SHARE_LEAST, GPU_SHARE_MOST = 0.95, 1.15
-DAYS_KNOWN = 3
-TODAY_S = 10.0 * WEEK_S
 HEAD = ("policy", "SLO", "of the oracle's", "GPU hours", "of the oracle's", "most", "p50 TTFT s", "p99", "not served")
 
 
@@ -78,29 +75,6 @@ def run(name: str, requests: Sequence[Request], scaler: Scaler, begin: int) -> F
         ttft_s[len(ttft_s) * 99 // 100],
         sum(life.fate != "done" for life in lives),
     )
-
-
-def resampled(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Another day: as much on average in each minute, but not the same requests, and not the same number."""
-    rng, end_s = random.Random(f"day {seed}"), requests[-1].at_s
-    out = []
-    for request in requests:
-        for _ in range(rng.choices((0, 1, 2, 3), (0.37, 0.37, 0.18, 0.08))[0]):
-            out.append(replace(request, at_s=min(max(request.at_s + rng.uniform(-60, 60), 0.0), end_s)))
-    out.sort(key=lambda request: request.at_s)
-    return out
-
-
-def history(requests: Sequence[Request], step: Step | None) -> ArrivalProfile:
-    """What the last days have taught."""
-    rows: dict[int, tuple[float, float, float]] = {}
-    for day in range(1, DAYS_KNOWN + 1):
-        known: Sequence[Request] = resampled(requests, day)
-        for request in stepped(known, step, day) if step else known:
-            at_s = int((TODAY_S - day * DAY_S + request.at_s) // SLOT_S) * SLOT_S
-            count, prompt, output = rows.get(at_s, (0.0, 0.0, 0.0))
-            rows[at_s] = (count + 1, prompt + request.prompt_tokens, output + request.output_tokens)
-    return learned([(at_s, *sums) for at_s, sums in rows.items()], TODAY_S)
 
 
 def compare(requests: Sequence[Request], step: Step | None) -> list[Found]:
@@ -144,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"SLO: TTFT at most {SLO_TTFT_S:g} s + 1 s for each {1 / SLO_TTFT_S_PER_TOKEN:,.0f} prompt tokens, mean ITL at "
         f"most {SLO_ITL_S * 1000:g} ms; a request not served misses it\n"
         f"oracle: knows all requests, and is as full as {ORACLE_SLO_LEAST:.0%} of the SLO lets it be\n"
-        f"three days known: other days with as much in each minute on average (and the step at the same time of day)"
+        f"three days known: other days with as much in each minute on average (and the step at the same time)"
     )
     missed = False
     for speed in map(float, args.speeds.split(",")):

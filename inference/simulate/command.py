@@ -17,6 +17,7 @@ from inference.simulate.capacity import Margins, capacity
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.engine import full_batch_tokens_per_s
 from inference.simulate.hardware import ASSUMED, Hardware, load
+from inference.simulate.history import DAYS_KNOWN, history
 from inference.simulate.page import page
 from inference.simulate.traces import Request, read
 from inference.simulate.workload import Lengths, Workload, from_rates, from_trace, parse_lengths
@@ -60,6 +61,7 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         args.begin,
         kills_s,
         args.seed,
+        history(requests, step) if "ours:known" in policies else None,
     )
     for path in filter(None, (args.csv, args.timeline, args.html)):
         _writable(path)
@@ -85,6 +87,7 @@ def _facts(args: argparse.Namespace, asked: study.Study, step: Step | None) -> S
     )
     longer = f" and {objective.ttft_s_per_token * 1000:g} s for each 1,000 prompt tokens" if args.ttft_s_per_1k else ""
     deaths = f"; the busiest dies at {', '.join(f'{at_s:,.0f}' for at_s in asked.kills_s)} s" if asked.kills_s else ""
+    known = (f"known: {DAYS_KNOWN} other days with as much in each minute on average",) if asked.known else ()
     price = f", ${asked.hardware.gpu_hour:g} a GPU hour" if asked.hardware.gpu_hour else ""
     return (
         f"{args.trace.name}{speed}: {len(asked.requests):,} requests in {asked.span_s / 3600:.2f} h{stepping}",
@@ -96,6 +99,7 @@ def _facts(args: argparse.Namespace, asked: study.Study, step: Step | None) -> S
         f"{deaths}",
         f"SLO: first token within {objective.ttft_s:g} s{longer}, then one every {objective.itl_s * 1000:g} ms on "
         f"average; what is not served misses it. Seed {asked.seed}",
+        *known,
     )
 
 

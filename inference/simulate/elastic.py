@@ -19,6 +19,7 @@ from stream_fabric.ids import ReplicaId
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, LEASE_RENEW_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
 from stream_fabric.placement import Placed, Queued, Refused, Seat
 from stream_fabric.redis.reaper import SEEN_DEAD_S
+from stream_fabric.surge import NO_SURGE, Marks, Surge
 
 LOOK_EVERY_S = 1.0
 
@@ -86,6 +87,8 @@ class Elastic(World):
         self._scaler = scaler
         self._cold_start_s = cold_start_s
         self.settings = settings
+        self.marks: Marks | None = None
+        """Of whoever plans the pool, as gateways hear of them."""
         self.counts: list[tuple[float, int, int]] = []
         """Each second: when, how many take requests, and how many there are in all."""
         self.samples: list[Sample] = []
@@ -227,6 +230,9 @@ class Elastic(World):
         if self.replicas[index].gone_s < 0:
             self._report(index, [], renews=True)
             self._at(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+
+    def _surge(self, tier: int, candidates: int) -> Surge:
+        return NO_SURGE if self.marks is None else Surge(self.marks.shed_s[tier], replicas=candidates)
 
     def _takes(self, index: int) -> bool:
         replica = self.replicas[index]

@@ -46,8 +46,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME",
-        help="who decides how many replicas there are: ours, hpa (80 %% of GPU time), waiting (KEDA, 5 that wait a "
-        "replica), oracle (knows what comes), fixed:N; several, with commas or again, are compared",
+        help="who decides how many replicas there are: ours, ours:known (other days like this one have taught it), "
+        "hpa (80 %% of GPU time), waiting (KEDA, 5 that wait a replica), oracle (knows what comes), fixed:N; several, "
+        "with commas or again, are compared",
     )
     parser.add_argument("--pools-file", type=Path, metavar="FILE", help="the controllers' TOML, for ours")
     parser.add_argument("--pool", metavar="NAME", help="which of its pools; may be left out where there is one")

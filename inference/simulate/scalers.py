@@ -43,6 +43,7 @@ class Ours:
     def look(self, fleet: Elastic) -> None:
         victim = self._scaler.plan.victim if self._scaler.plan else None
         plan, moves, _ = self._scaler.look(self._seen(fleet, victim), fleet.now_s)
+        fleet.marks = plan.surge
         if not self.reasons or plan.reason != self.reasons[-1][1]:
             self.reasons.append((fleet.now_s, plan.reason))
         index = {fleet.agents[i].name: i for i in fleet.there()}

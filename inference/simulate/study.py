@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from inference.control.profile import ArrivalProfile
 from inference.control.scaling import ScalePolicy
 from inference.simulate.elastic import Death, Elastic, Sample, Scaler, Step
 from inference.simulate.engine import work_s
 from inference.simulate.hardware import Hardware
+from inference.simulate.history import TODAY_S
 from inference.simulate.scalers import Fixed, GpuUtilisation, Oracle, Ours, Waiting
 from inference.simulate.traces import Request
 from inference.simulate.world import Fate, Life
 
-POLICIES = ("ours", "hpa", "waiting", "oracle", "fixed:N")
+POLICIES = ("ours", "ours:known", "hpa", "waiting", "oracle", "fixed:N")
 ROOM_RATIO = 1.25
 """The agents' default."""
 BINS_MAX = 180
@@ -52,6 +54,8 @@ class Study:
     kills_s: Sequence[float] = ()
     """When a replica dies."""
     seed: int = 0
+    known: ArrivalProfile | None = None
+    """What the controller has learned, for ``ours:known``."""
 
     @property
     def span_s(self) -> float:
@@ -95,7 +99,7 @@ class Outcome:
     ttft_p99_s: float
     done: int
     refused: int
-    """The queue was full."""
+    """The queue was full, or too much was ahead of it."""
     expired: int
     """Nobody had room in time."""
     impossible: int
@@ -154,6 +158,8 @@ def run(study: Study, policy: str) -> Outcome:
     least, most = max(study.policy.replicas_min, 1), study.policy.replicas_max
     scaler: Scaler
     match policy.partition(":"):
+        case "ours", _, "known":
+            scaler = Ours(study.policy, study.known, TODAY_S)
         case "ours", _, _:
             scaler = Ours(study.policy)
         case "hpa", _, _:

@@ -23,6 +23,7 @@ from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import LEASE_RENEW_S, QUEUE_MAX, QUEUE_WAIT_S_MAX
 from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused, Seat
 from stream_fabric.prefix import PrefixView
+from stream_fabric.surge import NO_SURGE, Surge
 
 GATEWAYS = 4
 HINTS_EVERY_S = 1.0
@@ -204,7 +205,8 @@ class World:
             i for i in self._policy.candidates(Asked(request, life.gateway, matched, in_flight)) if self._takes(i)
         ]
         ask = self._ask(life, self._wait_s())
-        answer = self.pool.place(ask, [self._names[i] for i in chosen], [matched[i] for i in chosen], self.now_s * 1000)
+        names, hits = [self._names[i] for i in chosen], [matched[i] for i in chosen]
+        answer = self.pool.place(ask, names, hits, self.now_s * 1000, surge=self._surge(ask.tier, len(names)))
         match answer:
             case Placed(replica, reason, _):
                 self.outcome.reasons[reason] = self.outcome.reasons.get(reason, 0) + 1
@@ -233,6 +235,10 @@ class World:
             wait_until_ms=(self.now_s + wait_s) * 1000,
             jitter=life.jitter,
         )
+
+    def _surge(self, tier: int, candidates: int) -> Surge:
+        """What a gateway tells the pool to do where too much is asked of it."""
+        return NO_SURGE
 
     def _wait_s(self) -> float:
         """How long a request that comes now may wait for room."""

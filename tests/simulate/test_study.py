@@ -14,6 +14,7 @@ import pytest
 from inference.control.scaling import ScalePolicy
 from inference.simulate import plot, report, study
 from inference.simulate.elastic import stepped
+from inference.simulate.history import history
 from inference.simulate.page import page
 from inference.simulate.study import Objective, Outcome, Study
 from tests.client.browser import chromium
@@ -88,6 +89,26 @@ def test_ours_serves_the_step_that_a_fixed_fleet_does_not(outcomes: list[Outcome
     assert fixed.replicas_most == 3 < ours.replicas_most
     assert ours.reasons and not fixed.reasons
     assert max(one.needed for one in ours.bins) > 3
+
+
+def test_what_other_days_taught_is_there_in_time() -> None:
+    step = study.parse_step("4x@40%-60%", 600.0)
+    base = chats(600, 3.0)
+    policy = ScalePolicy(replicas_max=20, cold_start_s=60.0, low_s=60.0)
+    asked = Study(stepped(base, step, 0), slow(), policy, Objective(2.0, 1e-3, 0.1), known=history(base, step))
+    new, known = (study.run(asked, name) for name in ("ours", "ours:known"))
+    assert 1 - known.slo < (1 - new.slo) / 4, (known.slo, new.slo)
+
+
+def test_where_too_much_is_ahead_ours_refuses_and_the_others_are_served_in_time() -> None:
+    """Nine times the traffic that a fleet of one can serve, which may not grow."""
+    served = {}
+    for mark_s in (0.0, 2.0):
+        policy = ScalePolicy(replicas_max=1, cold_start_s=60.0, shed_standard_s=mark_s, shed_interactive_s=0.0)
+        asked = Study(chats(120, 9.0), slow(), policy, Objective(4.0, 1e-3, 1.0), begin=1)
+        served[mark_s] = study.run(asked, "ours")
+    assert served[2.0].refused > 100 and served[2.0].slo > 2 * served[0.0].slo, served
+    assert served[2.0].expired < served[0.0].expired / 4
 
 
 def test_quantiles_of_what_was_not_served_are_infinite() -> None:
