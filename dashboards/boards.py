@@ -257,6 +257,17 @@ AUTOSCALING = Board(
             ], "s",
         ),
         Panel(
+            "Refused for the work ahead of them, of new requests",
+            [Prom(_max(listed.SHED_LEVEL, "pool, tier", _IN_POOL), "{{pool}} {{tier}}")], "percentunit",
+            about="As it would be at this look; what was refused, and what went to adjacent pools, is beside it.",
+        ),
+        Panel(
+            "Refused and given away", [
+                Prom(_rate(listed.POOL_SHEDS, "pool, tier", _IN_POOL), "{{pool}} {{tier}} refused"),
+                Prom(_rate(listed.POOL_SHIFTS, "pool", _IN_POOL), "{{pool}} to adjacent pools"),
+            ], "reqps", only="of pools that are declared, once there was a surge",
+        ),
+        Panel(
             "Arrivals forecast, to those of now", [Prom(_max(listed.GROWTH, "pool", _IN_POOL), "{{pool}}")],
             about="A cold start from now.",
         ),

@@ -95,6 +95,7 @@ _AGENT = '{pool="p",instance="i"}'
 _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
 _BATCH_AGE = f'{listed.QUEUE_AGE.name}{{pool="p",priority="batch"}}'
+_INTERACTIVE = f'{listed.SHED_LEVEL.name}{{pool="p",tier="interactive"}}'
 
 ALERTS: tuple[Alert, ...] = (
     *(alert for objective in OBJECTIVES for alert in _burn_alerts(objective)),
@@ -160,6 +161,11 @@ ALERTS: tuple[Alert, ...] = (
         "PoolBacklog", "page", f"max by (pool) ({listed.BACKLOG.name}) > 60", "3m",
         "Pool {{ $labels.pool }} needs {{ $value }} s for what it has to do",
         {f"{listed.BACKLOG.name}{_POOL}": "90x40"}, {f"{listed.BACKLOG.name}{_POOL}": "20x40"}, labels=_P,
+    ),
+    Alert(
+        "InteractiveRefused", "page", f'max by (pool) ({listed.SHED_LEVEL.name}{{tier="interactive"}}) > 0', "2m",
+        "Pool {{ $labels.pool }} refuses {{ $value | humanizePercentage }} of its interactive requests",
+        {_INTERACTIVE: "0x5 0.2x40"}, {_INTERACTIVE: "0.2 0x40"}, labels=_P,
     ),
     Alert(
         "QueueAge", "ticket", f"max by (pool, priority) ({listed.QUEUE_AGE.name}) > 30", "2m",
