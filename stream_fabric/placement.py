@@ -265,7 +265,8 @@ class PoolState:
         surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
         """Hand the request to the best candidate with room, or let it wait, or refuse it. Asked again, it answers where
-        the stream is. ``instead``: take it from this replica, which can run it no more."""
+        the stream is. ``instead``: take it from this replica, which can run it no more; where it has to wait it is the
+        first of its tier, for somebody is in the middle of reading it."""
         if ask.stream in self.at:
             held = self.at[ask.stream]
             if held is None:
@@ -288,10 +289,10 @@ class PoolState:
         if choice.taken >= 0 and not any(self.tiers[: ask.tier + 1]):
             self._hand(ask, replicas[choice.taken], min(matched[choice.taken], ask.prompt_tokens), now_ms)
             return Placed(replicas[choice.taken], choice.reason, choice.candidates)
-        if sum(map(len, self.tiers)) >= self.queue_max:
+        if instead is None and sum(map(len, self.tiers)) >= self.queue_max:
             return Refused(self._retry_after_s())
         known = {r: min(tokens, ask.prompt_tokens) for r, tokens in zip(replicas, matched, strict=True) if tokens > 0}
-        self._enqueue(ask, known, pin if until_ms > now_ms else "")
+        self._enqueue(ask, known, pin if until_ms > now_ms else "", first=instead is not None)
         if choice.taken >= 0:  # room has come up while others wait: whoever is first gets it
             self._pull(replicas[choice.taken], now_ms)
         replica = self.at[ask.stream]
@@ -378,10 +379,11 @@ class PoolState:
         if ask.session:
             self.pins[ask.session] = (replica, now_ms + PIN_S * 1000)
 
-    def _enqueue(self, ask: Ask, held: dict[ReplicaId, int], pin: str) -> None:
-        finish = self.finish[ask.tier]
-        start = max(self.virtual[ask.tier], finish.get(ask.tenant, 0.0))
-        finish[ask.tenant] = start + ask.prompt_tokens + ask.output_tokens
+    def _enqueue(self, ask: Ask, held: dict[ReplicaId, int], pin: str, *, first: bool) -> None:
+        start, finish = 0.0, self.finish[ask.tier]
+        if not first:
+            start = max(self.virtual[ask.tier], finish.get(ask.tenant, 0.0))
+            finish[ask.tenant] = start + ask.prompt_tokens + ask.output_tokens
         self.tiers[ask.tier][ask.stream] = Waiting(ask, start, held, pin)
         self.at[ask.stream] = None
 

@@ -380,6 +380,27 @@ async def test_a_stream_is_taken_from_a_replica_that_can_run_it_no_more(pool: Po
     assert await pool.where(asked.stream) == "b"
 
 
+async def test_who_lost_a_replica_is_first_of_its_tier_also_where_the_queue_is_full(pool: Pool) -> None:
+    for name in ("a", "b"):
+        await pool.report(info_of(name, room=1), [], {})
+    mine, other = ask(), ask()
+    assert (await placed(pool, mine, to("a")))[0] == "a"
+    assert (await placed(pool, other, to("b")))[0] == "b"
+    line = [ask() for _ in range(QUEUE_MAX - 1)]
+    for waiting in line:
+        assert isinstance(await pool.place(waiting, to("a", "b"), None), Queued)
+    better = ask(tier=0)
+    assert isinstance(await pool.place(better, to("b"), None), Queued)
+    assert isinstance(await pool.place(ask(), to("b"), None), Refused)
+    moved = await pool.place(mine, to("b"), ReplicaId("a"))
+    assert isinstance(moved, Queued) and moved.position == 2
+    assert await pool.line([better.stream, mine.stream, line[0].stream]) == [1, 2, 3]
+    # It costs its tenant no turn: what comes from it now goes where it would have gone
+    await pool.report(info_of("b", room=1), [other.stream], None)
+    await pool.report(info_of("b", room=1), [better.stream], None)
+    assert await pool.where(mine.stream) == "b" and await pool.line([line[0].stream]) == [1]
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["redis", "cluster"])
 async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.FixtureRequest) -> None:

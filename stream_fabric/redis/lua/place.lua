@@ -177,15 +177,18 @@ if taken > 0 and ahead == 0 then
   return {0, names[taken], reason, explained}
 end
 local waiting = waiting_count()
-if waiting >= tonumber(ARGV[11]) then
+if instead == '' and waiting >= tonumber(ARGV[11]) then
   local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
   redis.call('HDEL', P .. 'work', id)
   return {2, rate <= 0 and 1 or math.max(1, math.min(60, math.ceil((waiting + 1) / rate))), '', explained}
 end
 redis.call('HSET', P .. 'work', id, payload)
-local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
-local begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
-redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + prompt + output))
+local begins = 0 -- of one that somebody is in the middle of reading: before all others
+if instead == '' then
+  local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
+  begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
+  redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + prompt + output))
+end
 count_waiting(tier, prompt, output)
 redis.call('ZADD', P .. 'q' .. tier, string.format('%.17g', begins), id)
 local wait_until = now + tonumber(ARGV[9])
