@@ -305,7 +305,7 @@ class Gateway:
         if created is CreateCode.CANCELLED:
             raise StreamFailed("the stream was cancelled before it began")
         if isinstance(placed, Refused):
-            trace.backlog_ms = round(placed.backlog_s * 1000)
+            trace.surge = ("", placed.backlog_s)
             error = refusal(work, placed)
             self.hub.spawn(self._withdraw(stream, error))
             if key is not None:  # or who asks again later would be told the same for as long as the key is kept

@@ -111,14 +111,18 @@ class Tracer:
     """Hears of those that are told, and the client's span that each belongs to; empty: none."""
 
 
+_CALM = ("", 0.0)
+"""To which adjacent pool it went, and the seconds of work that were ahead of it at home: nowhere."""
+
+
 class ReaderTrace:
     """What one reader's end will tell. Moments are microseconds on the monotonic clock; 0: not yet."""
 
     __slots__ = (
-        "arrived", "attempts", "backlog_ms", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us",
-        "is_over", "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
-        "request_id", "role", "scores", "session", "shifted_to", "stalled_at", "stalled_us", "started", "tenant",
-        "tier", "trace_id", "tracer", "transport", "user",
+        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "is_over",
+        "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
+        "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "surge", "tenant", "tier",
+        "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -147,8 +151,8 @@ class ReaderTrace:
         self.attempts = self.first_seq = 1
         self.facts: StreamFacts | None = None
         self.user: str | None = None
-        self.pool = self.session = self.reason = self.finish_reason = self.shifted_to = ""
-        self.backlog_ms = 0
+        self.pool = self.session = self.reason = self.finish_reason = ""
+        self.surge = _CALM
         self.replica: ReplicaId | Literal[""] = ""
         self.tier = -1
         self.prices: Prices | None = None
@@ -169,7 +173,7 @@ class ReaderTrace:
             case Queued(position, candidates):
                 self.reason, self.position = "queued", position
         if shift is not None:
-            self.reason, self.shifted_to, self.backlog_ms = "shift", shift.to, round(shift.backlog_s * 1000)
+            self.reason, self.surge = "shift", (shift.to, shift.backlog_s)
         self.scores = _encoded_scores(candidates, self.replica)
 
     def receive_control(self, line: bytes, now_us: int) -> None:
@@ -223,7 +227,7 @@ class ReaderTrace:
             Over(
                 self.pool, self.role, ended, failed.http_status if failed is not None else 200, failure,
                 done - self.received, ttft_us, tokens, trace_id, self.request_id, stream, self.tenant,
-                TIERS[self.tier] if self.tier >= 0 else "", self.shifted_to,
+                TIERS[self.tier] if self.tier >= 0 else "", self.surge[0],
             )
         )  # fmt: skip
         if ended == "completed" and not sampled(stream, tracer.one_in):
@@ -274,8 +278,8 @@ class ReaderTrace:
                 finish_reason=self.finish_reason,
                 placement=self.reason,
                 queue_position=self.position,
-                shifted_to=self.shifted_to,
-                backlog_ms=self.backlog_ms,
+                shifted_to=self.surge[0],
+                backlog_ms=round(self.surge[1] * 1000),
                 scores=msgspec.msgpack.decode(self.scores, type=tuple[CandidateScore, ...]) if self.scores else (),
                 prompt_tokens=usage.prompt if usage else 0,
                 cached_tokens=usage.cached if usage else 0,

@@ -89,7 +89,7 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         outlet = Reading()
         subscription = hub.follow_new(hub.expect(asked.stream, tenant, epoch), outlet)
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
-        lines = Lines(pools, directory)
+        lines = Lines(pools, directory, lambda: 0)
         lines.add(info.pool, subscription)
         yield World(hub, lines, outlet, proxy)
         subscription.close()

@@ -12,7 +12,7 @@ from stream_fabric.placement import Placed, Scored
 from stream_gw.trace import ReaderTrace, Tracer
 from tests.support.events import Heard
 
-BYTES_MAX = 620
+BYTES_MAX = 624
 """Without what it shares with others. Of a reader whose stream could go to two replicas."""
 
 
