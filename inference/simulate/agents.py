@@ -16,7 +16,7 @@ from stream_fabric.placement import Seat
 from stream_fabric.prefix import PrefixLedger
 
 ROOM_RATIO = 4
-"""As the agent's setting of that name."""
+"""What the agent's setting of that name does; its default is 1.25."""
 OUTPUT_LIMIT_TOKENS = 1024
 """``max_tokens`` of every request: no trace has a longer answer, so it tells nothing of any one."""
 
