@@ -197,10 +197,18 @@ class PoolsDoor:
         instead: ReplicaId | None = None,
         surge: Surge = NO_SURGE,
     ) -> Placed | Queued | Refused:
+        stream, unheard = work.request.stream, self._w.witness.unheard
+        if instead is None:
+            unheard[stream] = self._link.process
+
         def step(p: MemoryPool, now: float) -> Placed | Queued | Refused:
+            unheard.pop(stream, None)
             return p.place(work, candidates, now, wait_s, jitter, instead, surge)
 
-        return await self._call("place", pool, step)
+        try:
+            return await self._call("place", pool, step)
+        finally:  # who lives to see that no pool has heard is the one to say so
+            unheard.pop(stream, None)
 
     async def leave(self, pool: str, streams: Sequence[StreamId]) -> int:
         return await self._call("leave", pool, lambda p, _: p.leave(streams))

@@ -16,6 +16,7 @@ import pytest
 import inference.agent.agent
 import inference.agent.continuation
 import inference.agent.running
+import stream_gw.gateway
 import stream_gw.hub
 import tests.support.memory_log
 from inference.agent.agent import Agent
@@ -28,6 +29,7 @@ from stream_fabric.errors import StreamGwError
 from stream_fabric.frames import Frame, Open, Usage
 from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.log import Append, AppendCode, AppendReply, StreamState, Takeover
+from stream_fabric.placement import Placed
 from stream_fabric.ports import EngineRequest, FrameSink
 from stream_fabric.producer import Outcome, Producer
 from stream_fabric.reader import Need, Reader, Step
@@ -430,6 +432,11 @@ def say_nothing(self: Lease, stream: StreamId) -> None:
     """Does not tell the pool of what ended before it was placed again."""
 
 
+async def place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
+    """Says that a request has its place, and asks for none."""
+    return Placed(ReplicaId("r"), "only", ()), None
+
+
 async def free_as_far_as_it_knows(self: Agent) -> bool:
     return not self.running
 
@@ -473,6 +480,7 @@ PLANTED: dict[str, Bug] = {
     "a producer that bills its own part": Bug([(RUNNING, "Producer", OwnUsageProducer)], "5:"),
     "a producer that no fence stops": Bug([(RUNNING, "Producer", UnfencedProducer)], faults=["frozen agent"]),
     "no watchdog": Bug([(Hub, "watchdog", nothing)], "4:"),
+    "a gateway that places nothing": Bug([(stream_gw.gateway, "place", place_nothing)], faults=["flaky", "gateway"]),
     "no reaper": Bug([(Reaper, "run", nothing)]),
     "a lease renewal that only adds": Bug([(Law, "report", add_only)], "7:"),
     "a rescue that drops before it places": Bug([(Rescue, "rescue", drop_first)], "6:", faults=["halfway", "agent"]),

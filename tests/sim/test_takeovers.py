@@ -10,23 +10,29 @@ from typing import Any
 
 import pytest
 
+import stream_gw.gateway
 from stream_fabric.frames import End, decode
-from stream_fabric.ids import StreamId
+from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.log import StreamState
+from stream_fabric.placement import Placed
 from tests.sim.client import Spec
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
 from tests.sim.loop import Process
+from tests.sim.stand_ins import Planted
 from tests.sim.verdict import lines_of
+from tests.sim.witness import Violation
 from tests.sim.world import World
 
 
 class Stage:
     """A world in which only happens what is said."""
 
-    def __init__(self, agents: int = 2, *, standby: int = 0, itl_ms: float = 20.0, seed: int = 0) -> None:
+    def __init__(
+        self, agents: int = 2, *, standby: int = 0, itl_ms: float = 20.0, seed: int = 0, planted: Planted = ()
+    ) -> None:
         self._agents, self._standby = agents, standby
         self._do: list[Callable[[], None]] = []
-        self.w = World(seed, plan=self._plan)
+        self.w = World(seed, planted, plan=self._plan)
         self.w.lease_ttl_s, self.w.drain_s = 1.0, 0.0
         self.w.engine = engine_settings(itl_ms, slots=8)
 
@@ -39,8 +45,9 @@ class Stage:
         for what in self._do:
             what()
 
-    def ask(self, at_s: float, **fields: Any) -> None:
+    def ask(self, at_s: float, *, key: str | None = None, **fields: Any) -> None:
         spec = Spec(len(self._do), fields)
+        spec.key = key
         self._do.append(lambda: self.w.ask(spec, at_s))
 
     def at(self, at_s: float, what: Callable[[], None]) -> None:
@@ -176,3 +183,44 @@ def test_a_request_is_placed_again_after_its_end_for_the_answer_was_lost(seed: i
     stage.w.network.unlucky = lambda: bool(unlucky) and unlucky.pop()  # type: ignore[method-assign]
     _, end = stage.run()
     assert end.status == "completed" and not lost
+
+
+def _gateway_dies_between_the_pair(stage: Stage) -> None:
+    """Once it has made its stream; what it sends at that moment does not arrive."""
+
+    def ran(script: str, process: Process) -> None:
+        if script == "create" and not lost:
+            assert "place" not in stage.w.counts
+            stage.w.chaos.kill(next(host for host in stage.w.hosts if host.process is process))
+            lost.append(stage.w.loop.now + 0.01)
+        stage.w.counts[script] = stage.w.counts.get(script, 0) + 1
+
+    lost: list[float] = []
+    stage.w.ran = ran  # type: ignore[method-assign]
+    stage.w.network.unlucky = lambda: bool(lost) and stage.w.loop.now < lost[0]  # type: ignore[method-assign]
+
+
+def test_a_gateway_dies_before_any_pool_has_heard_of_its_request() -> None:
+    """Its client finds the stream by the key. Nobody has what was asked, so it gets a terminal that says so."""
+    stage = Stage()
+    stage.ask(0.3, key="k", max_tokens=20)
+    _gateway_dies_between_the_pair(stage)
+    state, end = stage.run()
+    assert end.status == "failed" and end.error is not None and end.error.code == "replica_lost"
+    assert end.error.retriable and end.usage is not None and end.usage.output == 0
+    assert state.last == 1 and "place" not in stage.w.counts
+    assert [client.done for client in stage.w.clients if not client.left] == ["end"] * len(stage.w.clients)
+
+
+async def _place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
+    return Placed(ReplicaId("r"), "only", ()), None
+
+
+@pytest.mark.parametrize("dies", (True, False))
+def test_a_gateway_that_asked_for_no_place_has_no_such_excuse(dies: bool) -> None:
+    stage = Stage(planted=[(stream_gw.gateway, "place", _place_nothing)])
+    stage.ask(0.3, key="k", max_tokens=20)
+    if dies:
+        _gateway_dies_between_the_pair(stage)
+    with pytest.raises(Violation, match=r"6: .* failed: .*replica_lost"):
+        stage.run()

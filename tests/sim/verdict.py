@@ -152,6 +152,12 @@ def _check_outcome(world: World, stream: StreamId, end: End, spec: Spec) -> None
         require("deadline_s" in spec.fields or "queue" in world.faults, what)
     elif why == "replica_lost" and " died, and it" in end.error.message:
         require(taken > 0 and (not spec.continuable or "but not why" in end.error.message), what)
+    elif why == "replica_lost" and stream in world.witness.unplaced:
+        # Its `create` came through, each `place` was lost on its way, and the gateway that would have sent it again was
+        # killed. Its client alone still has what was asked: no list has the stream, so nobody can rescue it, and a
+        # terminal is all that the watchdog can give. One whose gateway asked for no place, or saw that it got none and
+        # lived, or whose `place` a pool has heard, even if it then forgot it, is not among these.
+        require(not any(name == stream for name, _ in world.witness.writers), f"6: {stream} has no place, and frames")
     elif why == "replica_lost" and world.chaos.rescuers_died < 2:  # the watchdog waits for one, and the next
         require(taken >= ATTEMPTS_MAX - 1 or stream in world.witness.alone, what)
     elif why == "engine_lost":

@@ -84,6 +84,9 @@ class Seen:
         require(not later, f"1: {stream} is in epoch {before} and was ended for {epoch}")
         if not any(other != replica for other in self._witness.listed.get(process, ())):
             self._witness.alone.add(stream)
+        asker = self._witness.unheard.get(stream)
+        if asker is not None and not asker.alive:
+            self._witness.unplaced.add(stream)
 
     def check(self, shard: Shard) -> None:
         for stream, (last, _, status, count, _) in self._before.items():
@@ -121,6 +124,10 @@ class Witness:
         self.listed: dict[Process, list[ReplicaId]] = {}
         """Which replicas each process was told last."""
         self.takeovers: dict[StreamId, list[float]] = {}
+        self.unheard: dict[StreamId, Process] = {}
+        """Who asks a pool to place a new stream, as long as no pool has heard it and who asks has not given up."""
+        self.unplaced: set[StreamId] = set()
+        """Fenced, and no pool had ever heard of them: who asked for their place died first."""
 
     @contextmanager
     def watching(self, shard: Shard, streams: Sequence[StreamId]) -> Iterator[Seen]:
