@@ -77,8 +77,9 @@ class Lease:
         self._published_at = 0.0
         self._evicted_tokens = 0
         self._clears = 0
-        self._unsaid: dict[StreamId, None] = {}
-        """Streams that have ended and that the pool has not been told of."""
+        self._unsaid: dict[StreamId, int] = {}
+        """Streams that have ended and that the pool has not been told of, each with the number of that end."""
+        self._ends = 0
         self._reporting = False
         self._turn = asyncio.Lock()
         """Of two reports on their way the second would say again that a stream has ended which the first gave back."""
@@ -163,7 +164,8 @@ class Lease:
 
     def say_ended(self, stream: StreamId) -> None:
         """Whatever the pool's lists say, the stream does not run here any more."""
-        self._unsaid[stream] = None
+        self._ends += 1
+        self._unsaid[stream] = self._ends
         self.report_soon()
 
     # --- what is told --------------------------------------------------------------------------------------
@@ -206,14 +208,17 @@ class Lease:
             log.warning("the pool cannot be told of room: %s", error)  # the next renewal tells it
 
     async def _report(self, *, renew: bool) -> None:
-        ended = list(self._unsaid)
+        ended = dict(self._unsaid)
         running = {s.work.request.stream: s.work.session for s in self._running()} if renew else None
         info = self.info()
         report = await self._pools.report(
-            info, ttl_s=self._policy.ttl_s if renew else None, ended=ended, running=running
+            info, ttl_s=self._policy.ttl_s if renew else None, ended=list(ended), running=running
         )
-        for name in ended:
-            self._unsaid.pop(name, None)
+        for name, number in ended.items():
+            if (
+                self._unsaid.get(name) == number
+            ):  # else it was placed here again behind this report, and is to be said again
+                del self._unsaid[name]
         if running is not None:
             now = self._loop.time()
             self._chronicle.receive_renewal(info, len(running), now)

@@ -497,7 +497,7 @@ async def test_reports_that_cross_do_not_take_a_stream_away_that_was_given_back(
         work = Work(EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body)), "1.aa", ACME, b"{}", None)
         assert isinstance(await bench.pools.place(bench.pool, work, [], wait_s=60, jitter=0.0), Queued)
         lease = bench.agent._lease
-        lease._unsaid[stream] = None
+        lease._unsaid[stream] = 1
         await asyncio.gather(lease.renew(), lease.renew())
         await eventually(lambda: _above(bench, stream, 3), "tokens")
         assert await bench.pools.where(bench.pool, stream) == bench.agent.replica

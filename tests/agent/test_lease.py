@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,9 @@ class Pools(RedisPools):
     def __init__(self, fails: list[Callable[[], None]]) -> None:
         self.fails = fails
         self.heard: list[list[StreamId]] = []
+        self.ended: list[list[StreamId]] = []
+        self.meanwhile: list[Callable[[], None]] = []
+        """What happens while the answer to a report is on its way."""
 
     async def report(
         self,
@@ -41,16 +44,21 @@ class Pools(RedisPools):
             self.fails.pop(0)()
             raise FabricUnavailable("lost")
         self.heard.append(list(running or ()))
+        self.ended.append(list(ended))
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
         return Report("", 0, 0)
 
 
-def lease_of(pools: Pools, running: list[RunningStream]) -> Lease:
+def lease_of(
+    pools: Pools, running: list[RunningStream], spawn: Callable[[Coroutine[Any, Any, None]], None] | None = None
+) -> Lease:
     def no_one(*args: Any) -> None:
         raise AssertionError
 
     policy = LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
     return Lease(
-        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, no_one,
+        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, spawn or no_one,
         Chronicle(Herald(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3),
     )  # fmt: skip
 
@@ -71,6 +79,17 @@ async def test_a_renewal_that_was_lost_is_composed_again() -> None:
     pools.fails = [lambda: None] * 100
     with pytest.raises(FabricUnavailable):
         await lease_of(pools, running).renew()
+
+
+async def test_an_end_that_is_said_again_while_a_report_is_on_its_way_is_told_again() -> None:
+    """That report was made before, so the stream may have been placed here behind it."""
+    pools = Pools([])
+    lease = lease_of(pools, [], lambda soon: soon.close())
+    lease.say_ended(StreamId("s"))
+    pools.meanwhile = [lambda: lease.say_ended(StreamId("s"))]
+    for _ in range(3):
+        await lease.renew()
+    assert pools.ended == [[StreamId("s")], [StreamId("s")], []]
 
 
 async def test_what_is_still_to_come_is_what_answers_of_its_kind_have_within_its_limit() -> None:
