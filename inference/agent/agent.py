@@ -313,7 +313,7 @@ class Agent:
     async def _fence(self, stream: StreamId, epoch: Epoch) -> None:
         await self._until_done(self._log.fence, stream, None, secrets.token_hex(4), ErrorInfo.of(LOST), epoch)
 
-    def _forget(self, stream: RunningStream, *, keep: bool) -> None:
+    def _forget(self, stream: RunningStream, *, keep: bool, listed: bool = True) -> None:
         if stream.deadline is not None:  # or it would keep the stream, for hours
             stream.deadline.cancel()
         name = stream.work.request.stream
@@ -322,7 +322,7 @@ class Agent:
         stream.times.receive_end()
         self._tries.tell(stream, _ended_as(stream), self._lease.batch_of(stream))
         del self.running[name]
-        self._lease.receive_end(stream, whole=keep)
+        self._lease.receive_end(stream, whole=keep, listed=listed)
         if not keep:
             return
         self._ended[name] = (self._loop.time() + ENDED_KEPT_S, stream)
@@ -401,7 +401,9 @@ class Agent:
         self._leaving.discard(stream)
         if done and self.running.get(name) is stream:
             stream.producer.stopped = True
-            self._forget(stream, keep=False)
+            # The rescue has taken it off our list, and the pool may have given it back since: a report that calls it
+            # ended, and is sent again for want of an answer, would take that from the pool, and the work with it
+            self._forget(stream, keep=False, listed=False)
 
     async def _until_done(self, call: Any, *args: Any) -> bool:
         """Call until the fabric takes it. False: it has been away for longer than this replica's lease lives, and the

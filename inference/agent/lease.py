@@ -147,8 +147,9 @@ class Lease:
             return 0.0
         return self._company.mean(stream.company_s, stream.first_at, self._loop.time())
 
-    def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
-        """The stream is none of this replica's any more; ``whole``: its log has its terminal."""
+    def receive_end(self, stream: RunningStream, *, whole: bool, listed: bool = True) -> None:
+        """The stream is none of this replica's any more; ``whole``: its log has its terminal. ``listed``: the pool may
+        have it on this replica's list."""
         if self._prefilling.get(stream.work.request.stream) is stream:
             del self._prefilling[stream.work.request.stream]
         if stream in self._decoding:
@@ -160,7 +161,10 @@ class Lease:
         if stream.hashes:
             # The engine lets go of its blocks now: they are its most recently used
             self._ledger.touch(stream.hashes)
-        self.say_ended(stream.work.request.stream)
+        if listed:
+            self.say_ended(stream.work.request.stream)
+        else:
+            self.report_soon()
 
     def say_ended(self, stream: StreamId) -> None:
         """Whatever the pool's lists say, the stream does not run here any more."""
@@ -215,9 +219,7 @@ class Lease:
             info, ttl_s=self._policy.ttl_s if renew else None, ended=list(ended), running=running
         )
         for name, number in ended.items():
-            if (
-                self._unsaid.get(name) == number
-            ):  # else it was placed here again behind this report, and is to be said again
+            if self._unsaid.get(name) == number:  # else it was placed here again behind this report
                 del self._unsaid[name]
         if running is not None:
             now = self._loop.time()

@@ -58,7 +58,8 @@ def lease_of(
 
     policy = LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
     return Lease(
-        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready", no_one, spawn or no_one,
+        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready",
+        no_one, spawn or no_one,
         Chronicle(Herald(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3),
     )  # fmt: skip
 

@@ -224,3 +224,34 @@ def test_a_gateway_that_asked_for_no_place_has_no_such_excuse(dies: bool) -> Non
         _gateway_dies_between_the_pair(stage)
     with pytest.raises(Violation, match=r"6: .* failed: .*replica_lost"):
         stage.run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_comes_back_to_its_replica_and_a_report_of_that_is_sent_again(seed: int) -> None:
+    """The pool keeps what was asked: the replica fails at it a second time, and it goes on once more."""
+    stage = Stage(seed=seed)
+    stage.w.engine = engine_settings(20.0, slots=1)
+    stage.ask(0.3, max_tokens=100)
+    stage.ask(0.4, max_tokens=100)  # which keeps the other replica busy, so that the first waits in the queue
+    lost: list[bool] = []
+    hosts: list[AgentHost] = []
+
+    def drop() -> None:
+        stream = next(iter(stage.w.of))
+        host = next(h for h in stage.w.agents if h.agent is not None and stream in h.agent.running)
+        assert host.engine is not None
+        stage.w.loop.at(0.0, host.process, host.engine.drop, stream)
+        hosts.append(host)
+
+    def ran(script: str, process: Process) -> None:
+        if script == "report" and hosts and process is hosts[0].process and stage.w.loop.now < 1.1:
+            lost.append(True)
+
+    stage.w.ran = ran  # type: ignore[method-assign]
+    stage.w.network.unlucky = lambda: bool(lost) and lost.pop()  # type: ignore[method-assign]
+    stage.at(1.0, drop)
+    stage.at(1.6, drop)
+    stage.run()
+    state = stage.w.fabric.state(next(iter(stage.w.of)))
+    assert state is not None and (state.status, state.epoch.n) == ("completed", 3)
+    assert hosts[0] is hosts[1]
