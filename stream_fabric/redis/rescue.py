@@ -108,7 +108,7 @@ class Rescue:
             return
         others = await self._others(pool, replica, work.request.model)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
-            await self.end(pool, replica, stream, error, work.parsed_epoch(), work)
+            await self.end(pool, replica, stream, error, await self._epoch(stream, work), work)
             return
         taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
         if taken is None:  # it has ended, or another has it
@@ -125,6 +125,14 @@ class Rescue:
         await self._streams.put_placement(stream, explain(again, placed))
         if dead:
             await self._tell(pool, replica, work, error, billed=False)
+
+    async def _epoch(self, stream: StreamId, work: Work) -> Epoch:
+        """The replica's. Or, where a takeover has raised it and whoever made that has died since, the one that it made:
+        the pool has the stream on this replica's list still, and nobody appends in it."""
+        epoch = work.parsed_epoch()
+        (head,) = await self._streams.heads(self._streams.partition(stream), [stream], None)
+        half_way = head is not None and head.replica is None and head.epoch.n == epoch.n + 1
+        return head.epoch if head is not None and half_way else epoch
 
     async def _others(self, pool: str, replica: ReplicaId, model: str) -> list[Candidate]:
         """Of a large pool, those with least to do."""

@@ -15,7 +15,10 @@ from tests.sim.chaos import FAULTS
 from tests.sim.verdict import lines_of
 from tests.sim.world import World
 
-KEPT = ((762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"))
+KEPT = (
+    (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
+    (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"),
+)  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""
 SEEDS = int(os.environ.get("STREAM_GW_SIM_SEEDS", "2000"))
 BATCHES = 10

@@ -255,3 +255,29 @@ def test_a_stream_comes_back_to_its_replica_and_a_report_of_that_is_sent_again(s
     state = stage.w.fabric.state(next(iter(stage.w.of)))
     assert state is not None and (state.status, state.epoch.n) == ("completed", 3)
     assert hosts[0] is hosts[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rescuer_dies_half_way_and_the_next_finds_no_other_replica(seed: int) -> None:
+    """The next ends the stream in the epoch that the first one made: it has no reader whose watchdog would."""
+    stage = Stage(seed=seed)
+    stage.ask(0.3, max_tokens=200, background=True)
+    rescuers: list[Any] = []
+    w, start = stage.w, stage.w.start
+
+    def kill() -> None:
+        w.start = lambda kind: None if kind is AgentHost else start(kind)  # type: ignore[method-assign]
+        w.chaos.kill(stage.producer())
+        for client in w.clients:
+            client.leave()
+
+    def half_way(stream: StreamId) -> None:
+        for host in (rescuers[-1], *w.agents):
+            w.chaos.kill(host)
+
+    w.ran = lambda script, process: _note(w, rescuers, script, process)  # type: ignore[method-assign]
+    stage.at(1.0, kill)
+    stage.on_takeover(half_way)
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (3, "failed")
+    assert end.error is not None and end.error.code == "replica_lost"
