@@ -80,13 +80,13 @@ class StreamDoor:
     async def fence(
         self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
     ) -> bool:
-        shard = self._shard(stream)
+        shard, listed = self._shard(stream), self._w.witness.listed_by(self._link.process)
 
         def step() -> bool:
             with self._w.witness.watching(shard, [stream]) as seen:
                 fenced = at_once(shard.log.fence(stream, replica, nonce, error, epoch))
                 if fenced:
-                    seen.fenced(stream, replica, epoch, self._link.process)
+                    seen.fenced(stream, replica, epoch, listed)
             return fenced
 
         return await self._link.call("fence", shard, step)
@@ -183,7 +183,7 @@ class PoolsDoor:
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
         found = await self._call("replicas", pool, lambda p, now: p.replicas(now))
-        self._w.witness.listed[self._link.process] = [info.replica for info in found]
+        self._w.witness.lists(self._link.process, [info.replica for info in found])
         return found
 
     async def place(

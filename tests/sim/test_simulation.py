@@ -17,7 +17,7 @@ from tests.sim.world import World
 
 KEPT = (
     (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
-    (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"),
+    (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"), (2478, "drain", "flaky", "engine"),
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""
 SEEDS = int(os.environ.get("STREAM_GW_SIM_SEEDS", "2000"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,6 +30,11 @@ class Violation(AssertionError):
 def require(held: bool, what: str) -> None:
     if not held:
         raise Violation(what)
+
+
+def _task() -> int:
+    """The one that runs. The loop keeps them all, so each is another number; kept here, they would outlive its end."""
+    return id(asyncio.current_task())
 
 
 class Seen:
@@ -77,12 +83,14 @@ class Seen:
             self._witness.takeovers.setdefault(stream, []).append(self._witness.w.loop.now)
             self._witness.w.taken_over(stream)
 
-    def fenced(self, stream: StreamId, replica: ReplicaId | None, epoch: Epoch | None, process: Process) -> None:
+    def fenced(
+        self, stream: StreamId, replica: ReplicaId | None, epoch: Epoch | None, listed: Sequence[ReplicaId]
+    ) -> None:
         _, before, _, _, had = self._before[stream]
         require(None in (had, replica) or had == replica, f"1: {stream} is {had}'s and was ended for {replica}")
         later = epoch is not None and before != str(epoch) and Epoch.parse(before).n >= epoch.n
         require(not later, f"1: {stream} is in epoch {before} and was ended for {epoch}")
-        if not any(other != replica for other in self._witness.listed.get(process, ())):
+        if not any(other != replica for other in listed):
             self._witness.alone.add(stream)
         asker = self._witness.unheard.get(stream)
         if asker is not None and not asker.alive:
@@ -121,8 +129,8 @@ class Witness:
         """When Redis last lost something."""
         self.alone: set[StreamId] = set()
         """Fenced by who had found no other replica."""
-        self.listed: dict[Process, list[ReplicaId]] = {}
-        """Which replicas each process was told last."""
+        self.listed: dict[Process | int, list[ReplicaId]] = {}
+        """Which replicas each process was told last, and each of its tasks."""
         self.takeovers: dict[StreamId, list[float]] = {}
         self.unheard: dict[StreamId, Process] = {}
         """Who asks a pool to place a new stream, as long as no pool has heard it and who asks has not given up."""
@@ -134,6 +142,13 @@ class Witness:
         seen = Seen(self, shard, streams)
         yield seen
         seen.check(shard)
+
+    def lists(self, process: Process, replicas: list[ReplicaId]) -> None:
+        self.listed[process] = self.listed[_task()] = replicas
+
+    def listed_by(self, process: Process) -> list[ReplicaId]:
+        """On what the task that asks now goes: what another of its process hears meanwhile does not change its mind."""
+        return self.listed.get(_task(), self.listed.get(process, []))
 
     def record(self, stream: StreamId, epoch: str, first: int, frames: bytes) -> None:
         for seq, line in enumerate(frames.split(b"\n"), first):
