@@ -174,7 +174,7 @@ async def test_what_the_model_cannot_do_is_refused(engine: VllmEngine) -> None:
 
 async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Direct) -> None:
     sinks = [Recorder() for _ in range(200)]
-    tokens = 120  # long enough that all have come before the first ends
+    tokens = 200  # long enough that all have come before the first ends, and that the server tells of it
     began = time.monotonic()
     for number, sink in enumerate(sinks):
         engine.submit(request(number, endless(f"question {number}", tokens)), sink)
