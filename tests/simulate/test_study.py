@@ -60,7 +60,7 @@ def test_a_step_has_a_size_a_beginning_and_an_end() -> None:
 def test_policies_are_told_apart_and_each_is_run_once() -> None:
     assert study.parse_policies(["ours,hpa", "fixed:3", "hpa"]) == ["ours", "hpa", "fixed:3"]
     for wrong in ("keda", "fixed", "fixed:0", "fixed:x", "", "ours,"):
-        with pytest.raises(ValueError, match="there are ours, hpa, waiting, oracle, fixed:N"):
+        with pytest.raises(ValueError, match="there are ours, ours:known, hpa, waiting, oracle, fixed:N"):
             study.parse_policies([wrong])
 
 
