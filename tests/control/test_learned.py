@@ -460,17 +460,32 @@ async def test_a_snapshot_of_another_version_or_one_that_is_broken_is_learned_an
     assert found is not None and found.routes
 
 
+class Counted(RedisControl):
+    """Counts how often what was learned is read."""
+
+    looks = 0
+
+    async def learned(self, pool: str) -> bytes | None:
+        self.looks += 1
+        return await super().learned(pool)
+
+    async def both_have_looked(self) -> None:
+        """Two learners, each for the second time from now: whatever they do at a look is done."""
+        enough = self.looks + 6
+        await eventually(lambda: self.looks >= enough, "learners to look", 10)
+
+
 async def test_a_redis_that_lost_it_gets_it_back_and_starts_are_kept(redis_client: RedisClient, pool: str) -> None:
-    control = RedisControl(redis_client)
+    control, known = Counted(redis_client), RedisControl(redis_client)
     leads = {"a": True, "b": False}
     a, b = (Learner("", "", [pool], control, lambda name=name: leads[name]) for name in leads)
 
     async def stored() -> Snapshot | None:
-        record = await control.learned(pool)
+        record = await known.learned(pool)
         return None if record is None else decode_learned(record, msgspec.json.Decoder(Snapshot))
 
     async with running(a, b):
-        await asyncio.sleep(0.2)
+        await control.both_have_looked()
         assert await stored() is None, "nothing is known"
         a.receive_starts(pool, [40.0, NAN])
         a.receive_starts(pool, [50.0])
@@ -483,7 +498,7 @@ async def test_a_redis_that_lost_it_gets_it_back_and_starts_are_kept(redis_clien
         await eventually(lambda: b.known[pool].starts_s == (40, 50), "the other to read them", 10)
         leads["a"] = False
         await redis_client.execute(0, "DEL", "sg:{control}:profiles")
-        await asyncio.sleep(0.3)
+        await control.both_have_looked()
         assert await stored() is None, "nobody leads"
         leads["b"] = True
         await eventually(lambda: of(40, 50), "the other to put it back", 10)
