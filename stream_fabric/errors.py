@@ -1,33 +1,39 @@
-"""Everything that can go wrong and is told to somebody, with its policy as class attributes.
+"""Errors that reach a client, an operator or another process. Their policy is in class attributes.
 
     StreamGwError
-    ├── BadRequest 400
-    │   ├── CursorInvalid            not a cursor, or ahead of the stream
+    ├── BadRequest 400 / 1008
+    │   ├── CursorInvalid            not a cursor, or a position ahead of the stream
     │   ├── TooDeep                  JSON nested beyond the limit
-    │   └── Unsupported              the request asks for what cannot be done
+    │   └── Unsupported              the request asks for something this platform cannot do
     ├── Unauthenticated 401 / 4401
     ├── Forbidden 403 / 4403
-    ├── NotFound 404                 stream or model; also another tenant's
-    ├── RequestTimeout 408           a body that does not end; retriable
-    ├── CursorGone 410               the log no longer covers the cursor
+    ├── NotFound 404 / 1008          no such stream, or another tenant's
+    │   └── ModelNotFound            no pool serves the model
+    ├── MethodNotAllowed 405
+    ├── RequestTimeout 408           the body did not arrive in time; retriable
+    ├── CursorGone 410               the log no longer has the frames after the cursor
     ├── BodyTooLarge 413 / 1009
+    ├── IdempotencyMismatch 422      same Idempotency-Key, different body
+    ├── TooMany 429 / 4429           a limit is reached; retriable
     ├── HeadersTooLarge 431
-    ├── IdempotencyMismatch 422      same key, another body
-    ├── TooMany 429 / 4429           a bounded thing is full; retriable
-    ├── Draining 503 / 1012          this process is going away; retriable
-    ├── NoReplica 503 / 1013         nobody can serve the model now; retriable
-    │   ├── PoolFull                 its queue holds as many as it may
-    │   └── PoolBusy                 too much is ahead of a request of its tier
-    ├── FabricUnavailable 503 / 1013 Redis cannot be reached in time; retriable
-    ├── ReplicaLost 502 / 1011       the producer died with the stream unfinished; retriable
+    ├── Draining 503 / 1012          this process is shutting down; retriable
+    ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
+    │   ├── PoolFull                 the pool's queue is full
+    │   └── PoolBusy                 the backlog ahead of the request's tier is too long
+    ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
+    │   ├── FabricUnavailable        Redis cannot be reached in time
+    │   ├── FabricFull               Redis is at its memory limit
+    │   └── FabricFault              Redis refused a command
+    ├── ReplicaLost 502 / 1011       the producer died before the stream ended; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
-    │   ├── StreamTooLarge           the output passed what one stream may hold
-    │   └── EngineLost               the engine died under the stream; retriable
-    ├── StreamLost 502 / 1011        the log and its producer are both gone; retriable
+    │   ├── StreamTooLarge           the output exceeds the limit of one stream
+    │   └── EngineLost               the engine died before the stream ended; retriable
+    ├── StreamLost 502 / 1011        the log and its producer are both lost; retriable
     ├── DeadlineExceeded 504 / 1011
-    └── StreamFailed                a stream's own recorded failure, with its recorded policy
+    └── StreamFailed                 a stream's recorded failure, with the recorded policy
 
-A shell catches StreamGwError and spells it in the request's dialect; it never looks at the class.
+The numbers are HTTP status and WebSocket close code. Transports catch StreamGwError and encode it in the request's
+dialect; they use its attributes and never look at its class.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from typing import ClassVar, Protocol
 
 
 class StreamGwError(Exception):
-    """Base of the tree. ``message`` names the thing and the remedy and is safe to show to a client."""
+    """Base of all errors. ``message`` says what happened, to what, and what to do; it is safe to show to a client."""
 
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
@@ -166,11 +172,29 @@ class PoolBusy(NoReplica):
     code = "pool_busy"
 
 
-class FabricUnavailable(StreamGwError):
-    code = "fabric_unavailable"
+class FabricError(StreamGwError):
+    """Base of all errors that leave the fabric's adapter."""
+
+    code = "fabric_error"
     http_status = 503
     close_code = 1013
     retriable = True
+
+
+class FabricUnavailable(FabricError):
+    code = "fabric_unavailable"
+
+
+class FabricFull(FabricError):
+    """Redis is at its memory limit and takes no new data."""
+
+    code = "fabric_full"
+
+
+class FabricFault(FabricError):
+    """Redis answered a command with an error that a retry does not solve."""
+
+    code = "fabric_fault"
 
 
 class ReplicaLost(StreamGwError):
@@ -204,7 +228,9 @@ class DeadlineExceeded(StreamGwError):
     http_status = 504
 
 
-class _Info(Protocol):
+class _Failure(Protocol):
+    """Attributes of ``stream.frames.ErrorInfo``, which this module cannot import."""
+
     @property
     def code(self) -> str: ...
     @property
@@ -218,11 +244,11 @@ class _Info(Protocol):
 
 
 class StreamFailed(StreamGwError):
-    """A stream's own recorded failure, raised again for a caller who did not stream it."""
+    """A stream's recorded failure, raised again for a caller that does not stream."""
 
 
-def from_info(info: _Info) -> StreamFailed:
-    """The error that a stream's end carries; its policy is the recorded one, not the class's."""
+def from_info(info: _Failure) -> StreamFailed:
+    """Make the error that a stream's terminal records; its policy is the recorded one, not the class's."""
     error = StreamFailed(info.message, retry_after_s=1 if info.retriable or info.http_status in (429, 503) else None)
     error.code, error.type = info.code, info.type  # type: ignore[misc]
     error.http_status, error.retriable = info.http_status, info.retriable  # type: ignore[misc]

@@ -1,84 +1,93 @@
-"""Telemetry events: what each process knows of a request, said once, when it is over. Never part of a stream.
+"""Telemetry events: records of finished requests and of changes to the fleet. They are never part of a stream.
 
-Three processes know parts of a request's life, so there are three kinds, joined by the stream's id: a gateway tells
-of each reader (``RequestTrace``), an agent of each producer's try (``AttemptTrace``), and whoever acts on the fleet of
-what it did (``FleetEvent``). Times are microseconds; a moment is on the fabric's clock, which is Redis's, since 1970.
-Money is integer micro-units of the operator's currency. Prompts and completions are in no event but where a tenant's
-plan says so.
+There are three kinds, joined by the stream's id: a gateway emits one ``RequestTrace`` per reader, an agent one
+``AttemptTrace`` per attempt of a producer, and every process that acts on the fleet emits ``FleetEvent``. Times are in
+microseconds; moments are Unix time on the fabric's clock. Money is in integer micro-units of the operator's currency.
+Events contain prompts and completions only if the tenant's plan says so.
 
 The schema only grows: a field is added with a default, none is renamed or reused. ``SCHEMA_VERSION`` is raised when a
-consumer must know; a consumer that meets a newer version than its own puts the record aside.
+consumer must know; a consumer moves records of a newer version than its own to the dead-letter queue.
 """
 
 from __future__ import annotations
 
-from binascii import crc32
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, spread_of
 
 SCHEMA_VERSION = 1
 SCORES_MAX = 8
-"""Of a placement's candidates, those that are kept: the one taken and the best of the others."""
+"""Maximum number of placement candidates in an event: the chosen one and the best of the others."""
 TOKEN_TIMES_MAX = 4096
+"""Maximum number of token times in an event; later tokens are left out."""
 
 Role = Literal["created", "attached", "resumed", "refused"]
-"""``created``: the request that made the stream, one a stream. ``attached``: it found it by its Idempotency-Key.
-``resumed``: another reader, or the same one again. ``refused``: no stream was made."""
+"""Origin of the reader. ``created``: its request created the stream. ``attached``: its Idempotency-Key
+named an existing stream. ``resumed``: it read the stream by id. ``refused``: no stream was created."""
 
 ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "stalled", "drained", "refused"]
-"""How it ended for this reader. The first four: with the stream's terminal. ``left``: the client went away before."""
+"""Outcome for this reader. The first four are the stream's terminal status. ``left``: the client left earlier."""
 
 AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "lost"]
-"""``handed_over``: the replica gave it to another. ``lost``: the replica died; whoever noticed tells it."""
+"""Outcome of an attempt. ``handed_over``: the replica gave the stream to another one. ``lost``: the replica died; the
+process that recovered the stream emits the event."""
 
 What = Literal[
     "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",
     "shed_begin", "shed_end", "shift_begin", "shift_end", "promote",
 ]  # fmt: skip
-"""``lease``: a replica's state in its pool, and that it has left. ``drain``: somebody has asked for one. ``breaker``:
-of an agent whose engine fails. ``shed``: requests were refused, counted. ``dead``: a lease ended unrenewed.
-``shed_begin``, ``shed_end``: a pool refuses requests of a tier for its backlog. ``shift_begin``, ``shift_end``: its
-requests go to adjacent pools. ``promote``: a warm replica is to take requests. ``scale``: how many there are to be."""
+"""Kinds of fleet events:
+
+- ``lease``: a replica changed its state in its pool, or left. ``dead``: a lease expired.
+- ``drain``: somebody requested a drain. ``promote``: a warm replica was told to take requests.
+- ``breaker``: the circuit breaker of an agent changed, because its engine fails or works again.
+- ``shed``: number of rejected requests. ``shed_begin``, ``shed_end``: a pool rejects a tier's requests for its backlog.
+- ``shift_begin``, ``shift_end``: a pool's requests overflow to adjacent pools.
+- ``scale``: the wanted number of replicas changed.
+- ``rollout``: a pool begins to run several revisions (``begin``), or runs one again (``end``).
+"""
 
 
 class Prices(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Micro-units for a million tokens, frozen with the request. ``cached`` tokens are priced instead of, not besides,
-    those of the prompt."""
+    """Prices per million tokens, in micro-units, as of the request's start.
+
+    A cached prompt token costs ``cached`` instead of ``prompt``.
+    """
 
     prompt: int = 0
     cached: int = 0
     output: int = 0
 
     def of(self, prompt: int, cached: int, output: int) -> int:
-        """Micro-units, rounded half up once, at the end."""
+        """Price of a request's tokens in micro-units; the sum is rounded half up."""
         cached = min(cached, prompt)
         return ((prompt - cached) * self.prompt + cached * self.cached + output * self.output + 500_000) // 1_000_000
 
 
 class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where the reader's time went, in microseconds. They add up to its wall time; what nobody can account for is the
-    ``residual_us``, which is negative where clocks have told of more than passed."""
+    """Breakdown of a reader's wall time, in microseconds.
+
+    The phases add up to the wall time. ``residual_us`` is the unexplained rest; clock errors can make it negative.
+    """
 
     gateway_us: int = 0
-    """Reading, checking and understanding the request."""
+    """Reading, authenticating and parsing the request."""
     admission_us: int = 0
-    """Limits, and the call that places it."""
+    """Limit checks and the placement call."""
     pool_queue_us: int = 0
     engine_queue_us: int = 0
     prefill_us: int = 0
     decode_us: int = 0
     fabric_us: int = 0
-    """Between gateway and agent, both ways; and to an engine that tells its own times."""
+    """Transport between gateway and agent, both ways; and to an engine that reports its own times."""
     client_stall_us: int = 0
-    """The reader's connection took nothing more."""
+    """Time in which the reader's connection accepted no bytes."""
     resume_gap_us: int = 0
-    """The stream went on, or waited, while its reader was away."""
+    """Time in which the reader was disconnected."""
     recovery_us: int = 0
-    """A replica had died, and another had to take the stream over."""
+    """Time from a replica's death until another replica took the stream over."""
     residual_us: int = 0
 
     @property
@@ -90,22 +99,24 @@ PHASES: tuple[str, ...] = Phases.__struct_fields__
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the agent of a stream's last producer tells the gateways, with the terminal."""
+    """Times of the last attempt, sent by its agent with the terminal."""
 
     waited_us: int
-    """In the pool's queue."""
+    """Time in the pool's queue."""
     handed_us: int
-    """The moment its replica got it."""
+    """Moment when the request entered the replica's inbox."""
     taken_us: int
-    """The moment the agent read it."""
+    """Moment when the agent read it."""
     queue_us: int
-    """In the engine, before its computation began."""
+    """Time in the engine before prefill."""
     prefill_us: int
     decode_us: int
-    """From the first token to the end; 0 and ``prefill_us`` to the end when there was none."""
+    """Time from the first token to the end. Without a first token it is 0, and ``prefill_us`` lasts to the end."""
 
 
 class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Score of one placement candidate; the fields are those of ``placement.Scored``."""
+
     replica: ReplicaId
     score_ms: float
     matched_tokens: int
@@ -115,32 +126,32 @@ class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request", omit_defaults=True):
-    """One reader of a stream, told by its gateway when it is over."""
+    """One reader of a stream, emitted by its gateway when the reader is done."""
 
     id: str
-    """Names this event."""
+    """Id of this event; a repeated event has the same id."""
     at_us: int
-    """The moment it was over."""
+    """Moment when the reader was done."""
     gateway: GatewayId
     role: Role
     ended: ReadEnd
     tenant: TenantId
     wall_us: int
-    """From the request's first byte at the gateway to the last byte that its socket took."""
+    """Time from the request's first byte at the gateway to the last byte that the socket accepted."""
     phases: Phases
     v: int = SCHEMA_VERSION
     stream: StreamId | Literal[""] = ""
     request_id: str = ""
     trace_id: str = ""
-    """32 hex digits: W3C trace context, the client's or our own."""
+    """W3C trace id, 32 hex digits: the client's or our own."""
     user_hash: str = ""
     model: str = ""
     adapter: str = ""
-    """The model's name once more, where it is a LoRA adapter."""
+    """The model's name again if it is a LoRA adapter; otherwise empty."""
     artifact: str = ""
-    """Hash of what the model was loaded from, where the engine tells."""
+    """Hash of the files the model was loaded from; empty: the engine does not report it."""
     pool: str = ""
-    """Whose request it is, wherever it ran: a pool's arrivals are what it is scaled by."""
+    """Home pool of the request, also if an adjacent pool served it: pools are scaled by their own arrivals."""
     replica: ReplicaId | Literal[""] = ""
     session_hash: str = ""
     region: str = ""
@@ -151,36 +162,36 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     error_code: str = ""
     finish_reason: str = ""
     placement: str = ""
-    """Why it went where it went: pin, prefix, load, spill, only, queued, shift."""
+    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow)."""
     queue_position: int = 0
     scores: tuple[CandidateScore, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    """As the stream's terminal tells; of a reader that left before, what it was shown."""
+    """Output tokens according to the stream's terminal; for a reader that left before it, the tokens it was sent."""
     streamed_tokens: int = 0
-    """Counted in what this reader was shown."""
+    """Output tokens that were sent to this reader."""
     attempts: int = 1
     epochs: int = 1
     first_seq: int = 0
     last_seq: int = 0
     cancel_point: str = ""
-    """The cursor that a cancel was accepted at."""
+    """Cursor at which a cancel was accepted."""
     ttft_us: int = 0
-    """From the request's first byte to the first token's; 0: none came."""
+    """Time from the request's first byte to the first token; 0: no token came."""
     price_micro: int = 0
     weight: int = 1
-    """So many requests like this one stand behind it: head sampling."""
+    """Sampling weight: this event represents N requests."""
     prompt: str = ""
     completion: str = ""
     shifted_to: str = ""
-    """The adjacent pool that took it."""
+    """Adjacent pool that served the request; empty: none."""
     backlog_ms: int = 0
-    """What was ahead of it in its own pool when that refused it or let another take it."""
+    """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):
-    """One producer's try at a stream. The one with ``billed`` is the stream's bill: there is one a stream."""
+    """One producer's attempt at a stream. Exactly one attempt of a stream has ``billed``: it is the stream's bill."""
 
     id: str
     at_us: int
@@ -204,14 +215,14 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     prefill_us: int = 0
     decode_us: int = 0
     queue_estimated: bool = True
-    """The engine does not tell when it began; what the prompt's computation does not explain counts as queue."""
+    """True: the engine does not report its queue time; time that prefill does not explain counts as queue."""
     believed_cached_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    """Of the stream up to here, as its log holds them: with ``billed`` what is billed."""
+    """Output tokens of the stream so far, as in its log; with ``billed``, the billed tokens."""
     generated_tokens: int = 0
-    """What the engine has made in this try, shown or not."""
+    """Output tokens generated in this attempt, whether or not a reader saw them."""
     reasoning_tokens: int = 0
     finish_reason: str = ""
     error_code: str = ""
@@ -219,33 +230,33 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     billed: bool = False
     price_micro: int = 0
     itl_sketch: tuple[int, ...] = ()
-    """Gaps between tokens, counted by ``itl_bucket``."""
+    """Histogram of the gaps between tokens, by ``itl_bucket``."""
     itl_max_us: int = 0
     token_us: tuple[int, ...] = ()
-    """Sampled: of each token, microseconds since the one before; first since the try began."""
+    """Time of each token since the previous one, in sampled attempts; the first since the attempt began."""
     decoding_us: int = 0
-    """What ``decode_us`` is of this sequence alone, summed over all that decoded on the replica meanwhile: divided by
-    it, how many shared a step. 0: untold."""
+    """Sum of decode times of all sequences on the replica during ``decode_us``. Divided by ``decode_us`` it is the mean
+    number of sequences that shared a step. 0: unknown."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omit_defaults=True):
-    """Something that happened to the fleet."""
+    """A change in the fleet."""
 
     id: str
     at_us: int
     what: What
     source: str
-    """Who did it or saw it."""
+    """Part that did it or saw it."""
     v: int = SCHEMA_VERSION
     pool: str = ""
     replica: ReplicaId | Literal[""] = ""
     state: str = ""
-    """A lease's state, a breaker's, a shed's layer."""
+    """State of the lease or the breaker, or the layer that rejected requests."""
     reason: str = ""
     figures: dict[str, float] = {}
-    """What it rested on."""
+    """Figures that the decision was based on."""
     asked_by: str = ""
-    """Who wanted it: operator, health, controller, SIGTERM, standby; empty: nobody did, it came about."""
+    """Requester: operator, health, controller, SIGTERM, standby; empty: nobody requested it."""
 
 
 Event = RequestTrace | AttemptTrace | FleetEvent
@@ -259,25 +270,27 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(record: bytes) -> Event:
-    """Raises msgspec.MsgspecError on what is no event, ValueError on one of a newer schema."""
+    """Decode an event. Raises msgspec.MsgspecError if it is no event, ValueError if its schema is newer."""
     event = _decoder.decode(record)
     if event.v > SCHEMA_VERSION:
-        raise ValueError(f"the event has schema version {event.v}, this process knows {SCHEMA_VERSION}; upgrade it")
+        raise ValueError(
+            f"the event has schema version {event.v}, this process knows {SCHEMA_VERSION}; upgrade this process"
+        )
     return event
 
 
 def billable(event: Event) -> bool:
-    """Whether it must never be dropped."""
+    """True for billing events, which must never be dropped."""
     return isinstance(event, AttemptTrace) and event.billed
 
 
 def sampled(stream: str, one_in: int) -> bool:
-    """Whether a stream belongs to the sample of one in so many: the same answer in every process."""
-    return one_in <= 1 or crc32(stream.encode(), 0x5EED) % one_in == 0
+    """True if the stream belongs to a sample of 1 in ``one_in``; every process gives the same answer."""
+    return one_in <= 1 or spread_of(stream.encode()) % one_in == 0
 
 
 def event_key(event: Event) -> bytes:
-    """What decides an event's partition: all of a stream in one."""
+    """Partition key of an event: all events of a stream go to one partition."""
     match event:
         case RequestTrace(stream=stream) if stream:
             return stream.encode()
@@ -294,28 +307,21 @@ ITL_BUCKETS = 112
 
 
 def itl_bucket(gap_us: int) -> int:
-    """The bucket of a gap: four to each doubling, so a bucket's bounds are at most 25 % apart."""
+    """Histogram bucket of a gap between two output tokens (inter-token latency), in microseconds.
+
+    There are four buckets per doubling, so a bucket's bounds are at most 25 % apart.
+    """
     if gap_us < 4:
-        return max(gap_us, 0)
+        return gap_us if gap_us > 0 else 0
     bits = gap_us.bit_length()
-    return min(4 * (bits - 2) + (gap_us >> (bits - 3) & 3), ITL_BUCKETS - 1)
+    bucket = 4 * (bits - 2) + (gap_us >> (bits - 3) & 3)
+    return bucket if bucket < ITL_BUCKETS else ITL_BUCKETS - 1
 
 
 def itl_bounds_us(bucket: int) -> tuple[int, int]:
-    """The gaps in a bucket, from and up to."""
+    """Lower (inclusive) and upper (exclusive) bound of an ``itl_bucket``, in microseconds."""
     if bucket < 4:
         return bucket, bucket + 1
     shift = bucket // 4 - 1
     low = (4 + bucket % 4) << shift
     return low, low + (1 << shift)
-
-
-def itl_quantile_us(sketch: Sequence[int], share: float) -> float:
-    """The gap that so much of the sketch is below, in the middle of its bucket; 0 of an empty one."""
-    wanted, seen = share * sum(sketch), 0
-    for bucket, count in enumerate(sketch):
-        seen += count
-        if count and seen >= wanted:
-            low, high = itl_bounds_us(bucket)
-            return (low + high) / 2
-    return 0.0

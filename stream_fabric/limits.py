@@ -1,144 +1,162 @@
-"""Every bound of the platform, with what happens at it and how bounds relate. Units are in the names."""
+"""Limits of the platform: each with its subject and the outcome when it is exceeded. Units are in the names.
+
+The assertions at the end state how limits depend on each other.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Requests. Over: 413, 431, 400, 429 with the limit's name.
-BODY_BYTES_MAX: Final = 8 << 20
-HEADER_BYTES_MAX: Final = 32 << 10
-URL_BYTES_MAX: Final = 8 << 10
-JSON_DEPTH_MAX: Final = 64
-JSON_CONTAINERS_MAX: Final = 100_000  # checking more would hold the loop for everybody
-HEAD_S_MAX: Final = 20.0  # a request's head takes longer: the connection is closed
-BODY_S_MAX: Final = 60.0  # a request's body takes longer: 408
-CHOICES_MAX: Final = 16
-BATCH_MAX: Final = 2048  # inputs of one embeddings request, documents of one rerank request
-USER_CHARS_MAX: Final = 128
-IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
-UNREAD_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # of a body that nobody wants, thrown away; over: the connection is cut
-LINGER_S_MAX: Final = 30.0  # a sender that was refused is heard out for so long, so that it can read why
-LINGER_IDLE_S_MAX: Final = 2.0  # or until it has sent nothing for so long
-COOKIE_BYTES_MAX: Final = 4096  # name and value; browsers drop a larger one. Over: 400
+# Requests. Errors name the limit.
+BODY_BYTES_MAX: Final = 8 << 20  # body of a request; over: 413
+HEADER_BYTES_MAX: Final = 32 << 10  # all headers of a request; over: 431
+URL_BYTES_MAX: Final = 8 << 10  # over: 431
+JSON_DEPTH_MAX: Final = 64  # nesting of a JSON body; over: 400
+JSON_CONTAINERS_MAX: Final = 100_000  # objects and arrays of a JSON body; over: 400. Checking more would block the loop
+HEAD_S_MAX: Final = 20.0  # time for a request's head; over: the connection is closed
+BODY_S_MAX: Final = 60.0  # time for a request's body; over: 408
+CHOICES_MAX: Final = 16  # choices (n) of one request; over: 400
+MESSAGES_MAX: Final = 8192  # messages of one chat request; over: 400
+BATCH_MAX: Final = 2048  # inputs of an embeddings request or documents of a rerank request; over: 400
+USER_CHARS_MAX: Final = 128  # over: 400
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 256  # over: 400
+UNREAD_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # body of a rejected request; over: the connection is cut
+LINGER_S_MAX: Final = 30.0  # time to read a rejected request's body, so that the client can read the error; over: cut
+LINGER_IDLE_S_MAX: Final = 2.0  # pause while reading a rejected request's body; over: the connection is closed
+COOKIE_BYTES_MAX: Final = 4096  # name and value; over: 400, because browsers drop larger cookies
 
 # Connections.
 WS_MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX  # over: close 1009
 STREAMS_PER_SOCKET_MAX: Final = 128  # over: error too_many on that channel
-SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # on one gateway; over: 429
-STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 503, retriable
-OUTBOX_BYTES_MAX: Final = 64 << 10  # over: keep only the cursor, refill from the log when drained
-OUTBOX_BYTES_LOW: Final = 16 << 10
-STALL_S_MAX: Final = 30.0  # nothing accepted for so long: close 4408, resume with the cursor
-WS_AUTH_S_MAX: Final = 10.0  # no auth message: close 4401
+SUBSCRIBERS_PER_STREAM_MAX: Final = 64  # readers of one stream on one gateway; over: 429
+STREAMS_PER_GATEWAY_MAX: Final = 50_000  # over: 429, retriable
+OUTBOX_BYTES_MAX: Final = 64 << 10  # unsent bytes; over: only the cursor is kept, the log refills it
+OUTBOX_BYTES_LOW: Final = 16 << 10  # unsent bytes at which a connection counts as drained
+STALL_S_MAX: Final = 30.0  # time in which a connection accepts too little; over: close 4408, the client resumes
+STALL_BYTES_MIN: Final = 4 << 10  # bytes that a slow reader must accept within STALL_S_MAX
+WS_AUTH_S_MAX: Final = 10.0  # time until the auth message; over: close 4401
+WS_OPENING_MAX: Final = 4  # creates and subs of one socket that run at once; over: they wait for each other
+WS_PENDING_MAX: Final = 1024  # commands of one socket that run at once; over: error too_many
+WS_REPLIES_BYTES_MAX: Final = 256 << 10  # replies to a client that does not read; over: close 4408
 
 # Liveness.
-SSE_HEARTBEAT_S: Final = 10.0  # load balancers cut silence at 50 to 60 s
-WS_APP_PING_S: Final = 15.0
-WS_PROTOCOL_PING_S: Final = 20.0
-WATCHDOG_S: Final = 2.0
-ORPHAN_GRACE_S: Final = 5.0  # a stream that the fabric lost is waited for so long before its reader is told
-SSE_RETRY_MS_MIN: Final = 250  # an EventSource comes back after so long, by itself only after 3 s; spread, so that
-SSE_RETRY_MS_MAX: Final = 1000  # the readers of a dead gateway do not all come at once
+SSE_HEARTBEAT_S: Final = 10.0  # interval of heartbeats; load balancers cut idle connections at 50 s
+WS_APP_PING_S: Final = 15.0  # interval of pings as messages
+WS_PROTOCOL_PING_S: Final = 20.0  # interval of WebSocket pings
+WATCHDOG_S: Final = 2.0  # interval at which gateways compare their streams with the log
+FABRIC_AWAY_S_MAX: Final = 45.0  # time without an answer of Redis; over: readers get a retriable error
+ORPHAN_GRACE_S: Final = 5.0  # time for a stream to reappear after Redis lost it; over: its readers get an error
+SSE_RETRY_MS_MIN: Final = 250  # reconnect delay sent to EventSource clients (default 3 s), drawn at random up to the
+SSE_RETRY_MS_MAX: Final = 1000  # longest one, so that the readers of a dead gateway do not all return at once
 
 # Streams.
-FLUSH_WINDOW_S: Final = 0.015
-FLUSH_FRAMES_MAX: Final = 8
-FLUSH_BYTES_MAX: Final = 8 << 10
-FRAME_BYTES_MAX: Final = 256 << 10
-STREAM_BYTES_MAX: Final = 8 << 20  # over: the stream ends failed, stream_too_large
-PAGE_ENTRIES_MAX: Final = 64  # entries a read returns; a page is at most this times FLUSH_BYTES_MAX and a frame
-LIVE_TTL_S: Final = 3600
-RETENTION_S: Final = 900  # after the terminal; OpenAI refuses to re-stream after 300 s
-PENDING_CANCEL_TTL_S: Final = 60
-INPUTS_MAX: Final = 1000  # a stream's durable inputs; over: 429
-ENDED_KEPT_S: Final = 10.0  # a producer re-checks an acknowledged end for so long, against a failover's lost tail
+FLUSH_FLOOR_S: Final = 0.002  # minimum time between two flushes of an agent; first tokens and ends do not wait for it
+NOTE_WAIT_S: Final = 0.002  # time that the note of a start waits for the first token, to leave in the same append
+FLUSH_FRAMES_MAX: Final = 8  # frames of one append; more wait for the next
+FLUSH_BYTES_MAX: Final = 8 << 10  # bytes of one append; more wait for the next
+FRAME_BYTES_MAX: Final = 256 << 10  # one frame; an engine adapter splits longer text
+STREAM_BYTES_MAX: Final = 8 << 20  # output of one stream; over: it ends failed, stream_too_large
+PAGE_ENTRIES_MAX: Final = 64  # entries of one read of the log; more need another read
+LIVE_TTL_S: Final = 3600  # time that Redis keeps a running stream without appends; over: it is gone
+RETENTION_S: Final = 900  # time that an ended stream is kept; over: 404. OpenAI refuses to re-stream after 300 s
+PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
+INPUTS_MAX: Final = 1000  # durable inputs of one stream; over: 429
+INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
+EXPIRY_EVERY_S: Final = 30  # a live stream's expiry is set again when it was last set so long ago
+USAGE_TTL_S: Final = 40 * 86_400  # an hour's usage of a tenant is kept for so long
+ENDED_KEPT_S: Final = 10.0  # time that a producer re-checks its end, in case a failover loses it
 
 # Leases.
-LEASE_TTL_S: Final = 3.0
-LEASE_RENEW_S: Final = 1.0
-REAP_EVERY_S: Final = 0.5
+LEASE_TTL_S: Final = 3.0  # lease of a replica; over: its streams move to other replicas
+LEASE_RENEW_S: Final = 1.0  # interval of renewals
+REAP_EVERY_S: Final = 0.5  # interval at which lease reapers look for expired leases
 
 # Placement.
-PIN_S: Final = 300  # a session stays bound to its replica for so long after its last token
-QUEUE_MAX: Final = 10_000  # requests that wait in a pool; over: 503 with a Retry-After from the rate they leave at
-QUEUE_WAIT_S_MAX: Final = 60.0  # over: the stream ends failed, deadline_exceeded
-CANDIDATES_MAX: Final = 64  # replicas that placement looks at for one request
-HOSTS_ASKED_MAX: Final = 2  # adjacent pools that are asked to take one request
-ATTEMPTS_MAX: Final = 3  # producers a stream may have before its first token: the first and two more
-PREFIX_BLOCK_BYTES: Final = 512
-PREFIX_BLOCKS_MAX: Final = 4096  # of one prompt; what is longer is matched by its beginning
-PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # of one replica: 32 KiB in its lease, 4 MiB of prompts
+PIN_S: Final = 300  # time that a session stays bound to its replica after its last token; over: any replica
+QUEUE_MAX: Final = 10_000  # requests queued in one pool; over: 503 with Retry-After
+QUEUE_WAIT_S_MAX: Final = 60.0  # time in a queue; over: the stream ends failed, deadline_exceeded
+REQUEST_BYTES_MAX: Final = 1 << 30  # of all requests that a pool keeps (queued or in flight); over: 503
+TENANT_REQUEST_BYTES_MAX: Final = 256 << 20  # of one tenant's among them; over: 429
+POOL_TTL_S: Final = 3600  # a pool that no replica renews is forgotten after so long
+CANDIDATES_MAX: Final = 64  # replicas scored for one request; of larger pools the others are not considered
+HOSTS_ASKED_MAX: Final = 2  # adjacent pools tried for one request; then it stays in its own pool
+ATTEMPTS_MAX: Final = 3  # producers of one stream; then it ends failed with the last error
+PREFIX_BLOCK_BYTES: Final = 512  # prompt bytes of one block hash; a rest is not hashed
+PREFIX_BLOCKS_MAX: Final = 4096  # block hashes of one prompt; a longer prompt is matched by its beginning
+PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # block hashes of one replica (32 KiB); over: the oldest go
 
-# The operations page's feed.
-OPS_VIEWERS_MAX: Final = 32  # who watch on one gateway; over: 429
-OPS_EVERY_S: Final = 2.0  # a snapshot, one for all of them
-OPS_WAIT_S_MAX: Final = 1.0  # Redis is waited for so long; then the figures before are shown, with their age
-OPS_HISTORY_S: Final = 10.0  # telemetry is asked so often, whoever watches
-OPS_HISTORY_WAIT_S_MAX: Final = 10.0  # over: it does not answer
-OPS_POOLS_MAX: Final = 200  # of one snapshot, those in trouble first; the rest is counted
-OPS_REPLICAS_MAX: Final = 500  # the same
-OPS_RECENT_S: Final = 300.0  # a gateway remembers how its own requests went for so long
+# Operations page.
+OPS_VIEWERS_MAX: Final = 32  # viewers of the operations page on one gateway; over: 429
+OPS_EVERY_S: Final = 2.0  # interval of snapshots, one for all viewers
+OPS_WAIT_S_MAX: Final = 1.0  # time for Redis to answer; over: the last figures are shown with their age
+OPS_HISTORY_S: Final = 10.0  # interval of queries to telemetry, one for all viewers
+OPS_HISTORY_WAIT_S_MAX: Final = 10.0  # time for telemetry to answer; over: the last figures are shown with their age
+OPS_POOLS_MAX: Final = 200  # pools in one snapshot, pools with problems first; the rest is counted
+OPS_REPLICAS_MAX: Final = 500  # replicas in one snapshot, replicas with problems first; the rest is counted
+OPS_RECENT_S: Final = 300.0  # time span of a gateway's own statistics; older requests are forgotten
 
 # Engines.
-ITEM_CHARS_MAX: Final = 16 << 10  # of an answer that is one JSON document, in one delta
-METRICS_BYTES_MAX: Final = 4 << 20  # of a model server's metrics; the rest is not read
-VLLM_START_S_MAX: Final = 1800.0  # large models load for minutes; over: a failed start (a setting)
-VLLM_WARM_UP_S_MAX: Final = 300.0  # its first token, which may compile kernels; over: a failed start
-VLLM_STARTS_MAX: Final = 5  # starts in a row of which none became ready; then the agent gives up
-VLLM_BACKOFF_S_MIN: Final = 0.5  # doubles from start to start, with jitter
-VLLM_BACKOFF_S_MAX: Final = 30.0
-VLLM_STEADY_S: Final = 60.0  # ready for so long: the backoff begins from its least again
-VLLM_SILENT_S_MAX: Final = 60.0  # its server answers nothing for so long, not even its metrics: it is killed
-VLLM_SLEEP_S_MAX: Final = 120.0  # to put its weights aside; over: it is started again, by URL the agent ends
-VLLM_WAKE_S_MAX: Final = 300.0  # level 2 reads the weights again; over: it is started again, by URL the agent ends
-VLLM_TERM_S_MAX: Final = 10.0  # from SIGTERM to SIGKILL
-VLLM_TAIL_LINES_MAX: Final = 40  # of what it said last, kept for the error that tells of its end
-VLLM_LINE_CHARS_MAX: Final = 1000  # of one of its lines; the rest is cut
-KV_BACKLOG_MAX: Final = 16_384  # batches of KV events not yet read; over: they are lost, and asked for again
-KV_REPLAY_S_MAX: Final = 5.0  # lost KV events are asked for again; over: counted as a clear
-ARTIFACT_FILES_MAX: Final = 2000  # of a model; over: its artifact is not told
-ARTIFACT_PIECE_BYTES: Final = 64 << 10  # of a file's beginning, middle and end
-ARTIFACT_S_MAX: Final = 20.0  # over: not told
+ITEM_CHARS_MAX: Final = 16 << 10  # characters of one delta of a JSON answer; longer answers take several
+METRICS_BYTES_MAX: Final = 4 << 20  # a model server's metrics page; the rest is not read
+VLLM_START_S_MAX: Final = 1800.0  # time to start, with loading the model (a setting); over: the start failed
+VLLM_WARM_UP_S_MAX: Final = 300.0  # time to the first token, which may compile kernels; over: the start failed
+VLLM_STARTS_MAX: Final = 5  # failed starts in a row; then the agent exits
+VLLM_BACKOFF_S_MIN: Final = 0.5  # delay before the second start; doubles with each start, with jitter
+VLLM_BACKOFF_S_MAX: Final = 30.0  # longest delay between starts
+VLLM_STEADY_S: Final = 60.0  # time that vLLM is ready until the delay starts from its minimum again
+VLLM_SILENT_S_MAX: Final = 60.0  # time without any answer, metrics included; over: vLLM is killed and restarted
+VLLM_SLEEP_S_MAX: Final = 120.0  # time to fall asleep; over: vLLM is restarted; with an engine by URL the agent exits
+VLLM_WAKE_S_MAX: Final = 300.0  # time to wake; over: vLLM is restarted; with an engine by URL the agent exits
+VLLM_TERM_S_MAX: Final = 10.0  # time from SIGTERM to SIGKILL
+VLLM_TAIL_LINES_MAX: Final = 40  # last output lines of vLLM, kept for the error message; older lines are dropped
+VLLM_LINE_CHARS_MAX: Final = 1000  # one output line of vLLM; the rest is cut
+KV_BACKLOG_MAX: Final = 16_384  # unread batches of KV events; over: batches are lost and requested again
+KV_REPLAY_S_MAX: Final = 5.0  # time to replay lost KV events; over: the cache counts as cleared
+ARTIFACT_FILES_MAX: Final = 2000  # files of a model; over: its artifact hash is not reported
+ARTIFACT_PIECE_BYTES: Final = 64 << 10  # bytes hashed at a file's beginning, middle and end
+ARTIFACT_S_MAX: Final = 20.0  # time to hash a model; over: its artifact hash is not reported
 
-# Events. What is over a bound goes to the disk spool; what finds no room there either is dropped, and counted.
-EVENT_BYTES_MAX: Final = 512 << 10  # over: without its prompt and completion; still over: dropped
-EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # of a process, not yet delivered (a setting)
-EVENTS_SPOOL_BYTES_MAX: Final = 1 << 30  # of a process, on disk (a setting)
-EVENTS_REDIS_BYTES_MAX: Final = 64 << 20  # of all processes, in Redis, not yet consumed (a setting)
-FLEET_EVENTS_PER_MINUTE_MAX: Final = 120  # of a process, of its fleet; over: counted in the next one
-DECISIONS_PER_MINUTE_MAX: Final = 20  # told of one pool and kind; over: the last one, once there is room
-CONTENT_BYTES_MAX: Final = 64 << 10  # of a prompt, of a completion in a trace (a tenant's plan)
-CONTENT_BYTES: Final = 16 << 10  # where the plan does not say how many
-CONTENT_PROMPTS_BYTES_MAX: Final = 16 << 20  # of a gateway: prompts whose trace is not told yet; over: the oldest goes
-CONTENT_READS_MAX: Final = 64  # completions being read from the log at once; over: told without
-SHED_TOLD_EVERY_S: Final = 10.0  # requests refused meanwhile are one event for each layer and pool
-SHED_KINDS_MAX: Final = 16  # layers, pools and reasons that are told apart; over: counted together
-EVENTS_BATCH_MAX: Final = 500  # handed to the transport at once
-EVENTS_BATCH_BYTES_MAX: Final = 512 << 10
-EVENTS_SCRIPT_MAX: Final = 64  # appended in one script call: Redis serves nobody else meanwhile
-EVENTS_LINGER_S: Final = 0.05  # events gather for so long
-EVENTS_STUCK_S: Final = 1.0  # a batch that is not acknowledged after so long: the transport is away
-EVENTS_SPOOL_PER_S: Final = 5000  # events from the spool, beside live ones
-EVENTS_CLOSE_S_MAX: Final = 3.0  # at a process's end; what is left goes to the spool
+# Events.
+EVENT_BYTES_MAX: Final = 512 << 10  # over: without prompt and completion; still over: dropped, counted
+EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # a process's undelivered events (a setting); over: dropped
+EVENTS_SPOOL_BYTES_MAX: Final = 1 << 30  # a process's disk spool (a setting); over: dropped and counted
+EVENTS_REDIS_BYTES_MAX: Final = 64 << 20  # unconsumed events in Redis (a setting); over: refused
+FLEET_EVENTS_PER_MINUTE_MAX: Final = 120  # fleet events of a process; over: dropped, their number is in the next one
+DECISIONS_PER_MINUTE_MAX: Final = 20  # decision events of one pool and kind; over: only the last one is emitted, later
+CONTENT_BYTES_MAX: Final = 64 << 10  # prompt or completion in a trace (a tenant's plan); the rest is cut
+CONTENT_BYTES: Final = 16 << 10  # default of the plan's bytes
+CONTENT_PROMPTS_BYTES_MAX: Final = 16 << 20  # prompts held for traces; over: the oldest is dropped
+CONTENT_READS_MAX: Final = 64  # completions read from the log at once; over: the trace has none
+SHED_TOLD_EVERY_S: Final = 10.0  # interval of events about rejected requests, per layer and pool
+SHED_KINDS_MAX: Final = 16  # combinations of layer, pool and reason in these events; over: counted together
+EVENTS_BATCH_MAX: Final = 500  # events of one batch; more wait for the next
+EVENTS_BATCH_BYTES_MAX: Final = 512 << 10  # bytes of one batch; more wait for the next
+EVENTS_SCRIPT_MAX: Final = 64  # events of one script call, which blocks Redis; more take further calls
+EVENTS_LINGER_S: Final = 0.05  # time that events gather before they are sent
+EVENTS_STUCK_S: Final = 1.0  # time until a batch is acknowledged; over: the transport counts as unavailable
+EVENTS_SPOOL_PER_S: Final = 5000  # events sent from the spool beside live ones; more wait
+EVENTS_CLOSE_S_MAX: Final = 3.0  # time to send events when a process ends; the rest goes to the spool
 
 # Spans for OpenTelemetry.
-SPANS_HELD_MAX: Final = 10_000  # traces that wait to be sent; over: dropped and counted
-SPANS_BATCH_MAX: Final = 256  # traces of one export, some six spans each
-SPANS_SEND_S_MAX: Final = 5.0  # one export with its repetitions; over: dropped and counted
-SPANS_CLOSE_S_MAX: Final = 6.0  # at a process's end; the rest is lost
+SPANS_HELD_MAX: Final = 10_000  # traces waiting for export; over: dropped and counted
+SPANS_BATCH_MAX: Final = 256  # traces of one export, about six spans each; more wait for the next
+SPANS_SEND_S_MAX: Final = 5.0  # time of one export with its retries; over: dropped and counted
+SPANS_CLOSE_S_MAX: Final = 6.0  # time to export when a process ends; the rest is lost
 
 # The fabric.
-COMMAND_TIMEOUT_S: Final = 5.0
-RECONNECT_S_MAX: Final = 1.0
+COMMAND_TIMEOUT_S: Final = 5.0  # time for a Redis command with its retries; over: FabricUnavailable
+RECONNECT_S_MAX: Final = 1.0  # longest delay between attempts to reconnect to Redis
 
 assert FRAME_BYTES_MAX < STREAM_BYTES_MAX
+assert BODY_BYTES_MAX * 8 <= TENANT_REQUEST_BYTES_MAX < REQUEST_BYTES_MAX, "one tenant must not fill a pool"
+assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
 assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX
 assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
-assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "who watches sees a dead replica within seconds"
+assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "a viewer sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
 assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
@@ -147,3 +165,6 @@ assert 4 * EVENTS_BATCH_BYTES_MAX <= EVENTS_MEMORY_BYTES_MAX <= EVENTS_SPOOL_BYT
 assert CONTENT_BYTES_MAX * 2 < EVENT_BYTES_MAX
 assert EVENTS_LINGER_S < EVENTS_STUCK_S < EVENTS_CLOSE_S_MAX
 assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S
+assert FABRIC_AWAY_S_MAX >= 30 + 2 * COMMAND_TIMEOUT_S, "a failover of 30 s must not end streams"
+assert STALL_BYTES_MIN < OUTBOX_BYTES_LOW
+assert STREAMS_PER_SOCKET_MAX <= WS_PENDING_MAX

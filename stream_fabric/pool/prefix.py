@@ -1,9 +1,9 @@
-"""What replicas hold of prompts: block hashes, an agent's ledger, a gateway's view of it. Sans I/O.
+"""Prefix caches: block hashes of prompts, an agent's ledger of cached blocks, and a gateway's view of it. Sans I/O.
 
-A prompt's bytes are cut into blocks, and each block's hash covers all before it: equal hashes mean equal prefixes. The
-hash of a prompt is computed once, at the gateway. An agent keeps the hashes of what its engine has computed, as the
-engine evicts: least recently used first, a chain's end before its beginning. So what it holds of a prompt is always a
-beginning, and how long it is can be found by bisection.
+A prompt is cut into blocks of bytes. Each block's hash covers everything before it: equal hashes mean equal prefixes.
+Gateways compute the hashes. An agent keeps the hashes of the blocks that its engine has cached. It evicts as the engine
+does: least recently used first, the end of a prompt before its beginning. So the cached part of a prompt is always a
+prefix, and bisection finds its length.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _SENT_MAX = 1000
 
 
 def block_hashes(scope: bytes, parts: Iterable[bytes]) -> list[int]:
-    """Of each whole block of the parts' bytes, 32 bits over it and all before it. ``scope``: what must be equal besides
-    the prompt, such as the model and its tools."""
+    """Hash the whole blocks of a prompt, in order: 32 bits each, over the block and everything before it.
+
+    ``scope`` is hashed first: values that must be equal besides the prompt, such as the model and its tools.
+    """
     chain = hashlib.blake2b(scope, digest_size=4)
     out: list[int] = []
     rest = b""
@@ -40,10 +42,10 @@ def block_hashes(scope: bytes, parts: Iterable[bytes]) -> list[int]:
 
 
 class PrefixLedger:
-    """What one replica is believed to hold, bounded. Only its agent changes it.
+    """Blocks that one replica is believed to have cached, bounded. Only its agent changes it.
 
-    The engine is asked for what it knows: its capacity bounds the ledger, its evictions shorten it, and a prompt of
-    which less was cached than believed shows that the capacity in blocks was taken too large.
+    The engine's capacity bounds the ledger and its evictions shorten it. If less of a prompt was cached than believed,
+    the capacity in blocks was estimated too large and is reduced.
     """
 
     def __init__(self) -> None:
@@ -55,25 +57,25 @@ class PrefixLedger:
     def __len__(self) -> int:
         return len(self._held)
 
-    def bound(self, capacity_blocks: float) -> None:
-        """What the engine's KV cache can hold, in our blocks; 0: it does not say."""
+    def set_capacity(self, capacity_blocks: float) -> None:
+        """Bound the ledger by the capacity of the engine's KV cache in blocks; 0: unknown."""
         self._capacity = min(capacity_blocks or PREFIX_SUMMARY_BLOCKS_MAX, PREFIX_SUMMARY_BLOCKS_MAX)
         self._trim(int(min(self._limit, self._capacity)))
 
     def match(self, hashes: Sequence[int]) -> int:
-        """How many of the prompt's blocks are held."""
-        return _held_blocks(self._held, hashes)
+        """Number of the prompt's first blocks that are cached."""
+        return _match_length(self._held, hashes)
 
     def touch(self, hashes: Sequence[int]) -> None:
-        """The engine has computed or used these blocks."""
-        for value in reversed(hashes):  # the chain's beginning last: it is evicted last
+        """Record that the engine computed or used these blocks."""
+        for value in reversed(hashes):  # the beginning of the prompt last, so that it is evicted last
             self._held[value] = None
             self._held.move_to_end(value)
         self.version += 1
         self._trim(int(min(self._limit, self._capacity)))
 
-    def settle(self, believed_blocks: int, cached_blocks: float) -> None:
-        """A prompt of which so many blocks were believed held had so many cached, as its engine says."""
+    def adjust_limit(self, believed_blocks: int, cached_blocks: float) -> None:
+        """Lower the ledger's limit if less than half of the believed blocks were cached; else raise it a little."""
         if believed_blocks < 2:
             return
         if cached_blocks < believed_blocks / 2:
@@ -83,7 +85,7 @@ class PrefixLedger:
             self._limit = min(self._limit * _GROW, PREFIX_SUMMARY_BLOCKS_MAX)
 
     def evict(self, blocks: int) -> None:
-        """The engine has thrown out so many blocks' worth of tokens."""
+        """Remove the ``blocks`` least recently used blocks, because the engine evicted as many."""
         self._trim(max(0, len(self._held) - blocks))
 
     def clear(self) -> None:
@@ -91,7 +93,7 @@ class PrefixLedger:
         self.version += 1
 
     def summary(self) -> bytes:
-        """The hashes, 4 bytes each."""
+        """Encode all hashes for the gateways, 4 bytes each."""
         return array("I", self._held).tobytes()
 
     def _trim(self, size: int) -> None:
@@ -102,14 +104,14 @@ class PrefixLedger:
 
 
 class PrefixView:
-    """A gateway's copy of a replica's ledger, with what this gateway has sent there since."""
+    """A gateway's copy of a replica's ledger, plus the blocks of requests that it sent there since."""
 
     def __init__(self, summary: bytes = b"", version: int = -1) -> None:
         self._sent: deque[Sequence[int]] = deque(maxlen=_SENT_MAX)
         self.renew(summary, version)
 
     def renew(self, summary: bytes, version: int) -> None:
-        """A newer summary. It may be older than what was sent since the last one: that is kept until the next."""
+        """Replace the view by a newer summary, and keep blocks sent since the last one until the next summary."""
         held = array("I")
         held.frombytes(summary)
         self._held = set(held).union(*self._sent)
@@ -117,16 +119,17 @@ class PrefixView:
         self.version = version
 
     def match(self, hashes: Sequence[int]) -> int:
-        """How many of the prompt's blocks the replica is believed to hold."""
-        return _held_blocks(self._held, hashes)
+        """Number of the prompt's first blocks that the replica is believed to have cached."""
+        return _match_length(self._held, hashes)
 
     def sent(self, hashes: Sequence[int]) -> None:
-        """A request with these blocks went there: the next one with them need not wait for the summary."""
+        """Record that a request with these blocks went to the replica."""
         self._held.update(hashes)
         self._sent.append(hashes)
 
 
-def _held_blocks(held: Container[int], hashes: Sequence[int]) -> int:
+def _match_length(held: Container[int], hashes: Sequence[int]) -> int:
+    """Number of a prompt's first blocks that are in ``held``, found by bisection."""
     low, high = 0, len(hashes)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""What controllers have learned of a pool, from the traces and from their own looks, as it stands in Redis. Pure.
+"""Traffic model of a pool: statistics that controllers learn from traces and observation, kept in Redis. Pure.
 
-One record a pool, in one version: of another nothing is taken, it is learned anew. What is told of a pool is checked
-here, whoever tells it, so that no figure that cannot be decides anything.
+There is one record per pool. A record of another version is ignored and learned again. All figures are validated here,
+so that no impossible figure influences a decision.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import TypeVar
 
 import msgspec
 
-from stream_fabric.plans import Usual, route
+from stream_fabric.pool.plan import ReplicaProfile, route_key
+from stream_fabric.process.stats import percentile
 
 VERSION = 1
 STARTS_KEPT = 50
 STARTS_MIN = 5
-"""Fewer tell nothing: until then a cold start takes what was declared."""
+"""Minimum cold starts; with fewer, the declared duration is used."""
 COLD_START_LEAST, COLD_START_MOST = 0.1, 3.0
-"""Bounds of what is believed of it, as shares of what was declared."""
+"""Bounds of a learned cold start, relative to the declared duration."""
 REQUESTS_MIN = 50
-"""Of a route, below which its lengths are chance."""
+"""Minimum requests per route; with fewer, its length statistics are noise."""
 ROUTES_TOLD = 16
-"""To gateways, which read them each second."""
+"""Maximum number of routes in a plan, which gateways read every second."""
 TRIES_MIN = 20
-"""So of a speed."""
+"""Minimum attempts before a speed is trusted."""
 _TOKENS_MAX = 1e8
 _PER_S_MAX = 1e7
 _START_S_MAX = 86_400.0
@@ -34,7 +35,7 @@ _BYTES_PER_TOKEN = 4.0
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens: percentiles and the mean."""
+    """Percentiles and mean of a token count."""
 
     p50: float
     p90: float
@@ -47,7 +48,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Requests that are alike."""
+    """Statistics of one class of requests (``plan.route_key``)."""
 
     model: str
     dialect: str
@@ -62,11 +63,11 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """A replica with so many sequences decoding at once."""
+    """Decode speed of a replica at one batch size."""
 
     batch: float
     tokens_per_s: float
-    """Of all of them."""
+    """Output tokens per second of the whole batch."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch < 1e6 or not 0 < self.tokens_per_s < _PER_S_MAX:
@@ -74,7 +75,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """By how much a second more arrives within so long than now, but for one time in a hundred at most so much."""
+    """99th percentile of the increase in arrival rates (per second) within ``within_s`` seconds."""
 
     within_s: float
     requests: float
@@ -87,39 +88,40 @@ class Jump(msgspec.Struct, frozen=True):
             raise ValueError(f"no jump: {each} within {self.within_s} s")
 
 
-class Learned(msgspec.Struct, frozen=True):
+class TrafficModel(msgspec.Struct, frozen=True):
+    """Figures that a pool's telemetry taught. Subclasses add fields that only controllers read."""
+
     version: int = VERSION
     learned_s: float = 0.0
-    """Unix time of what the traces told last; 0: nothing yet."""
+    """Unix time of the last traces used; 0: none yet."""
     routes: tuple[Route, ...] = ()
-    """The most asked first."""
+    """Routes, the most frequent first."""
     speeds: tuple[Speed, ...] = ()
-    """By batch, rising."""
+    """Speeds by rising batch size."""
     prefill_per_s: float = 0.0
-    """Prompt tokens a replica computes in a second; 0: unknown."""
+    """Prompt tokens per second of a replica; 0: unknown."""
     jumps: tuple[Jump, ...] = ()
-    """By how long, rising."""
+    """Jumps by rising ``within_s``."""
     starts_s: tuple[float, ...] = ()
-    """How long the last replicas took to come, from when they were asked for; the youngest last."""
+    """Durations of the last cold starts, the newest last."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION or not 0 <= self.learned_s < math.inf:
             raise ValueError(f"version {self.version}, learned at {self.learned_s}")
-        if not 0 <= self.prefill_per_s < _PER_S_MAX or not all(map(is_start, self.starts_s)):
+        if not 0 <= self.prefill_per_s < _PER_S_MAX or not all(map(is_cold_start_s, self.starts_s)):
             raise ValueError(f"no speed of prompts, or no starts: {self.prefill_per_s}, {self.starts_s}")
         if any(one.batch >= other.batch for one, other in pairwise(self.speeds)):
             raise ValueError("speeds go by batch, rising")
 
     def cold_start_s(self, declared_s: float) -> float:
-        """The 90th percentile of the last ones, once there are enough, and never far from what was declared."""
+        """90th percentile of the last cold starts, within bounds around ``declared_s``; too few: ``declared_s``."""
         if len(self.starts_s) < STARTS_MIN:
             return declared_s
-        rank = math.ceil(0.9 * len(self.starts_s)) - 1
-        return min(max(sorted(self.starts_s)[rank], COLD_START_LEAST * declared_s), COLD_START_MOST * declared_s)
+        slow_s = percentile(sorted(self.starts_s), 0.9)
+        return min(max(slow_s, COLD_START_LEAST * declared_s), COLD_START_MOST * declared_s)
 
     def decode_per_s(self, batch: float) -> float:
-        """Output tokens a second of a replica with so many sequences; of more than were ever seen those of the most.
-        0: unknown."""
+        """Output tokens per second at a batch size, interpolated, at most the largest known size. 0: unknown."""
         below_batch = below_per_s = 0.0
         for speed in self.speeds:
             if speed.batch >= batch:
@@ -130,11 +132,12 @@ class Learned(msgspec.Struct, frozen=True):
 
     @property
     def output_mean(self) -> float:
+        """Mean output tokens per request over all routes; 0: no routes."""
         requests = sum(route.requests for route in self.routes)
         return sum(route.requests * route.output.mean for route in self.routes) / requests if requests else 0.0
 
-    def usual(self, known: Usual | None) -> Usual | None:
-        """What one of the pool's replicas does, where none is there to tell it; ``known``: as one was last seen."""
+    def typical_replica(self, known: ReplicaProfile | None) -> ReplicaProfile | None:
+        """Expected profile of a replica, for a pool that has none. ``known``: the last measured profile."""
         output = self.output_mean
         if not self.speeds or not self.routes:
             return known
@@ -144,25 +147,25 @@ class Learned(msgspec.Struct, frozen=True):
         if not prefill_per_s or not output:
             return known
         bytes_per_token = known.bytes_per_token if known is not None else _BYTES_PER_TOKEN
-        return Usual(slots, prefill_per_s, self.decode_per_s(slots), output, bytes_per_token)
+        return ReplicaProfile(slots, prefill_per_s, self.decode_per_s(slots), output, bytes_per_token)
 
     def outputs(self) -> dict[str, float]:
-        """Output tokens by ``plans.route``, on the mean."""
-        return {route(one.model, one.dialect, one.tier): one.output.mean for one in self.routes[:ROUTES_TOLD]}
+        """Mean output tokens by ``plan.route_key``."""
+        return {route_key(one.model, one.dialect, one.tier): one.output.mean for one in self.routes[:ROUTES_TOLD]}
 
     def jump(self, within_s: float) -> Jump | None:
-        """Of the shortest time that is not shorter, or of the longest."""
+        """Find the jump over ``within_s`` seconds, or over the next longer known time, or over the longest known."""
         return next((jump for jump in self.jumps if jump.within_s >= within_s), self.jumps[-1] if self.jumps else None)
 
 
-def is_start(seconds: float) -> bool:
-    """Whether a replica can have taken so long to come; NaN never did."""
+def is_cold_start_s(seconds: float) -> bool:
+    """True if ``seconds`` is a plausible duration of a cold start: above 0 and below one day."""
     return 0 < seconds < _START_S_MAX
 
 
-def started(before: Sequence[float], took_s: Sequence[float]) -> tuple[float, ...]:
-    """The last starts with some more."""
-    return (*before, *(round(one, 1) for one in took_s if is_start(one)))[-STARTS_KEPT:]
+def append_cold_starts(before: Sequence[float], took_s: Sequence[float]) -> tuple[float, ...]:
+    """Append the plausible durations of new cold starts ``took_s`` and keep the last ``STARTS_KEPT``."""
+    return (*before, *(round(one, 1) for one in took_s if is_cold_start_s(one)))[-STARTS_KEPT:]
 
 
 class _Version(msgspec.Struct):
@@ -170,11 +173,11 @@ class _Version(msgspec.Struct):
 
 
 _version_decoder = msgspec.json.Decoder(_Version)
-L = TypeVar("L", bound=Learned)
+L = TypeVar("L", bound=TrafficModel)
 
 
-def decode_learned(record: bytes, decoder: msgspec.json.Decoder[L]) -> L | None:
-    """None: it is another version's. Raises ValueError on what cannot be."""
+def decode_traffic_model(record: bytes, decoder: msgspec.json.Decoder[L]) -> L | None:
+    """Decode a traffic model; None if another version wrote it. Raises ValueError on impossible figures."""
     if _version_decoder.decode(record).version != VERSION:
         return None
     return decoder.decode(record)

@@ -1,36 +1,33 @@
-"""What a process tells of the fleet. Never on a stream's path."""
+"""Reporter of fleet events, for every process that acts on the fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from stream_fabric.events import FleetEvent, What
-from stream_fabric.ids import ReplicaId
 from stream_fabric.limits import FLEET_EVENTS_PER_MINUTE_MAX
-from stream_fabric.ports import EventSink
+from stream_fabric.ports import Clock, EventSink
+from stream_fabric.stream.ids import ReplicaId
 
 _MINUTE_US = 60_000_000
 
 
-class Clock(Protocol):
-    def now_us(self) -> int: ...
+class FleetEventReporter:
+    """Emits a process's fleet events, at most ``FLEET_EVENTS_PER_MINUTE_MAX`` per minute.
 
-
-class Herald:
-    """One a process: its fleet events pass here. Of what happens over and over so many are told a minute; the next one
-    says in its figures how many were not (``untold``)."""
+    If events were dropped, the next event has their number in its figures, as ``untold``.
+    """
 
     def __init__(self, sink: EventSink, clock: Clock, source: str) -> None:
         self._sink = sink
         self._clock = clock
         self._source = source
         self._minute = 0
-        self._told = 0
+        self._emitted = 0
         self._number = 0
-        self._untold = 0
+        self._dropped = 0
 
-    def tell(
+    def report(
         self,
         what: What,
         *,
@@ -42,19 +39,19 @@ class Herald:
         source: str = "",
         figures: Mapping[str, float] | None = None,
     ) -> None:
-        """``source``: in place of the process's own."""
+        """Emit an event, unless this minute's limit is reached. ``source`` replaces the process's own."""
         now_us = self._clock.now_us()
         if now_us // _MINUTE_US != self._minute:
-            self._minute, self._told = now_us // _MINUTE_US, 0
-        if self._told >= FLEET_EVENTS_PER_MINUTE_MAX:
-            self._untold += 1
+            self._minute, self._emitted = now_us // _MINUTE_US, 0
+        if self._emitted >= FLEET_EVENTS_PER_MINUTE_MAX:
+            self._dropped += 1
             return
-        rested_on = dict(figures or {})
-        if self._untold:
-            rested_on["untold"] = self._untold
-        self._told += 1
+        event_figures = dict(figures or {})
+        if self._dropped:
+            event_figures["untold"] = self._dropped
+        self._emitted += 1
         self._number += 1
-        self._untold = 0
+        self._dropped = 0
         source = source or self._source
         self._sink.emit(
             FleetEvent(
@@ -66,7 +63,7 @@ class Herald:
                 replica=replica or "",
                 state=state,
                 reason=reason,
-                figures=rested_on,
+                figures=event_figures,
                 asked_by=asked_by,
             )
         )

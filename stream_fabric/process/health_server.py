@@ -1,4 +1,4 @@
-"""The small HTTP surface of a process that has no other: liveness and metrics."""
+"""HTTP server for health and metrics, for processes that serve nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from aiohttp import web
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serve_health(
     host: str, port: int, is_ready: Callable[[], bool], page: Callable[[], Awaitable[tuple[str, bytes]]]
 ) -> AsyncIterator[str]:
-    """Serve ``/healthz`` and ``/metrics`` on ``port``; 0: any free one. Gives the URL. ``page``: content type and body.
+    """Serve ``/healthz`` and ``/metrics`` on ``port`` (0: any free port) within the context; yields the URL.
+
+    ``is_ready`` decides the status of ``/healthz``. ``page`` returns content type and body of the metrics.
 
     Raises OSError when the port is taken or the address is not this machine's.
     """
@@ -40,6 +42,6 @@ async def served(
 
 
 def url_of(address: tuple[Any, ...]) -> str:
-    """Of a socket's own address."""
+    """Make the ``http`` URL of a listening socket's address."""
     host, port = address[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,12 +1,13 @@
-"""A process's metrics, as Prometheus reads them: a registry built from the list of names.
+"""Prometheus registry of a process, built from the table of metrics.
 
-Each process is asked by itself and its registry is its own, so several on a host share nothing. Rendering many series
-takes a tenth of a second of Python: it is done in a thread, and the loop goes on.
+Every process has its own registry, so several processes on a host share nothing. Rendering many series takes 0.1 s of
+Python, so it runs in a thread and does not block the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -19,7 +20,9 @@ from prometheus_client import (
 )
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from stream_fabric.metrics import Metric, Role
+from stream_fabric.events import Event
+from stream_fabric.ports import EventSink
+from stream_fabric.process.metric_names import Metric, Role
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second name
 
@@ -30,12 +33,14 @@ OTHER = "(other)"
 
 
 class Page(NamedTuple):
+    """Response of ``/metrics``."""
+
     content_type: str
     body: bytes
 
 
-class Exposition:
-    """Of one role's process. Each metric is asked for once, by its entry in the list."""
+class MetricsRegistry:
+    """Registry of one role's process. Each metric is created once, by its entry in the table."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -54,21 +59,25 @@ class Exposition:
         return Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self.registry)
 
     def _check(self, metric: Metric, kind: str) -> None:
+        """Assert that the table lists the metric with this kind, and for this role."""
         assert metric.kind == kind and self.role in metric.roles, metric.name
 
     def render(self, accept: str | None = None) -> Page:
-        """``accept``: the reader's header. OpenMetrics, which has exemplars, where it is asked for; None: never, as
-        where names with colons go along, which its writer would rename."""
+        """Render all metrics, in OpenMetrics (with exemplars) if ``accept``, the scraper's Accept header, asks for it.
+
+        ``accept`` None: never in OpenMetrics, whose writer would rename metrics with colons in their names.
+        """
         if accept is not None and _OPENMETRICS in accept:
             return Page(f"{_OPENMETRICS}; version=1.0.0; charset=utf-8", generate_openmetrics(self.registry))  # type: ignore[no-untyped-call]
         return Page(TEXT, generate_latest(self.registry))
 
     async def scraped(self, accept: str | None = None) -> Page:
+        """Call ``render`` in a thread, so that it does not block the event loop."""
         return await asyncio.to_thread(self.render, accept)
 
 
-class Capped:
-    """Values of a label, of which there may be only so many: those that come first, and one for all others."""
+class CappedLabels:
+    """Bounds the values of a label: the first ``most`` values stay, all others become ``OTHER``."""
 
     def __init__(self, most: int = VALUES_MAX) -> None:
         self._most = most
@@ -81,3 +90,15 @@ class Capped:
             return OTHER
         self._seen.add(value)
         return value
+
+
+class CountingSink:
+    """An ``EventSink`` that passes each event to ``count``, for metrics, and then to another sink."""
+
+    def __init__(self, count: Callable[[Event], None], sink: EventSink) -> None:
+        self._count = count
+        self._sink = sink
+
+    def emit(self, event: Event) -> None:
+        self._count(event)
+        self._sink.emit(event)

@@ -1,4 +1,4 @@
-"""Settings that every role shares. A role's own settings inherit them; variables carry the prefix ``STREAM_GW_``."""
+"""Settings shared by the roles. A role's own settings inherit from these; variables have the prefix ``STREAM_GW_``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from stream_fabric.limits import EVENTS_MEMORY_BYTES_MAX, EVENTS_REDIS_BYTES_MAX, EVENTS_SPOOL_BYTES_MAX
-from stream_fabric.redis.client import RedisUrl
+from stream_fabric.process.logs import Level
+from stream_fabric.redis_url import RedisUrl
 
 
 class FabricSettings(BaseSettings):
@@ -16,83 +17,93 @@ class FabricSettings(BaseSettings):
 
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        description="Where Redis is: redis://, rediss://, redis+sentinel://a,b/master or redis+cluster://a,b",
+        description="URL of Redis: redis://, rediss://, redis+sentinel://a,b/master or redis+cluster://a,b",
         repr=False,
     )
     partitions: int = Field(
-        16, ge=1, le=4096, description="Slots the streams are spread over; the same in the whole fleet, for good"
+        16,
+        ge=1,
+        le=4096,
+        description="Partitions of the streams, best a power of two; the same in the whole fleet, never changed later",
     )
 
     log_format: Literal["auto", "json", "text"] = Field(
-        "auto", description="What is logged on stderr: json, text, or auto: text on a terminal, else json"
+        "auto", description="Format of the logs on stderr: json, text, or auto (text on a terminal, json otherwise)"
+    )
+    log_level: Level = Field(
+        "info", description="Lowest level that is logged: debug, info, warning or error; libraries log only warnings"
     )
 
     @field_validator("redis_url")
     @classmethod
-    def _is_redis_url(cls, value: str) -> str:
+    def _check_redis_url(cls, value: str) -> str:
         RedisUrl.parse(value)
         return value
 
 
 class EventSettings(FabricSettings):
-    """How events travel: of the processes that emit them, and of those that consume them."""
+    """Transport of telemetry events, for the processes that emit and that consume them."""
 
     events: Literal["redis", "kafka", "off"] = Field(
-        "redis", description="What carries telemetry events: the platform's Redis, Kafka, or nothing"
+        "redis", description="Transport of telemetry events: the platform's Redis, Kafka, or off"
     )
     events_topic: str = Field(
         "stream-gw.events",
         pattern=r"^[a-zA-Z0-9._-]{1,200}$",
-        description="events kafka: the topic",
+        description="Kafka topic of the events",
     )
     events_redis_bytes_max: int = Field(
         EVENTS_REDIS_BYTES_MAX,
         ge=1 << 20,
         le=1 << 40,
-        description="events redis: what Redis holds until it is consumed; a quarter is for billing facts alone",
+        description="Bytes of events that Redis holds until they are consumed; a quarter is for billing events only",
     )
-    kafka_servers: str = Field("", description="events kafka: brokers to begin with, as a:9092,b:9092")
-    kafka_tls: bool = Field(False, description="Speak TLS to Kafka; certificates and names are verified")
-    kafka_ca: str = Field("", description="With kafka_tls: a PEM to trust in place of the system's CAs")
-    kafka_cert: str = Field("", description="With kafka_tls: a certificate to show, PEM")
-    kafka_key: str = Field("", description="With kafka_cert: its key, PEM, without a passphrase")
+    kafka_servers: str = Field("", description="Kafka bootstrap servers, for example a:9092,b:9092")
+    kafka_tls: bool = Field(False, description="Use TLS to Kafka; certificates and host names are verified")
+    kafka_ca: str = Field("", description="PEM file of CAs to trust for Kafka instead of the system's; needs kafka_tls")
+    kafka_cert: str = Field("", description="PEM file of the client certificate for Kafka; needs kafka_tls")
+    kafka_key: str = Field("", description="PEM file of that certificate's key, without a passphrase; needs kafka_cert")
     kafka_sasl: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "", description="How to log in to Kafka; empty: not at all"
+        "", description="SASL mechanism for Kafka; empty: no login"
     )
-    kafka_user: str = Field("", description="With kafka_sasl: the user")
-    kafka_password: SecretStr = Field(SecretStr(""), description="With kafka_sasl: the password")
+    kafka_user: str = Field("", description="SASL user for Kafka")
+    kafka_password: SecretStr = Field(SecretStr(""), description="SASL password for Kafka")
     telemetry_create_topics: bool = Field(
-        False, description="events kafka: create a topic that is missing, with the brokers' own defaults"
+        False, description="Create missing Kafka topics, with the brokers' default settings"
     )
 
     @model_validator(mode="after")
-    def _kafka_is_whole(self) -> Self:
+    def _check_kafka(self) -> Self:
         if self.events != "kafka":
             return self
         if not self.kafka_servers:
-            raise ValueError("events kafka needs brokers: set STREAM_GW_KAFKA_SERVERS to host:port,host:port")
+            raise ValueError("STREAM_GW_EVENTS=kafka needs brokers; set STREAM_GW_KAFKA_SERVERS to host:port,host:port")
         if bool(self.kafka_sasl) != bool(self.kafka_user):
-            raise ValueError("STREAM_GW_KAFKA_SASL and STREAM_GW_KAFKA_USER go together")
+            raise ValueError("STREAM_GW_KAFKA_SASL and STREAM_GW_KAFKA_USER must be set together")
         if not self.kafka_tls and (self.kafka_ca or self.kafka_cert):
             raise ValueError("STREAM_GW_KAFKA_CA and STREAM_GW_KAFKA_CERT need STREAM_GW_KAFKA_TLS=true")
         if bool(self.kafka_cert) != bool(self.kafka_key):
-            raise ValueError("STREAM_GW_KAFKA_CERT and STREAM_GW_KAFKA_KEY go together")
+            raise ValueError("STREAM_GW_KAFKA_CERT and STREAM_GW_KAFKA_KEY must be set together")
         return self
 
 
 class EmitSettings(EventSettings):
-    """Of the processes that emit events."""
+    """Buffers of the processes that emit events."""
 
     events_spool: str = Field(
         "",
-        description="Folder on disk for events that cannot be delivered now, shared by a host's processes; empty: none",
+        description="Folder of the disk spool for events that cannot be delivered now, shared by a host's processes; "
+        "empty: no spool",
     )
     events_spool_bytes_max: int = Field(
-        EVENTS_SPOOL_BYTES_MAX, ge=1 << 20, le=1 << 40, description="What one process may hold there"
+        EVENTS_SPOOL_BYTES_MAX,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Bytes that one process may hold in the spool; more events are dropped",
     )
     events_memory_bytes_max: int = Field(
         EVENTS_MEMORY_BYTES_MAX,
         ge=4 << 20,
         le=1 << 32,
-        description="Events in memory, not yet delivered; over: dropped; a quarter is for billing facts alone",
+        description="Bytes of undelivered events in memory; more are dropped; a quarter is for billing events only",
     )

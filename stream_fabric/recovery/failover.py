@@ -1,43 +1,45 @@
-"""Streams that lose their producer: another replica takes them over, or they get their terminal.
+"""Failover of streams that lose their producer: another replica takes the stream over, or the stream ends.
 
-A dead replica's streams are looked after by whoever claims it first, a living agent's by itself. Every step is
-idempotent; what is left half-done is found again, because the stream stays on its replica's list until it is elsewhere.
+Whoever claims a dead replica recovers its streams; a living agent hands its own streams over. Every step is
+idempotent. A stream stays on its old replica's list until it is placed elsewhere, so an unfinished failover is found
+and repeated.
 """
 
 from __future__ import annotations
 
-import random
-import secrets
-import time
-
 import msgspec
 
-from stream_fabric.cursor import Epoch
 from stream_fabric.errors import StreamGwError
 from stream_fabric.events import AttemptTrace
-from stream_fabric.frames import ErrorInfo, Usage
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId, StreamId
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.placement import TIERS, Placed, Queued, Refused
-from stream_fabric.ports import EventSink
-from stream_fabric.redis.clock import FabricClock
-from stream_fabric.redis.pool import Candidate, RedisPools, Work
-from stream_fabric.redis.streams import RedisStreamLog
-from stream_fabric.surge import Shift
+from stream_fabric.pool.overload import Overflow
+from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.records import Candidate, Work
+from stream_fabric.ports import Clock, EventSink, Pools, Random, StreamLog
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import ErrorInfo, Usage
+from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
+
+_NONCE_BYTES = 4
 
 
-class Witness:
-    """Tells of tries that cannot tell of themselves any more."""
+class FailoverReporter:
+    """Emits events for a replica that can no longer emit its own: lost attempts, and its death."""
 
-    def __init__(self, sink: EventSink, clock: FabricClock, streams: RedisStreamLog) -> None:
+    def __init__(self, sink: EventSink, clock: Clock, streams: StreamLog) -> None:
         self._sink = sink
         self._clock = clock
-        self._herald = Herald(sink, clock, "reaper")
+        self._fleet_events = FleetEventReporter(sink, clock, "reaper")
         self._streams = streams
 
-    async def tell(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
-        """``billed``: it has ended the stream. Otherwise another replica goes on with it."""
+    async def report_attempt(
+        self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool
+    ) -> None:
+        """Emit the ``AttemptTrace`` of a lost attempt.
+
+        ``billed``: the stream ended with this attempt; otherwise another replica continues it.
+        """
         stream = work.request.stream
         _, used = await self._streams.settled(stream) or ("", Usage())
         epoch = work.parsed_epoch().n
@@ -65,19 +67,29 @@ class Witness:
             )
         )
 
-    def tell_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
-        self._herald.tell(
-            "dead", pool=pool, replica=replica, reason="its lease has ended", figures={"streams": streams}
+    def report_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
+        """Emit the fleet event of a dead replica that had ``streams`` streams in flight."""
+        self._fleet_events.report(
+            "dead", pool=pool, replica=replica, reason="its lease expired", figures={"streams": streams}
         )
 
 
-class Rescue:
-    """``witness``: is told of what is ended here, and of what a dead replica had begun."""
+class Failover:
+    """Moves streams from a replica that can no longer produce them. ``reporter`` hears of each lost attempt."""
 
-    def __init__(self, pools: RedisPools, streams: RedisStreamLog, witness: Witness | None = None) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        streams: StreamLog,
+        clock: Clock,
+        random: Random,
+        reporter: FailoverReporter | None = None,
+    ) -> None:
         self._pools = pools
         self._streams = streams
-        self._witness = witness
+        self._clock = clock
+        self._random = random
+        self._reporter = reporter
 
     async def rescue(
         self,
@@ -89,54 +101,65 @@ class Rescue:
         comes_back: bool = False,
         dead: bool = False,
     ) -> None:
-        """Have another replica produce the stream; where that cannot be, end it with the error. ``comes_back``: the
-        replica's engine is being restarted, so that even the only replica of a model is worth waiting for. ``dead``:
-        the replica does not tell of it itself.
+        """Place the stream on another replica; if none can take it, end it with ``error``.
 
-        Raises FabricUnavailable: nothing is lost by another call.
+        ``comes_back``: the replica's engine restarts, so the stream may wait even for a model's only replica.
+        ``dead``: the replica cannot report its lost attempt, so it is reported here.
+
+        Raises FabricError; the call can then be repeated.
         """
         try:
             work = await self._pools.work(pool, stream)
-        except msgspec.MsgspecError:  # another version's: nobody here could run it
+        except msgspec.MsgspecError:  # written by another version; nobody here could run it
             work = None
-        # Asked after the work: what was read is then this replica's, not that of one which has taken it since
-        if await self._pools.where(pool, stream) not in (replica, None):
-            await self._pools.drop(pool, replica, [stream])
+        # Read after the work: then the work that was read is this replica's, not that of a replica which has it since
+        if await self._pools.holder(pool, stream) not in (replica, None):
+            await self._pools.remove_in_flight(pool, replica, [stream])
             return
         if work is None:
             await self.end(pool, replica, stream, error)
             return
-        others = await self._others(pool, replica, work.request.model)
+        tried = tuple(dict.fromkeys((*work.tried, replica)))
+        others = await self._candidates(pool, replica, tried, work.request.model)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
-            await self.end(pool, replica, stream, error, await self._epoch(stream, work), work)
+            await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work)
             return
-        taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
-        if taken is None:  # it has ended, or another has it
-            await self._pools.drop(pool, replica, [stream])
+        taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
+        if taken is None:  # the stream has ended, or another producer has it
+            await self._pools.remove_in_flight(pool, replica, [stream])
             return
-        again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1)
+        again = msgspec.structs.replace(
+            work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
+        )
+        now_us = self._clock.now_us()
         placed = await self._pools.place(
-            pool, again, others, wait_s=wait_s(work), jitter=random.random(), instead=replica
+            pool, again, others, wait_s=wait_s(work, now_us), jitter=self._random.random(), instead=replica
         )
         if isinstance(placed, Refused):
-            if await self._streams.fence(stream, None, secrets.token_hex(4), ErrorInfo.of(error), taken.epoch):
-                await self._tell(pool, replica, work, error, billed=True)
+            if await self._fence(stream, None, error, taken.epoch):
+                await self._report(pool, replica, work, error, billed=True)
             return
-        await self._streams.put_placement(stream, explain(again, placed))
+        await self._streams.put_placement(stream, placement_record(again, placed, now_us))
         if dead:
-            await self._tell(pool, replica, work, error, billed=False)
+            await self._report(pool, replica, work, error, billed=False)
 
-    async def _epoch(self, stream: StreamId, work: Work) -> Epoch:
-        """The replica's. Or, where a takeover has raised it and whoever made that has died since, the one that it made:
-        the pool has the stream on this replica's list still, and nobody appends in it."""
+    async def _current_epoch(self, stream: StreamId, work: Work) -> Epoch:
+        """Return the epoch to fence: the one in ``work``, or the next one if an unfinished failover has begun it.
+
+        Such a failover stopped between takeover and placement: the pool still lists the stream with the old replica,
+        and no producer appends in the new epoch.
+        """
         epoch = work.parsed_epoch()
-        (head,) = await self._streams.heads(self._streams.partition(stream), [stream], None)
-        half_way = head is not None and head.replica is None and head.epoch.n == epoch.n + 1
-        return head.epoch if head is not None and half_way else epoch
+        (head,) = await self._streams.heads(partition_of(stream, self._streams.partitions), [stream], None)
+        unfinished = head is not None and head.replica is None and head.epoch.n == epoch.n + 1
+        return head.epoch if head is not None and unfinished else epoch
 
-    async def _others(self, pool: str, replica: ReplicaId, model: str) -> list[Candidate]:
-        """Of a large pool, those with least to do."""
+    async def _candidates(
+        self, pool: str, replica: ReplicaId, tried: tuple[ReplicaId, ...], model: str
+    ) -> list[Candidate]:
+        """List other replicas that serve the model, least loaded first; ``tried`` ones only if there are no others."""
         infos = [i for i in await self._pools.replicas(pool) if i.replica != replica and model in i.models]
+        infos = [info for info in infos if info.replica not in tried] or infos
         infos.sort(key=lambda info: info.prefill_ms + info.decode_ms)
         return [Candidate(info.replica, 0) for info in infos[:CANDIDATES_MAX]]
 
@@ -149,31 +172,45 @@ class Rescue:
         epoch: Epoch | None = None,
         work: Work | None = None,
     ) -> None:
-        """Give the stream its terminal, and take it off the replica's list. ``epoch``: the replica's, where known."""
-        ended = await self._streams.fence(stream, replica, secrets.token_hex(4), ErrorInfo.of(error), epoch)
+        """End the stream with ``error`` and take it off the replica's list of streams in flight.
+
+        ``epoch``: the replica's epoch, if known. ``work``: the request, if known; its attempt is then reported.
+
+        Raises FabricError; the call can then be repeated.
+        """
+        ended = await self._fence(stream, replica, error, epoch)
         if ended and work is not None:
-            await self._tell(pool, replica, work, error, billed=True)
-        await self._pools.drop(pool, replica, [stream])
+            await self._report(pool, replica, work, error, billed=True)
+        await self._pools.remove_in_flight(pool, replica, [stream])
 
-    async def _tell(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
-        if self._witness is not None:
-            await self._witness.tell(pool, replica, work, error, billed=billed)
+    async def _fence(
+        self, stream: StreamId, replica: ReplicaId | None, error: StreamGwError, epoch: Epoch | None
+    ) -> bool:
+        nonce = self._random.token_hex(_NONCE_BYTES)
+        return await self._streams.fence(stream, replica, nonce, ErrorInfo.of(error), epoch)
+
+    async def _report(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool) -> None:
+        if self._reporter is not None:
+            await self._reporter.report_attempt(pool, replica, work, error, billed=billed)
 
 
-def wait_s(work: Work, most_s: float = QUEUE_WAIT_S_MAX) -> float:
-    """How long a request may wait in the queue."""
+def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
+    """Seconds that a request may wait in the queue: until its deadline, at most ``most_s``.
+
+    ``now_us`` is the fabric's clock, which the deadline was computed with.
+    """
     deadline_ms = work.request.deadline_unix_ms
-    left_s = deadline_ms / 1000 - time.time() if deadline_ms else most_s
+    left_s = deadline_ms / 1000 - now_us / 1e6 if deadline_ms else most_s
     return min(max(left_s, 0.0), most_s)
 
 
-def explain(work: Work, placed: Placed | Queued, shift: Shift | None = None) -> bytes:
-    """One placement, as it is told."""
-    more = {} if shift is None else {"shift": shift._asdict()}
+def placement_record(work: Work, placed: Placed | Queued, now_us: int, overflow: Overflow | None = None) -> bytes:
+    """Encode one placement as the JSON record for ``StreamLog.put_placement``. ``now_us``: the fabric's clock."""
+    record = {} if overflow is None else {"shift": overflow._asdict()}
     return msgspec.json.encode(
-        more
+        record
         | {
-            "at_unix_ms": time.time_ns() // 1_000_000,
+            "at_unix_ms": now_us // 1000,
             "attempt": work.attempt,
             "replica": placed.replica if isinstance(placed, Placed) else None,
             "reason": placed.reason if isinstance(placed, Placed) else "queued",

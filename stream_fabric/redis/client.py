@@ -1,296 +1,68 @@
 """Commands to a single Redis, to Sentinel's master, or to a Redis Cluster, with one retry loop.
 
-Every script of ours is idempotent, so a command whose fate is unknown is sent again until its deadline.
+Every command and script of the platform is idempotent: one whose outcome is unknown is sent again until its deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl as ssl_module
-from binascii import crc_hqx
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from stream_fabric.errors import FabricUnavailable
+from stream_fabric.errors import FabricError, FabricFault, FabricFull, FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
-from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Login, Push, Refused, ReplyError
+from stream_fabric.redis.topology import Cluster, Sentinel, Single, Topology, slot_of
+from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, ConnectionRefused, Login, Push, ReplyError
+from stream_fabric.redis_url import Address, RedisUrl
 
-SLOTS = 16384
-_ASK_S = 1.0
-"""Who is asked for the topology answers in so long, or another is asked: a dead host says nothing."""
-_RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "OOM", "MISCONF"}
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+_RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "MISCONF"}
 
 
-def slot_of(tag: str) -> int:
-    """The cluster slot of the keys with hash tag ``{tag}``."""
-    return crc_hqx(tag.encode(), 0) % SLOTS
+def logins(url: RedisUrl) -> tuple[Login, Login]:
+    """Make two logins: for the servers that hold data, and for the sentinels.
 
-
-_MODES = {
-    "redis": ("single", False),
-    "rediss": ("single", True),
-    "redis+sentinel": ("sentinel", False),
-    "rediss+sentinel": ("sentinel", True),
-    "redis+cluster": ("cluster", False),
-    "rediss+cluster": ("cluster", True),
-}
-_FILES = ("ca", "cert", "key")
-_OF_SENTINELS = ("sentinel_user", "sentinel_password")
-
-
-@dataclass(frozen=True)
-class RedisUrl:
-    """Where Redis is: ``redis://host:6379/0``, ``rediss://`` with TLS, ``redis+sentinel://a:26379,b:26379/mymaster``,
-    ``redis+cluster://a:6379,b:6379``; credentials as ``user:password@``.
-
-    With TLS: ``?ca=<path>`` to trust that CA in place of the system's, ``?cert=<path>&key=<path>`` to show a
-    certificate. With Sentinel: ``?sentinel_user=…&sentinel_password=…``. What is reserved in URLs is percent-encoded.
+    Raises ValueError when a file of the URL cannot be used.
     """
+    ssl = _tls(url) if url.tls else None
+    return (
+        Login("Redis", url.username, url.password, ssl),
+        Login(
+            "the sentinel",
+            url.sentinel_user,
+            url.sentinel_password,
+            ssl,
+            "?sentinel_user=…&sentinel_password=…",
+        ),
+    )
 
-    mode: str
-    addresses: tuple[Address, ...]
-    username: str | None
-    password: str | None = field(repr=False)
-    database: int
-    master: str
-    tls: bool
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    sentinel_user: str | None = None
-    sentinel_password: str | None = field(default=None, repr=False)
 
-    @classmethod
-    def parse(cls, url: str) -> RedisUrl:
-        """Raises ValueError that says what is allowed and repeats nothing that may be of a password."""
+def _tls(url: RedisUrl) -> ssl_module.SSLContext:
+    """Make the TLS context of a Redis URL; it verifies certificates and host names."""
+    try:
+        context = ssl_module.create_default_context(cafile=url.ca)
+    except OSError as error:
+        raise ValueError(f"ca of the Redis URL: {url.ca} cannot be read as certificates in PEM form") from error
+    if url.cert is not None:
         try:
-            parts = urlsplit(url)
-        except ValueError:  # its text may have the password
-            raise ValueError(
-                "a Redis URL has its reserved characters percent-encoded, those of a password too"
-            ) from None
-        if parts.scheme not in _MODES:
-            raise ValueError(
-                f"a Redis URL starts with one of {', '.join(f'{m}://' for m in _MODES)}; got {parts.scheme!r}"
-            )
-        mode, tls = _MODES[parts.scheme]
-        if parts.fragment or "@" in parts.path or ("@" in parts.query and "@" not in parts.netloc):
-            raise ValueError(
-                "the password in a Redis URL has '/', '?', '#' and '@' percent-encoded, as %2F, %3F, %23, %40"
-            )
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        user, colon, password = credentials.partition(":")
-        default_port = 26379 if mode == "sentinel" else 6379
-        addresses = []
-        for number, host in enumerate(hosts.split(","), 1):
-            name, _, port = host.rpartition(":") if ":" in host else (host, "", "")
-            if not name or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
-                raise ValueError(
-                    f"a Redis URL names hosts as host:port, separated by commas, ports up to 65535; see number {number}"
-                )
-            addresses.append(Address(name.strip("[]"), int(port or default_port)))
-        path = parts.path.strip("/")
-        if mode == "single" and path and not path.isdecimal():
-            raise ValueError(f"the path of a redis:// URL is the database number; got {path!r}")
-        return cls(
-            mode=mode,
-            addresses=tuple(addresses),
-            username=unquote(user) or None,
-            password=unquote(password) if colon else None,
-            database=int(path or 0) if mode == "single" else 0,
-            master=path or "mymaster",
-            tls=tls,
-            **_parameters(parts.query, mode, tls),
-        )
-
-    def logins(self) -> tuple[Login, Login]:
-        """As whom the servers are asked that hold the data, and the sentinels. Raises ValueError when a file holds
-        something else than it should."""
-        ssl = self._tls() if self.tls else None
-        return (
-            Login("Redis", self.username, self.password, ssl),
-            Login(
-                "the sentinel",
-                self.sentinel_user,
-                self.sentinel_password,
-                ssl,
-                "?sentinel_user=…&sentinel_password=…",
-            ),
-        )
-
-    def _tls(self) -> ssl_module.SSLContext:
-        # It verifies certificates and the names of hosts
-        try:
-            context = ssl_module.create_default_context(cafile=self.ca)
+            # With an empty password given, OpenSSL does not ask the terminal for one
+            context.load_cert_chain(url.cert, url.key, password="")
         except OSError as error:
-            raise ValueError(f"ca of the Redis URL: {self.ca} cannot be read as certificates in PEM form") from error
-        if self.cert is not None:
-            try:
-                # With a password given OpenSSL does not ask the terminal for one
-                context.load_cert_chain(self.cert, self.key, password="")
-            except OSError as error:
-                raise ValueError(
-                    f"cert and key of the Redis URL: {self.cert} and {self.key} are not a certificate and its key in "
-                    "PEM form, without a passphrase"
-                ) from error
-        return context
-
-
-def _parameters(query: str, mode: str, tls: bool) -> dict[str, str]:
-    """What stands after the question mark, by name. Raises ValueError."""
-    allowed = (*(_FILES if tls else ()), *(_OF_SENTINELS if mode == "sentinel" else ()))
-    hint = f"allowed here: {', '.join(allowed) or 'none'} (ca, cert and key with rediss, sentinel_… with +sentinel)"
-    found: dict[str, str] = {}
-    for item in query.split("&") if query else ():
-        name, _, value = item.partition("=")
-        if name not in allowed:
-            # Cut, as it may be the end of a password that holds a question mark
-            shown = repr(name) if name.isidentifier() and len(name) <= 32 else "a parameter"
-            raise ValueError(f"the Redis URL has {shown}, which it may not have; {hint}")
-        if name in found:
-            raise ValueError(f"the Redis URL has {name} twice; {hint}")
-        if not value:
-            raise ValueError(f"{name} of the Redis URL is empty; {hint}")
-        found[name] = unquote(value)
-    for name in _FILES:
-        if name in found and not os.path.isfile(found[name]):
-            raise ValueError(f"{name} of the Redis URL is the path of a PEM file; there is none at {found[name]!r}")
-    for name, other in (("cert", "key"), ("key", "cert"), ("sentinel_user", "sentinel_password")):
-        if name in found and other not in found:
-            raise ValueError(f"the Redis URL has {name} but not {other}; they go together")
-    return found
-
-
-class Topology(Protocol):
-    """Which server holds a slot."""
-
-    def address(self, slot: int) -> Address: ...
-
-    def moved(self, slot: int, to: Address) -> None: ...
-
-    async def refresh(self) -> None:
-        """Ask again. Raises ConnectionLost or ReplyError when nobody answers."""
-
-
-Connect = Callable[[Address], Awaitable[Connection]]
-
-
-class Single:
-    def __init__(self, url: RedisUrl) -> None:
-        self._address = url.addresses[0]
-
-    def address(self, slot: int) -> Address:
-        return self._address
-
-    def moved(self, slot: int, to: Address) -> None:
-        raise FabricUnavailable(f"Redis at {self._address} is a cluster node; use redis+cluster:// in its URL")
-
-    async def refresh(self) -> None: ...
-
-
-class Sentinel:
-    """Follows the master that the sentinels name."""
-
-    def __init__(self, url: RedisUrl, login: Login) -> None:
-        self._url = url
-        self._login = login
-        self._address: Address | None = None
-
-    def address(self, slot: int) -> Address:
-        if self._address is None:
-            raise ConnectionLost("no sentinel has named a master yet")
-        return self._address
-
-    def moved(self, slot: int, to: Address) -> None: ...
-
-    async def refresh(self) -> None:
-        failures = []
-        refused: Refused | None = None
-        for sentinel in self._url.addresses:
-            try:
-                reply = await self._ask(sentinel)
-            except (ConnectionLost, ReplyError) as error:
-                refused = refused or (error if isinstance(error, Refused) else None)
-                failures.append(f"{sentinel}: {error}")
-                continue
-            if reply:
-                self._address = Address(reply[0].decode(), int(reply[1]))
-                return
-            failures.append(f"{sentinel}: does not know the master {self._url.master!r}")
-        raise refused or ConnectionLost("; ".join(failures))
-
-    async def _ask(self, sentinel: Address) -> Any:
-        connection = await Connection.connect(*sentinel, timeout_s=_ASK_S, login=self._login)
-        try:
-            return await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
-        except ReplyError as error:
-            if error.denied:
-                raise self._login.refused(str(sentinel), error) from error
-            raise
-        finally:
-            connection.close()
-
-
-class Cluster:
-    def __init__(self, url: RedisUrl, login: Login, connect: Connect) -> None:
-        self._login = login
-        self._connect = connect
-        self._seeds = url.addresses
-        self._slots: list[Address | None] = [None] * SLOTS
-
-    def address(self, slot: int) -> Address:
-        address = self._slots[slot]
-        if address is None:
-            raise ConnectionLost(f"no node of the cluster serves slot {slot}")
-        return address
-
-    def moved(self, slot: int, to: Address) -> None:
-        self._slots[slot] = to
-
-    async def refresh(self) -> None:
-        failures = []
-        refused: Refused | None = None
-        for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // 64] if a), *self._seeds]):
-            try:
-                async with asyncio.timeout(_ASK_S):
-                    reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")
-            except TimeoutError:
-                failures.append(f"{node}: silent for {_ASK_S:g} s")
-                continue
-            except (ConnectionLost, ReplyError) as error:
-                if isinstance(error, ReplyError) and error.denied:
-                    error = self._login.refused(str(node), error)
-                refused = refused or (error if isinstance(error, Refused) else None)
-                failures.append(f"{node}: {error}")
-                continue
-            slots: list[Address | None] = [None] * SLOTS
-            for start, end, primary, *_ in reply:
-                host = primary[0].decode() if primary[0] else node.host
-                slots[start : end + 1] = [Address(host, primary[1])] * (end - start + 1)
-            self._slots = slots
-            return
-        raise refused or ConnectionLost("no node of the cluster answers: " + "; ".join(failures))
+            raise ValueError(
+                f"cert and key of the Redis URL: {url.cert} and {url.key} are not a certificate and its key in "
+                "PEM form, without a passphrase"
+            ) from error
+    return context
 
 
 class RedisClient:
-    """Commands by slot. One pipelined connection a server; ``dedicated`` gives another for a blocking caller."""
+    """Commands by slot, on one pipelined connection per server. A blocking caller uses a ``dedicated`` one."""
 
     def __init__(self, url: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
         self.url = RedisUrl.parse(url)
         self._timeout_s = timeout_s
-        self._login, sentinel_login = self.url.logins()
+        self._login, sentinel_login = logins(self.url)
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -308,11 +80,13 @@ class RedisClient:
         self.publish_is_counted = True
 
     async def start(self) -> None:
-        """Find the servers, what they offer and whether they let us. Raises FabricUnavailable, at once for what no
-        waiting would mend; later that is an outage like others, which may be over before a command's deadline."""
+        """Find the servers, their features, and whether the login has the rights it needs.
+
+        Raises FabricUnavailable; a refused login is not retried here. After the start it is retried like an outage.
+        """
         try:
             await self.topology.refresh()
-        except Refused as error:
+        except ConnectionRefused as error:
             raise FabricUnavailable(str(error)) from error
         except (ConnectionLost, ReplyError) as error:
             raise FabricUnavailable(f"cannot reach Redis: {error}") from error
@@ -321,7 +95,7 @@ class RedisClient:
         self.publish = "SPUBLISH" if sharded else "PUBLISH"
         # A classic publish in a cluster reaches the other nodes' subscribers but does not count them
         self.publish_is_counted = sharded or self.url.mode != "cluster"
-        # Whether our keys and channels are allowed: a user of Redis 7 has no channel unless it is given some
+        # Test the rights to the platform's keys and channels: an ACL user of Redis 7 has no channel by default
         await self.execute(slot_of("p0"), "GET", "sg:{p0}:partitions")
         await self.execute(slot_of("p0"), self.publish, "sg:{p0}:>", "")
         self._started = True
@@ -329,6 +103,7 @@ class RedisClient:
     async def dedicated(
         self, address: Address, *, on_push: Push | None = None, on_lost: Callable[[], None] | None = None
     ) -> Connection:
+        """Open a connection that only the caller uses and closes. Raises ConnectionLost."""
         return await Connection.connect(
             address.host,
             address.port,
@@ -340,7 +115,10 @@ class RedisClient:
         )
 
     async def connection(self, address: Address) -> Connection:
-        """The shared connection to a server; callers that find it missing wait for one attempt together."""
+        """Return the shared connection to a server, and open it if needed; concurrent callers wait for one attempt.
+
+        Raises ConnectionLost.
+        """
         connection = self._connections.get(address)
         if connection is not None and not connection.lost:
             return connection
@@ -348,10 +126,11 @@ class RedisClient:
         if task is None:
             task = asyncio.create_task(self.dedicated(address))
             self._connecting[address] = task
-            task.add_done_callback(lambda done: self._connected(address, done))
+            task.add_done_callback(lambda done: self._store_connection(address, done))
         return await asyncio.shield(task)
 
-    def _connected(self, address: Address, task: asyncio.Task[Connection]) -> None:
+    def _store_connection(self, address: Address, task: asyncio.Task[Connection]) -> None:
+        """Store the connection that a finished task opened; close it if this client is closed."""
         del self._connecting[address]
         if not task.cancelled() and task.exception() is None:
             if self._closed:
@@ -360,19 +139,52 @@ class RedisClient:
                 self._connections[address] = task.result()
 
     async def refresh(self) -> None:
-        """Ask for the topology again, once for all who want it now. Failures are the retry loop's to meet."""
+        """Query the topology again; concurrent callers share one query. Failures are ignored: commands retry."""
         with contextlib.suppress(ConnectionLost, ReplyError):
             await asyncio.shield(self._begin_refresh())
 
     def _begin_refresh(self) -> asyncio.Task[None]:
+        """Return the running query of the topology, or start one."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self.topology.refresh())
-            self._refreshing.add_done_callback(_consume)
+            self._refreshing.add_done_callback(_retrieve_error)
         return self._refreshing
 
     async def execute(self, slot: int, *args: Arg, timeout_s: float | None = None) -> Any:
-        """Run one idempotent command where the slot lives; ``timeout_s`` 0: it is sent once, and after a redirection.
-        Raises ReplyError or FabricUnavailable."""
+        """Run one idempotent command on the server of the slot. Raises FabricError.
+
+        ``timeout_s``: time for retries; 0: retry only after a redirection.
+        """
+        try:
+            return await self._request(slot, args, timeout_s)
+        except ReplyError as error:
+            raise fabric_error(str(args[0]), error, self._login) from error
+
+    async def run_script(
+        self,
+        slot: int,
+        name: str,
+        sha: str,
+        source: str,
+        args: Sequence[Arg],
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Run a Lua script by its SHA; send its source where the server does not know it. Raises FabricError.
+
+        ``args``: number of keys, keys, arguments.
+        """
+        try:
+            try:
+                return await self._request(slot, ("EVALSHA", sha, *args), timeout_s)
+            except ReplyError as error:
+                if error.code != "NOSCRIPT":
+                    raise
+            return await self._request(slot, ("EVAL", source, *args), timeout_s)
+        except ReplyError as error:
+            raise fabric_error(f"script {name}", error, self._login) from error
+
+    async def _request(self, slot: int, args: Sequence[Arg], timeout_s: float | None) -> Any:
+        """Send a command and retry it until its deadline. Raises ReplyError or FabricUnavailable."""
         loop = asyncio.get_running_loop()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = loop.time() + limit_s
@@ -386,7 +198,7 @@ class RedisClient:
                 connection = await self.connection(server)
                 if asking:
                     asked = connection.call("ASKING")
-                    asked.add_done_callback(_consume)
+                    asked.add_done_callback(_retrieve_error)
                 return await connection.call(*args)
             except ReplyError as error:
                 redirect, asking = None, False
@@ -394,7 +206,7 @@ class RedisClient:
                 if error.code in ("MOVED", "ASK"):
                     _, _, where = str(error).split(" ", 2)
                     host, _, port = where.rpartition(":")
-                    redirect = Address(host or self.topology.address(slot).host, int(port))
+                    redirect = Address(host or (server or self.url.addresses[0]).host, int(port))
                     asking = error.code == "ASK"
                     if not asking:
                         self.topology.moved(slot, redirect)
@@ -407,11 +219,11 @@ class RedisClient:
                 cause = error
             late = loop.time() + delay_s >= deadline and (redirect is None or redirected)
             redirected = redirect is not None
-            if isinstance(cause, Refused) and (late or not self._started):
+            if isinstance(cause, ConnectionRefused) and (late or not self._started):
                 raise FabricUnavailable(str(cause)) from cause
             if late:
                 if redirect is None and not self._closed:
-                    self._begin_refresh()  # for who comes next: to find a dead host silent took all the time there was
+                    self._begin_refresh()  # for the next command: a silent host has used up this one's time
                 raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
             if redirect is None:
                 await asyncio.sleep(delay_s)
@@ -429,16 +241,29 @@ class RedisClient:
         self._connections.clear()
 
 
-def _consume(future: asyncio.Future[Any]) -> None:
+def fabric_error(command: str, error: ReplyError | ConnectionLost, login: Login | None = None) -> FabricError:
+    """Convert the failure of a command into the error that the adapter's callers get."""
+    if isinstance(error, ConnectionLost):
+        return FabricUnavailable(f"Redis did not answer {command}: {error}")
+    if error.code == "OOM":
+        return FabricFull(f"Redis is at its memory limit (OOM) and refused {command}; retry later, or raise maxmemory")
+    text = login.quote(error) if login is not None else str(error)
+    if error.code in _RETRY or error.code in ("MOVED", "ASK"):
+        return FabricUnavailable(f"Redis does not serve {command} now: {text}")
+    return FabricFault(f"Redis refused {command}: {text}")
+
+
+def _retrieve_error(future: asyncio.Future[Any]) -> None:
+    """Retrieve a future's exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
 class Partitions:
-    """The slots that streams are spread over: keys of partition k carry the tag ``{p<k>}``."""
+    """The partitions of the streams, and the cluster slot of each; keys of partition k have the hash tag ``{p<k>}``."""
 
     def __init__(self, count: int, *, new: bool = False) -> None:
         self.count = count
         self.new = new
-        """Whether this Redis knew of no partitions yet: nobody has used it, or it has lost everything."""
+        """True when this Redis had no number of partitions yet: it is unused, or has lost its data."""
         self.slots: Sequence[int] = [slot_of(f"p{k}") for k in range(count)]

@@ -1,8 +1,7 @@
 """The Redis Stream that carries events where there is no Kafka.
 
-It is bounded: what does not fit is refused, and nothing is thrown away that no consumer has taken. An event's offset
-only grows, also after Redis lost everything; it has gaps. One consumer reads after its offset, and trims what it has
-committed.
+It is bounded: events that do not fit are refused, and no event is deleted before a consumer has taken it. Offsets only
+grow, also after Redis lost its data; they have gaps. One consumer reads after its offset and trims what it committed.
 """
 
 from __future__ import annotations
@@ -10,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stream_fabric.limits import EVENTS_REDIS_BYTES_MAX
-from stream_fabric.redis.client import RedisClient, slot_of
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
+from stream_fabric.redis.topology import slot_of
 from stream_fabric.redis.wire import Arg
 
 _SLOT = slot_of("events")
 _MARK_MS = 600_000
-"""A writer's last batch is known for so long: far longer than it is sent again."""
+"""Time for which a writer's last batch is recognized; far longer than a batch is retried."""
 
 
 class RedisEvents:
-    """``part``: another stream beside it, such as ``dlq``."""
+    """One Redis Stream of events. ``part`` names another one than the main stream, such as ``dlq``."""
 
     def __init__(self, client: RedisClient, part: str = "", bytes_max: int = EVENTS_REDIS_BYTES_MAX) -> None:
         self._client = client
@@ -28,32 +28,32 @@ class RedisEvents:
         self._bytes_max = bytes_max
 
     async def append(self, writer: str, number: int, records: Sequence[tuple[bytes, bool]]) -> list[int]:
-        """Append records, each with whether it must not be dropped: a quarter of the bound is kept for those.
+        """Append records, each with True if it must not be dropped; a quarter of the bytes is reserved for those.
 
-        Returns the positions of those that did not fit. The same writer's same number again is answered as it was the
-        first time. Raises FabricUnavailable: whether they are in is unknown.
+        Returns the indexes of records that did not fit. ``number`` is the number of the writer's batch; a repeated
+        batch gets the same answer. Raises FabricUnavailable if the outcome is unknown.
         """
         args: list[Arg] = [number, _MARK_MS, self._bytes_max * 3 // 4, self._bytes_max]
         for record, kept in records:
             args += (int(kept), record)
         keys = [self._key, f"{self._key}:head", f"{self._key}:w:{writer}"]
-        refused: bytes = await script("tell")(self._client, _SLOT, keys, args)
+        refused: bytes = await script("events_append")(self._client, _SLOT, keys, args)
         return [int(position) for position in refused.split()]
 
     async def read(self, after: int, count: int) -> list[tuple[int, bytes]]:
-        """Up to so many records after an offset, oldest first, each with its offset. 0: from the oldest."""
+        """Read up to ``count`` (offset, record) pairs after an offset, oldest first. ``after`` 0: from the oldest."""
         entries = await self._client.execute(_SLOT, "XRANGE", self._key, f"{after + 1}-0", "+", "COUNT", count)
         return [(int(entry.partition(b"-")[0]), fields[1]) for entry, fields in entries]
 
     async def trim(self, upto: int) -> None:
-        """Forget what has an offset up to this one."""
+        """Delete all records with offsets up to ``upto``, inclusive."""
         await self._client.execute(_SLOT, "XTRIM", self._key, "MINID", "=", f"{upto + 1}-0")
 
     async def drop(self, offsets: Sequence[int]) -> None:
-        """Forget these."""
+        """Delete the records with these offsets."""
         await self._client.execute(_SLOT, "XDEL", self._key, *(f"{offset}-0" for offset in offsets))
 
     async def head(self) -> int:
-        """The newest record's offset; 0: there was none."""
+        """Read the offset of the newest record ever appended; 0: there was none."""
         held = await self._client.execute(_SLOT, "GET", f"{self._key}:head")
         return int(held.split()[0]) if held else 0

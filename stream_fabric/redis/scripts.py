@@ -1,27 +1,80 @@
-"""Our Lua scripts: read from files once, called by their SHA, loaded again where a server does not know them."""
+"""Lua scripts: read from files once, called by their SHA, sent again where a server does not know them.
+
+Constants that Lua shares with Python are rendered into the scripts here; no script has a number of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from stream_fabric import limits
+from stream_fabric.pool import overload, placement
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.wire import Arg, ReplyError
+from stream_fabric.redis.wire import Arg
 
-_OF_POOLS = {"place", "report", "leave", "line", "retire", "drop", "took", "lines"}
+_POOL_SCRIPTS = {
+    "place",
+    "report",
+    "queue_remove",
+    "queue_positions",
+    "retire",
+    "flight_remove",
+    "inbox_ack",
+    "tier_queues",
+}
+_UNREFUSED = {"append", "cancel", "fence", "report", "state_request", "takeover", "unwatch", "watch"}
+"""Scripts on a hash that Redis must run at its memory limit: without them running streams and leases would end.
+
+Others that it must run free memory first themselves.
+"""
+RECOUNT_EVERY_MS = 1000
+"""Least time between two recounts of a pool's bytes, which cost time in its size."""
+_UNREFUSE = "redis.call('HDEL', KEYS[1], '')\n"
+"""A write that changes nothing. At its memory limit Redis refuses a script only before its first write.
+
+It names a declared key: while a slot moves, Redis Cluster refuses a script that reaches another absent key.
+"""
+
+
+def constants(*, pool: bool) -> str:
+    """Render the constants of the stream scripts as Lua locals; ``pool``: also those of the pool scripts."""
+    values: dict[str, float] = {
+        "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
+        "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
+    }
+    if pool:
+        values |= {
+            "TIERS": len(placement.TIERS),
+            "SCAN_MAX": placement.SCAN_MAX,
+            "RATE_WINDOW_MS": placement.RATE_WINDOW_MS,
+            "LOOK_AHEAD": placement.LOOK_AHEAD,
+            "PASSED_MAX": placement.PASSED_MAX,
+            "LOCALITY": placement.LOCALITY,
+            "RETRY_S_MAX": overload.RETRY_S_MAX,
+            "DRAW_SCALE": overload.DRAW_SCALE,
+            "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,
+            "POOL_TTL_MS": limits.POOL_TTL_S * 1000,
+        }
+    return "".join(f"local {name} = {value}\n" for name, value in values.items())
 
 
 class Script:
+    """One Lua script, with its constants and shared functions in front of it."""
+
     def __init__(self, name: str) -> None:
+        self.name = name
         folder = files("stream_fabric.redis") / "lua"
-        parts = ["prelude", *(["pool"] if name in _OF_POOLS else []), name]
-        self.source = "".join((folder / f"{part}.lua").read_text() for part in parts)
+        pool = name in _POOL_SCRIPTS
+        parts = ["prelude", *(["pool"] if pool else []), name]
+        first = _UNREFUSE if name in _UNREFUSED else ""
+        self.source = constants(pool=pool) + first + "".join((folder / f"{part}.lua").read_text() for part in parts)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def __call__(
+    def __call__(
         self,
         client: RedisClient,
         slot: int,
@@ -29,16 +82,12 @@ class Script:
         args: Sequence[Arg],
         *,
         timeout_s: float | None = None,
-    ) -> Any:
-        """Run where ``slot`` lives; every key must be of that slot."""
-        try:
-            return await client.execute(slot, "EVALSHA", self.sha, len(keys), *keys, *args, timeout_s=timeout_s)
-        except ReplyError as error:
-            if error.code != "NOSCRIPT":
-                raise
-            return await client.execute(slot, "EVAL", self.source, len(keys), *keys, *args, timeout_s=timeout_s)
+    ) -> Coroutine[Any, Any, Any]:
+        """Run the script on the server of the slot, which all keys belong to. Raises FabricError."""
+        return client.run_script(slot, self.name, self.sha, self.source, (len(keys), *keys, *args), timeout_s=timeout_s)
 
 
 @cache
 def script(name: str) -> Script:
+    """Load the script ``lua/<name>.lua``, once per process."""
     return Script(name)

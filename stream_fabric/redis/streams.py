@@ -8,19 +8,25 @@ from typing import cast
 
 import msgspec
 
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable, TooMany
-from stream_fabric.frames import ErrorInfo, Status, Usage
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.limits import (
     ATTEMPTS_MAX,
+    INPUTS_BYTES_MAX,
     INPUTS_MAX,
     LIVE_TTL_S,
     PAGE_ENTRIES_MAX,
     PENDING_CANCEL_TTL_S,
     RETENTION_S,
 )
-from stream_fabric.log import (
+from stream_fabric.ports import StreamLog
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.scripts import script
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.redis.wire import Arg
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo, Status, Usage
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.stream.log import (
     Append,
     AppendCode,
     AppendReply,
@@ -30,28 +36,28 @@ from stream_fabric.log import (
     Head,
     Page,
     Takeover,
+    Unwatched,
     error_json,
 )
-from stream_fabric.redis.client import Partitions, RedisClient, slot_of
-from stream_fabric.redis.scripts import script
-from stream_fabric.redis.wire import Arg
 
+_USAGE_FIGURES = len(Usage.__struct_fields__)
 _LIVE_MS, _RETENTION_MS = LIVE_TTL_S * 1000, RETENTION_S * 1000
 
 
-class RedisStreamLog:
-    """``StreamLog`` on Redis. ``replica`` names the producer when this is an agent's."""
+class RedisStreamLog(StreamLog):
+    """``StreamLog`` in Redis. ``replica``: the producer that appends; None: this process does not append."""
 
     def __init__(self, client: RedisClient, partitions: Partitions, replica: ReplicaId | None = None) -> None:
         self._client = client
         self._partitions = partitions
+        self.partitions = partitions.count
         self._replica = replica or ""
 
     def partition(self, stream: StreamId) -> int:
         return partition_of(stream, self._partitions.count)
 
-    def _where(self, stream: StreamId) -> tuple[int, str, str]:
-        """The slot, the key prefix of the stream and the channel prefix of its partition."""
+    def _slot_and_keys(self, stream: StreamId) -> tuple[int, str, str]:
+        """Return the slot, the key prefix of the stream and the channel prefix of its partition."""
         k = self.partition(stream)
         return self._partitions.slots[k], f"sg:{{p{k}}}:{stream}:", f"sg:{{p{k}}}:>"
 
@@ -64,7 +70,7 @@ class RedisStreamLog:
         gateway: GatewayId | None,
         model: str = "",
     ) -> CreateCode:
-        slot, key, _ = self._where(stream)
+        slot, key, _ = self._slot_and_keys(stream)
         reply = await script("create")(
             self._client, slot, [key + "m", key + "l"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model]
         )
@@ -96,10 +102,12 @@ class RedisStreamLog:
                 item.status,
             )
         reply = await script("append")(client, self._partitions.slots[partition], keys, args)
-        return [AppendReply(AppendCode(reply[i]), reply[i + 1]) for i in range(0, len(reply), 2)]
+        return [
+            AppendReply(AppendCode(reply[i]), reply[i + 1], *_unwatched(reply[i + 2])) for i in range(0, len(reply), 3)
+        ]
 
     async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
-        slot, key, channel = self._where(stream)
+        slot, key, channel = self._slot_and_keys(stream)
         result, epoch, at, status = await script("cancel")(
             self._client,
             slot,
@@ -120,7 +128,7 @@ class RedisStreamLog:
     async def fence(
         self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
     ) -> bool:
-        slot, key, channel = self._where(stream)
+        slot, key, channel = self._slot_and_keys(stream)
         reply = await script("fence")(
             self._client,
             slot,
@@ -139,34 +147,36 @@ class RedisStreamLog:
         return bool(reply[0] == 0)
 
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
-        slot, key, channel = self._where(stream)
+        slot, key, channel = self._slot_and_keys(stream)
         code, epoch, last = await script("takeover")(
             self._client, slot, [key + "m"], [stream, str(lost), nonce, channel, self._client.publish]
         )
         return Takeover(Epoch.parse(epoch.decode()), last) if code == 0 else None
 
     async def put_placement(self, stream: StreamId, record: bytes) -> None:
-        """Keep a placement's explanation beside the stream for as long as the stream is kept."""
-        slot, key, _ = self._where(stream)
-        await script("explain")(self._client, slot, [key + "p"], [record, _LIVE_MS + _RETENTION_MS, ATTEMPTS_MAX])
+        slot, key, _ = self._slot_and_keys(stream)
+        await script("placement_record")(
+            self._client, slot, [key + "p"], [record, _LIVE_MS + _RETENTION_MS, ATTEMPTS_MAX]
+        )
 
     async def placements(self, stream: StreamId) -> list[bytes]:
-        slot, key, _ = self._where(stream)
+        slot, key, _ = self._slot_and_keys(stream)
         reply: list[bytes] = await self._client.execute(slot, "LRANGE", key + "p", 0, -1)
         return reply
 
     async def settled(self, stream: StreamId) -> tuple[Status, Usage] | None:
-        """What a stream has used: settled, once it has ended. None: it is not held any more."""
-        slot, key, _ = self._where(stream)
+        slot, key, _ = self._slot_and_keys(stream)
         status, used = await self._client.execute(slot, "HMGET", key + "m", "st", "us")
         if status is None:
             return None
-        return cast(Status, status.decode()), Usage(*map(int, (used or b"").split()))
+        return cast(Status, status.decode()), Usage(*map(int, (used or b"").split()[:_USAGE_FIGURES]))
 
     async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
-        """What a tenant's streams that ended in an hour (of unix time) have used: model → (streams, usage).
+        """Read the usage of a tenant's streams that ended in one hour: model → (streams, usage).
 
-        Counted in the same step as each stream's terminal, so once for every stream, whoever ended it.
+        ``hour``: hours since 1970.
+
+        The script that appends a terminal counts the usage, so each stream counts once.
         """
         replies = await asyncio.gather(
             *(
@@ -178,13 +188,14 @@ class RedisStreamLog:
         for reply in replies:
             for name, value in reply.items():
                 model, _, kind = name.decode().rpartition(" ")
-                totals.setdefault(model, [0] * 6)[int(kind)] += int(value)
+                if int(kind) <= _USAGE_FIGURES:  # a newer version may count more
+                    totals.setdefault(model, [0] * (1 + _USAGE_FIGURES))[int(kind)] += int(value)
         return {model: (count, Usage(*tokens)) for model, (count, *tokens) in totals.items()}
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
     ) -> Page | None:
-        slot, key, _ = self._where(stream)
+        slot, key, _ = self._slot_and_keys(stream)
         reply = await script("watch")(
             self._client,
             slot,
@@ -211,8 +222,8 @@ class RedisStreamLog:
         )
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
-        slot, key, _ = self._where(stream)
-        await script("unwatch")(self._client, slot, [key + "m"], [gateway])
+        slot, key, channel = self._slot_and_keys(stream)
+        await script("unwatch")(self._client, slot, [key + "m"], [gateway, stream, channel, self._client.publish])
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         reply = await script("heads")(
@@ -224,22 +235,33 @@ class RedisStreamLog:
         return [_head(item) if item else None for item in reply]
 
     async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
-        """Put an item into the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``; None: no such
-        stream of the tenant. Raises TooMany."""
-        slot, key, channel = self._where(stream)
+        slot, key, channel = self._slot_and_keys(stream)
         code = await script("input")(
             self._client,
             slot,
             [key + "m", key + "i"],
-            [stream, tenant, input_id, bytes(item), INPUTS_MAX, _LIVE_MS, channel, self._client.publish],
+            [
+                stream,
+                tenant,
+                input_id,
+                bytes(item),
+                INPUTS_MAX,
+                INPUTS_BYTES_MAX,
+                _LIVE_MS,
+                channel,
+                self._client.publish,
+            ],
         )
         if code == 2:
-            raise TooMany(f"the stream has taken {INPUTS_MAX} inputs, the most one may have")
+            raise TooMany(f"stream {stream} has {INPUTS_MAX} inputs, the most it may have; create another stream")
+        if code == 5:
+            raise TooMany(
+                f"inputs of stream {stream} would exceed {INPUTS_BYTES_MAX} bytes; send less, or create another stream"
+            )
         return {0: "accepted", 1: "duplicate", 3: "terminal"}.get(code)
 
     async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
-        """A stream's inputs, (id, item JSON), in the order they were accepted."""
-        slot, key, _ = self._where(stream)
+        slot, key, _ = self._slot_and_keys(stream)
         reply = await self._client.execute(slot, "HGETALL", key + "i")
         numbered = []
         for name, value in reply.items():
@@ -248,7 +270,13 @@ class RedisStreamLog:
         return [(name, item) for _, name, item in sorted(numbered)]
 
 
+def _unwatched(text: bytes) -> tuple[Unwatched, int]:
+    """Decode ``L<ms>``, ``V<ms>`` or nothing."""
+    return (cast(Unwatched, text[:1].decode()), int(text[1:])) if text else ("", 0)
+
+
 def _head(item: list[bytes | int]) -> Head:
+    """Decode one item of the ``heads`` script's reply."""
     epoch, last, status, cancelled_at, unwatched, ms, watched, replica = item
     assert isinstance(epoch, bytes) and isinstance(status, bytes)
     assert isinstance(unwatched, bytes) and isinstance(replica, bytes)
@@ -265,19 +293,20 @@ def _head(item: list[bytes | int]) -> Head:
 
 
 async def held_partitions(client: RedisClient) -> Partitions | None:
-    """What was agreed on, for one who only looks; None: nobody has used this Redis."""
+    """Read the partitions that this Redis is set to. None: no process has set them."""
     held = await client.execute(slot_of("p0"), "GET", "sg:{p0}:partitions")
     return None if held is None else Partitions(int(held), new=False)
 
 
 async def check_partitions(client: RedisClient, count: int) -> Partitions:
-    """Agree on the number of partitions with everybody else on this Redis: the first to come decides.
+    """Set this Redis to ``count`` partitions, if no process has set it yet, and return the partitions.
 
-    Raises FabricUnavailable when this process is configured otherwise.
+    Raises FabricUnavailable if this Redis is set to another number.
     """
     key, slot = "sg:{p0}:partitions", slot_of("p0")
-    new = await client.execute(slot, "SET", key, count, "NX") is not None
-    held = int(await client.execute(slot, "GET", key))
+    found = await client.execute(slot, "GET", key)
+    new = found is None and await client.execute(slot, "SET", key, count, "NX") is not None
+    held = int(found or await client.execute(slot, "GET", key))
     if held != count:
         raise FabricUnavailable(
             f"this Redis holds streams in {held} partitions, but this process is set to {count}; "

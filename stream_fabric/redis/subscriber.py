@@ -1,7 +1,7 @@
-"""Subscriptions that survive: lost connections, failovers and moved slots lead to a new subscription and a notice.
+"""Subscriptions that outlive lost connections, failovers and moved slots.
 
-Pub/sub delivers at most once, so whoever listens is told after every new subscription that messages
-may have been missed, and reads the log.
+Pub/sub delivers at most once. After every new subscription a callback tells the owner that messages may have been
+missed; it then reads the log.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from typing import Any
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S, RECONNECT_S_MAX
-from stream_fabric.redis.client import Address, RedisClient
+from stream_fabric.ports import Subscribe, Subscription
+from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
+from stream_fabric.redis_url import Address
 
 log = logging.getLogger(__name__)
 
 _PING_S = 2.0
 
 
-class Subscriber:
-    """One process's channels.
-
-    ``channels``: name → slot. ``on_message(payload)``, the hot callback, runs in the loop turn of the read;
-    ``on_subscribed(names)`` when channels have been subscribed, at first or again.
-    """
+class Subscriber(Subscription):
+    """Subscription of one process to its channels, in Redis. ``channels``: name → slot."""
 
     def __init__(
         self,
@@ -49,31 +47,30 @@ class Subscriber:
         self._ready = asyncio.Event()
 
     async def wait_ready(self) -> None:
-        """Wait for the first subscription of every channel. Raises FabricUnavailable when it takes too long."""
         try:
             async with asyncio.timeout(COMMAND_TIMEOUT_S):
                 await self._ready.wait()
         except TimeoutError:
-            raise FabricUnavailable("could not subscribe to the fabric's channels; is Redis healthy?") from None
+            raise FabricUnavailable("cannot subscribe to the fabric's channels; is Redis healthy?") from None
 
     @property
     def healthy(self) -> bool:
         return not self._missing
 
     async def run(self) -> None:
-        """Subscribe to everything and keep it so, until cancelled."""
         try:
-            await self._keep()
+            await self._keep_subscribed()
         finally:
             for connection in list(self._connections.values()):
                 connection.close()
 
-    async def _keep(self) -> None:
+    async def _keep_subscribed(self) -> None:
+        """Subscribe channels that are missing, and ping the connections every ``_PING_S`` seconds."""
         delay_s = 0.01
         while True:
             if self._missing:
                 await self._client.refresh()
-                await self._subscribe()
+                await self._subscribe_missing()
             if self._missing:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, RECONNECT_S_MAX)
@@ -87,20 +84,21 @@ class Subscriber:
             except TimeoutError:
                 await self._ping()
 
-    async def _subscribe(self) -> None:
+    async def _subscribe_missing(self) -> None:
+        """Try once to subscribe all missing channels; call ``on_subscribed`` with those that succeeded."""
         by_address: dict[Address, list[bytes]] = {}
         for name in self._missing:
             try:
                 by_address.setdefault(self._client.topology.address(self._slots[name]), []).append(name)
             except ConnectionLost as error:
-                log.warning("cannot subscribe yet: %s", error)
+                log.warning("subscription delayed, retrying: error=%s", error)
                 return
         verb = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
         for address, names in by_address.items():
             try:
                 connection = await self._connection(address)
             except (ConnectionLost, ReplyError) as error:
-                log.warning("cannot subscribe at %s: %s", address, error)
+                log.warning("subscription failed, retrying: server=%s error=%s", address, error)
                 continue
             self._pending = set(names)
             for name in names:  # one command a channel: in a cluster each may be of another slot
@@ -118,10 +116,13 @@ class Subscriber:
             self._on_subscribed([name.decode() for name in fresh])
 
     async def _connection(self, address: Address) -> Connection:
+        """Return this subscriber's connection to a server, and open it if needed."""
         connection = self._connections.get(address)
         if connection is None or connection.lost:
             connection = await self._client.dedicated(
-                address, on_push=lambda push: self._push(address, push), on_lost=lambda: self._lost(address)
+                address,
+                on_push=lambda push: self._receive_push(address, push),
+                on_lost=lambda: self._receive_connection_lost(address),
             )
             self._connections[address] = connection
             self._owned[address] = set()
@@ -132,10 +133,11 @@ class Subscriber:
             try:
                 await connection.call("PING")
             except (ConnectionLost, ReplyError) as error:
-                log.warning("the subscription's connection failed: %s", error)
+                log.warning("subscription ping failed, reconnecting: error=%s", error)
                 connection.close()
 
-    def _push(self, address: Address, push: list[Any]) -> None:
+    def _receive_push(self, address: Address, push: list[Any]) -> None:
+        """Handle a message, or the result of a subscribe or unsubscribe."""
         match push:
             case [b"message" | b"smessage", _, payload]:
                 self._on_message(payload)
@@ -149,17 +151,29 @@ class Subscriber:
                 self._owned[address].discard(name)
                 self._missing.add(name)
                 self._changed.set()
-            case [b"error", error]:  # which channel is unknown: all that wait are tried again
-                log.warning("a subscription was refused: %s", error)
+            case [b"error", error]:  # the reply does not name the channel: all pending ones are retried
+                log.warning("subscription refused, retrying: error=%s", error)
                 self._pending.clear()
                 self._changed.set()
 
-    def _lost(self, address: Address) -> None:
+    def _receive_connection_lost(self, address: Address) -> None:
+        """Mark the channels of a lost connection as missing."""
         self._connections.pop(address, None)
         self._missing |= self._owned.pop(address, set())
         self._changed.set()
 
 
+def subscriptions(client: RedisClient, partitions: Partitions) -> Subscribe:
+    """Make the ``ports.Subscribe`` function of this Redis."""
+
+    def subscribe(
+        peer: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[list[str]], None]
+    ) -> Subscription:
+        return Subscriber(client, partition_channels(peer, partitions.slots), on_message, on_subscribed)
+
+    return subscribe
+
+
 def partition_channels(peer: str, slots: Iterable[int]) -> dict[str, int]:
-    """The channels of a gateway or an agent, one a partition, so that a publish stays in its script's slot."""
+    """Map the channels of ``peer`` (a gateway or an agent), one per partition, to their slots."""
     return {f"sg:{{p{k}}}:>{peer}": slot for k, slot in enumerate(slots)}

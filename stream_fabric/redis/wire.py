@@ -8,6 +8,7 @@ measurement that decided this against a general client.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl as ssl_module
 from collections import deque
 from collections.abc import Callable
@@ -20,68 +21,76 @@ Arg = str | bytes | int | float
 Push = Callable[[list[Any]], None]
 
 _INCOMPLETE = object()
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 
 
 class ConnectionLost(Exception):
     """The connection ended or answered nothing in time; whether the command ran is unknown."""
 
 
-class Refused(ConnectionLost):
-    """The server will not have us, or we not its certificate; until somebody mends that, trying again is in vain."""
+class ConnectionRefused(ConnectionLost):
+    """The server refuses the login, or its certificate does not verify; retries fail until an operator acts."""
 
 
 class ReplyError(Exception):
-    """The server's error reply. ``code`` is its first word."""
+    """The server's error reply. ``code`` is its first word, also where Redis 6 wraps a script's error in another."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.code = message.partition(" ")[0]
+        inner = _IN_SCRIPT.search(message) if message.startswith("ERR ") else None
+        self.code = inner[1] if inner else message.partition(" ")[0]
 
     @property
     def denied(self) -> bool:
-        """Whether it tells of credentials or rights that are wrong or missing."""
-        # What a script may not do comes as a plain ERR from Redis before 7.2
+        """True if the server denied the command because credentials or ACL rights are wrong or missing."""
+        # Redis before 7.2 reports rights that a script lacks as a plain ERR
         return self.code in _DENIED or "user executing the script" in str(self)
 
 
 @dataclass(frozen=True)
 class Login:
-    """As whom a server is asked, and what to tell of its refusal."""
+    """Credentials and TLS for a server, and the errors to raise if the server refuses them."""
 
     what: str = "Redis"
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ssl: ssl_module.SSLContext | None = None
     where: str = "user:password@ before the hosts"
-    """Where the URL has the credentials."""
+    """Place of the credentials in the URL."""
 
     def quote(self, error: ReplyError) -> str:
-        """A reply without our password: Redis repeats what it does not understand."""
+        """Text of an error reply without the password; Redis repeats commands that it does not understand."""
         return str(error).replace(self.password, "…") if self.password else str(error)
 
     @property
     def user(self) -> str:
         return f"user {self.username or 'default'!r}"
 
-    def refused(self, server: str, error: ReplyError) -> Refused:
+    def refused(self, server: str, error: ReplyError) -> ConnectionRefused:
+        """Make the error for refused credentials or rights; its text says what to correct."""
         name = f"{self.what} at {server}"
         match error.code:
             case "WRONGPASS":
-                return Refused(f"{name} refuses the password of {self.user}; correct it in the URL, as {self.where}")
+                return ConnectionRefused(
+                    f"{name} refuses the password of {self.user}; correct it in the URL, as {self.where}"
+                )
             case "NOAUTH" if self.password is None:
-                return Refused(f"{name} asks for a password; put it into the URL, as {self.where}")
+                return ConnectionRefused(f"{name} asks for a password; put it into the URL, as {self.where}")
             case "DENIED":
-                return Refused(f"{name} is in protected mode; give it a password, and put that into the URL")
-        return Refused(f"{name} denies {self.user} a right that is needed, see docs/runbook.md: {self.quote(error)}")
+                return ConnectionRefused(f"{name} is in protected mode; give it a password, and put that into the URL")
+        return ConnectionRefused(
+            f"{name} denies {self.user} a right that is needed, see docs/runbook.md: {self.quote(error)}"
+        )
 
-    def distrusted(self, server: str, error: ssl_module.SSLError) -> Refused:
+    def distrusted(self, server: str, error: ssl_module.SSLError) -> ConnectionRefused:
+        """Make the error for a failed TLS handshake; its text says what to correct."""
         name = f"{self.what} at {server}"
         if isinstance(error, ssl_module.SSLCertVerificationError):
-            return Refused(
+            return ConnectionRefused(
                 f"the certificate of {name} does not verify: {error.verify_message.rstrip('.')}; "
                 "name the CA that signed it as ?ca=<path of a PEM>, and the host as the certificate has it"
             )
-        return Refused(
+        return ConnectionRefused(
             f"{name} refuses TLS: {error.reason or error}; if it asks for a client's certificate, give "
             "?cert=<path>&key=<path>; if it speaks no TLS, the URL begins with redis, not rediss"
         )
@@ -89,14 +98,14 @@ class Login:
 
 _DENIED = {"WRONGPASS", "NOAUTH", "NOPERM", "DENIED"}
 _ENDED = (ssl_module.SSLEOFError, ssl_module.SSLZeroReturnError, ssl_module.SSLSyscallError)
-"""The link broke; nobody refused anything."""
+"""TLS errors of a broken link, which are no refusal."""
 
 
 _ANYBODY = Login()
 
 
 class Connection(asyncio.Protocol):
-    """Pipelined commands and pushes. Create with ``connect``."""
+    """One connection with pipelined commands and pub/sub messages. Created with ``connect``."""
 
     def __init__(self, timeout_s: float, on_push: Push | None, on_lost: Callable[[], None] | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -123,7 +132,10 @@ class Connection(asyncio.Protocol):
         on_push: Push | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> Connection:
-        """Open, authenticate and select. Raises ConnectionLost, or Refused where trying again is in vain."""
+        """Open a connection, log in and select the database.
+
+        Raises ConnectionLost; ConnectionRefused if a retry cannot help.
+        """
         loop = asyncio.get_running_loop()
         server = f"{host}:{port}"
         try:
@@ -135,7 +147,7 @@ class Connection(asyncio.Protocol):
             if isinstance(error, ssl_module.SSLError) and not isinstance(error, _ENDED):
                 raise login.distrusted(server, error) from error
             text = str(error) or ("timed out" if isinstance(error, TimeoutError) else type(error).__name__)
-            # A server without TLS waits for the end of what it takes for a command
+            # A server without TLS takes the handshake for an unfinished command and waits
             hint = "; if it speaks no TLS, the URL begins with redis" if login.ssl and text == "timed out" else ""
             raise ConnectionLost(f"cannot connect to {login.what} at {server}: {text}{hint}") from error
         try:
@@ -146,6 +158,7 @@ class Connection(asyncio.Protocol):
         return self
 
     async def _greet(self, server: str, login: Login, database: int) -> None:
+        """Send HELLO 3 with the credentials, then SELECT; convert their errors."""
         hello: list[Arg] = ["HELLO", 3]
         if login.password is not None:
             hello += ["AUTH", login.username or "default", login.password]
@@ -155,7 +168,9 @@ class Connection(asyncio.Protocol):
             if error.denied:
                 raise login.refused(server, error) from None
             if "unknown command" in str(error) or error.code == "NOPROTO":
-                raise Refused(f"{login.what} at {server} does not know HELLO 3; Redis 6 or later is needed") from None
+                raise ConnectionRefused(
+                    f"{login.what} at {server} does not know HELLO 3; Redis 6 or later is needed"
+                ) from None
             raise ConnectionLost(f"{login.what} at {server} is not ready: {login.quote(error)}") from None
         except ConnectionLost as error:
             cause = error.__cause__
@@ -167,29 +182,32 @@ class Connection(asyncio.Protocol):
             try:
                 await self.call("SELECT", database)
             except ReplyError as error:
-                raise Refused(f"{login.what} at {server} has no database {database} for us: {error}") from error
+                raise ConnectionRefused(
+                    f"{login.what} at {server} has no database {database} for us: {error}"
+                ) from error
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._tick = self._loop.call_later(self._timeout_s / 2, self._check)
+        self._tick = self._loop.call_later(self._timeout_s / 2, self._check_timeout)
 
     def call(self, *args: Arg) -> asyncio.Future[Any]:
-        """Send a command; the future gives its reply or raises ReplyError or ConnectionLost."""
+        """Send a command; the future returns the reply, or raises ReplyError or ConnectionLost."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self.lost:
             future.set_exception(ConnectionLost("the connection to Redis is closed"))
             return future
+        self.send(*args)  # raises for what cannot be encoded, before anything waits for its reply
         if not self._waiting:
             self._heard_at = self._loop.time()
         self._waiting.append(future)
-        self.send(*args)
         return future
 
     def send(self, *args: Arg) -> None:
-        """Send a command that has no reply but pushes (SUBSCRIBE and its kin in RESP3)."""
+        """Send a command whose only replies are push messages, such as SUBSCRIBE in RESP3."""
+        packed = hiredis.pack_command(args)  # type: ignore[arg-type]  # its stub names a 1-tuple
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(args))  # type: ignore[arg-type]  # its stub names a 1-tuple
+        self._out.append(packed)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -220,11 +238,12 @@ class Connection(asyncio.Protocol):
             else:
                 future.set_result(reply)
 
-    def _check(self) -> None:
+    def _check_timeout(self) -> None:
+        """Abort the connection if a reply is due and the server was silent for the timeout."""
         if self._waiting and self._loop.time() - self._heard_at > self._timeout_s and self._transport is not None:
             self._transport.abort()
             return
-        self._tick = self._loop.call_later(self._timeout_s / 2, self._check)
+        self._tick = self._loop.call_later(self._timeout_s / 2, self._check_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -243,7 +262,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if self._transport.get_extra_info("sslcontext") is not None:
-            # The end that TLS has of its own waits for the peer's, and nothing of ours is on its way
+            # The closing handshake of TLS would wait for the peer, and no data is on its way
             self._transport.abort()
         else:
             self._transport.close()

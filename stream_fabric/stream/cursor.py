@@ -9,7 +9,8 @@ from stream_fabric.errors import CursorInvalid
 _DIGITS_MAX = 15
 
 
-def _number(text: str, whole: str) -> int:
+def _parse_number(text: str, whole: str) -> int:
+    """Parse one number of the cursor ``whole``. Raises CursorInvalid."""
     # isdecimal() alone lets other scripts' digits and leading zeros through: one spelling a position
     if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS_MAX or (text[0] == "0" and text != "0"):
         raise CursorInvalid(f"{whole[:64]!r} is not a cursor; a cursor is <epoch>-<seq>, for example 1-57")
@@ -28,16 +29,16 @@ class Cursor(NamedTuple):
         epoch, dash, seq = text.partition("-")
         if not (epoch and dash and seq):
             raise CursorInvalid(f"{text[:64]!r} is not a cursor; a cursor is <epoch>-<seq>, for example 1-57")
-        return cls(_number(epoch, text), _number(seq, text))
+        return cls(_parse_number(epoch, text), _parse_number(seq, text))
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.seq}"
 
 
 class Epoch(NamedTuple):
-    """One producer's incarnation of a stream, spelled ``n.nonce``.
+    """One producer's period of a stream, written as ``n.nonce``.
 
-    The nonce keeps two takeovers that both believe they are ``n + 1`` (a split fabric) apart.
+    The nonce distinguishes two takeovers that both became ``n + 1`` because of a split fabric.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Frames: the neutral engine output that a stream's log holds and every dialect is spelled from.
+"""Frames: engine output in a neutral form. Logs store frames; gateways encode them in a dialect.
 
 On the wire a frame is one line of bytes without a newline; frames are joined by newlines. Two forms:
 
@@ -32,7 +32,7 @@ else:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens. ``prompt`` includes ``cached`` and ``written``; ``output`` includes ``reasoning``."""
+    """Token counts. ``prompt`` includes ``cached`` and ``written``; ``output`` includes ``reasoning``."""
 
     prompt: int = 0
     cached: int = 0
@@ -42,7 +42,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why a stream failed, in the words of ``stream_fabric.errors``."""
+    """Error of a failed stream, with the attributes of ``stream_fabric.errors``."""
 
     code: str
     message: str
@@ -52,6 +52,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @classmethod
     def of(cls, error: StreamGwError) -> ErrorInfo:
+        """Copy the attributes of an error."""
         return cls(error.code, error.message, error.type, error.http_status, error.retriable)
 
 
@@ -62,7 +63,7 @@ class Open(msgspec.Struct, frozen=True, tag_field="k", tag="open", gc=False, omi
     choice: int
     kind: BlockKind
     form: Literal["raw", "summary", "redacted", "function", "custom", "server"] | None = None
-    """Of reasoning: raw, summary or redacted. Of a tool call: function, custom or server."""
+    """Form of reasoning (raw, summary, redacted) or of a tool call (function, custom, server)."""
     id: str | None = None
     """A tool call's id, as the model's caller must repeat it. Other blocks' ids derive from the stream's."""
     name: str | None = None
@@ -87,11 +88,6 @@ class Close(msgspec.Struct, frozen=True, tag_field="k", tag="close", gc=False, o
     opaque: str | None = None
 
 
-class Annotation(msgspec.Struct, frozen=True, tag_field="k", tag="annotation", gc=False):
-    block: int
-    body: msgspec.Raw
-
-
 class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc=False, omit_defaults=True):
     """A choice is complete."""
 
@@ -103,9 +99,9 @@ class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="k", tag="note", gc=False, omit_defaults=True):
-    """Something a client may be told that is no output."""
+    """Information for the client that is no output."""
 
-    kind: Literal["queued", "started", "prompt", "input"]
+    kind: Literal["started", "prompt", "input"]
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     body: MaybeRaw = None
@@ -118,10 +114,10 @@ class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_
     usage: Usage | None = None
     error: ErrorInfo | None = None
     timing: Timing | None = None
-    """Of the last producer, where it wrote the terminal and was not cancelled."""
+    """Times of the last producer, if it wrote the terminal and was not cancelled."""
 
 
-Frame = Open | Delta | Close | Annotation | ChoiceEnd | Note | End
+Frame = Open | Delta | Close | ChoiceEnd | Note | End
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
@@ -131,7 +127,7 @@ STARTED_PREFIX = b'{"k":"note","kind":"started"'
 
 
 def json_string(text: str) -> bytes:
-    """``text`` as a JSON string in UTF-8. Lone surrogates, which have no UTF-8, become U+FFFD."""
+    """Encode ``text`` as a JSON string in UTF-8. Lone surrogates, which have no UTF-8, become U+FFFD."""
     try:
         return _encoder.encode(text)
     except UnicodeEncodeError:
@@ -139,14 +135,14 @@ def json_string(text: str) -> bytes:
 
 
 def encode_text(block: int, text: str, tokens: int = 1) -> bytes:
-    """The short form of a text delta."""
+    """Encode a text delta in the short form."""
     if tokens == 1:
         return b"%d%b" % (block, json_string(text))
     return b"%d:%d%b" % (block, tokens, json_string(text))
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame as a line of bytes without a newline."""
+    """Encode one frame as a line of bytes without a newline."""
     if isinstance(frame, Delta) and frame.logprobs is None:
         return encode_text(frame.block, frame.text, frame.tokens)
     line = _encoder.encode(frame)
@@ -155,18 +151,19 @@ def encode(frame: Frame) -> bytes:
 
 
 def is_text(line: bytes) -> bool:
+    """True if the line is a text delta in the short form."""
     return line[0] != 0x7B
 
 
 def text_parts(line: bytes) -> tuple[int, int, bytes]:
-    """A short-form delta as (block, tokens, quoted JSON string)."""
+    """Split a text delta in the short form into block, number of tokens, and the quoted JSON string."""
     quote = line.index(b'"')
     block, _, tokens = line[:quote].partition(b":")
     return int(block), int(tokens or 1), line[quote:]
 
 
 def decode(line: bytes) -> Frame:
-    """The inverse of ``encode``. Raises msgspec.MsgspecError on what is no frame."""
+    """Decode one line into a frame. Raises msgspec.MsgspecError if the line is no frame."""
     if is_text(line):
         block, tokens, quoted = text_parts(line)
         return Delta(block, msgspec.json.decode(quoted, type=str), tokens)
@@ -178,18 +175,19 @@ def is_end(line: bytes) -> bool:
 
 
 def coalesce(lines: list[bytes]) -> list[bytes]:
-    """Join adjacent text deltas of the same block: the same text in fewer frames."""
+    """Join adjacent text deltas of the same block into one frame."""
     return [line for _, line in coalesce_from(1, lines)]
 
 
 def coalesce_from(first: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
-    """The same of the frames ``first`` and on, each with the seq of the last frame that went into it."""
+    """Do as ``coalesce``, for frames from seq ``first`` on; each result has the seq of its last original frame."""
     out: list[tuple[int, bytes]] = []
     block = -1
     tokens = 0
     parts: list[bytes] = []
 
-    def flush(last: int) -> None:
+    def flush_deltas(last: int) -> None:
+        """Append the collected deltas as one frame with seq ``last``."""
         if parts:
             text = b'"' + b"".join(part[1:-1] for part in parts) + b'"'
             out.append((last, b"%d:%d%b" % (block, tokens, text) if tokens != 1 else b"%d%b" % (block, text)))
@@ -197,14 +195,14 @@ def coalesce_from(first: int, lines: list[bytes]) -> list[tuple[int, bytes]]:
 
     for seq, line in enumerate(lines, first):
         if not is_text(line):
-            flush(seq - 1)
+            flush_deltas(seq - 1)
             out.append((seq, line))
             continue
         line_block, line_tokens, quoted = text_parts(line)
         if line_block != block or not parts:
-            flush(seq - 1)
+            flush_deltas(seq - 1)
             block, tokens = line_block, 0
         tokens += line_tokens
         parts.append(quoted)
-    flush(first + len(lines) - 1)
+    flush_deltas(first + len(lines) - 1)
     return out

@@ -1,9 +1,10 @@
-"""Names of things. Ids are opaque strings that sort by creation time; time and entropy are arguments."""
+"""Ids. They are opaque strings that sort by creation time; time and entropy are arguments."""
 
 from __future__ import annotations
 
 import re
 from binascii import crc32
+from functools import cache
 from typing import NewType
 
 StreamId = NewType("StreamId", str)
@@ -12,11 +13,13 @@ StreamId = NewType("StreamId", str)
 TenantId = NewType("TenantId", str)
 UserId = NewType("UserId", str)
 GatewayId = NewType("GatewayId", str)
-"""One gateway process's incarnation: a restarted gateway is another one."""
+"""Incarnation of a gateway process; a restarted gateway has a new id."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""One agent process's incarnation beside an engine: a restarted agent is another one."""
+"""Incarnation of an agent process; a restarted agent has a new id."""
 
+_PARTITION_BITS_MAX = 12
+"""Bits of the hash that decide a partition: there are at most 4,096."""
 _STREAM_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
@@ -33,8 +36,37 @@ def new_stream_id(unix_ms: int, entropy: bytes) -> StreamId:
     return StreamId(f"resp_{value:032x}")
 
 
+def moved_to(stream: StreamId, partition: int, partitions: int) -> StreamId:
+    """Return the id with other last digits, which are random too, so that it belongs to ``partition``.
+
+    ``partitions``: a power of two, 4,096 at most. Only for an id that nobody knows yet.
+    """
+    head, drawn = stream[:-4], int(stream[-4:], 16)
+    change = partition_of(StreamId(head + "0000"), partitions) ^ partition
+    firsts, lasts = _changes(partitions)
+    first = drawn >> 8
+    while not (found := lasts.get(change ^ firsts[first])):  # some pair of digits changes each bit
+        first = (first + 1) % 256
+    return StreamId(f"{head}{first:02x}{found[drawn % 256 % len(found)]:02x}")
+
+
+@cache
+def _changes(partitions: int) -> tuple[list[int], dict[int, list[int]]]:
+    """How an id's partition changes when its last four digits are not 0000.
+
+    Returns the change by the first two digits, and the last two digits by their change. Both changes add up by XOR:
+    CRC-32 is linear, so equal digits change the same bits of the checksum whatever the others are.
+    """
+    zeros = crc32(b"0000")
+    firsts = [(crc32(b"%02x00" % digits) ^ zeros) % partitions for digits in range(256)]
+    lasts: dict[int, list[int]] = {}
+    for digits in range(256):
+        lasts.setdefault((crc32(b"00%02x" % digits) ^ zeros) % partitions, []).append(digits)
+    return firsts, lasts
+
+
 def created_ms(stream: StreamId) -> int:
-    """When a stream's id was made, in milliseconds since 1970."""
+    """Creation time of a stream id, in milliseconds since 1970."""
     return int(stream[5:17], 16)
 
 
@@ -43,11 +75,20 @@ def is_stream_id(text: str) -> bool:
 
 
 def derived_id(prefix: str, stream: StreamId, number: int = 0) -> str:
-    """The id of a part of a stream (message, item, tool call): the same in every replay."""
+    """Derive the id of a part of a stream (message, item, tool call); every replay derives the same."""
     suffix = f"{number:x}" if number else ""
     return f"{prefix}{stream[5:]}{suffix}"
 
 
+def spread_of(key: bytes) -> int:
+    """Hash of a stream's id that tells nothing of its partition.
+
+    The streams of a pool share a few partitions: a hash that its partition decides would put all of them in a sample,
+    or none.
+    """
+    return crc32(key) >> _PARTITION_BITS_MAX
+
+
 def partition_of(stream: StreamId, partitions: int) -> int:
-    """The partition whose slot holds the stream, in ``range(partitions)``."""
+    """Partition that holds the stream, in ``range(partitions)``."""
     return crc32(stream.encode()) % partitions

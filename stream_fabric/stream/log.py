@@ -1,35 +1,42 @@
-"""The log of a stream: what may happen to it, as a pure state machine, and the door to it.
+"""The log of a stream as a pure state machine, and the records of its port.
 
-``StreamState`` is the law. The Lua scripts implement the same law inside Redis; one contract suite runs on both,
-and the whole-system simulation runs on this one.
+The Lua scripts implement the rules of ``StreamState`` inside Redis. One contract suite runs on both; the simulation of
+the whole system runs on this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from stream_fabric.cursor import Cursor, Epoch
-from stream_fabric.frames import End, ErrorInfo, Status, Usage, encode
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import End, ErrorInfo, Status, Usage, encode
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 
 UNIT, RECORD = b"\x1f", b"\x1e"
 
 
+Unwatched = Literal["", "L", "V"]
+"""Why nobody watches a stream. L: the last reader left. V: the last gateway vanished. Empty: somebody watches."""
+
+
 class AppendCode(IntEnum):
+    """Result of an append."""
+
     OK = 0
     DUPLICATE = 1
     """The log already holds these frames."""
     GAP = 2
-    """The log ends at ``seq``: send again from there on."""
+    """The log ends at ``seq``; send again from there on."""
     FENCED = 3
+    """Another epoch is current, or another replica appends in this one."""
     CANCELLED = 4
-    """At ``seq``: nothing above it was accepted."""
+    """The stream is cancelled at ``seq``; nothing above it was accepted."""
     CLOSED = 5
+    """The stream has ended, and was not cancelled."""
     NOSTREAM = 6
 
 
@@ -42,29 +49,40 @@ class Append(NamedTuple):
     last: int
     frames: bytes
     usage: Usage
-    """Cumulative, up to ``last``: what a cancel at ``last`` bills."""
+    """Cumulative usage up to ``last``, which a cancel at ``last`` bills."""
     structure: bytes = b""
-    """Lines ``<seq> <frame>`` of the frames a reader that starts later must know (what opens and ends)."""
+    """Lines ``<seq> <frame>`` of the frames that open and close blocks, for readers that start later."""
     status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
-    """With the terminal as the last frame."""
+    """Terminal status, if the last frame is the terminal."""
 
 
 class AppendReply(NamedTuple):
     code: AppendCode
     seq: int
+    """Last frame in the log; for ``CANCELLED``, the last frame before the cancel."""
+    unwatched: Unwatched = ""
+    """As in ``Head``, before this append; of a stream that lives on."""
+    unwatched_ms: int = 0
 
 
 class CreateCode(IntEnum):
+    """Result of a create."""
+
     CREATED = 0
     EXISTS = 1
+    """The stream exists with the same epoch and tenant."""
     TAKEN = 2
+    """The stream exists with another epoch or tenant."""
     CANCELLED = 3
-    """A cancel came before; the stream is not created."""
+    """A cancel came earlier; the stream is not created."""
 
 
 class CancelReply(NamedTuple):
-    """``accepted``: nothing above ``at`` exists or ever will. ``watched``: asked for only if nobody watches, and
-    somebody does. ``none``: no such stream of the tenant."""
+    """Result of a cancel.
+
+    ``accepted``: nothing above ``at`` exists or ever will. ``watched``: the cancel was conditional on no watchers, and
+    there is one. ``none``: the tenant has no such stream.
+    """
 
     result: Literal["accepted", "already", "pending", "terminal", "watched", "none"]
     at: Cursor | None
@@ -72,12 +90,16 @@ class CancelReply(NamedTuple):
 
 
 class Takeover(NamedTuple):
+    """The new epoch that a takeover began."""
+
     epoch: Epoch
     base: int
-    """The last frame before the new epoch."""
+    """Last frame before the new epoch."""
 
 
 class Entry(NamedTuple):
+    """Frames ``first`` to ``last`` as one append wrote them, joined by newlines."""
+
     epoch: int
     first: int
     last: int
@@ -85,7 +107,7 @@ class Entry(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A piece of the log and the stream's head at the moment it was read."""
+    """Part of the log, with the stream's head at the moment of reading."""
 
     epoch: Epoch
     head: int
@@ -97,84 +119,36 @@ class Page(NamedTuple):
     tenant: TenantId
     entries: tuple[Entry, ...]
     alone_ms: int = 0
-    """For how long nobody had watched the stream when it was read."""
+    """Time in ms without a watcher at the moment of reading; 0: it has one."""
 
 
 class Head(NamedTuple):
+    """State of a stream without its frames."""
+
     epoch: Epoch
     last: int
     status: Status
     cancelled_at: int
     """-1: not cancelled."""
-    unwatched: Literal["", "L", "V"]
-    """L: the last reader left. V: the last gateway vanished."""
+    unwatched: Unwatched
     unwatched_ms: int
     watched_by_me: bool
     replica: ReplicaId | None
 
 
-class StreamLog(Protocol):
-    """All calls are idempotent and may raise FabricUnavailable."""
-
-    async def create(
-        self,
-        stream: StreamId,
-        epoch: Epoch,
-        tenant: TenantId,
-        facts: bytes,
-        gateway: GatewayId | None,
-        model: str = "",
-    ) -> CreateCode:
-        """Make the stream, with ``gateway`` as its first watcher. Its usage is the tenant's, under ``model``."""
-
-    async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
-        """Append to many streams of one partition in one round trip, and publish to their watchers."""
-
-    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
-        """``unwatched_ms``: only if nobody has watched for so long."""
-
-    async def fence(
-        self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
-    ) -> bool:
-        """End a live stream whose producer (``replica``; None: whichever) is gone, in a new epoch. ``epoch``: only if
-        no other producer has begun one after it."""
-
-    async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
-        """Begin a new epoch for another producer, when the stream lives and ``lost`` is its epoch. Asked by several or
-        again it answers the same, for as long as nobody has appended in the new one."""
-
-    async def watch(
-        self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
-    ) -> Page | None:
-        """Register the gateway (None: only read) and read after the cursor. None: no such stream of the tenant."""
-
-    async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None: ...
-
-    async def heads(
-        self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None
-    ) -> list[Head | None]: ...
-
-
-def unpack_parts(payload: bytes) -> list[tuple[StreamId, Epoch, int, int, bytes]]:
-    """A published message: (stream, epoch, first, last, frames) of each stream's part."""
-    out = []
-    for part in payload.split(RECORD):
-        stream, epoch, first, last, frames = part.split(UNIT, 4)
-        out.append((StreamId(stream.decode()), Epoch.parse(epoch.decode()), int(first), int(last), frames))
-    return out
-
-
 def cancelled_end(usage: Usage) -> bytes:
+    """Encode the terminal frame of a cancelled stream."""
     return encode(End("cancelled", usage))
 
 
 def failed_end(usage: Usage, error: ErrorInfo) -> bytes:
+    """Encode the terminal frame of a failed stream."""
     return encode(End("failed", usage, error))
 
 
 @dataclass
 class StreamState:
-    """One stream's meta and log. Methods return what the scripts of the same names return."""
+    """Meta and log of one stream. Methods return what the scripts of the same names return."""
 
     epoch: Epoch
     tenant: TenantId
@@ -188,7 +162,7 @@ class StreamState:
     bases: list[tuple[int, int]] = field(default_factory=list)
     structure: bytes = b""
     entries: list[Entry] = field(default_factory=list)
-    unwatched: Literal["", "L", "V"] = ""
+    unwatched: Unwatched = ""
     unwatched_since_ms: int = 0
 
     def append(self, request: Append, replica: ReplicaId) -> AppendReply:
@@ -222,7 +196,7 @@ class StreamState:
         if unwatched_ms is not None and (not self.unwatched or now_ms - self.unwatched_since_ms < unwatched_ms):
             return CancelReply("watched", Cursor(self.epoch.n, self.last), self.status)
         self.cancelled_at = self.last
-        self._finish(cancelled_end(self.usage), "cancelled")
+        self._append_terminal(cancelled_end(self.usage), "cancelled")
         return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), "cancelled")
 
     def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None) -> bool:
@@ -232,7 +206,7 @@ class StreamState:
             return False
         self.epoch = Epoch(self.epoch.n + 1, nonce)
         self.bases.append((self.epoch.n, self.last))
-        self._finish(failed_end(self.usage, error), "failed")
+        self._append_terminal(failed_end(self.usage, error), "failed")
         return True
 
     def takeover(self, lost: Epoch, nonce: str) -> Takeover | None:
@@ -245,12 +219,13 @@ class StreamState:
         self.replica = None
         return Takeover(self.epoch, self.last)
 
-    def _finish(self, frame: bytes, status: Status) -> None:
+    def _append_terminal(self, frame: bytes, status: Status) -> None:
         self.last += 1
         self.entries.append(Entry(self.epoch.n, self.last, self.last, frame))
         self.status = status
 
     def page(self, after: Cursor, entries_max: int, now_ms: int = 0) -> Page:
+        """Read at most ``entries_max`` entries after the cursor."""
         entries = tuple(e for e in self.entries if (e.epoch, e.last) > after)[:entries_max]
         return Page(
             self.epoch,

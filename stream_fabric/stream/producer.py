@@ -1,31 +1,38 @@
-"""One stream's producer, sans I/O: it takes frames from an engine and replies from the log, and says what to append.
+"""One stream's producer, sans I/O: takes frames from an engine and replies from the log, returns what to append.
 
-It keeps every frame until the terminal is acknowledged, so that (epoch, seq) names one byte string for ever:
-a log that lost its tail, or everything, gets the same bytes again.
+It keeps every frame until the terminal is acknowledged, so that (epoch, seq) names one byte string for ever: a log that
+lost its tail, or everything, gets the same bytes again.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from stream_fabric.cursor import Epoch
-from stream_fabric.frames import End, Usage, encode
-from stream_fabric.ids import StreamId
-from stream_fabric.log import Append, AppendCode, AppendReply, Head, cancelled_end
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import End, Usage, encode
+from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.log import Append, AppendCode, AppendReply, Head, cancelled_end
 
 Outcome = Literal["", "stop", "fenced", "create", "ended"]
-"""What the reply asks of the caller: nothing; stop the engine; the same, for the epoch is another's; create the stream
-again; the terminal is in the log."""
+"""Action for the caller after a reply:
+
+- empty: none
+- ``stop``: stop the engine
+- ``fenced``: stop the engine, because another producer has the stream
+- ``create``: create the stream again
+- ``ended``: none; the terminal is in the log
+"""
 
 
 UNKNOWN_MAX = 64
-"""Appends to a stream that does not exist yet: with a flush's window between them about a second."""
+"""Number of appends to a stream that does not exist yet (about one second); then the producer stops."""
 
 
 class Producer:
-    """``base``: of a stream that it takes over, the last frame before.
+    """States: live, then ending (the terminal is queued), then ended (acknowledged); or stopped by another process.
 
-    Live, then ending (the terminal is queued), then ended (acknowledged); or stopped: someone else ended it."""
+    ``base``: last frame before its epoch when it takes a stream over; otherwise 0.
+    """
 
     __slots__ = (
         "_frames",
@@ -52,7 +59,7 @@ class Producer:
         self.stream = stream
         self.epoch = str(epoch)
         self.base = base
-        """The last frame before this epoch: what came before it, another producer has made."""
+        """Last frame before this epoch; earlier frames are another producer's."""
         self._used_before = Usage()
         self._frames: list[bytes] = []
         self.structure: list[tuple[int, bytes]] = []
@@ -64,27 +71,28 @@ class Producer:
         self.ended = False
         self.stopped = False
         self.usage = self._used_before
-        """Of the whole stream, as far as it is known."""
+        """Usage of the whole stream, as far as known."""
         self._unknown = 0
         self._output: list[int] = []
         self._usages: list[Usage] = []
         self.bytes_held = 0
 
-    def receive_used(self, usage: Usage) -> None:
-        """Before any frame: what had been used by the producers before this one."""
+    def receive_prior_usage(self, usage: Usage) -> None:
+        """Set the usage that earlier producers of the stream have counted; called before the first frame."""
         self._used_before = self.usage = usage
 
     @property
     def last(self) -> int:
+        """Seq of the last frame that the producer has taken."""
         return self.base + len(self._frames)
 
     @property
     def pending(self) -> int:
-        """Frames the log has not acknowledged and that are not on their way."""
+        """Number of frames still to append: neither acknowledged by the log nor in the append in flight."""
         return 0 if self.stopped else self.last - (self.sent if self.in_flight else self.acked)
 
     def usage_at(self, seq: int) -> Usage:
-        """What has been used when frame ``seq`` is the last one shown: the same whenever it is asked."""
+        """Usage of the stream up to the frame ``seq``; the same for every call."""
         index = seq - self.base - 1
         if not 0 <= index < len(self._output):
             return self._used_before
@@ -92,7 +100,7 @@ class Producer:
         return Usage(u.prompt, u.cached, u.written, output, min(u.reasoning, output))
 
     def push(self, line: bytes, tokens: int = 0, *, structural: bool = False) -> None:
-        """Take one frame with so many output tokens."""
+        """Take one encoded frame with ``tokens`` output tokens. ``structural``: it opens or closes a block."""
         assert not self.status, "nothing follows a terminal"
         self._output.append(tokens + (self._output[-1] if self._output else self._used_before.output))
         self._usages.append(self.usage)
@@ -102,9 +110,9 @@ class Producer:
             self.structure.append((self.last, line))
 
     def finish(self, end: End) -> None:
-        """Take the terminal."""
+        """Take the terminal; no frame may follow it."""
         assert not self.status, "a stream has one terminal"
-        if end.status == "cancelled":  # spelled as the log spells it: a cancel may come first at the same place
+        if end.status == "cancelled":  # byte-identical to the log's own terminal, which may come first
             end = End("cancelled", self.usage_at(self.last))
         self._frames.append(encode(end))
         if end.usage is not None:
@@ -112,9 +120,10 @@ class Producer:
         self.status = end.status
 
     def append_to_send(self, frames_max: int, bytes_max: int) -> Append | None:
-        """The next frames to append, or None while there are none or a batch is on its way.
+        """Make the next append, or None while no frame waits or an append is on its way.
 
-        At least one frame, then as many as fit. Behind by more than a batch (after a loss) it sends bigger ones.
+        An append has at least one frame, then as many as fit. If more than ``frames_max`` frames wait (after a loss),
+        both limits are 8 times higher.
         """
         if self.in_flight or self.stopped or self.acked == self.last:
             return None
@@ -144,7 +153,7 @@ class Producer:
         )
 
     def receive_reply(self, reply: AppendReply) -> Outcome:
-        """Learn what became of the append."""
+        """Take the reply to the append; return what the caller has to do."""
         self.in_flight = False
         if self.ended:  # a cancel was heard of before this reply
             return ""
@@ -176,12 +185,14 @@ class Producer:
         return "fenced" if reply.code is AppendCode.FENCED else "stop"
 
     def receive_lost(self) -> None:
-        """The append's fate is unknown: it is sent again."""
+        """Let ``append_to_send`` repeat the append, because its reply was lost."""
         self.in_flight = False
 
     def receive_cancel(self, at: int) -> None:
-        """The stream was cancelled at ``at``: keep what was accepted and the log's own terminal, to repair a
-        failover that loses them."""
+        """Drop the frames above seq ``at``, where the log cancelled the stream, and end the stream there.
+
+        The kept frames and the terminal can repair a Redis failover that loses them.
+        """
         if self.ended or self.stopped:
             return
         self.usage = self.usage_at(at)
@@ -195,7 +206,7 @@ class Producer:
         self.ended = True
 
     def receive_head(self, head: Head | None) -> Outcome:
-        """Compare with the log's head, as the watchdog read it."""
+        """Take the stream's head in the log (None: no stream); return what the caller has to do."""
         if self.in_flight or self.stopped:
             return ""
         if head is None:

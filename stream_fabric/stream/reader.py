@@ -1,8 +1,8 @@
 """One reader of one stream, sans I/O: the delivery filter.
 
-Whatever the source (a publish, a page of the log, a repeat after a failover), it lets through frame ``seq + 1``
-and nothing else, so a client sees neither a duplicate nor a reordering. What is published while it reads the
-log is dropped, because the log has it: a reader needs constant memory.
+For every source (a publish, a page of the log, a repeat after a failover) it passes frame ``seq + 1`` and nothing else,
+so a client sees neither duplicates nor reordering. Frames published while it reads the log are dropped, because the log
+has them: a reader needs constant memory.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import CursorGone, CursorInvalid
-from stream_fabric.frames import is_end
-from stream_fabric.log import Page
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import is_end
+from stream_fabric.stream.log import Page
+
+_BRACE = ord("{")
+_STRUCTURE = b"\n{"
+"""Beginning of a frame other than a text delta, after another frame."""
 
 
 class Need(Enum):
-    """What the reader waits for."""
+    """The input that the reader waits for."""
 
     LIVE = "the next publish"
     PAGE = "a page of the log after its cursor"
@@ -52,7 +56,7 @@ Step = Run | Gap | Reset
 
 
 class Reader:
-    """Follows one stream from a cursor."""
+    """Follows one stream from a cursor, and returns the steps to write to its client."""
 
     __slots__ = ("_nonce", "_origin", "_seen", "_start", "_sure", "epoch", "need", "seq")
 
@@ -61,21 +65,37 @@ class Reader:
         self.seq = after.seq
         self.need = Need.PAGE
         self._nonce = nonce
-        """The epoch's, once known: a failover may lose a takeover, and another one then gets its number."""
+        """Nonce of the epoch, once known: a failover may lose a takeover, and another takeover then gets its number."""
         self._seen = 0
-        """The highest seq that a publish has shown."""
+        """Highest seq of any publish so far."""
         self._start = after.seq
-        """Where the client began; -1 once it has been set back."""
+        """Seq at which the client started; -1 after a reset."""
         self._origin = after.epoch
         self._sure = -1
-        """Where the epoch that it began in was left; -1: it was not. Up to there nothing is of a later epoch."""
+        """Last seq of the epoch this reader started in; -1 while it is still in that epoch."""
 
     @property
     def cursor(self) -> Cursor:
         return Cursor(self.epoch, self.seq)
 
+    def take_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[bytes] | None:
+        """Take published frames if they are all text and directly follow ``seq`` in the current epoch; return lines.
+
+        This is the fast path of ``receive_live``. None: nothing was taken; call ``receive_live``.
+        """
+        if self.need is not Need.LIVE or first != self.seq + 1 or epoch != self.epoch or frames[0] == _BRACE:
+            return None
+        if first == last:
+            lines = [frames]
+        elif _STRUCTURE in frames:
+            return None
+        else:
+            lines = frames.split(b"\n")
+        self.seq = last
+        return lines
+
     def receive_live(self, epoch: int, first: int, last: int, frames: bytes) -> list[Step]:
-        """Take one published part; the hot call is ``first == seq + 1`` in the current epoch."""
+        """Take published frames; return the steps to write: none if the frames are known or the log must be read."""
         if self.need is not Need.LIVE:
             if last > self._seen:
                 self._seen = last
@@ -86,7 +106,7 @@ class Reader:
                     self.need = Need.PAGE
                 return []
             lines = frames.split(b"\n") if last != first else [frames]
-            return [self._take(epoch, first, lines)]
+            return [self._deliver(epoch, first, lines)]
         if epoch < self.epoch:
             return []
         # A hole, or a new epoch: only the log knows after which frame it took over
@@ -95,13 +115,14 @@ class Reader:
         return []
 
     def receive_page(self, page: Page) -> list[Step]:
-        """Take a page of the log that was asked for after ``cursor``."""
+        """Take a page of the log that was read after ``cursor``; return the steps to write."""
         rival = self._nonce not in ("", page.epoch.nonce) and page.epoch.n == self.epoch
-        steps = self._follow(page, self.epoch if rival else self.epoch + 1)
+        steps = self._apply_page(page, self.epoch if rival else self.epoch + 1)
         self._nonce = page.epoch.nonce if page.epoch.n == self.epoch else ""
         return steps
 
-    def _follow(self, page: Page, next_epoch: int) -> list[Step]:
+    def _apply_page(self, page: Page, next_epoch: int) -> list[Step]:
+        """Apply a page; ``next_epoch``: first epoch whose takeover can make delivered frames void."""
         if page.epoch.n < self.epoch:  # a failover has lost our epoch, and with it what was shown of it
             sure = self._sure if page.epoch.n >= self._origin else 0
             return [self._reset(page.epoch.n, min(max(sure, 0), self.seq))]
@@ -117,7 +138,7 @@ class Reader:
             if entry.first > self.seq + 1:
                 steps.append(Gap(self.seq + 1, entry.first - 1))
                 self.seq = entry.first - 1
-            steps.append(self._take(entry.epoch, entry.first, entry.frames.split(b"\n")))
+            steps.append(self._deliver(entry.epoch, entry.first, entry.frames.split(b"\n")))
             if self.need is Need.NOTHING:
                 return steps
         if self.seq < page.head:
@@ -135,54 +156,57 @@ class Reader:
         elif self.seq >= self._seen or page.epoch.n > self.epoch:
             # Ahead of the head: a failover lost the tail, and the producer will send the same bytes again
             self.need = Need.LIVE
-            self._rise(page.epoch.n)
+            self._enter_epoch(page.epoch.n)
             self._seen = 0
         return steps
 
     def pause(self) -> None:
-        """The connection's outbox is full: keep only the cursor."""
+        """Ignore publishes until ``resume``, because the connection's outbox is full."""
         if self.need is not Need.NOTHING:
             self.need = Need.DRAIN
 
     def resume(self) -> None:
-        """The outbox has drained: refill from the log."""
+        """Ask for a page of the log, because the outbox has drained."""
         if self.need is Need.DRAIN:
             self.need = Need.PAGE
 
     def recheck(self) -> None:
-        """The watchdog found the log ahead, or publishes may have been missed."""
+        """Ask for a page of the log, because the log is ahead or publishes may have been missed."""
         if self.need is Need.LIVE:
             self.need = Need.PAGE
 
     def close(self) -> None:
         self.need = Need.NOTHING
 
-    def _take(self, epoch: int, first: int, lines: list[bytes]) -> Run:
+    def _deliver(self, epoch: int, first: int, lines: list[bytes]) -> Run:
+        """Advance the cursor over the lines from seq ``first`` on; return those after the old cursor."""
         skip = self.seq + 1 - first
         if skip:
             lines = lines[skip:]
         first += skip
-        self._rise(epoch)
+        self._enter_epoch(epoch)
         self.seq += len(lines)
         if is_end(lines[-1]):
             self.need = Need.NOTHING
         return Run(epoch, first, lines)
 
     def _reset(self, epoch: int, to: int) -> Reset:
+        """Move the cursor back to ``to``, because the frames above it are void."""
         self.seq, self._start = to, -1
-        self._rise(epoch)
+        self._enter_epoch(epoch)
         if epoch < self.epoch:
             self.epoch, self._origin, self._sure = epoch, min(epoch, self._origin), -1
         return Reset(epoch, to)
 
-    def _rise(self, epoch: int) -> None:
+    def _enter_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the current epoch, if it is newer."""
         if epoch > self.epoch:
             self.epoch = epoch
             self._sure = self.seq if self._sure < 0 else min(self.seq, self._sure)
 
 
 def check_cursor(after: Cursor, epoch: Epoch, head: int, bases: Sequence[tuple[int, int]]) -> None:
-    """Whether a client's cursor is a position of this stream.
+    """Check that a client's cursor is a position of this stream.
 
     Raises CursorInvalid when it lies in the future, CursorGone when its frame was lost with a producer.
     """

@@ -1,6 +1,8 @@
--- Put events into the stream that holds them until a consumer has taken them. An entry's id is <n>-0: n only grows, with
+-- Put events into the stream that holds them until a consumer has taken them. An entry's id is <n>-0: n only grows,
+-- with
 -- the clock (ms * 1024) where it has come further, so that after a loss of everything it goes on above what was read.
--- KEYS: stream, head "n bytes", mark "number refused" of the writer's last batch. ARGV: batch number, mark ttl ms, bytes
+-- KEYS: stream, head "n bytes", mark "number refused" of the writer's last batch. ARGV: batch number, mark ttl ms,
+-- bytes
 -- at most, bytes at most with what must not be dropped; then of each event: 1 when it must not be dropped, record.
 -- Returns the positions (from 0) of those refused, each followed by a space. A batch sent again is answered as before.
 local OVERHEAD = 64

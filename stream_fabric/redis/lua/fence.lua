@@ -1,4 +1,4 @@
--- End a stream whose producer is gone: the epoch rises, so nothing of the old producer can follow.
+-- End a stream whose producer is gone. The epoch rises, so the old producer can append nothing more.
 -- KEYS: meta, log. ARGV: id, replica it is lost with ('' any), nonce of the new epoch, error JSON, channel prefix,
 --   publish command, retention ms, epoch that no other may have followed ('' any).
 -- Returns {code, epoch, last}: 0 fenced, 1 not live, 2 has another producer, 3 none.

@@ -1,10 +1,11 @@
--- A replica's stream has its terminal, or is nobody's any more. KEYS: the pool's prefix. ARGV: replica, streams.
+-- Take streams off a replica's list: they have ended, or another replica has them. KEYS: the pool's prefix. ARGV:
+-- replica, streams.
 for i = 2, #ARGV do
   redis.call('HDEL', P .. ARGV[1] .. ':flight', ARGV[i])
   local at = redis.call('HGET', P .. 'at', ARGV[i])
   if not at or at == ARGV[1] then
     redis.call('HDEL', P .. 'at', ARGV[i])
-    redis.call('HDEL', P .. 'work', ARGV[i])
+    drop_work(ARGV[i])
   end
 end
 return 1

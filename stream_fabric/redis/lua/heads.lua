@@ -1,4 +1,4 @@
--- The watchdog's look at many streams of one slot. KEYS: metas. ARGV: gateway ('' of an agent).
+-- Heads of many streams of one slot, for watchdogs. KEYS: metas. ARGV: gateway ('' of an agent).
 -- Returns of each {epoch, last, status, cancelled at, unwatched, ms since, watched by the gateway, replica}, or {}.
 local now, replies = now_ms(), {}
 for i, m in ipairs(KEYS) do

@@ -1,4 +1,4 @@
--- An agent has read these entries of its inbox. KEYS: the pool's prefix. ARGV: replica; then of each: entry id, stream.
+-- Acknowledge entries of an agent's inbox. KEYS: the pool's prefix. ARGV: replica; then of each: entry id, stream.
 local key = P .. ARGV[1] .. ':'
 for i = 2, #ARGV, 2 do
   redis.call('XDEL', key .. 'inbox', ARGV[i])

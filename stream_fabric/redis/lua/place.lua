@@ -1,19 +1,24 @@
--- Hand a request to the best candidate with room, or let it wait, or refuse it.
+-- Hand a request to the best candidate with room, or queue it, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
---   jitter, queue at most, pin ms, replica it is taken from or '', bound, spill at, decode weight, repeat weight, what is
---   done in a surge (packed: the tier's mark, from where it may go elsewhere, of a guest the most of the slots, replicas,
---   whether it was to go elsewhere; '' nothing), its span, under share, miss; then of each candidate: replica, matched tokens.
+--   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
+--   terms (packed: reject mark, overflow mark, overflow in, replicas, returned; '' none), span, under share, miss,
+--   bytes of the pool's requests at most, of the tenant's at most, replicas that produced it before (each between two
+--   \28); then of each candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused
---   since the queue is full, {3, retry after s, backlog s, scored} since too much is ahead of its tier, {4, 0, backlog s, scored}
---   to go elsewhere, {5, 0, share of slots, scored} a guest for whom there is no room;
---   scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full, 3 over).
+--   because the queue is full, {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
+--   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
+--   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
+--   much memory; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
+--   3 over).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local pin_ms, instead = ARGV[12], ARGV[13]
 local BOUND, SPILL_AT, DECODE_WEIGHT = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
 local REPEAT_WEIGHT = tonumber(ARGV[17])
-local surge, SPAN, UNDER_SHARE, MISS = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20]), tonumber(ARGV[21])
-local FIRST = 22
+local terms, SPAN, UNDER_SHARE, MISS = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20]), tonumber(ARGV[21])
+local pool_bytes_max, tenant_bytes_max = tonumber(ARGV[22]), tonumber(ARGV[23])
+local tried = ARGV[24]
+local FIRST = 25
 local now = now_ms()
 
 local held = redis.call('HGET', P .. 'at', id)
@@ -104,74 +109,85 @@ elseif hits[best] > 0 then
   reason = 'prefix'
 end
 
-local shed_s, shift_s, guest_max, replicas, again = 0, 0, 0, 0, 0
-if surge ~= '' then shed_s, shift_s, guest_max, replicas, again = struct.unpack('<dddIB', surge) end
-if instead == '' and guest_max == 0 and again == 0 then
+local reject_s, overflow_s, overflow_in_max, replicas, again = 0, 0, 0, 0, 0
+if terms ~= '' then reject_s, overflow_s, overflow_in_max, replicas, again = struct.unpack('<dddIB', terms) end
+if instead == '' and overflow_in_max == 0 and again == 0 then
   redis.call('HINCRBY', P .. 'stat', 'n', 1)
   redis.call('HINCRBY', P .. 'stat', 'np', prompt - (taken > 0 and hits[taken] or most))
   redis.call('HINCRBY', P .. 'stat', 'no', output)
-  if count == 0 then redis.call('PEXPIRE', P .. 'stat', 3600000) end -- no replica renews it
+  if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
 end
 
 local ahead = 0
 for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
 if again == 1 then redis.call('HINCRBY', P .. 'stat', 'back', 1) end
-if guest_max > 0 then
+if overflow_in_max > 0 then
   local slots_all, flight_all = 0, 0
   for i = 1, count do
     if load[i] then slots_all, flight_all = slots_all + slots[i], flight_all + flight[i] end
   end
-  local free = taken > 0 and waiting_count() == 0 and flight_all + 1 <= guest_max * slots_all
-  if not (free and prefill_ms / alive / 1000 < shed_s) then
+  local free = taken > 0 and waiting_count() == 0 and flight_all + 1 <= overflow_in_max * slots_all
+  if not (free and prefill_ms / alive / 1000 < reject_s) then
     return {5, 0, string.format('%.17g', slots_all > 0 and flight_all / slots_all or 1), explained}
   end
-elseif (shed_s > 0 or shift_s > 0) and alive == 0 then
-  if shift_s > 0 then -- whoever asks here waits for a replica to start
+elseif (reject_s > 0 or overflow_s > 0) and alive == 0 then
+  if overflow_s > 0 then -- without adjacent pools the request waits until a replica starts
     redis.call('HINCRBY', P .. 'stat', 'sent', 1)
     return {4, 0, '0', explained}
   end
-elseif shed_s > 0 or shift_s > 0 then
+elseif reject_s > 0 or overflow_s > 0 then
   local backlog = prefill_ms / alive / 1000
   local per_s, decode_per_s = 0, 0
-  if ahead > 0 or (shift_s > 0 and backlog >= shift_s) then
+  if ahead > 0 or (overflow_s > 0 and backlog >= overflow_s) then
     for i = 1, count do
       if load[i] then per_s, decode_per_s = per_s + prefill_s[i], decode_per_s + decode_s[i] end
     end
   end
   if ahead > 0 then
     local waits_p, waits_o = 0, 0
-    local asked_for = redis.call('HMGET', P .. 'stat', 'qp0', 'qo0', 'qp1', 'qo1', 'qp2', 'qo2')
     for t = 0, tier do
-      waits_p, waits_o = waits_p + (asked_for[2 * t + 1] or 0), waits_o + (asked_for[2 * t + 2] or 0)
+      local tokens = redis.call('HMGET', P .. 'stat', 'qp' .. t, 'qo' .. t)
+      waits_p, waits_o = waits_p + (tokens[1] or 0), waits_o + (tokens[2] or 0)
     end
     local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
     backlog = backlog + waits_s / (alive * math.max(replicas / count, 1))
   end
-  local shifts = shift_s > 0 and backlog >= shift_s and most / (per_s / alive) < MISS * backlog
-  if shifts and pin then
+  local overflows = overflow_s > 0 and backlog >= overflow_s and most / (per_s / alive) < MISS * backlog
+  if overflows and pin then
     for i = 1, count do
-      if names[i] == pin and load[i] then shifts = false end
+      if names[i] == pin and load[i] then overflows = false end
     end
   end
-  local mark = shed_s
-  if mark > 0 and backlog > mark and not (shifts and shift_s <= shed_s) then
+  local mark = reject_s
+  if mark > 0 and backlog > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
     local mine = math.max((redis.call('HGET', P .. 'f' .. tier, tenant) or 0) - (v[1] or 0), 0)
     if mine * redis.call('HLEN', P .. 'f' .. tier) < (v[2] or 0) + (v[3] or 0) then mark = mark * UNDER_SHARE end
-    local draw = jitter * 1024 % 1
+    local draw = jitter * DRAW_SCALE % 1
     if backlog > mark and draw * (SPAN - 1) * mark < backlog - mark then
       redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
       local retry = math.ceil((backlog - mark) * (1 + draw / 2))
-      return {3, math.max(1, math.min(60, retry)), string.format('%.17g', backlog), explained}
+      return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', backlog), explained}
     end
   end
-  if shifts then
+  if overflows then
     redis.call('HINCRBY', P .. 'stat', 'sent', 1)
     return {4, 0, string.format('%.17g', backlog), explained}
   end
 end
+if instead == '' then
+  local over = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
+  if over > 0 and now - (redis.call('HGET', P .. 'stat', 'recounted') or 0) >= RECOUNT_EVERY_MS then
+    redis.call('HSET', P .. 'stat', 'recounted', now)
+    recount_bytes()
+    over = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
+  end
+  if over > 0 then
+    return {over, 1, string.format('%d', redis.call('HGET', P .. 'bytes', over == 6 and '' or tenant) or 0), explained}
+  end
+end
 if taken > 0 and ahead == 0 then
-  redis.call('HSET', P .. 'work', id, payload)
+  keep_work(id, payload, tenant)
   hand(id, payload, names[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000, output / decode_s[taken] * 1000,
     session, pin_ms)
   return {0, names[taken], reason, explained}
@@ -179,11 +195,11 @@ end
 local waiting = waiting_count()
 if instead == '' and waiting >= tonumber(ARGV[11]) then
   local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
-  redis.call('HDEL', P .. 'work', id)
-  return {2, rate <= 0 and 1 or math.max(1, math.min(60, math.ceil((waiting + 1) / rate))), '', explained}
+  drop_work(id)
+  return {2, rate <= 0 and 1 or math.max(1, math.min(RETRY_S_MAX, math.ceil((waiting + 1) / rate))), '', explained}
 end
-redis.call('HSET', P .. 'work', id, payload)
-local begins = 0 -- of one that somebody is in the middle of reading: before all others
+keep_work(id, payload, tenant)
+local begins = 0 -- before all others: somebody is in the middle of reading a stream that lost its replica
 if instead == '' then
   local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
   begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
@@ -201,7 +217,7 @@ for i = 1, count do
 end
 redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), string.format('%d', now_us()),
   session, string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
-  table.concat(believed)}, '\31'))
+  table.concat(believed) .. tried}, '\31'))
 redis.call('HSET', P .. 'at', id, '')
 if taken > 0 then pull(names[taken], now, pin_ms) end
 held = redis.call('HGET', P .. 'at', id)

@@ -1,21 +1,76 @@
--- Put before the scripts of a pool, whose keys share the slot of KEYS[1], its prefix "sg:{pool:<name>}:". Behind it:
---   leases zset replica → expiry   board hash replica → seat   models hash replica → names, one a unit
---   work hash stream → work   at hash stream → replica that has it, "" in the queue   pin:<session> replica
---   q<tier> zset stream → start   f<tier> hash tenant → finish   ask hash stream → what its place in line rests on
---   over hash stream → how often another went before it although it was first
---   late zset stream → until when it waits   stat hash: v<tier> virtual time, popped, since, rate of the queue, n np no what
---     was asked for so far, qp<tier> qo<tier> prompt and output tokens in line, shed<tier> sent back what became of a surge
---   desired hash replica → state that somebody asked for   asker hash replica → who   <replica>:info JSON   <replica>:flight hash stream → costs
---   <replica>:inbox stream, <replica>:unread set of the streams in it, which reports look at: its bodies may be large
--- The law is ``stream_fabric/placement.py``.
+-- Prefix of the scripts of a pool. All its keys begin with KEYS[1], "sg:{pool:<name>}:", and share its slot:
+--   leases zset replica → expiry   board (the load table) hash replica → packed replica slot   models hash replica →
+--   names
+--   work hash stream → request   owner hash stream → tenant   bytes hash tenant → bytes of its requests, '' of all
+--   at hash stream → replica that has it, '' while queued   pin:<session> replica
+--   q<tier> zset stream → start in virtual time   f<tier> hash tenant → finish   ask hash stream → queue entry
+--   over hash stream → times that another request overtook it while it was first   late zset stream → end of its wait
+--   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<tier>,
+--     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back: overload totals
+--   desired hash replica → requested state   asker hash replica → who requested it
+--   <replica>:info JSON   <replica>:flight hash stream → load   <replica>:inbox stream   <replica>:unread set of
+--   streams in
+--     the inbox; reports read it instead of the inbox, whose entries may be large
+-- The specification is ``stream_fabric/pool/state.py``.
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
-local TIERS, SCAN_MAX, RATE_WINDOW_MS = 3, 64, 10000
-local LOOK_AHEAD, PASSED_MAX, LOCALITY = 16, 16, 16
 
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
+end
+
+-- Requests are kept until their streams end. owner: hash stream → "<bytes of its request> <tenant>". bytes: the sums by
+-- tenant, and of all in the field ''. Only keep_work and drop_work change them; recount_bytes makes the sums again,
+-- because scripts of the previous version remove requests without counting.
+local function owner_of(id)
+  local size, tenant = string.match(redis.call('HGET', P .. 'owner', id) or '', '^(%d+) (.*)$')
+  return tonumber(size), tenant
+end
+
+local function drop_work(id)
+  redis.call('HDEL', P .. 'work', id)
+  if redis.call('EXISTS', P .. 'work') == 0 then
+    redis.call('DEL', P .. 'owner', P .. 'bytes')
+    return
+  end
+  local size, tenant = owner_of(id)
+  if size then
+    redis.call('HDEL', P .. 'owner', id)
+    redis.call('HINCRBY', P .. 'bytes', '', -size)
+    redis.call('HINCRBY', P .. 'bytes', tenant, -size)
+  end
+end
+
+local function keep_work(id, payload, tenant)
+  drop_work(id)
+  redis.call('HSET', P .. 'work', id, payload)
+  redis.call('HSET', P .. 'owner', id, #payload .. ' ' .. tenant)
+  redis.call('HINCRBY', P .. 'bytes', '', #payload)
+  redis.call('HINCRBY', P .. 'bytes', tenant, #payload)
+end
+
+local function recount_bytes()
+  local totals = {['']=0}
+  for _, id in ipairs(redis.call('HKEYS', P .. 'owner')) do
+    local size, tenant = owner_of(id)
+    if size and redis.call('HEXISTS', P .. 'work', id) == 1 then
+      totals[''] = totals[''] + size
+      totals[tenant] = (totals[tenant] or 0) + size
+    else
+      redis.call('HDEL', P .. 'owner', id)
+    end
+  end
+  redis.call('DEL', P .. 'bytes')
+  for tenant, size in pairs(totals) do redis.call('HSET', P .. 'bytes', tenant, string.format('%d', size)) end
+end
+
+-- Which bound another request of this size would pass: 0 none, 6 the pool's, 7 the tenant's.
+local function over_bytes(tenant, size, pool_max, tenant_max)
+  local held = redis.call('HMGET', P .. 'bytes', '', tenant)
+  if (held[1] or 0) + size > pool_max then return 6 end
+  if (held[2] or 0) + size > tenant_max then return 7 end
+  return 0
 end
 
 local function waiting_count()
@@ -34,7 +89,7 @@ local function position(id)
   return 0
 end
 
--- Put a stream into a replica's inbox and its costs on the replica's seat. since: when it was asked for, in us.
+-- Put a request into a replica's inbox and its load on the replica's slot. since: when it was queued, in us.
 local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms, since)
   local key = P .. replica .. ':'
   redis.call('HSET', key .. 'flight', id, string.format('%.17g %.17g %s', prefill_ms, decode_ms, session))
@@ -51,7 +106,7 @@ local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms
   return count < room
 end
 
--- One more is to stand in a tier's line. Of an empty line the count begins anew, whatever earlier versions left.
+-- Count a request that joins a tier's queue. An empty queue counts from zero, whatever earlier versions left.
 local function count_waiting(tier, prompt, output)
   if redis.call('EXISTS', P .. 'q' .. tier) == 0 then
     redis.call('HSET', P .. 'stat', 'qp' .. tier, string.format('%d', prompt), 'qo' .. tier, string.format('%d', output))
@@ -61,7 +116,7 @@ local function count_waiting(tier, prompt, output)
   end
 end
 
--- Take a stream out of its tier's line. ask: what it asks.
+-- Take a stream out of its tier's queue. ask: its queue entry.
 local function forget(id, tier, ask)
   redis.call('ZREM', P .. 'q' .. tier, id)
   redis.call('ZREM', P .. 'late', id)
@@ -78,8 +133,9 @@ local function forget(id, tier, ask)
   return true
 end
 
--- What a place in line rests on: model, until when it waits and since when (us), session, prompt tokens, output tokens, the replica the
--- session is bound to, the most that any replica held of the prompt, and of each that held some its name and how much.
+-- Decode a queue entry: model, end of its wait (ms), start of its wait (us), session, prompt tokens, output tokens, the
+-- replica that the session is bound to, the most tokens that a replica has cached; held: each replica with its cached
+-- tokens, then the replicas that produced the stream before.
 local function asked(line)
   local model, wait_until, since, session, prompt, output, pin, most, held =
     string.match(line, '^([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
@@ -92,22 +148,36 @@ local function held_by(ask, replica)
   return stop and tonumber(string.match(ask.held, '^%d+', stop + 1)) or 0
 end
 
--- Its place in line as this replica sees it: earlier for what it holds of the prompt, and later for what another
--- holds more.
+-- May the replica take the request? One that produced the stream before may not while another one serves the model.
+local function may_take(replica, serves, ask, now)
+  if not serves[ask.model] or ask.wait_until <= now then return false end
+  if not string.find(ask.held, '\28' .. replica .. '\28', 1, true) then return true end
+  local board = redis.call('HGETALL', P .. 'board')
+  for i = 1, #board, 2 do
+    local expires, ready = struct.unpack(SEAT, board[i + 1])
+    if ready == 1 and expires > now and not string.find(ask.held, '\28' .. board[i] .. '\28', 1, true) then
+      local models = '\31' .. (redis.call('HGET', P .. 'models', board[i]) or '') .. '\31'
+      if string.find(models, '\31' .. ask.model .. '\31', 1, true) then return false end
+    end
+  end
+  return true
+end
+
+-- Its place for this replica: earlier for what the replica has cached, later for what others have cached.
 local function place_in_line(start, ask, replica)
   local here = ask.pin == replica and ask.prompt or held_by(ask, replica)
   return start - LOCALITY * (2 * here - ask.most)
 end
 
--- Who goes to a replica that has room: of the first in line, the one whose prompt it holds most of. Returns its id, its
--- tier, what it asks, and the start of the first in line.
+-- The request that a replica with room takes next: among the first ones, the one with most of its prompt cached.
+-- Returns its id, its tier, its queue entry, and the start of the first request.
 local function next_waiting(replica, serves, now)
   for tier = 0, TIERS - 1 do
     local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1, 'WITHSCORES')
     local seen, first, first_start, best, best_ask, best_key = 0, nil, nil, nil, nil, nil
     for i = 1, #line, 2 do
       local ask = asked(redis.call('HGET', P .. 'ask', line[i]))
-      if serves[ask.model] and ask.wait_until > now then
+      if may_take(replica, serves, ask, now) then
         seen = seen + 1
         local key = place_in_line(tonumber(line[i + 1]), ask, replica)
         if not best or key < best_key then best, best_ask, best_key = line[i], ask, key end
@@ -137,7 +207,7 @@ local function count_popped(now)
   redis.call('HSET', P .. 'stat', 'popped', popped, 'since', string.format('%.17g', since))
 end
 
--- Whoever is first in line goes to the replica, for as long as it has room.
+-- Hand queued requests to the replica while it has room.
 local function pull(replica, now, pin_ms)
   local taken = {}
   local packed = redis.call('HGET', P .. 'board', replica)
@@ -153,7 +223,7 @@ local function pull(replica, now, pin_ms)
     end
     local id, tier, ask, start = next_waiting(replica, serves, now)
     if not id then break end
-    -- Whoever goes ahead of its turn must not take the line's time with it: who comes now starts behind the first
+    -- Virtual time follows the first request, not one that overtook it: new requests start behind the first
     if not forget(id, tier, ask) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then
       redis.call('HSET', P .. 'stat', 'v' .. tier, start)
     end

@@ -1,10 +1,11 @@
--- Put before every script. A stream's meta is a hash:
+-- Prefix of every script. A stream's meta is a hash:
 --   e epoch "n.nonce"   s last seq   st status   cx seq it was cancelled at   r replica that produces it
---   w ids of the gateways that watch, each followed by a space   uw since when nobody watches: "L<ms>" the last
---   reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
+--   w ids of the gateways that watch, each followed by a space   uw since when no gateway watches: "L<ms>" the
+--   last reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
 --   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
---   mo model, what its usage is counted under
+--   mo model that its usage is counted under   ib bytes of its inputs
 local UNIT, RECORD = '\31', '\30'
+local HOUR_MS = 60 * 60 * 1000
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -35,9 +36,8 @@ end
 
 -- Count a stream's usage to its tenant, in the step that gives it its one terminal. Fields of an hour's hash: model, a
 -- space, and which figure: 0 streams, then the five of us.
-local USAGE_TTL_MS = 40 * 86400000
 local function settle(m, tenant, us)
-  local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now_ms() / 3600000)
+  local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now_ms() / HOUR_MS)
   local model = redis.call('HGET', m, 'mo') or ''
   redis.call('HINCRBY', key, model .. ' 0', 1)
   local kind = 1
@@ -48,7 +48,7 @@ local function settle(m, tenant, us)
   redis.call('PEXPIRE', key, USAGE_TTL_MS)
 end
 
--- Append a terminal in the producer's stead: the caller has checked that the stream lives.
+-- Append a terminal in place of the producer. The caller has checked that the stream is live.
 local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms, tenant, us)
   local seq = string.format('%d', last + 1)
   redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)

@@ -1,9 +1,12 @@
--- What an agent says of itself: which streams have ended and, when it renews its lease, all that it runs. In flight is
--- rebuilt from its own list and what it has not read yet: nothing counts up in one place and down in another.
+-- An agent's report: streams that have ended and, when it renews its lease, everything that it runs. The streams in
+-- flight
+-- are rebuilt from its list and from what it has not read yet, so no count can drift.
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
---   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, how many ended, the ended streams; then of each
+--   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, how many ended, the ended streams; then
+--   of each
 --   running stream: id, session.
--- Returns {state that somebody asked for or '', how many were pulled from the queue, how many wait, who asked or ''}.
+-- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
+-- ''}.
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[13])
 local key = P .. replica .. ':'
 local now = now_ms()
@@ -14,7 +17,7 @@ for i = 14, 13 + ended do
   local at = redis.call('HGET', P .. 'at', id)
   if not at or at == replica then
     redis.call('HDEL', P .. 'at', id)
-    redis.call('HDEL', P .. 'work', id)
+    drop_work(id)
   end
   local session = costs and string.match(costs, '^%S+ %S+ (.+)$')
   if session and redis.call('GET', P .. 'pin:' .. session) == replica then
@@ -30,14 +33,17 @@ end
 if ttl ~= '' then
   expires = now + ttl
   redis.call('ZADD', P .. 'leases', expires, replica)
-  redis.call('SET', key .. 'info', ARGV[11], 'PX', 3600000)
+  redis.call('SET', key .. 'info', ARGV[11], 'PX', POOL_TTL_MS)
   redis.call('HSET', P .. 'models', replica, ARGV[10])
   local held = {}
   for _, item in ipairs(unread) do held[item[1]] = true end
   for i = 14 + ended, #ARGV, 2 do held[ARGV[i]] = true end
   for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
-    -- Of what its list names no more nothing is left, also after a failover
-    if not held[id] and redis.call('HGET', P .. 'at', id) == replica then redis.call('HDEL', P .. 'at', id) end
+    -- Streams that the report no longer names are forgotten, also after a failover of Redis
+    if not held[id] and redis.call('HGET', P .. 'at', id) == replica then
+      redis.call('HDEL', P .. 'at', id)
+      drop_work(id)
+    end
   end
   redis.call('DEL', key .. 'flight')
   for _, item in ipairs(unread) do
@@ -47,12 +53,12 @@ if ttl ~= '' then
     redis.call('HSET', key .. 'flight', ARGV[i], '0 0 ' .. ARGV[i + 1])
     redis.call('HSETNX', P .. 'at', ARGV[i], replica)
   end
-  -- A pool that nobody renews any more leaves nothing behind, once the reapers had their time
-  redis.call('PEXPIRE', key .. 'flight', 3600000)
-  redis.call('PEXPIRE', key .. 'inbox', 3600000)
-  redis.call('PEXPIRE', key .. 'unread', 3600000)
-  for _, name in ipairs({'leases', 'board', 'models', 'work', 'at', 'stat', 'desired', 'asker'}) do
-    redis.call('PEXPIRE', P .. name, 3600000)
+  -- The keys of a pool that no agent renews expire, after the reapers had their time
+  redis.call('PEXPIRE', key .. 'flight', POOL_TTL_MS)
+  redis.call('PEXPIRE', key .. 'inbox', POOL_TTL_MS)
+  redis.call('PEXPIRE', key .. 'unread', POOL_TTL_MS)
+  for _, name in ipairs({'leases', 'board', 'models', 'work', 'owner', 'bytes', 'at', 'stat', 'desired', 'asker'}) do
+    redis.call('PEXPIRE', P .. name, POOL_TTL_MS)
   end
 end
 if ttl ~= '' or packed then

@@ -1,4 +1,4 @@
--- Forget a replica, unless its agent came back meanwhile or it still has streams in flight to be looked after.
+-- Forget a replica, unless its lease is alive again or it still has streams in flight.
 -- KEYS: the pool's prefix. ARGV: replica, 1 when the agent itself leaves. Returns 1 when it is forgotten.
 local key = P .. ARGV[1] .. ':'
 local expiry = redis.call('ZSCORE', P .. 'leases', ARGV[1])

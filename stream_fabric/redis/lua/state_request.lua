@@ -1,5 +1,5 @@
--- What an agent hears at its next report. Who was told to drain is told nothing else any more.
--- KEYS: what is asked of each replica, who asks. ARGV: replica, state, who. Returns 1, or 0 when it stays as it is.
+-- Request a state of a replica; its agent gets it with its next report. A draining replica keeps draining.
+-- KEYS: requested states, requesters. ARGV: replica, state, requester. Returns 1, or 0 when nothing changes.
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if held == 'draining' or held == ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

@@ -1,5 +1,5 @@
--- A new epoch for a live stream whose producer can go on no more: another replica will append to it.
--- Several may ask for it at once and get the same one: it rises once until somebody appends in it.
+-- Begin a new epoch for a live stream whose producer is gone; another replica will append in it.
+-- Concurrent calls get the same epoch: it rises once until a producer appends in it.
 -- KEYS: meta. ARGV: id, epoch that is lost, nonce of the new epoch, channel prefix, publish command.
 -- Returns {code, epoch, last}: 0 taken over, 1 not live, 2 has another producer, 3 no such stream.
 local m = KEYS[1]

@@ -1,6 +1,6 @@
--- How long a pool's lines are. KEYS: the pool's prefix. ARGV: how many of each are looked at.
--- Returns of each tier: how many wait; for how long the oldest of those looked at, in us; and the prompt and output tokens
---   that all ask for, as those looked at tell of them.
+-- The queue of each tier. KEYS: the pool's prefix. ARGV: how many requests of each are sampled.
+-- Returns for each tier: its length; the longest wait in the sample, in us; and the prompt and output tokens of all,
+--   extrapolated from the sample.
 local now = now_us()
 local out = {}
 for tier = 0, TIERS - 1 do

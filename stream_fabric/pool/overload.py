@@ -1,0 +1,123 @@
+"""Overload of a pool: which requests are rejected, and which may overflow to an adjacent pool. Pure.
+
+The measure is the backlog ahead of a request, in seconds: the time that the ready replicas need until they begin all
+requests without a first token, of the same and higher tiers. Each tier has a mark. Above its mark a share of the tier's
+requests is rejected, more of them the longer the backlog, and all at twice the mark. Because it is a share and not a
+switch, it settles where arrivals equal departures. A lower tier has more of the queue ahead of it and a lower mark, so
+it gives way first. A tenant with less than its share of the queue has twice the mark.
+
+``PoolState.place`` and ``place.lua`` decide in one step with the placement, so the decision is exact for any number of
+gateways. Gateways keep no figures of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+SPAN: float = 2.0
+"""All requests of a tier are rejected from SPAN times its mark on."""
+UNDER_SHARE: float = 2.0
+"""Factor on the mark for a tenant that has less than its share of the queue."""
+MISS: float = 0.5
+"""A request overflows only if the prefill that caches save at home takes less than this share of the backlog."""
+RETRY_S_MAX = 60
+DRAW_SCALE = 1024
+"""Factor that makes a second uniform number of a request's jitter."""
+_PACKED = struct.Struct("<dddIB")
+
+
+class OverloadMarks(
+    msgspec.Struct,
+    frozen=True,
+    rename={
+        "reject_s": "shed_s",
+        "overflow_s": "shift_s",
+        "overflow_utilisation_max": "shift_utilisation_max",
+    },
+):
+    """Overload limits declared for a pool; its plan carries them to gateways. Backlogs are in seconds."""
+
+    reject_s: tuple[float, ...]
+    """Backlog above which a tier's requests begin to be rejected, by tier; 0: never."""
+    overflow_s: float = 0.0
+    """Backlog from which requests that tolerate a cache miss overflow to adjacent pools; 0: never."""
+    adjacent: tuple[str, ...] = ()
+    """Pools that may take overflow, in order of preference."""
+    overflow_utilisation_max: float = 0.6
+    """Share of an adjacent pool's slots in use above which it takes no overflow."""
+
+
+class OverloadTerms(NamedTuple):
+    """Overload limits that a gateway sends with one request."""
+
+    reject_s: float = 0.0
+    """Backlog in seconds above which the request's tier is rejected; 0: never. For a request that overflows from
+    another pool: the backlog from which this pool takes none."""
+    overflow_s: float = 0.0
+    """Backlog in seconds from which the request may go to an adjacent pool; 0: it may not."""
+    overflow_in_max: float = 0.0
+    """Not 0: the request overflows from another pool. It is placed at once or not at all, and only while at most this
+    share of the slots is in use."""
+    replicas: int = 0
+    """Number of the pool's replicas, if there are more than candidates; otherwise 0."""
+    again: bool = False
+    """True: the request was to overflow, and no adjacent pool took it."""
+
+    @property
+    def counts_as_demand(self) -> bool:
+        """True if the pool has to add the request to its demand: it is the home pool, and asked for the first time."""
+        return not self.again and not self.overflow_in_max
+
+    def packed(self) -> bytes:
+        """Encode the terms for ``place.lua``; empty: no limits."""
+        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self)
+
+
+NO_OVERLOAD_TERMS = OverloadTerms()
+
+
+class Overflow(NamedTuple):
+    """Reason why a request runs in an adjacent pool."""
+
+    home: str
+    to: str
+    backlog_s: float
+    """Backlog ahead of the request at home; 0: no replica took requests there."""
+    shift_s: float
+    """Backlog from which the home pool lets requests overflow."""
+
+
+def share_rejected(backlog_s: float, mark_s: float) -> float:
+    """Share of a tier's requests (0 to 1) that is rejected at a backlog; ``mark_s``: the tier's mark, 0: none."""
+    return min(max((backlog_s - mark_s) / ((SPAN - 1) * mark_s), 0.0), 1.0) if mark_s else 0.0
+
+
+def is_rejected(backlog_s: float, mark_s: float, draw: float) -> bool:
+    """True if this request is rejected. ``draw``: the request's ``rejection_draw``."""
+    return backlog_s > mark_s and draw * (SPAN - 1) * mark_s < backlog_s - mark_s
+
+
+def rejection_draw(jitter: float) -> float:
+    """Derive a second uniform number in [0, 1) from a request's jitter; the two do not correlate."""
+    return (jitter * DRAW_SCALE) % 1
+
+
+def retry_after_s(backlog_s: float, mark_s: float, draw: float) -> int:
+    """Seconds after which a rejected request may try again: the time until the backlog is back at the mark.
+
+    Up to half as much is added at random, so that requests rejected together do not return together.
+    """
+    return max(1, min(RETRY_S_MAX, math.ceil((backlog_s - mark_s) * (1 + draw / 2))))
+
+
+def overflow_in_backlog_s(home: OverloadMarks, host: OverloadMarks | None) -> float:
+    """Backlog from which the adjacent pool ``host`` takes no overflow.
+
+    Half of the home pool's mark, or the lowest of the adjacent pool's own marks if that is lower.
+    """
+    own = (*host.reject_s, host.overflow_s) if host is not None else ()
+    return min([home.overflow_s / 2, *(mark for mark in own if mark)])

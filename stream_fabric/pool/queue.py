@@ -1,0 +1,153 @@
+"""Queue of a pool: requests that wait for room, by tier and with fair shares between tenants. Pure.
+
+Within a tier requests are ordered by start time fair queueing: each tenant's next request starts where its last one
+finishes, in tokens of virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stream_fabric.pool.overload import RETRY_S_MAX
+from stream_fabric.pool.placement import (
+    LOCALITY,
+    LOOK_AHEAD,
+    PASSED_MAX,
+    RATE_WINDOW_MS,
+    SCAN_MAX,
+    TIERS,
+    PlacementRequest,
+)
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+
+
+@dataclass
+class QueuedRequest:
+    """A request in the queue."""
+
+    request: PlacementRequest
+    start: float
+    """Its place in the tier's virtual time, in tokens."""
+    cached: dict[ReplicaId, int]
+    """Prompt tokens that replicas had cached when it was queued."""
+    pin: str
+    """The replica that its session was bound to, or empty."""
+    passed: int = 0
+    """Number of times another request overtook it while it was the first."""
+
+    def sort_key(self, replica: ReplicaId) -> float:
+        """Sort key of the request for a replica: lower if the replica has the prompt cached, higher if others have."""
+        here = self.request.prompt_tokens if replica == self.pin else self.cached.get(replica, 0)
+        most = self.request.prompt_tokens if self.pin else max(self.cached.values(), default=0)
+        return self.start - LOCALITY * (2 * here - most)
+
+
+class Next(NamedTuple):
+    """The request that a replica takes next."""
+
+    tier: int
+    first: QueuedRequest
+    """The first request that the replica could serve."""
+    taken: QueuedRequest
+    """The request that it takes."""
+
+
+@dataclass
+class PoolQueue:
+    """Requests of one pool that wait for room."""
+
+    tiers: list[dict[StreamId, QueuedRequest]] = field(default_factory=lambda: [{} for _ in TIERS])
+    finish: list[dict[TenantId, float]] = field(default_factory=lambda: [{} for _ in TIERS])
+    """By tier: where the last request of each tenant finishes in virtual time."""
+    virtual: list[float] = field(default_factory=lambda: [0.0 for _ in TIERS])
+    """Virtual time of each tier."""
+    popped: int = 0
+    popped_since_ms: float = 0.0
+    rate_per_s: float = 0.0
+    """Requests that leave the queue per second, over the last window."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tiers))
+
+    def __iter__(self) -> Iterator[StreamId]:
+        return (stream for tier in self.tiers for stream in tier)
+
+    def ahead(self, tier: int) -> list[PlacementRequest]:
+        """Requests that go before a new request of the tier."""
+        return [queued.request for line in self.tiers[: tier + 1] for queued in line.values()]
+
+    def push(self, request: PlacementRequest, cached: dict[ReplicaId, int], pin: str, *, first: bool) -> None:
+        """Add a request. ``first``: before all others of its tier, and outside its tenant's share."""
+        start, finish = 0.0, self.finish[request.tier]
+        if not first:
+            start = max(self.virtual[request.tier], finish.get(request.tenant, 0.0))
+            finish[request.tenant] = start + request.prompt_tokens + request.output_tokens
+        self.tiers[request.tier][request.stream] = QueuedRequest(request, start, cached, pin)
+
+    def next_for(self, replica: ReplicaId, may_take: Callable[[PlacementRequest], bool]) -> Next | None:
+        """Find the request that the replica takes next, by ``sort_key`` among the first; None: it may take none."""
+        for number, tier in enumerate(self.tiers):
+            line = sorted(tier.values(), key=lambda queued: (queued.start, queued.request.stream))[:SCAN_MAX]
+            able = [queued for queued in line if may_take(queued.request)][:LOOK_AHEAD]
+            if able:
+                first = able[0]
+                taken = first if first.passed >= PASSED_MAX else min(able, key=lambda queued: queued.sort_key(replica))
+                if taken is not first:
+                    first.passed += 1
+                return Next(number, first, taken)
+        return None
+
+    def pop(self, found: Next, now_ms: float) -> PlacementRequest:
+        """Remove the request that ``next_for`` found."""
+        tier, request = found.tier, found.taken.request
+        self._remove(request.stream, tier)
+        # Virtual time follows the first request, not one that overtook it: new requests start behind the first
+        self.virtual[tier] = max(self.virtual[tier], found.first.start) if self.tiers[tier] else 0.0
+        self.popped += 1
+        if now_ms - self.popped_since_ms >= RATE_WINDOW_MS:
+            if self.popped_since_ms:
+                self.rate_per_s = self.popped * 1000 / (now_ms - self.popped_since_ms)
+            self.popped, self.popped_since_ms = 0, now_ms
+        return request
+
+    def remove(self, stream: StreamId) -> bool:
+        """Remove a request that was cancelled or waited too long. False: it was not queued."""
+        for number, tier in enumerate(self.tiers):
+            if stream in tier:
+                self._remove(stream, number)
+                if not tier:
+                    self.virtual[number] = 0.0
+                return True
+        return False
+
+    def _remove(self, stream: StreamId, tier: int) -> None:
+        del self.tiers[tier][stream]
+        if not self.tiers[tier]:
+            self.finish[tier].clear()
+
+    def position(self, stream: StreamId) -> int:
+        """Position in the queue, from 1; 0: not queued."""
+        before = 0
+        for tier in self.tiers:
+            if stream in tier:
+                mine = (tier[stream].start, stream)
+                return before + 1 + sum((queued.start, other) < mine for other, queued in tier.items())
+            before += len(tier)
+        return 0
+
+    def is_under_share(self, request: PlacementRequest) -> bool:
+        """True if the tenant has less queued in the tier than the mean of the tenants since the tier was empty."""
+        finish = self.finish[request.tier]
+        mine = max(finish.get(request.tenant, 0.0) - self.virtual[request.tier], 0.0)
+        tokens = sum(q.request.prompt_tokens + q.request.output_tokens for q in self.tiers[request.tier].values())
+        return mine * len(finish) < tokens
+
+    def retry_after_s(self) -> int:
+        """Seconds until a place in the full queue is expected to be free."""
+        return 1 if self.rate_per_s <= 0 else max(1, min(RETRY_S_MAX, -int(-(len(self) + 1) // self.rate_per_s)))
+
+    def overdue(self, now_ms: float) -> list[StreamId]:
+        """Streams that have waited in the queue as long as they may."""
+        return sorted(s for tier in self.tiers for s, queued in tier.items() if queued.request.wait_until_ms <= now_ms)

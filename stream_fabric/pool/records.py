@@ -1,0 +1,228 @@
+"""Records that processes exchange about a pool: requests, replicas and the queue. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from stream_fabric.events import Prices
+from stream_fabric.pool.placement import ReplicaSlot
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+
+PREFIX_TTL_S = 60.0
+"""Lifetime of a replica's published prefix summary."""
+STATE_REQUESTED = b"desire"
+"""Message on a replica's channel: a desired state waits for its agent."""
+DesiredState = Literal["draining", "warm", "ready", "sleeping:1", "sleeping:2"]
+"""State that a replica can be asked for. ``sleeping:<level>`` names the sleep level."""
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """A request as the engine gets it."""
+
+    stream: StreamId
+    kind: Literal["chat", "completions", "embeddings", "rerank"]
+    """For embeddings and rerank the answer is one block of kind ``item``, whose deltas are the server's JSON body."""
+    model: str
+    body: msgspec.Raw
+    """Request body in OpenAI's format as the client sent it, without ``stream`` and our own fields."""
+    deadline_unix_ms: int = 0
+    """Unix time in ms on the fabric's clock; 0: no deadline."""
+    traceparent: str = ""
+    """W3C trace context for the engine's own spans."""
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """Load of an engine at one moment, for the lease. Figures that the engine does not report are 0."""
+
+    running: int
+    waiting: int
+    slots: int
+    """Sequences that it runs at once (``max_num_seqs``)."""
+    ready: bool = True
+    """True while it takes requests; False while it boots, warms up, sleeps or restarts."""
+    kv_used_ratio: float = 0.0
+    kv_capacity_tokens: int = 0
+    kv_evicted_tokens: int = 0
+    """Total of tokens evicted from the KV cache; only grows."""
+    kv_clears: int = 0
+    """Number of times the whole prefix cache was cleared; only grows."""
+    prefix_queries_tokens: int = 0
+    """Total of prompt tokens looked up in the prefix cache."""
+    prefix_hits_tokens: int = 0
+    """Total of prompt tokens found in the prefix cache."""
+    metrics_missing: int = 0
+    """Number of expected metrics that the server does not export."""
+    asleep: int = 0
+    """Its sleep level, until it is awake again; 0: awake."""
+
+
+class Work(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request with everything that a producer needs.
+
+    It is enough to create the stream again after a total loss, and for another replica to take the stream over.
+    """
+
+    request: EngineRequest
+    epoch: str
+    tenant: TenantId
+    facts: bytes
+    unwatched_s: float | None
+    """Grace period in seconds without readers, after which the stream is cancelled; None: never."""
+    tier: int = 1
+    session: str = ""
+    """Name of the session within the pool; empty: none."""
+    prompt_tokens: int = 1
+    """Estimate of the gateway, as ``output_tokens``, which is the usual length within the limit."""
+    output_tokens: int = 1
+    output_limit: int = 1 << 31
+    """Maximum of output tokens."""
+    prefix: bytes = b""
+    """Block hashes of the prompt, 4 bytes each."""
+    base: int = 0
+    """Last frame before this producer's epoch."""
+    attempt: int = 1
+    """Number of the stream's producers, including this one."""
+    tried: tuple[ReplicaId, ...] = ()
+    """Replicas that produced the stream before; a failover avoids them while another replica lives."""
+    prices: Prices | None = None
+    """Prices at the time of the request; None: not billed by price."""
+
+    def parsed_epoch(self) -> Epoch:
+        return Epoch.parse(self.epoch)
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A replica's report, which its agent sends with each lease renewal."""
+
+    replica: ReplicaId
+    pool: str
+    engine: str
+    models: tuple[str, ...]
+    state: str
+    """A ``ReplicaState``, or one that only a newer version knows; such a replica takes no requests here."""
+    load: EngineLoad
+    simulated: bool = False
+    room: int = 1
+    """Streams in flight above which placement goes elsewhere."""
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    prefill_per_s: float = 1.0
+    decode_per_s: float = 1.0
+    """Measured speeds: prompt tokens per second, and output tokens per second of the full batch."""
+    tokens_per_s: float = 0.0
+    """Output tokens per second, over the last seconds."""
+    output_tokens_mean: float = 256.0
+    """Moving average of the answers' lengths."""
+    bytes_per_token: float = 4.0
+    prefix_version: int = 0
+    prefix_blocks: int = 0
+    queue_p99_ms: float = 0.0
+    """Time from a request's arrival at the agent until prefill starts, 99th percentile of the last minute.
+
+    If no first token has come for longer than that, although one is due, it is that time.
+    """
+    region: str = ""
+    hardware: str = ""
+    revision: str = ""
+    """Deployment revision. More than one revision in a pool means a rollout is in progress."""
+    ttft_counts: tuple[int, ...] = ()
+    """Counts of first tokens in the last minute by the time since placement, in the buckets of
+    ``replica_load.TTFT_BUCKETS_S`` and one more for all above. Tier batch is not counted."""
+    adapters: tuple[str, ...] = ()
+    """Models that are LoRA adapters."""
+    artifact: str = ""
+    """Hash of the base model's files; empty: the engine does not report it."""
+    wake_s: float = 0.0
+    """Time its engine took to wake, the last time; 0: it has not slept."""
+    sleepless: str = ""
+    """Reason why its engine did not fall asleep when asked; empty: none."""
+
+    def slot(self) -> ReplicaSlot:
+        """Make the replica's entry in the load table, without lease and streams in flight, which the pool fills in."""
+        return ReplicaSlot(
+            0.0,
+            self.state == "ready",
+            max(self.load.slots, 1),
+            self.room,
+            0,
+            self.prefill_ms,
+            self.decode_ms,
+            self.prefill_per_s,
+            self.decode_per_s,
+        )
+
+
+class LeaseReport(NamedTuple):
+    """Reply to a replica's report."""
+
+    desired: str
+    """State that somebody requested; empty: none."""
+    pulled: int
+    """Requests that moved from the queue to this replica's inbox."""
+    waiting: int
+    """Requests still in the pool's queue."""
+    asked_by: str = ""
+    """Requester of the state."""
+
+
+class TierQueue(NamedTuple):
+    """Queue of one tier of a pool."""
+
+    depth: int
+    oldest_s: float
+    """Longest waiting time among the first ``QUEUE_SAMPLE_MAX`` requests."""
+    prompt_tokens: int
+    """Prompt tokens of all waiting requests; for long queues extrapolated from the first ones."""
+    output_tokens: int
+
+
+class DemandTotals(NamedTuple):
+    """Totals of all requests to a pool, rejected ones included. They grow until the pool is lost."""
+
+    requests: float
+    prompt_tokens: float
+    """Prompt tokens that no replica had cached."""
+    output_tokens: float
+    """Output tokens as estimated by gateways."""
+
+
+class OverloadTotals(NamedTuple):
+    """Totals of requests that an overloaded pool did not take. They grow until the pool is lost."""
+
+    rejected: tuple[int, ...]
+    """Rejected requests by tier."""
+    overflowed: int
+    """Requests that overflowed to another pool."""
+
+
+class SlotUse(msgspec.Struct, frozen=True, gc=False):
+    """Lease and streams in flight of a replica, from its pool's load table."""
+
+    replica: ReplicaId
+    left_s: float
+    """Seconds until its lease expires; below 0: it has expired, and not all of its streams are recovered."""
+    in_flight: int
+
+
+class Candidate(NamedTuple):
+    """A replica that may take a request."""
+
+    replica: ReplicaId
+    matched_tokens: int
+    """Prompt tokens that it is believed to have cached."""
+
+
+class Arrival(NamedTuple):
+    """A request in an inbox."""
+
+    entry: str
+    stream: StreamId
+    work: Work | None
+    """None: another version wrote it, and it cannot be decoded."""
+    waited_us: int
+    """Time in the pool's queue."""
+    handed_us: int
+    """Moment when the replica got it, on Redis's clock."""

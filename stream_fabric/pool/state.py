@@ -1,0 +1,305 @@
+"""State of one pool: placement of requests, the queue and the replicas' reports, sans I/O.
+
+``PoolState`` defines what a pool does. ``redis/lua/place.lua`` and ``report.lua`` do the same inside Redis, float for
+float; one contract suite runs on both, and the simulations run on this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stream_fabric.limits import PIN_S, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
+from stream_fabric.pool.overload import (
+    MISS,
+    NO_OVERLOAD_TERMS,
+    UNDER_SHARE,
+    OverloadTerms,
+    is_rejected,
+    rejection_draw,
+    retry_after_s,
+)
+from stream_fabric.pool.placement import TIERS, Choice, Placed, PlacementRequest, Queued, Refused, ReplicaSlot, choose
+from stream_fabric.pool.queue import PoolQueue
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+
+
+@dataclass
+class Flight:
+    """A stream on its way to a replica or running there, with the load that placement added for it."""
+
+    prefill_ms: float
+    decode_ms: float
+    session: str
+
+
+@dataclass
+class PoolState:
+    """One pool. Its methods do what the scripts of the same names do."""
+
+    queue_max: int
+    bytes_max: int = REQUEST_BYTES_MAX
+    tenant_bytes_max: int = TENANT_REQUEST_BYTES_MAX
+    replicas: dict[ReplicaId, ReplicaSlot] = field(default_factory=dict)
+    """The load table."""
+    models: dict[ReplicaId, tuple[str, ...]] = field(default_factory=dict)
+    flights: dict[ReplicaId, dict[StreamId, Flight]] = field(default_factory=dict)
+    inboxes: dict[ReplicaId, list[StreamId]] = field(default_factory=dict)
+    at: dict[StreamId, ReplicaId | None] = field(default_factory=dict)
+    """The replica that has each stream of the pool; None: the stream is queued."""
+    pins: dict[str, tuple[ReplicaId, float]] = field(default_factory=dict)
+    """By session: the replica, and until when the session is bound to it."""
+    queue: PoolQueue = field(default_factory=PoolQueue)
+    sizes: dict[StreamId, tuple[TenantId, int]] = field(default_factory=dict)
+    """Tenant and bytes of the requests in ``at``; of others the entry means nothing."""
+    arrived: tuple[int, int, int] = (0, 0, 0)
+    """Totals of all requests: their number, prompt tokens that no replica had cached, and output tokens."""
+    rejected: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
+    """Total of requests rejected for the backlog ahead of them, by tier."""
+    overflowed: int = 0
+    """Total of requests told to go to an adjacent pool."""
+    returned: int = 0
+    """Total of these that no adjacent pool took."""
+
+    # --- gateways ------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        request: PlacementRequest,
+        replicas: Sequence[ReplicaId],
+        matched: Sequence[int],
+        now_ms: float,
+        instead: ReplicaId | None = None,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
+    ) -> Placed | Queued | Refused:
+        """Hand the request to the best candidate with room, or queue it, or refuse it.
+
+        A repeated call returns where the stream is. ``instead``: the replica that loses the stream to this placement;
+        the stream then queues before all others of its tier, because somebody is in the middle of reading it.
+        """
+        if request.stream in self.at:
+            holder = self.at[request.stream]
+            if holder is None:
+                return Queued(self.queue.position(request.stream), ())
+            if holder != instead:
+                return Placed(holder, "only", ())
+            del self.at[request.stream]
+            self.flights[holder].pop(request.stream, None)
+        bound_to, until_ms = self.pins.get(request.session, ("", 0.0))
+        pin = bound_to if until_ms > now_ms else ""
+        slots = [self.replicas.get(replica) for replica in replicas]
+        choice = choose(replicas, slots, matched, request, pin, now_ms)
+        if instead is None and terms.counts_as_demand:
+            self._count_demand(request, choice)
+        refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
+        if refused is not None:
+            return refused
+        if instead is None:
+            refused = self._check_bytes(request)
+            if refused is not None:
+                return refused
+        if request.size:
+            self.sizes[request.stream] = request.tenant, request.size
+        if choice.taken >= 0 and not any(self.queue.tiers[: request.tier + 1]):
+            self._hand(request, replicas[choice.taken], min(matched[choice.taken], request.prompt_tokens), now_ms)
+            return Placed(replicas[choice.taken], choice.reason, choice.candidates)
+        if instead is None and len(self.queue) >= self.queue_max:
+            return Refused(self.queue.retry_after_s())
+        hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
+        cached = {replica: tokens for replica, tokens in hits.items() if tokens > 0}
+        self.queue.push(request, cached, pin, first=instead is not None)
+        self.at[request.stream] = None
+        if choice.taken >= 0:  # room has come up while others wait: the first in the queue gets it
+            self._pull(replicas[choice.taken], now_ms)
+        replica = self.at[request.stream]
+        if replica is not None:
+            return Placed(replica, choice.reason, choice.candidates)
+        return Queued(self.queue.position(request.stream), choice.candidates)
+
+    def _check_bytes(self, request: PlacementRequest) -> Refused | None:
+        """Refuse the request if the pool or the tenant would exceed its limit in bytes; None: neither does."""
+        self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
+        total = sum(size for _, size in self.sizes.values())
+        if total + request.size > self.bytes_max:
+            return Refused(1, "bytes", float(total))
+        mine = sum(size for tenant, size in self.sizes.values() if tenant == request.tenant)
+        if mine + request.size > self.tenant_bytes_max:
+            return Refused(1, "tenant_bytes", float(mine))
+        return None
+
+    def _count_demand(self, request: PlacementRequest, choice: Choice) -> None:
+        """Add the request to the pool's totals, without the prompt tokens that a cache saves."""
+        hits = [candidate.matched_tokens for candidate in choice.candidates]
+        hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
+        requests, prompt, output = self.arrived
+        self.arrived = requests + 1, prompt + request.prompt_tokens - hit, output + request.output_tokens
+
+    def _check_overload(
+        self,
+        request: PlacementRequest,
+        slots: Sequence[ReplicaSlot | None],
+        choice: Choice,
+        pin: str,
+        now_ms: float,
+        terms: OverloadTerms,
+    ) -> Refused | None:
+        """Refuse the request if the backlog ahead of it is too long; None: the backlog is short enough."""
+        self.returned += terms.again
+        if not terms.reject_s and not terms.overflow_s and not terms.overflow_in_max:
+            return None
+        alive = [slot for slot in slots if slot is not None and slot.takes_requests(now_ms)]
+        if terms.overflow_in_max:
+            return self._check_overflow_in(alive, choice, terms)
+        pinned = any(
+            candidate.replica == pin and slot is not None and slot.takes_requests(now_ms)
+            for candidate, slot in zip(choice.candidates, slots, strict=True)
+        )
+        if not alive:  # without adjacent pools the request waits until a replica starts
+            if not terms.overflow_s:
+                return None
+            self.overflowed += 1
+            return Refused(0, "elsewhere")
+        prefill_ms = prefill_per_s = decode_per_s = 0.0
+        for slot in alive:
+            prefill_ms += slot.prefill_ms
+            prefill_per_s += slot.prefill_per_s
+            decode_per_s += slot.decode_per_s
+        count = len(alive)
+        replicas = count * max(terms.replicas / len(slots), 1)
+        ahead = self.queue.ahead(request.tier)
+        prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
+        waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
+        backlog_s = prefill_ms / count / 1000 + waits_s / replicas
+        hit = max((candidate.matched_tokens for candidate in choice.candidates), default=0)
+        spared_s = hit / (prefill_per_s / count)
+        may_leave = bool(terms.overflow_s) and backlog_s >= terms.overflow_s
+        overflows = may_leave and not pinned and spared_s < MISS * backlog_s
+        if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
+            mark_s = terms.reject_s
+            if terms.reject_s and backlog_s > mark_s and self.queue.is_under_share(request):
+                mark_s *= UNDER_SHARE
+            draw = rejection_draw(request.jitter)
+            if mark_s and is_rejected(backlog_s, mark_s, draw):
+                self.rejected[request.tier] += 1
+                return Refused(retry_after_s(backlog_s, mark_s, draw), "shed", backlog_s)
+        if overflows:
+            self.overflowed += 1
+            return Refused(0, "elsewhere", backlog_s)
+        return None
+
+    def _check_overflow_in(self, alive: Sequence[ReplicaSlot], choice: Choice, terms: OverloadTerms) -> Refused | None:
+        """Refuse a request that overflows from another pool, unless this pool has room to spare; None: it has."""
+        prefill_ms, slots, in_flight = 0.0, 0, 0
+        for slot in alive:
+            prefill_ms += slot.prefill_ms
+            slots += slot.slots
+            in_flight += slot.in_flight
+        free = choice.taken >= 0 and not len(self.queue) and in_flight + 1 <= terms.overflow_in_max * slots
+        if free and prefill_ms / len(alive) / 1000 < terms.reject_s:
+            return None
+        return Refused(0, "crowded", in_flight / slots if slots else 1.0)
+
+    def _hand(self, request: PlacementRequest, replica: ReplicaId, matched: int, now_ms: float) -> None:
+        """Put the request into the replica's inbox, and add its load to the replica's."""
+        slot = self.replicas[replica]
+        prefill_ms = (request.prompt_tokens - matched) / slot.prefill_per_s * 1000
+        decode_ms = request.output_tokens / slot.decode_per_s * 1000
+        flight = self.flights.setdefault(replica, {})
+        flight[request.stream] = Flight(prefill_ms, decode_ms, request.session)
+        self.inboxes.setdefault(replica, []).append(request.stream)
+        self.at[request.stream] = replica
+        self.replicas[replica] = slot._replace(
+            in_flight=len(flight), prefill_ms=slot.prefill_ms + prefill_ms, decode_ms=slot.decode_ms + decode_ms
+        )
+        if request.session:
+            self.pins[request.session] = (replica, now_ms + PIN_S * 1000)
+
+    # --- agents --------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        replica: ReplicaId,
+        slot: ReplicaSlot,
+        models: Sequence[str],
+        ended: Sequence[StreamId],
+        running: Mapping[StreamId, str] | None,
+        now_ms: float,
+    ) -> list[StreamId]:
+        """Apply an agent's report; return the streams that moved from the queue to its replica.
+
+        ``slot``: the replica's load, without requests that it has not read from its inbox yet. ``running``: all
+        streams that it runs (stream → session) when it renews its lease, otherwise None.
+        """
+        flight = self.flights.setdefault(replica, {})
+        inbox = self.inboxes.setdefault(replica, [])
+        for stream in ended:
+            gone = flight.pop(stream, None)
+            if self.at.get(stream) == replica:
+                del self.at[stream]
+            if gone is not None and gone.session and self.pins.get(gone.session, ("", 0))[0] == replica:
+                self.pins[gone.session] = (replica, now_ms + PIN_S * 1000)
+        if running is not None:
+            unread = {stream: flight[stream] for stream in inbox if stream in flight}
+            for stream in flight:  # streams that the report no longer names are forgotten, also after a Redis failover
+                if stream not in running and stream not in unread and self.at.get(stream) == replica:
+                    del self.at[stream]
+            flight.clear()
+            flight.update({stream: Flight(0.0, 0.0, session) for stream, session in running.items()})
+            flight.update({stream: kept for stream, kept in unread.items() if stream not in running})
+            for stream in running:
+                self.at.setdefault(stream, replica)  # the pool may have been lost meanwhile
+        known = self.replicas.get(replica)
+        if running is None:
+            if known is None:  # the pool has been lost; the next renewal restores it
+                return []
+            slot = slot._replace(expires_ms=known.expires_ms)
+        else:
+            self.models[replica] = tuple(models)
+        pending = [flight[stream] for stream in dict.fromkeys(inbox) if stream in flight]  # each stream once
+        self.replicas[replica] = slot._replace(
+            in_flight=len(flight),
+            prefill_ms=slot.prefill_ms + sum(f.prefill_ms for f in pending),
+            decode_ms=slot.decode_ms + sum(f.decode_ms for f in pending),
+        )
+        return self._pull(replica, now_ms)
+
+    def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
+        """Hand queued requests to the replica while it has room; return their streams."""
+        taken: list[StreamId] = []
+        while self.replicas[replica].ready and self.replicas[replica].in_flight < self.replicas[replica].room:
+            found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms))
+            if found is None:
+                break
+            request = self.queue.pop(found, now_ms)
+            self._hand(request, replica, found.taken.cached.get(replica, 0), now_ms)
+            taken.append(request.stream)
+        return taken
+
+    def _may_take(self, replica: ReplicaId, request: PlacementRequest, now_ms: float) -> bool:
+        if request.model not in self.models[replica] or request.wait_until_ms <= now_ms:
+            return False
+        return replica not in request.tried or not any(
+            slot.takes_requests(now_ms) and request.model in self.models.get(other, ())
+            for other, slot in self.replicas.items()
+            if other not in request.tried
+        )
+
+    # --- recovery ------------------------------------------------------------------------------------------
+
+    def remove_queued(self, stream: StreamId) -> bool:
+        """Take a stream out of the queue. False: it was not queued."""
+        if not self.queue.remove(stream):
+            return False
+        del self.at[stream]
+        return True
+
+    def retire(self, replica: ReplicaId) -> list[StreamId]:
+        """Forget a replica; return the streams that it had in flight."""
+        self.replicas.pop(replica, None)
+        self.models.pop(replica, None)
+        self.inboxes.pop(replica, None)
+        streams = sorted(self.flights.pop(replica, {}))
+        for stream in streams:
+            if self.at.get(stream) == replica:
+                del self.at[stream]
+        return streams

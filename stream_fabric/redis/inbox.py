@@ -1,0 +1,72 @@
+"""A replica's inbox in Redis, read on a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stream_fabric.pool.records import Arrival, Work
+from stream_fabric.ports import Inbox
+from stream_fabric.redis.client import RedisClient, fabric_error
+from stream_fabric.redis.pools import pool_prefix, pool_slot
+from stream_fabric.redis.scripts import script
+from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
+from stream_fabric.stream.ids import ReplicaId, StreamId
+
+_READ_MAX = 256
+_decoder = msgspec.json.Decoder(Work)
+
+
+class RedisInbox(Inbox):
+    """``Inbox`` as a Redis stream."""
+
+    def __init__(self, client: RedisClient, pool: str, replica: ReplicaId) -> None:
+        self._client = client
+        self._slot = pool_slot(pool)
+        self._prefix = pool_prefix(pool)
+        self._replica = replica
+        self._key = f"{self._prefix}{replica}:inbox"
+        self._connection: Connection | None = None
+
+    async def read(self, block_s: float) -> list[Arrival]:
+        try:
+            if self._connection is None or self._connection.lost:
+                self._connection = await self._client.dedicated(self._client.topology.address(self._slot))
+            # From the beginning each time: handled entries are deleted, and a failover may turn ids back
+            reply: Any = await self._connection.call(
+                "XREAD", "COUNT", _READ_MAX, "BLOCK", int(block_s * 1000), "STREAMS", self._key, "0"
+            )
+        except (ConnectionLost, ReplyError) as error:
+            self.close()
+            await self._client.refresh()
+            raise fabric_error("the inbox's XREAD", error) from error
+        if not reply:
+            return []
+        ((_, entries),) = reply.items()
+        return [_arrival(entry_id.decode(), fields) for entry_id, fields in entries]
+
+    async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
+        args = [part for entry in entries for part in entry]
+        await script("inbox_ack")(self._client, self._slot, [self._prefix], [self._replica, *args])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _arrival(entry: str, fields: list[bytes]) -> Arrival:
+    """Decode one entry of the inbox."""
+    _, stream, _, payload, *rest = fields
+    # A gateway of an earlier version does not write the times
+    waited_us, handed_us = map(int, rest[1].split()) if rest else (0, int(entry.partition("-")[0]) * 1000)
+    return Arrival(entry, StreamId(stream.decode()), _decode_work(payload), waited_us, handed_us)
+
+
+def _decode_work(payload: bytes) -> Work | None:
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError:
+        return None

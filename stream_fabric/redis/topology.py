@@ -1,0 +1,141 @@
+"""Which server serves a slot: a single Redis, Sentinel's master, or the nodes of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc_hqx
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.redis.wire import Connection, ConnectionLost, ConnectionRefused, Login, ReplyError
+from stream_fabric.redis_url import Address, RedisUrl
+
+SLOTS = 16384
+_QUERY_TIMEOUT_S = 1.0
+"""Timeout of one topology query; after it the next node is asked."""
+_QUERIED_MAX = 64
+"""Known nodes that are queried before the addresses of the URL."""
+
+
+def slot_of(tag: str) -> int:
+    """Compute the cluster slot of the keys with hash tag ``{tag}``."""
+    return crc_hqx(tag.encode(), 0) % SLOTS
+
+
+class Topology(Protocol):
+    """Map from cluster slots to Redis servers."""
+
+    def address(self, slot: int) -> Address:
+        """Return the server of the slot. Raises ConnectionLost while none is known."""
+
+    def moved(self, slot: int, to: Address) -> None:
+        """Apply a MOVED reply: the server ``to`` now serves the slot."""
+
+    async def refresh(self) -> None:
+        """Query the servers for the map and replace it. Raises ConnectionLost or ReplyError if none answers."""
+
+
+Connect = Callable[[Address], Awaitable[Connection]]
+
+
+class Single:
+    """Map of all slots to one server, whose address never changes."""
+
+    def __init__(self, url: RedisUrl) -> None:
+        self._address = url.addresses[0]
+
+    def address(self, slot: int) -> Address:
+        return self._address
+
+    def moved(self, slot: int, to: Address) -> None:
+        raise FabricUnavailable(f"Redis at {self._address} is a cluster node; use redis+cluster:// in its URL")
+
+    async def refresh(self) -> None: ...
+
+
+class Sentinel:
+    """Map of all slots to the master that the sentinels report."""
+
+    def __init__(self, url: RedisUrl, login: Login) -> None:
+        self._url = url
+        self._login = login
+        self._address: Address | None = None
+
+    def address(self, slot: int) -> Address:
+        if self._address is None:
+            raise ConnectionLost("no sentinel has reported a master yet")
+        return self._address
+
+    def moved(self, slot: int, to: Address) -> None: ...
+
+    async def refresh(self) -> None:
+        failures = []
+        refused: ConnectionRefused | None = None
+        for sentinel in self._url.addresses:
+            try:
+                reply = await self._query_master(sentinel)
+            except (ConnectionLost, ReplyError) as error:
+                refused = refused or (error if isinstance(error, ConnectionRefused) else None)
+                failures.append(f"{sentinel}: {error}")
+                continue
+            if reply:
+                self._address = Address(reply[0].decode(), int(reply[1]))
+                return
+            failures.append(f"{sentinel}: does not know the master {self._url.master!r}")
+        raise refused or ConnectionLost("; ".join(failures))
+
+    async def _query_master(self, sentinel: Address) -> Any:
+        """Query one sentinel for the master: [host, port], or None if it does not know the master."""
+        connection = await Connection.connect(*sentinel, timeout_s=_QUERY_TIMEOUT_S, login=self._login)
+        try:
+            return await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
+        except ReplyError as error:
+            if error.denied:
+                raise self._login.refused(str(sentinel), error) from error
+            raise
+        finally:
+            connection.close()
+
+
+class Cluster:
+    """Map of slots to the primaries of a Redis Cluster, from CLUSTER SLOTS."""
+
+    def __init__(self, url: RedisUrl, login: Login, connect: Connect) -> None:
+        self._login = login
+        self._connect = connect
+        self._seeds = url.addresses
+        self._slots: list[Address | None] = [None] * SLOTS
+
+    def address(self, slot: int) -> Address:
+        address = self._slots[slot]
+        if address is None:
+            raise ConnectionLost(f"no node of the cluster serves slot {slot}")
+        return address
+
+    def moved(self, slot: int, to: Address) -> None:
+        self._slots[slot] = to
+
+    async def refresh(self) -> None:
+        failures = []
+        refused: ConnectionRefused | None = None
+        for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // _QUERIED_MAX] if a), *self._seeds]):
+            try:
+                async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                    reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")
+            except TimeoutError:
+                failures.append(f"{node}: no answer in {_QUERY_TIMEOUT_S:g} s")
+                continue
+            except (ConnectionLost, ReplyError) as error:
+                if isinstance(error, ReplyError) and error.denied:
+                    error = self._login.refused(str(node), error)
+                refused = refused or (error if isinstance(error, ConnectionRefused) else None)
+                failures.append(f"{node}: {error}")
+                continue
+            slots: list[Address | None] = [None] * SLOTS
+            for start, end, primary, *_ in reply:
+                host = primary[0].decode() if primary[0] else node.host
+                slots[start : end + 1] = [Address(host, primary[1])] * (end - start + 1)
+            self._slots = slots
+            return
+        raise refused or ConnectionLost("no node of the cluster answers: " + "; ".join(failures))
