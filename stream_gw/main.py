@@ -1,65 +1,76 @@
-"""The gateway process: wires its parts, serves, and drains on SIGTERM."""
+"""Main of the gateway process: wires its parts, serves, and drains on SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import random
-import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 
-from stream_fabric.errors import Draining
-from stream_fabric.herald import Herald
-from stream_fabric.ids import GatewayId
-from stream_fabric.redis.client import RedisClient
+from stream_fabric.ports import Random, Subscribe
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.index import RedisIndex
-from stream_fabric.redis.pool import RedisPools
-from stream_fabric.redis.reaper import Reaper
-from stream_fabric.redis.rescue import Witness
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
-from stream_gw.access import AccessLog
-from stream_gw.app import Edge
-from stream_gw.auth import Authenticator, KeyStore, TomlKeyStore
-from stream_gw.content import Contents
-from stream_gw.directory import Directory
-from stream_gw.gateway import Gateway
-from stream_gw.hub import Hub
-from stream_gw.metrics import Metrics
-from stream_gw.recent import Recent
-from stream_gw.server import EdgeServer, make_server
+from stream_fabric.stream.ids import GatewayId
+from stream_gw.auth import Authenticator, KeyStore
+from stream_gw.auth.tokens import TokenSigner
+from stream_gw.delivery.hub import Hub
+from stream_gw.delivery.watchdog import Watchdog
+from stream_gw.observe.access import AccessLog
+from stream_gw.observe.content import Contents
+from stream_gw.observe.local_stats import LocalStatsWindow
+from stream_gw.observe.metrics import Metrics
+from stream_gw.observe.rejections import Rejections
+from stream_gw.observe.trace import ReaderOutcome, Tracer
+from stream_gw.routing.directory import Directory
+from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
-from stream_gw.sheds import Sheds
-from stream_gw.trace import Over, Tracer
-from telemetry.emit import open_sink
-from telemetry.spans import open_spans
-
-log = logging.getLogger(__name__)
+from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.parts import GatewayParts
+from stream_gw.transport.app import Edge
+from stream_gw.transport.connection import EdgeServer, make_server
+from telemetry.emit.open import open_sink
+from telemetry.emit.spans import open_spans
 
 DEV_TENANT = "dev"
 
 
 def key_store(settings: GatewaySettings) -> KeyStore:
-    """Raises ValueError when no key is configured: nobody could use the gateway."""
+    """Make the store of API keys. Raises ValueError when no key is configured, or the keys file is wrong."""
     dev_key = settings.dev_key.get_secret_value()
     if settings.keys_file is not None:
         if dev_key:
             raise ValueError("set keys_file or dev_key, not both")
         try:
-            return TomlKeyStore.load(settings.keys_file)
+            return KeyStore.load(settings.keys_file)
         except (OSError, ValueError) as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     if not dev_key:
         raise ValueError("no keys: set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry)")
-    return TomlKeyStore.single(DEV_TENANT, dev_key)
+    return KeyStore.single(DEV_TENANT, dev_key)
+
+
+def token_signer(settings: GatewaySettings, random: Random) -> TokenSigner:
+    """Make the signer of capability tokens. Raises ValueError for a secret that is too short."""
+    accepted = settings.token_secrets_accepted.get_secret_value().split(",")
+    try:
+        return TokenSigner(
+            settings.token_secret.get_secret_value().encode() or random.token_bytes(32),
+            [secret.strip().encode() for secret in accepted if secret.strip()],
+        )
+    except ValueError as error:
+        raise ValueError(f"--token-secret, --token-secrets-accepted: {error}") from error
 
 
 async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
@@ -68,74 +79,98 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     Raises ValueError for unusable settings, FabricUnavailable when Redis is out of reach at the start.
     """
     keys = key_store(settings)
-    authenticator = Authenticator(keys, settings.token_secret.get_secret_value().encode() or secrets.token_bytes(32))
-    name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+    host, random = HostClock(), HostRandom()
+    authenticator = Authenticator(keys, token_signer(settings, random))
+    name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{random.token_hex(4)}")
+    metrics = Metrics()
     client = RedisClient(settings.redis_url)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
-        metrics = Metrics()
-        clock = FabricClock(client)
-        access = AccessLog(settings.access_log_one_in)
-        recent = Recent(time.monotonic)
-
-        def over(told: Over) -> None:
-            metrics.receive_over(told)
-            access.receive_over(told)
-            sheds.receive_over(told)
-            contents.receive_over(told)
-            recent.receive_over(told)
-
         spans = open_spans(
-            settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc
+            settings.otlp_endpoint, settings.otlp_names, name, metrics.spans_sent.inc, metrics.spans_dropped.inc, random
         )
-        # Closed after all that emits, and before the client that may carry its events
-        async with open_sink(settings, client, metrics.registry) as sink, asyncio.TaskGroup() as tasks:
-            sheds = Sheds(Herald(sink, clock, name))
-            streams = RedisStreamLog(client, partitions)
-            pools = RedisPools(client, settings.queue_max)
-            directory = Directory(pools, RedisControl(client).plans)
-            hub = Hub(name, streams, directory, tasks)
-            if partitions.new:
-                hub.unsettle()
-            subscriber = Subscriber(client, partition_channels(name, partitions.slots), hub.receive, hub.resubscribed)
-            hub.subscriber = subscriber
-            contents = Contents(sink, authenticator.content_bytes, streams, hub.spawn, settings.trace_one_in)
-            tracer = Tracer(
-                contents, clock, name, settings.region, settings.trace_one_in, over, directory.loaded, spans.told
-            )
-            index = RedisIndex(client)
-            gateway = Gateway(name, settings, authenticator, hub, streams, pools, index, directory, tracer, contents)
-            edge = Edge(gateway, metrics, access, recent)
-            server = make_server(edge.app, settings.host, settings.port)
-            background = [
-                tasks.create_task(subscriber.run()),
-                tasks.create_task(clock.run()),
-                tasks.create_task(directory.run()),
-                tasks.create_task(hub.watchdog()),
-                tasks.create_task(gateway.lines.run()),
-                tasks.create_task(edge.sweep()),
-                tasks.create_task(server.sweep()),
-                tasks.create_task(sheds.run()),
-                tasks.create_task(Reaper(pools, streams, Witness(sink, clock, streams)).run()),
-            ]
-            await subscriber.wait_ready()
-            serving = tasks.create_task(server.serve())
-            stop = _on_signal()
-            await _started(server, serving)
-            on_ready(_url(server, settings))
-            await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
-            await _drain(edge, settings)
-            server.should_exit = True
-            await serving
-            for task in background:
-                task.cancel()
-        await asyncio.to_thread(spans.close)
-    finally:
-        await client.close()
+        stack.push_async_callback(asyncio.to_thread, spans.close)
+        # The sink closes after all that emits, and before the client that may carry its events
+        sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions)
+        pools = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
+        directory = Directory(pools, RedisControl(client, metrics.receive_skipped_record).plans)
+        hub = Hub(name, log, host, _make_subscribe(client, partitions), tasks)  # its hot path needs durations only
+        if partitions.new:
+            hub.await_recreation()
+        contents = Contents(sink, keys.content_bytes, log, hub.spawn, settings.trace_one_in)
+        access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
+        rejections = Rejections(FleetEventReporter(sink, clock, name))
+
+        def receive_outcome(outcome: ReaderOutcome) -> None:
+            for observer in (metrics, access, rejections, contents, local_stats):
+                observer.receive_outcome(outcome)
+
+        tracer = Tracer(
+            contents,
+            clock,
+            name,
+            settings.region,
+            settings.trace_one_in,
+            receive_outcome,
+            directory.loaded,
+            spans.receive,
+        )
+        positions, index = QueuePositions(pools, directory, clock.now_us), RedisIndex(client)
+        parts = GatewayParts(
+            name, settings, authenticator, log, pools, index, clock, random, hub, directory, positions, tracer, contents
+        )
+        edge = Edge(Gateway(parts), metrics, access, local_stats)
+        reporter = FailoverReporter(sink, clock, log)
+        upkeep = [
+            hub.subscription.run(),
+            clock.run(),
+            directory.run(),
+            Watchdog(hub, directory.produces, random).run(),
+            positions.run(),
+            edge.sweep(),
+            rejections.run(),
+            LeaseReaper(pools, log, clock, random, reporter).run(),
+        ]
+        background = [tasks.create_task(work) for work in upkeep]
+        await hub.subscription.wait_ready()
+        await _listen(edge, settings, tasks, on_ready)
+        for task in background:
+            task.cancel()
 
 
-def _on_signal() -> asyncio.Event:
+def _make_subscribe(client: RedisClient, partitions: Partitions) -> Subscribe:
+    """Make the function with which the hub subscribes to its channels."""
+
+    def subscribe(
+        peer: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[list[str]], None]
+    ) -> Subscriber:
+        return Subscriber(client, partition_channels(peer, partitions.slots), on_message, on_subscribed)
+
+    return subscribe
+
+
+async def _listen(
+    edge: Edge, settings: GatewaySettings, tasks: asyncio.TaskGroup, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until a signal, then drain."""
+    server = make_server(edge.app, settings.host, settings.port)
+    sweeping, serving = tasks.create_task(server.sweep()), tasks.create_task(server.serve())
+    stop = _stop_on_signal()
+    await _wait_until_started(server, serving)
+    on_ready(_url(server, settings))
+    await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+    await edge.drain(settings.drain_s, settings.drain_spread_s)
+    server.should_exit = True
+    await serving
+    sweeping.cancel()
+
+
+def _stop_on_signal() -> asyncio.Event:
+    """Return an event that SIGTERM or SIGINT sets."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,7 +178,7 @@ def _on_signal() -> asyncio.Event:
     return stop
 
 
-async def _started(server: EdgeServer, serving: asyncio.Task[None]) -> None:
+async def _wait_until_started(server: EdgeServer, serving: asyncio.Task[None]) -> None:
     while not server.started:
         if serving.done():
             await serving
@@ -156,30 +191,8 @@ def _url(server: EdgeServer, settings: GatewaySettings) -> str:
     return f"http://{settings.host}:{port}"
 
 
-async def _drain(edge: Edge, settings: GatewaySettings) -> None:
-    """Invisible to readers: hints spread over a window, plain streams go on to their end within the grace."""
-    gateway = edge.gateway
-    gateway.draining = True
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + settings.drain_s
-    spread_s = min(settings.drain_spread_s, settings.drain_s / 2)
-    edge.ops.send_on()
-    for socket_ in tuple(edge.sockets):
-        # Each comes back at its own moment, so that the others' accept queues see no burst
-        socket_.send_on(random.uniform(0, spread_s))
-    while loop.time() < deadline and edge.busy:  # noqa: ASYNC110  # readers come and go; this is a process's end
-        await asyncio.sleep(0.05)
-    for local in tuple(gateway.hub.local.values()):
-        for sub in tuple(local.subs):
-            remedy = f"continue with GET /v1/streams/{local.id}?after=<cursor>"
-            local.fail(sub, Draining(f"this gateway is going away; {remedy}"))
-    for socket_ in tuple(edge.sockets):
-        socket_.close(1012, "this gateway drains; reconnect elsewhere")
-    await asyncio.sleep(0.05)
-
-
 def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
-    """The process's main."""
+    """Run the gateway process until SIGTERM."""
     import uvloop
 
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

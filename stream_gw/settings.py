@@ -8,62 +8,92 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.settings import EmitSettings
+from stream_fabric.process.settings import EmitSettings
 
 
 class GatewaySettings(EmitSettings):
     host: str = Field("127.0.0.1", description="Address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one")
-    gateway: str = Field("", max_length=64, description="A name for the gateway; empty: the host's and process's")
-    region: str = Field("", max_length=64, description="Where the gateway is, as traces tell it")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free port")
+    gateway: str = Field(
+        "", max_length=64, description="Name of the gateway, to which its process id is added; empty: the host's name"
+    )
+    region: str = Field("", max_length=64, description="Region of the gateway, shown in traces")
     trace_one_in: int = Field(
         1,
         ge=1,
         le=1_000_000,
-        description="Of requests that succeed, one in so many leaves a trace; all others always do, and bills",
+        description="Trace 1 in N successful requests; failed requests and billing records are always kept",
     )
     access_log_one_in: int = Field(
         100,
         ge=0,
         le=1_000_000,
-        description="Of requests that go well, one in so many is logged; 0: none; those that fail always are",
+        description="Log 1 in N successful requests, 0: none; failed requests are always logged",
     )
     telemetry_url: str = Field(
         "",
         pattern=r"^(https?://[^\s/?#@]+/?)?$",
-        description="Where stream-gw telemetry answers, for /v1/admin/traces; empty: there is none",
+        description="URL of stream-gw telemetry, for /v1/admin/traces and /v1/admin/ops; empty: no telemetry",
     )
-    telemetry_token: SecretStr = Field(SecretStr(""), description="With telemetry_url: its bearer token")
+    telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token for telemetry_url")
     otlp_endpoint: str = Field(
-        "", description="Where traces go as OpenTelemetry's spans: OTLP over HTTP, as http://host:4318; empty: nowhere"
+        "", description="OTLP endpoint for traces over HTTP, for example http://host:4318; empty: no export"
     )
     otlp_names: Literal["1.41", "next"] = Field(
-        "1.41", description="The version of OpenTelemetry's names for generative AI: 1.41 or next"
+        "1.41", description="Version of OpenTelemetry's semantic conventions for generative AI: 1.41 or next"
     )
-    keys_file: Path | None = Field(None, description="TOML file of tenants and the hashes of their keys")
+    keys_file: Path | None = Field(None, description="TOML file of tenants with the hashes of their API keys")
     dev_key: SecretStr = Field(
-        SecretStr(""), description="One key for tenant 'dev', for a laptop; not beside keys_file"
+        SecretStr(""), description="API key of tenant 'dev', for development; not together with keys_file"
     )
     token_secret: SecretStr = Field(
-        SecretStr(""), description="Signs capability tokens; the same on every gateway; empty: /v1/tokens is off"
+        SecretStr(""),
+        description="Secret that signs capability tokens, the same on every gateway, at least 16 bytes; empty: "
+        "/v1/tokens is off",
     )
-    drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long open streams may go on")
-    drain_spread_s: float = Field(5.0, ge=0, le=600, description="Reconnect hints are spread over so long")
+    token_secrets_accepted: SecretStr = Field(
+        SecretStr(""),
+        description="Further secrets, separated by commas, whose tokens are accepted but which sign none, for changing "
+        "token_secret; empty: none",
+    )
+    drain_s: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="Seconds that open streams may continue after SIGTERM; 0: closed at once",
+    )
+    drain_spread_s: float = Field(
+        5.0, ge=0, le=600, description="Seconds over which readers are told to reconnect elsewhere; 0: all at once"
+    )
     ready_without_redis_s: float = Field(
         30.0,
         ge=0,
         le=3600,
-        description="/readyz stays 200 while Redis is away for no longer: a failover takes no gateway off its balancer",
+        description="Seconds that /readyz stays 200 while Redis is away, so that a failover removes no gateway "
+        "from its load balancer; 0: it fails at once",
     )
     queue_max: int = Field(
-        QUEUE_MAX, ge=0, le=1_000_000, description="Requests that may wait for a replica in a pool; over: 503 pool_full"
+        QUEUE_MAX,
+        ge=0,
+        le=1_000_000,
+        description="Maximum queued requests per pool, further ones get 503 pool_full; 0: no queue",
     )
     queue_wait_s: float = Field(
-        QUEUE_WAIT_S_MAX, ge=0, le=3600, description="How long a request may wait for a replica; then it fails"
+        QUEUE_WAIT_S_MAX,
+        ge=0,
+        le=3600,
+        description="Maximum seconds in the queue before a request fails, longer while its pool starts; 0: at once",
     )
     plain_grace_s: float = Field(
-        2.0, ge=0, le=3600, description="A plain stream is cancelled so long after its last reader left"
+        2.0,
+        ge=0,
+        le=3600,
+        description="Seconds until a plain stream is cancelled after its last reader left; 0: at once",
     )
     kept_grace_s: float = Field(
-        30.0, ge=0, le=3600, description="The same for one with an Idempotency-Key, a session, or made over WebSocket"
+        30.0,
+        ge=0,
+        le=3600,
+        description="Seconds until a stream with an Idempotency-Key or a session, or one created over WebSocket, is "
+        "cancelled after its last reader left; 0: at once",
     )

@@ -1,4 +1,4 @@
-"""Writes ``docs/configuration.md`` from the settings: ``python -m stream_gw.configuration > docs/configuration.md``."""
+"""Writes ``docs/configuration.md`` from the settings: ``python -m stream_gw.cli.configuration``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from pydantic import SecretStr
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
-from stream_fabric.settings import EmitSettings, EventSettings, FabricSettings
+from stream_fabric.process.settings import EmitSettings, EventSettings, FabricSettings
 from stream_gw.settings import GatewaySettings
 from telemetry.ask.settings import AskSettings
 from telemetry.settings import TelemetrySettings
 
 _HEAD = """# Configuration
 
-Every setting is a flag of its role and a variable; a flag wins over the variable, the variable over the default.
-Made from the settings by `python -m stream_gw.configuration`; a test compares.
+Every setting is a flag of its role and an environment variable. A flag overrides its variable, and the variable
+overrides the default.
+Generated from the settings by `python -m stream_gw.cli.configuration`; a test compares the page with them.
 """
 
 
 def table() -> str:
+    """Return the Markdown text of ``docs/configuration.md``."""
     out = [_HEAD]
-    told: set[str] = set()
+    listed: set[str] = set()
     for title, model in (
         ("Every role", FabricSettings),
-        ("Telemetry events: gateways, agents, controllers, and who consumes them", EventSettings),
+        ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
         ("Telemetry events: gateways, agents, controllers", EmitSettings),
         ("`stream-gw gateway`", GatewaySettings),
         ("`stream-gw agent`", AgentSettings),
@@ -31,8 +33,8 @@ def table() -> str:
         ("`stream-gw telemetry`", TelemetrySettings),
         ("`stream-gw traces`, `stream-gw usage`", AskSettings),
     ):
-        fields = {name: field for name, field in model.model_fields.items() if name not in told}
-        out.append(f"\n## {title}\n\n| flag | variable | default | what it is |\n| --- | --- | --- | --- |\n")
+        fields = {name: field for name, field in model.model_fields.items() if name not in listed}
+        out.append(f"\n## {title}\n\n| flag | variable | default | meaning |\n| --- | --- | --- | --- |\n")
         for name, field in fields.items():
             default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
             shown = f"`{default}`" if default not in ("", None) else ""
@@ -40,7 +42,7 @@ def table() -> str:
                 f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
             )
         if model in (FabricSettings, EventSettings, EmitSettings):
-            told |= fields.keys()
+            listed |= fields.keys()
     return "".join(out)
 
 

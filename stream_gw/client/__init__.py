@@ -1,4 +1,4 @@
-"""The Python client: many streams over one socket, each delivered once and in order whatever happens to sockets.
+"""The Python client: many streams over one socket. Each frame is delivered once and in order, also after reconnects.
 
 >>> async with StreamGateway("https://gw.example", token="sk-…") as gateway:
 ...     async with gateway.create({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}) as stream:
@@ -8,8 +8,9 @@
 
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
 from stream_gw.client.gateway import State, StreamGateway
+from stream_gw.client.items import Data, Gap, Item, Reset
 from stream_gw.client.position import BEGINNING, Position
-from stream_gw.client.stream import Data, Gap, Item, Reset, Stream
+from stream_gw.client.stream import Stream
 from stream_gw.client.wire import Ack
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""When to try again, and what a close code asks for. Pure."""
+"""Pauses between connection attempts, and what a close code asks for. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stream_gw.client.errors import GatewayError
 
 BACKOFF_S_MIN: Final = 0.25
 BACKOFF_S_MAX: Final = 8.0
-STEADY_S: Final = 5.0  # a socket that lived so long proves that the backoff may start again
+STEADY_S: Final = 5.0  # lifetime of a connection after which the backoff starts from its minimum
 REFRESHES_MAX: Final = 2
 POLICY_CLOSES_MAX: Final = 3
 
 
 def backoff_s(attempt: int, random: Callable[[], float]) -> float:
-    """Full jitter: a crowd that was cut at one instant comes back spread over the whole interval."""
+    """Return a random pause in seconds (full jitter), so that clients cut at one instant do not return together."""
     return float(random() * min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(attempt, 16)))
 
 
 @dataclass(slots=True)
-class Judge:
-    """Counts what went wrong in a row, and decides."""
+class ReconnectPolicy:
+    """Counts consecutive failures, and decides when and where to connect next."""
 
     random: Callable[[], float]
     can_refresh: bool
@@ -33,6 +33,7 @@ class Judge:
     rotate: bool = False  # the next connection should go elsewhere
 
     def receive_ready(self) -> None:
+        """Reset the count of token refreshes: a connection is ready."""
         self.refreshes = 0
 
     def next_delay_s(self) -> float:
@@ -41,7 +42,7 @@ class Judge:
         return delay
 
     def receive_close(self, code: int, reason: str, lived_s: float) -> GatewayError | None:
-        """Returns the error when coming back is pointless."""
+        """Count a close; return the error when reconnecting cannot help."""
         if lived_s > STEADY_S:
             self.attempt = 0
         if code == 4403:
@@ -62,6 +63,6 @@ class Judge:
             if code in (1013, 4429):
                 self.attempt = max(self.attempt, 3)
             elif code == 1012:
-                self.attempt = max(self.attempt, 2)  # everybody else was cut in this instant too
+                self.attempt = max(self.attempt, 2)  # all clients of this gateway were cut at this instant
             self.rotate = code != 4408
         return None

@@ -1,14 +1,16 @@
-"""What a client can be told.
+"""Errors that the client raises.
 
 GatewayError        has code, retriable and, where known, request_id and close_code
-├── ConnectionLost  no gateway could be reached for too long, or the client was closed
-└── StreamBroken    text already read is no longer the stream's: a gap or a reset
+├── ConnectionLost  no gateway was reachable for too long, or the client was closed
+└── StreamBroken    text that was read is void or incomplete, by a reset or a gap
 """
 
 from __future__ import annotations
 
 
 class GatewayError(Exception):
+    """Base of all errors that the client raises. ``code``: stable name of the error."""
+
     def __init__(
         self,
         code: str,
@@ -32,8 +34,8 @@ class GatewayError(Exception):
 
 
 class ConnectionLost(GatewayError):
-    pass
+    """No gateway was reachable for too long, or the client was closed."""
 
 
 class StreamBroken(GatewayError):
-    pass
+    """Text that was read is void or incomplete, because of a reset or a gap."""

@@ -1,4 +1,4 @@
-"""The connection to the platform: keeps one socket alive and every stream and request on it."""
+"""The client: keeps one WebSocket connection to the platform alive, with all streams and requests on it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import random as random_module
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
-from stream_gw.client.backoff import Judge, backoff_s
+from stream_gw.client.backoff import ReconnectPolicy
 from stream_gw.client.errors import ConnectionLost, GatewayError
+from stream_gw.client.items import Create
 from stream_gw.client.link import Link, LinkOver
 from stream_gw.client.position import BEGINNING
-from stream_gw.client.stream import LAG_S, Create, Mode, OnExit, Stream
+from stream_gw.client.requests import PendingRequests
+from stream_gw.client.stream import LAG_S, Mode, OnExit, Stream
 from stream_gw.client.wire import Ack, ErrorMessage
 
 STREAMS_MAX: Final = 128  # over: create and subscribe raise too_many
-REQUESTS_MAX: Final = 256  # cancels and inputs without an answer; over: they raise too_many
-REQUEST_TRIES_MAX: Final = 8
-QUEUE_ITEMS: Final = 512  # what a slow reader leaves waiting; at it: unsubscribe until drained
+QUEUE_ITEMS: Final = 512  # items queued for a slow reader; full: unsubscribe until drained
 QUEUE_BYTES: Final = 1 << 20
-GIVE_UP_S: Final = 900.0  # what the gateway keeps of an ended stream; later there is nothing to resume
-FAREWELL_S: Final = 5.0  # cancels of abandoned streams are waited for so long on leaving
+GIVE_UP_S: Final = 900.0  # the platform keeps an ended stream so long; later there is nothing to resume
+FAREWELL_S: Final = 5.0  # time for the cancels of abandoned streams, when the client closes
 HINT_S_MAX: Final = 60.0
 
 State: TypeAlias = Literal["idle", "connecting", "connected", "reconnecting", "closed"]
@@ -35,21 +34,12 @@ GetToken: TypeAlias = Callable[[bool], Awaitable[str]]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    message: dict[str, Any]
-    answer: asyncio.Future[Ack]
-    tries: int = 0
-    sent_on: Link | None = None
-    timer: asyncio.TimerHandle | None = None
-
-
 class StreamGateway:
-    """Many streams over one socket. An async context manager: what it started ends with its block.
+    """Many streams over one socket. An async context manager: the block's end closes the client.
 
-    ``urls``: one or several addresses (http, https, ws or wss), taken in turn. ``token``: a key or capability token.
-    ``get_token``: awaited before every connection instead; its argument is true when the last token was refused. Its
-    OSError or retriable GatewayError is tried again.
+    ``urls``: one or several addresses (http, https, ws or wss), tried in turn. ``token``: an API key or capability
+    token. ``get_token``: awaited before each connection instead of ``token``; its argument is true when the gateway
+    refused the last token. The client retries after its OSError or retriable GatewayError.
     """
 
     def __init__(
@@ -81,9 +71,9 @@ class StreamGateway:
         self._get_token = get_token
         self._on_state = on_state
         self._give_up_s = give_up_s
-        self._judge = Judge(random=random, can_refresh=get_token is not None)
+        self._policy = ReconnectPolicy(random=random, can_refresh=get_token is not None)
         self._streams: dict[Stream, None] = {}  # in the order of their making
-        self._requests: dict[str, _Request] = {}
+        self._requests = PendingRequests(lambda: self.link, random)
         self._farewells: set[asyncio.Task[None]] = set()
         self._channel = 0
         self._request_number = 0
@@ -110,7 +100,7 @@ class StreamGateway:
         if self._supervisor is not None:
             self._supervisor.cancel()
         self._fail(ConnectionLost("client_closed", "the client was closed"))
-        # An error of the block is the block's own: as a part of an exception group nobody would catch it.
+        # The group would wrap the block's error in an ExceptionGroup, which the caller does not expect.
         cancelled = isinstance(error, asyncio.CancelledError)
         await self._group.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
@@ -136,23 +126,23 @@ class StreamGateway:
         mode: Mode = "tokens",
         on_exit: OnExit = "detach",
     ) -> Stream:
-        """Follow a stream after a cursor; from its beginning when none is given."""
+        """Read a stream after a cursor (default: from its beginning)."""
         return self._open(stream_id, None, after=after, dialect=dialect, mode=mode, on_exit=on_exit)
 
     async def cancel(self, stream_id: str) -> Ack:
-        """Stop a stream, whoever reads it. While disconnected it is sent as soon as there is a connection."""
-        for request in self._requests.values():
-            if request.message["t"] == "cancel" and request.message["stream"] == stream_id:
-                return await asyncio.shield(request.answer)
+        """Stop a stream for all its readers. While disconnected, the request waits for the next connection."""
+        pending = self._requests.cancel_of(stream_id)
+        if pending is not None:
+            return await asyncio.shield(pending)
         self._request_number += 1
         return await self._request({"t": "cancel", "id": f"k{self._request_number}", "stream": stream_id})
 
     async def input(self, stream_id: str, item: dict[str, Any], *, id: str | None = None) -> Ack:
-        """Hand an item to a running stream, once, however often it has to be sent."""
+        """Add an input to a running stream. Retries do not add it twice."""
         return await self._request({"t": "input", "id": id or str(uuid.uuid4()), "stream": stream_id, "item": item})
 
     def wake(self) -> None:
-        """Connect now if it is only waiting to."""
+        """End the pause before the next connection attempt."""
         if self.link is None and not self.is_closed:
             self._woken.set()
             self._wanted.set()
@@ -178,70 +168,42 @@ class StreamGateway:
     # Called by streams
 
     def next_channel(self) -> int:
-        self._channel = self._channel % 0x7FFFFFFF + 1  # a new number each time: what is late for the old one misses
+        self._channel = self._channel % 0x7FFFFFFF + 1  # a late message finds no channel
         return self._channel
 
     def forget(self, stream: Stream) -> None:
         self._streams.pop(stream, None)
 
     def cancel_soon(self, stream: Stream) -> None:
-        task = self._group.create_task(self._farewell(stream))
+        """Cancel the stream in a task of the client, so that the reader need not wait."""
+        task = self._group.create_task(self._cancel_and_close(stream))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 
-    async def _farewell(self, stream: Stream) -> None:
+    async def _cancel_and_close(self, stream: Stream) -> None:
         try:
             await stream.cancel()
         except GatewayError as error:
-            _log.warning("an abandoned stream could not be cancelled (%s): %s", stream.id, error)
+            _log.warning("cancel of an abandoned stream failed: stream=%s error=%s", stream.id, error)
         stream.close()
 
-    # Requests: what is answered by its id
+    # Requests, answered by their id
 
     async def _request(self, message: dict[str, Any]) -> Ack:
+        """Send a request, and wait for its answer over all connections."""
         self._assert_open()
-        if len(self._requests) >= REQUESTS_MAX:
-            raise GatewayError("too_many", f"{REQUESTS_MAX} requests wait for an answer")
-        if message["id"] in self._requests:
-            return await asyncio.shield(self._requests[message["id"]].answer)
-        request = _Request(message, asyncio.get_running_loop().create_future())
-        request.answer.add_done_callback(_retrieve)
-        self._requests[message["id"]] = request
-        self._send(request)
+        answer = self._requests.send(message)
         self.wake()
-        # It stays until answered even when its caller is cancelled: somebody may wait for the same answer.
-        return await asyncio.shield(request.answer)
-
-    def _send(self, request: _Request) -> None:
-        request.timer = None
-        if self.link is not None:
-            request.sent_on = self.link
-            self.link.post(request.message)
-
-    def _settle(self, id: str | None) -> asyncio.Future[Ack] | None:
-        request = self._requests.pop(id, None) if id is not None else None
-        if request is None:
-            return None
-        if request.timer is not None:
-            request.timer.cancel()
-        return request.answer
+        # A cancelled caller leaves the request open, because another caller may wait for the same answer.
+        return await asyncio.shield(answer)
 
     def receive_ack(self, ack: Ack) -> None:
-        if answer := self._settle(ack.id):
-            answer.set_result(ack)
+        self._requests.receive_ack(ack)
 
     def receive_connection_error(self, message: ErrorMessage) -> None:
         error = message.exception()
-        request = self._requests.get(message.id) if message.id is not None else None
-        if request is None:
-            self._set_state(self.state, error)  # of the connection as a whole; its close code decides
-            return
-        request.tries += 1
-        if error.retriable and request.tries < REQUEST_TRIES_MAX:
-            delay_s = max(error.retry_after_s or 0, backoff_s(request.tries, self.random))
-            request.timer = asyncio.get_running_loop().call_later(delay_s, self._send, request)
-        elif answer := self._settle(message.id):
-            answer.set_exception(error)
+        if not self._requests.receive_error(message.id, error):
+            self._set_state(self.state, error)  # about the connection as a whole; its close code decides what follows
 
     # The connection
 
@@ -253,10 +215,11 @@ class StreamGateway:
             self._on_state(state, error)
 
     async def _supervise(self) -> None:
+        """Connect whenever a connection is wanted, after the pause that the last failure caused."""
         while True:
             await self._wanted.wait()
             if self._delay_s > 0:
-                await _sleep_until(self._woken, self._delay_s)
+                await _wait_until_set(self._woken, self._delay_s)
             self._delay_s = 0.0
             self._wanted.clear()
             self._woken.clear()
@@ -268,52 +231,51 @@ class StreamGateway:
             self._down_since = self._down_since or asyncio.get_running_loop().time()
             if self.state in ("idle", "closed"):
                 self._set_state("connecting")
-        if self._judge.rotate:
-            self._judge.rotate = False
+        if self._policy.rotate:
+            self._policy.rotate = False
             self._url_index = (self._url_index + 1) % len(self._urls)
         try:
             if self._get_token is not None:
-                self._token = await self._get_token(self._judge.refresh)
-                self._judge.refresh = False
+                self._token = await self._get_token(self._policy.refresh)
+                self._policy.refresh = False
             link = await Link.open(self, self._urls[self._url_index], self._token)
         except LinkOver as over:
-            self._down(over, lived_s=0.0)
-        except OSError as error:  # of get_token, as the next
-            self._later(ConnectionLost("token_unavailable", f"no token can be had: {error!r}", retriable=True))
+            self._handle_close(over, lived_s=0.0)
+        except OSError as error:  # from get_token, like the next one
+            self._reconnect_later(ConnectionLost("token_unavailable", f"get_token failed: {error!r}", retriable=True))
         except GatewayError as error:
             if error.retriable:
-                self._later(error)
+                self._reconnect_later(error)
             else:
                 self._fail(error)
         else:
-            self._adopt(link)
+            self._use_link(link)
 
-    def _adopt(self, link: Link) -> None:
+    def _use_link(self, link: Link) -> None:
+        """Make a new link the current one: move all streams and requests to it, and retire the old link."""
         old, self.link = self.link, link
         self._moves = False
         self._down_since = None
-        self._judge.receive_ready()
+        self._policy.receive_ready()
         self._group.create_task(link.run())
         for stream in list(self._streams):
             stream.attach(link)  # tells the old link to stop, then asks the new one
-        for request in self._requests.values():
-            if request.timer is None:
-                self._send(request)
+        self._requests.send_all()
         if old is not None:
             old.retire()
         self._set_state("connected")
 
     def receive_hint(self, link: Link, after_s: float) -> None:
-        """The gateway drains. Its socket delivers until the new one is ready, so nothing waits for the move."""
+        """Connect to another gateway after ``after_s``. The old link delivers until the new one is ready."""
 
-        def move() -> None:
+        def connect_elsewhere() -> None:
             if link is self.link:
                 self._moves = True
-                self._judge.rotate = True
+                self._policy.rotate = True
                 self._wanted.set()
 
         if link is self.link and link.hint is None:
-            link.hint = asyncio.get_running_loop().call_later(min(after_s, HINT_S_MAX), move)
+            link.hint = asyncio.get_running_loop().call_later(min(after_s, HINT_S_MAX), connect_elsewhere)
 
     def link_over(self, link: Link, over: LinkOver) -> None:
         if link is not self.link:
@@ -321,26 +283,26 @@ class StreamGateway:
         self.link = None
         for stream in list(self._streams):
             stream.lost(link)
-        self._down(over, lived_s=asyncio.get_running_loop().time() - link.ready_at, link=link)
+        self._handle_close(over, lived_s=asyncio.get_running_loop().time() - link.ready_at, link=link)
 
-    def _down(self, over: LinkOver, *, lived_s: float, link: Link | None = None) -> None:
-        fatal = self._judge.receive_close(over.code, over.reason, lived_s)
+    def _handle_close(self, over: LinkOver, *, lived_s: float, link: Link | None = None) -> None:
+        fatal = self._policy.receive_close(over.code, over.reason, lived_s)
         if fatal is not None:
             self._fail(fatal)
             return
         if over.code in (1008, 1009) and link is not None:
-            self._blame(link, GatewayError("refused", f"over a message of ours: {over}", close_code=over.code))
-        self._later(ConnectionLost("connection_lost", str(over), retriable=True, close_code=over.code))
+            self._fail_unanswered(link, GatewayError("refused", f"a message was refused: {over}", close_code=over.code))
+        self._reconnect_later(ConnectionLost("connection_lost", str(over), retriable=True, close_code=over.code))
 
-    def _blame(self, link: Link, error: GatewayError) -> None:
-        """Sent again, what the gateway closed the connection over would close the next one."""
-        for id, request in list(self._requests.items()):
-            if request.sent_on is link and (answer := self._settle(id)):
-                answer.set_exception(error)
+    def _fail_unanswered(self, link: Link, error: GatewayError) -> None:
+        """Fail the requests and creates that wait on the link: one of them made the gateway close it, and would
+        again."""
+        self._requests.fail(error, sent_on=link)
         for stream in list(self._streams):
-            stream.blame(error)
+            stream.fail_if_unanswered(error)
 
-    def _later(self, error: GatewayError) -> None:
+    def _reconnect_later(self, error: GatewayError) -> None:
+        """Schedule the next connection attempt, or fail all streams after ``give_up_s`` without a connection."""
         now = asyncio.get_running_loop().time()
         if self.link is None:
             self._down_since = self._down_since or now
@@ -348,19 +310,17 @@ class StreamGateway:
                 self._fail(error)
                 return
             self._set_state("reconnecting", error)
-        self._delay_s = self._judge.next_delay_s()
+        self._delay_s = self._policy.next_delay_s()
         self._wanted.set()
 
     def _fail(self, error: GatewayError) -> None:
-        """Nothing can be had any more: everybody is told why. A later call starts afresh."""
+        """End every stream and request with the error. A later call on the client connects again."""
         self._down_since = None
         self._moves = False
-        self._judge = Judge(random=self.random, can_refresh=self._get_token is not None)
+        self._policy = ReconnectPolicy(random=self.random, can_refresh=self._get_token is not None)
         for stream in list(self._streams):
             stream.fail(error)
-        for id in list(self._requests):
-            if answer := self._settle(id):
-                answer.set_exception(error)
+        self._requests.fail(error)
         link, self.link = self.link, None
         if link is not None:
             link.retire()
@@ -368,7 +328,7 @@ class StreamGateway:
 
 
 def socket_url(url: str) -> str:
-    """The WebSocket address of a gateway given by its http(s) or ws(s) address."""
+    """Make a gateway's WebSocket URL from its http(s) or ws(s) address. Raises ValueError."""
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     if scheme not in ("ws", "wss") or not parts.netloc:
@@ -377,12 +337,7 @@ def socket_url(url: str) -> str:
     return urlunsplit((scheme, parts.netloc, path if path.endswith("/v1/stream") else f"{path}/v1/stream", "", ""))
 
 
-async def _sleep_until(event: asyncio.Event, timeout_s: float) -> None:
+async def _wait_until_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until the event is set, at most ``timeout_s``."""
     with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
-
-
-def _retrieve(answer: asyncio.Future[Ack]) -> None:
-    """Its callers may have left; an error that nobody awaits any more is not one of the program."""
-    if not answer.cancelled():
-        answer.exception()

@@ -1,32 +1,38 @@
-"""One socket, from its opening until nothing more can come of it."""
+"""One WebSocket connection, from its opening to its end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from stream_gw.client.wire import SUBPROTOCOL, Ack, ErrorMessage, Hi, Ping, ReconnectHint, decode, encode
+from stream_gw.client.wire import (
+    SUBPROTOCOL,
+    Ack,
+    ChannelMessage,
+    ErrorMessage,
+    Hi,
+    Ping,
+    ReconnectHint,
+    decode,
+    encode,
+)
 
-if TYPE_CHECKING:
-    from stream_gw.client.gateway import StreamGateway
-    from stream_gw.client.stream import Stream
-
-CONNECT_S: Final = 10.0  # until `hi`
-SILENCE_PINGS: Final = 2.5  # no message for so many ping intervals: the socket is dead
-OUTBOX_MAX: Final = 1024  # messages not yet written; over: the peer does not read, the socket is dead
-MESSAGE_BYTES_MAX: Final = 32 << 20  # a snapshot of the longest stream, spelled as JSON
+CONNECT_S: Final = 10.0  # until `hi` has arrived
+SILENCE_PINGS: Final = 2.5  # ping intervals without a message, after which the socket counts as dead
+OUTBOX_MAX: Final = 1024  # unwritten messages; over: the peer does not read, and the socket counts as dead
+MESSAGE_BYTES_MAX: Final = 32 << 20  # a snapshot of the longest stream as JSON
 
 _CLOSE_CODE_OF_STATUS: Final = {401: 4401, 403: 4403, 429: 4429, 503: 1013}
 
 
 class LinkOver(Exception):
-    """The socket is of no use any more; ``code`` says why, as a close code."""
+    """Ends a link; ``code`` is the close code that says why."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"closed ({code}{', ' + reason if reason else ''})")
@@ -34,12 +40,46 @@ class LinkOver(Exception):
         self.reason = reason
 
 
+class Channel(Protocol):
+    """Receives the messages of one channel."""
+
+    def receive(self, message: ChannelMessage, size: int) -> None:
+        """Receive a message of ``size`` bytes."""
+
+    def receive_error(self, message: ErrorMessage) -> None: ...
+
+    def receive_head(self, head: int) -> None:
+        """Receive the last seq of the channel's stream, as a ping named it."""
+
+    def lost(self, link: Link) -> None:
+        """Receive the end of the link, which ends the channel too."""
+
+
+class LinkOwner(Protocol):
+    """Receives what concerns the connection as a whole."""
+
+    def next_channel(self) -> int:
+        """Return a new channel number, so that a late message finds no channel."""
+
+    def receive_ack(self, ack: Ack) -> None: ...
+
+    def receive_connection_error(self, message: ErrorMessage) -> None: ...
+
+    def receive_hint(self, link: Link, after_s: float) -> None:
+        """Receive the request of a draining gateway to reconnect elsewhere after ``after_s``."""
+
+    def link_over(self, link: Link, over: LinkOver) -> None:
+        """Receive the end of a link that was not retired."""
+
+
 class Link:
-    def __init__(self, gateway: StreamGateway, socket: ClientConnection, ping_s: float) -> None:
-        self._gateway = gateway
+    """One open connection: sends messages, and hands each received message to its channel or to the owner."""
+
+    def __init__(self, owner: LinkOwner, socket: ClientConnection, ping_s: float) -> None:
+        self._owner = owner
         self._socket = socket
         self._silence_s = ping_s * SILENCE_PINGS
-        self._channels: dict[int, Stream] = {}
+        self._channels: dict[int, Channel] = {}
         self._outbox: deque[bytes] = deque()
         self._to_send = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -48,8 +88,8 @@ class Link:
         self.hint: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, gateway: StreamGateway, url: str, token: str | None) -> Link:
-        """Raises LinkOver."""
+    async def open(cls, owner: LinkOwner, url: str, token: str | None) -> Link:
+        """Connect and wait for ``hi``. Raises LinkOver."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -65,7 +105,7 @@ class Link:
                 try:
                     while not isinstance(message := decode(await socket.recv()), Hi):
                         if isinstance(message, ErrorMessage):
-                            gateway.receive_connection_error(message)
+                            owner.receive_connection_error(message)
                 except BaseException:
                     socket.transport.abort()
                     raise
@@ -73,13 +113,13 @@ class Link:
             status = error.response.status_code
             raise LinkOver(_CLOSE_CODE_OF_STATUS.get(status, 1006), f"HTTP {status}") from error
         except ConnectionClosed as error:
-            raise LinkOver(_code(error), _reason(error)) from error
+            raise LinkOver(_close_code(error), _close_reason(error)) from error
         except (OSError, TimeoutError, InvalidHandshake, msgspec.DecodeError) as error:
             raise LinkOver(1006, str(error) or type(error).__name__) from error
-        return cls(gateway, socket, message.ping_ms / 1000)
+        return cls(owner, socket, message.ping_ms / 1000)
 
     async def run(self) -> None:
-        """Deliver until the socket is over, then tell the gateway once."""
+        """Deliver messages until the connection ends; then call the owner's ``link_over`` once."""
         writer = asyncio.create_task(self._write())
         self._reader = asyncio.create_task(self._read())
         if self._is_retired:
@@ -87,7 +127,7 @@ class Link:
         try:
             await self._reader
         except LinkOver as over:
-            self._gateway.link_over(self, over)
+            self._owner.link_over(self, over)
         except asyncio.CancelledError:
             if not self._is_retired:
                 raise
@@ -107,7 +147,7 @@ class Link:
                     deadline.reschedule(loop.time() + self._silence_s)
                     self._receive(text)
         except ConnectionClosed as error:
-            raise LinkOver(_code(error), _reason(error)) from error
+            raise LinkOver(_close_code(error), _close_reason(error)) from error
         except (TimeoutError, msgspec.DecodeError) as error:
             raise LinkOver(1006, str(error) or "silent") from error
 
@@ -119,20 +159,20 @@ class Link:
             case Ping():
                 self.post({"t": "pong"})
                 for ch, head in message.head.items():
-                    if stream := self._channels.get(ch):
-                        stream.receive_head(head)
+                    if channel := self._channels.get(ch):
+                        channel.receive_head(head)
             case ReconnectHint():
-                self._gateway.receive_hint(self, message.after_ms / 1000)
+                self._owner.receive_hint(self, message.after_ms / 1000)
             case Ack():
-                self._gateway.receive_ack(message)
+                self._owner.receive_ack(message)
             case ErrorMessage():
                 if message.ch is None:
-                    self._gateway.receive_connection_error(message)
-                elif stream := self._channels.get(message.ch):
-                    stream.receive_error(message)
+                    self._owner.receive_connection_error(message)
+                elif channel := self._channels.get(message.ch):
+                    channel.receive_error(message)
             case _:
-                if stream := self._channels.get(message.ch):
-                    stream.receive(message, len(text))
+                if channel := self._channels.get(message.ch):
+                    channel.receive(message, len(text))
 
     async def _write(self) -> None:
         try:
@@ -142,9 +182,10 @@ class Link:
                 self._to_send.clear()
                 await self._to_send.wait()
         except ConnectionClosed:
-            pass  # the reader sees the same and tells why
+            pass  # the reader meets the same error and reports it
 
     def post(self, message: dict[str, Any]) -> None:
+        """Queue a message for the gateway. A link with too many queued messages is aborted."""
         if self._is_retired:
             return
         self._outbox.append(encode(message))
@@ -152,17 +193,19 @@ class Link:
         if len(self._outbox) > OUTBOX_MAX:
             self._socket.transport.abort()
 
-    def claim(self, stream: Stream) -> int:
-        ch = self._gateway.next_channel()
-        self._channels[ch] = stream
+    def claim(self, channel: Channel) -> int:
+        """Register the channel under a new channel number, and return the number."""
+        ch = self._owner.next_channel()
+        self._channels[ch] = channel
         return ch
 
     def release(self, ch: int, *, tell: bool) -> None:
+        """Stop delivering to the channel. ``tell``: also unsubscribe at the gateway."""
         if self._channels.pop(ch, None) is not None and tell:
             self.post({"t": "unsub", "ch": ch})
 
     def retire(self) -> None:
-        """Close; the gateway does not want to hear of it."""
+        """Close the link without calling the owner's ``link_over``."""
         self._is_retired = True
         self._forget_channels()
         if self._reader is not None:
@@ -171,14 +214,14 @@ class Link:
     def _forget_channels(self) -> None:
         if self.hint is not None:
             self.hint.cancel()
-        for stream in list(self._channels.values()):
-            stream.lost(self)
+        for channel in list(self._channels.values()):
+            channel.lost(self)
         self._channels.clear()
 
 
-def _code(error: ConnectionClosed) -> int:
+def _close_code(error: ConnectionClosed) -> int:
     return error.rcvd.code if error.rcvd else 1006
 
 
-def _reason(error: ConnectionClosed) -> str:
+def _close_reason(error: ConnectionClosed) -> str:
     return error.rcvd.reason if error.rcvd else ""

@@ -1,4 +1,4 @@
-"""Which frames to apply: what continues our cursor, and nothing else. Pure."""
+"""The reader's position in a stream, and which frames continue it. Pure."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ BEGINNING = "1-0"
 
 
 class Verdict(Enum):
+    """Decision about received frames, compared with the position."""
+
     APPLY = auto()
     DROP = auto()
     HOLE = auto()
@@ -39,7 +41,7 @@ class Verdict(Enum):
 
 
 class Filter:
-    """Our place in one stream, and the boundaries a reset may go back to."""
+    """Position in one stream, and the earlier positions that a reset may go back to."""
 
     __slots__ = ("_boundaries", "epoch", "tail")
 
@@ -51,10 +53,11 @@ class Filter:
         self._boundaries = [after.seq]
 
     def receive_epoch(self, epoch: str) -> None:
+        """Set the epoch of the frames that follow."""
         self.epoch = int(epoch.partition(".")[0])
 
     def receive(self, first_after: int, seq: int) -> Verdict:
-        """Judge frames that continue from ``first_after`` and go up to ``seq``."""
+        """Judge frames that continue from ``first_after`` and go up to ``seq``; move the position if they apply."""
         if seq <= self.tail.seq:
             return Verdict.DROP
         if first_after != self.tail.seq:
@@ -63,7 +66,7 @@ class Filter:
         return Verdict.APPLY
 
     def receive_gap(self, first: int, last: int) -> Verdict:
-        """A gap may overlap what we have: then only the rest of it is missing."""
+        """Judge a gap, and move the position to its end. Frames already applied may overlap the gap."""
         if last <= self.tail.seq:
             return Verdict.DROP
         if first > self.tail.seq + 1:
@@ -72,12 +75,13 @@ class Filter:
         return Verdict.APPLY
 
     def delivered(self, seq: int) -> None:
+        """Note that an item up to ``seq`` was handed to the reader: a later reset may go back to it."""
         self._boundaries.append(seq)
         if len(self._boundaries) > self.BOUNDARIES_MAX:
             del self._boundaries[1]  # the start stays
 
     def rewind(self, epoch: str, to: int, queued: int | None) -> bool:
-        """Go back to ``to``, or to the last boundary before it: frames that came joined go as a whole.
+        """Go back to ``to``, or to the last item boundary before it: joined frames are dropped together.
 
         ``queued`` is the seq of the last item that stays in the reader's queue. Returns whether the reader has
         already been handed something that is void now.

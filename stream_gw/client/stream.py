@@ -1,76 +1,99 @@
-"""One response's frames, in order and once each, for one reader."""
+"""One stream for one reader: its frames in order, each once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, assert_never
+from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
 from stream_gw.client.backoff import backoff_s
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
+from stream_gw.client.items import Create, Data, Gap, Item, Reset, text_of
+from stream_gw.client.link import Link
 from stream_gw.client.position import BEGINNING, Filter, Position, Verdict
 from stream_gw.client.wire import Ack, ChannelMessage, D, End, ErrorMessage, GapMessage, Ok, ResetMessage
 
-if TYPE_CHECKING:
-    from stream_gw.client.gateway import StreamGateway
-    from stream_gw.client.link import Link
-
 TERMINAL: Final = frozenset({"completed", "cancelled", "failed", "incomplete"})
 TRIES_WITHOUT_PROGRESS_MAX: Final = 8
-LAG_S: Final = 3.0  # a head above our cursor is believed to be on its way for so long
+LAG_S: Final = 3.0  # time for announced frames to arrive, before they are asked for again
 
 Mode: TypeAlias = Literal["tokens", "coalesce", "snapshot"]
 OnExit: TypeAlias = Literal["cancel", "detach"]
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Frames up to ``seq``. ``cursor`` is the position to persist together with what was made of the chunks."""
+class StreamOwner(Protocol):
+    """The client, as far as a stream needs it: its connection, its limits, and requests about the stream."""
 
-    cursor: str
-    seq: int
-    chunks: list[Any]
+    is_closed: bool
+    link: Link | None
+    random: Callable[[], float]
+    lag_s: float
+    queue_items: int
+    queue_bytes: int
 
+    def wake(self) -> None:
+        """End the pause before the next connection attempt."""
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The frames ``first`` to ``seq`` are lost for good."""
+    def forget(self, stream: Stream) -> None:
+        """Remove a stream that has ended."""
 
-    cursor: str
-    seq: int
-    first: int
+    def cancel_soon(self, stream: Stream) -> None:
+        """Cancel the stream in a task of the client, so that the reader need not wait."""
 
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Everything that was read above ``seq`` is void; what follows continues after it."""
-
-    cursor: str
-    seq: int
+    async def cancel(self, stream_id: str) -> Ack: ...
 
 
-Item: TypeAlias = Data | Gap | Reset
+class _ItemQueue:
+    """Items that the reader has not taken, counted in items and bytes."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Item, int]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, item: Item, size: int) -> None:
+        self._items.append((item, size))
+        self._bytes += size
+
+    def pop(self) -> Item:
+        item, size = self._items.popleft()
+        self._bytes -= size
+        return item
+
+    def drop_after(self, seq: int) -> int | None:
+        """Drop the items beyond ``seq``. Returns the last remaining item's seq; None: the queue is empty."""
+        while self._items and self._items[-1][0].seq > seq:
+            self._bytes -= self._items.pop()[1]
+        return self._items[-1][0].seq if self._items else None
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._bytes = 0
+
+    def is_within(self, items: int, size: int) -> bool:
+        return len(self._items) <= items and self._bytes <= size
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
-    body: dict[str, Any]
-    key: str
+def _gap(message: str) -> GatewayError:
+    """Make the retriable error of a stream whose next frames are missing."""
+    return GatewayError("protocol_error", message, retriable=True)
 
 
 class Stream:
-    """Iterate it once. Ends when the stream completed or was cancelled (see ``status``); raises when it failed.
+    """One stream. Iterate it once: the iteration ends when the stream completed or was cancelled (see ``status``),
+    and raises when it failed.
 
-    Used as an async context manager, leaving the block before the end does what ``on_exit`` says: ``cancel`` stops
-    the generation (the default of a create), ``detach`` only stops reading (the default of a subscribe).
+    As an async context manager, a block left before the end does what ``on_exit`` says: ``cancel`` stops the
+    generation (the default of a create), ``detach`` only stops reading (the default of a subscribe).
     """
 
     def __init__(
         self,
-        gateway: StreamGateway,
+        gateway: StreamOwner,
         *,
         id: str | None,
         create: Create | None,
@@ -81,7 +104,7 @@ class Stream:
     ) -> None:
         self.id = id
         self.cursor = after
-        """Of the last item handed to the reader."""
+        """Cursor of the last item that the reader has taken."""
         self.status = "new"
         self.usage: dict[str, Any] | None = None
         self.error: GatewayError | None = None
@@ -91,8 +114,7 @@ class Stream:
         self._mode = mode
         self._on_exit = on_exit
         self._filter = Filter(Position.parse(after))
-        self._queue: deque[tuple[Item, int]] = deque()
-        self._queue_bytes = 0
+        self._queue = _ItemQueue()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._has_id = asyncio.Event()
@@ -109,7 +131,7 @@ class Stream:
 
     @property
     def key(self) -> str | None:
-        """The idempotency key of a create."""
+        """Idempotency key of a create; None: the stream was subscribed to."""
         return self._create.key if self._create else None
 
     async def __aenter__(self) -> Stream:
@@ -119,9 +141,9 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._on_exit == "cancel" and not self._ended.is_set() and not self._gateway.is_closed:
-            # The generation must stop also when the reader is being cancelled itself: the gateway's own task sends it.
+            # The generation must stop even while the reader is cancelled, so a task of the client sends the cancel.
             self._muted = True
-            self._clear()
+            self._queue.clear()
             self._gateway.cancel_soon(self)
         else:
             self.close()
@@ -132,43 +154,41 @@ class Stream:
     async def __anext__(self) -> Item:
         while not self._queue:
             if self._ended.is_set() or self._leaves:
-                self._over()
+                self._raise_end()
             self._news.clear()
             await self._news.wait()
-        item, size = self._queue.popleft()
-        self._queue_bytes -= size
+        item = self._queue.pop()
         self.cursor = item.cursor
         if isinstance(item, Data):
             self._filter.delivered(item.seq)
-        if self._paused and self._drained():
+        if self._paused and self._queue.is_within(self._gateway.queue_items // 4, self._gateway.queue_bytes // 4):
             self._paused = False
             self._attach_soon(0)
         return item
 
     async def text(self) -> AsyncIterator[str]:
-        """The answer's text as it grows, of the dialects openai.chat and openai.completions."""
+        """Yield the response's text as it arrives, for dialects openai.chat and openai.completions."""
         async for item in self:
             if not isinstance(item, Data):
                 kind = type(item).__name__.lower()
-                raise StreamBroken(f"stream_{kind}", f"text already read is no longer the stream's: a {kind}")
-            text = text_of(item.chunks)
-            if text:
+                raise StreamBroken(f"stream_{kind}", f"the text that was read is void or incomplete: a {kind} came")
+            if text := text_of(item.chunks):
                 yield text
 
     async def ready(self) -> str:
-        """The stream's id, once the gateway has accepted the create."""
+        """Wait until the gateway has accepted the create; return the stream's id."""
         await self._has_id.wait()
         if self.id is None:
             raise self.error or ConnectionLost("client_closed", "the stream was closed before it was created")
         return self.id
 
     async def wait(self) -> str:
-        """The status at the end. Needs a reader: one that stops reading without closing holds the end back."""
+        """Wait for the end and return the status. The end comes only while a reader iterates, or after ``close``."""
         await self._ended.wait()
         return self.status
 
     async def cancel(self) -> Ack:
-        """Stop the generation. Works while disconnected (then as soon as connected) and before the first token."""
+        """Stop the generation, also before the first token. While disconnected, wait for the next connection."""
         if self._ended.is_set() and self.status in TERMINAL:
             return Ack(id="", result="terminal", at=str(self._filter.tail), status=self.status)
         if self.id is None and not self._asked and not self._ended.is_set():
@@ -184,38 +204,29 @@ class Stream:
                 self._finish("detached")
 
     def close(self) -> None:
-        """Stop reading. The generation goes on, as long as its ``on_disconnect`` says."""
+        """Stop reading. The generation goes on for as long as its ``on_disconnect`` says."""
         if self._ended.is_set():
             return
-        self._clear()
-        if self.id is None and self._stops:  # a cancel still waits for the id: only the reader goes now
+        self._queue.clear()
+        if self.id is None and self._stops:  # a cancel still waits for the id; only reading ends now
             self._muted = self._leaves = True
             self._news.set()
         else:
             self._finish("detached")
 
-    def _clear(self) -> None:
-        self._queue.clear()
-        self._queue_bytes = 0
-
-    def _over(self) -> None:
+    def _raise_end(self) -> None:
         if self.error is not None:
             raise self.error
         self.cursor = str(self._filter.tail)
         raise StopAsyncIteration
 
-    def _drained(self) -> bool:
-        gateway = self._gateway
-        return len(self._queue) <= gateway.queue_items // 4 and self._queue_bytes <= gateway.queue_bytes // 4
-
     def _push(self, item: Item, size: int) -> None:
         if self._muted:
             return
-        self._queue.append((item, size))
-        self._queue_bytes += size
+        self._queue.push(item, size)
         self._news.set()
-        if len(self._queue) >= self._gateway.queue_items or self._queue_bytes >= self._gateway.queue_bytes:
-            self._paused = True  # the log is the queue: come back with the cursor once the reader has caught up
+        if not self._queue.is_within(self._gateway.queue_items - 1, self._gateway.queue_bytes - 1):
+            self._paused = True  # the log keeps the rest: subscribe again at the cursor once the reader has caught up
             self._detach(tell=True)
 
     # The wire
@@ -227,7 +238,7 @@ class Stream:
         self._link = link
         self._ch = link.claim(self)
         if self.id is not None:
-            # A snapshot says what came before as one chunk; after a first part that is the rest, joined.
+            # A snapshot is one chunk of all that came before; after a first part, ``coalesce`` joins the rest.
             tail = self._filter.tail
             mode = "coalesce" if self._mode == "snapshot" and tail.seq else self._mode
             message: dict[str, Any] = {"t": "sub", "stream": self.id, "after": str(tail), "mode": mode}
@@ -264,16 +275,13 @@ class Stream:
             self.attach(self._gateway.link)
 
     def _retry(self, error: GatewayError, delay_s: float | None = None) -> None:
-        """Ask again from our cursor. What brings nothing new is asked less and less often, and not for ever."""
+        """Subscribe again from the cursor. Attempts without a new frame back off, and their number is limited."""
         self._tries += 1
         if self._tries > TRIES_WITHOUT_PROGRESS_MAX:
             self._finish("failed", error)
             return
         at_once = self._tries == 1 and delay_s is None
         self._attach_soon(0 if at_once else max(delay_s or 0, backoff_s(self._tries, self._gateway.random)))
-
-    def _hole(self, message: str) -> None:
-        self._retry(GatewayError("protocol_error", message, retriable=True))
 
     def receive(self, message: ChannelMessage, size: int) -> None:
         match message:
@@ -291,7 +299,7 @@ class Stream:
                 assert_never(message)
 
     def _receive_ok(self, message: Ok) -> None:
-        """Also of a stream that has ended: how, its ``end`` says, which follows."""
+        """Receive the answer that the channel is open. An ended stream sends ``ok`` too; its ``end`` follows."""
         self.id = message.stream
         self.status = message.status
         self._filter.receive_epoch(message.epoch)
@@ -300,7 +308,7 @@ class Stream:
     def _receive_data(self, message: D, size: int) -> None:
         verdict = self._filter.receive(message.s - 1 if message.a is None else message.a, message.s)
         if verdict is Verdict.HOLE:
-            self._hole(f"frames between {self._filter.tail.seq} and {message.s} are missing")
+            self._retry(_gap(f"frames between {self._filter.tail.seq} and {message.s} are missing"))
         elif verdict is Verdict.APPLY:
             self._tries = 0
             self._push(Data(str(self._filter.tail), message.s, message.f), size)
@@ -308,7 +316,7 @@ class Stream:
     def _receive_end(self, message: End) -> None:
         self._detach(tell=False)
         if self._filter.receive(message.s - 1, message.s) is Verdict.HOLE:
-            self._hole(f"the stream ended at {message.s}; frames after {self._filter.tail.seq} are missing")
+            self._retry(_gap(f"the stream ended at {message.s}; frames after {self._filter.tail.seq} are missing"))
             return
         self.usage = message.usage
         error = None
@@ -319,15 +327,13 @@ class Stream:
     def _receive_gap(self, message: GapMessage) -> None:
         verdict = self._filter.receive_gap(message.first, message.last)
         if verdict is Verdict.HOLE:
-            self._hole(f"frames between {self._filter.tail.seq} and {message.first} are missing")
+            self._retry(_gap(f"frames between {self._filter.tail.seq} and {message.first} are missing"))
         elif verdict is Verdict.APPLY:
             self._tries = 0
             self._push(Gap(str(self._filter.tail), message.last, message.first), 0)
 
     def _receive_reset(self, message: ResetMessage) -> None:
-        while self._queue and self._queue[-1][0].seq > message.to:
-            self._queue_bytes -= self._queue.pop()[1]
-        told = self._filter.rewind(message.epoch, message.to, self._queue[-1][0].seq if self._queue else None)
+        told = self._filter.rewind(message.epoch, message.to, self._queue.drop_after(message.to))
         tail = self._filter.tail
         if told:
             self._push(Reset(str(tail), tail.seq), 0)
@@ -345,20 +351,20 @@ class Stream:
             self._finish("failed", error)
 
     def receive_head(self, head: int) -> None:
-        """A ping told a head above ours. Frames may be on their way, so only a lasting lag counts."""
+        """Subscribe again if a ping names a later frame and no frame comes within ``lag_s``."""
         before = self._filter.tail.seq
         if head <= before or self._lag_timer is not None:
             return
 
-        def look() -> None:
+        def retry_if_stuck() -> None:
             self._lag_timer = None
             if self._filter.tail.seq == before:
-                self._hole(f"the head is {head} and nothing came after {before}")
+                self._retry(_gap(f"the head is {head} and nothing came after {before}"))
 
-        self._lag_timer = asyncio.get_running_loop().call_later(self._gateway.lag_s, look)
+        self._lag_timer = asyncio.get_running_loop().call_later(self._gateway.lag_s, retry_if_stuck)
 
-    def blame(self, error: GatewayError) -> None:
-        """The connection was closed over a message: ours, if it was still unanswered."""
+    def fail_if_unanswered(self, error: GatewayError) -> None:
+        """Fail the stream if its create is unanswered: the gateway closed the connection because of a message."""
         if self.id is None and self._asked:
             self._finish("failed", error)
 
@@ -377,13 +383,3 @@ class Stream:
         self._gateway.forget(self)
         self._has_id.set()
         self._news.set()
-
-
-def text_of(chunks: list[Any]) -> str:
-    """The text that chunks of openai.chat or openai.completions add to the first choice."""
-    parts: list[str] = []
-    for chunk in chunks:
-        for choice in chunk.get("choices", ()):
-            if choice.get("index", 0) == 0:
-                parts.append((choice.get("delta") or {}).get("content") or choice.get("text") or "")
-    return "".join(parts)

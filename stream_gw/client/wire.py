@@ -1,4 +1,4 @@
-"""The messages of docs/protocol.md as types."""
+"""The WebSocket messages of docs/protocol.md as types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ SUBPROTOCOL = "tokenstream.v1"
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
+    """An error, as a stream's end or an ``error`` message carries it."""
+
     code: str = "internal_error"
     message: str = "the gateway reported an error"
     retriable: bool = False
@@ -84,23 +86,11 @@ class ReconnectHint(msgspec.Struct, frozen=True, tag_field="t", tag="reconnect")
     after_ms: int = 0
 
 
-class ErrorMessage(msgspec.Struct, frozen=True, tag_field="t", tag="error"):
-    code: str = "internal_error"
-    message: str = "the gateway reported an error"
+class ErrorMessage(ErrorBody, frozen=True, tag_field="t", tag="error"):
+    """An error of a channel (``ch``), of a request (``id``), or of the connection."""
+
     ch: int | None = None
     id: str | None = None
-    retriable: bool = False
-    retry_after_s: float | None = None
-    request_id: str | None = None
-
-    def exception(self) -> GatewayError:
-        return GatewayError(
-            self.code,
-            self.message,
-            retriable=self.retriable,
-            retry_after_s=self.retry_after_s,
-            request_id=self.request_id,
-        )
 
 
 ChannelMessage: TypeAlias = Ok | D | End | GapMessage | ResetMessage
@@ -119,7 +109,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(text: str | bytes) -> ServerMessage | None:
-    """None for a message that only a newer gateway knows. Raises msgspec.DecodeError for anything else."""
+    """Decode a message; None: its type is unknown here, so a newer gateway sent it. Raises msgspec.DecodeError."""
     try:
         message: ServerMessage = _decode(text)
     except msgspec.ValidationError:

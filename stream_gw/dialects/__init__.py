@@ -1,4 +1,4 @@
-"""How frames are spelled for a client. Pure: no clock, loop or randomness."""
+"""Encoders turn a stream's frames into the chunks of a client's API. Pure: no clock, event loop or randomness."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ DIALECTS: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.comple
 
 
 def encoder_for(dialect: str, facts: StreamFacts) -> Encoder:
-    """Raises BadRequest for an unknown dialect, Unsupported for one that cannot spell this stream."""
+    """Make an encoder of the dialect. Raises BadRequest for an unknown dialect, Unsupported for one that cannot encode
+    the stream."""
     if facts.kind in WHOLE:
         raise Unsupported(
-            f"this stream is the answer to /v1/{facts.kind}, which comes whole and cannot be followed; repeat the "
-            "request with its Idempotency-Key to read it again"
+            f"this stream is the response to /v1/{facts.kind}, which is not streamed; repeat the request with its "
+            "Idempotency-Key to read it again"
         )
-    made = DIALECTS.get(dialect)
-    if made is None:
-        raise BadRequest(f"no dialect {dialect[:64]!r}; there are {', '.join(DIALECTS)}", param="dialect")
+    encoder = DIALECTS.get(dialect)
+    if encoder is None:
+        raise BadRequest(f"unknown dialect {dialect[:64]!r}; known: {', '.join(DIALECTS)}", param="dialect")
     if dialect != f"openai.{facts.kind}":
         raise Unsupported(
-            f"this stream was made as openai.{facts.kind} and cannot be read as {dialect}", param="dialect"
+            f"this stream was created as openai.{facts.kind} and cannot be read as {dialect}", param="dialect"
         )
     if facts.encoder != ENCODER_VERSION:
         raise Unsupported(
-            f"this stream is spelled by encoder {facts.encoder}; this gateway has {ENCODER_VERSION}, ask another"
+            f"this stream needs encoder {facts.encoder}, this gateway has {ENCODER_VERSION}; retry on another one"
         )
-    return MeasuringEncoder(facts) if made is CompletionsEncoder and facts.logprobs else made(facts)
+    return MeasuringEncoder(facts) if encoder is CompletionsEncoder and facts.logprobs else encoder(facts)

@@ -1,8 +1,8 @@
-"""The encoder: frames in, a dialect's chunks out, a pure function of the stream's frames and facts.
+"""Base of the encoders: frames in, chunks out, as a pure function of the stream's frames and facts.
 
-The hot frame, a text delta, is pasted between constants made when its block opened. A reader that starts in the
-middle shows the encoder the structural frames before its cursor (``observe``); from there on the bytes are those of
-a reader from the start. An encoder belongs to one reader; only facts are shared.
+The hot frame is a text delta: its quoted text is joined with constants that were built when its block opened. For a
+reader that starts in the middle, ``observe`` gets the structural frames before its cursor; from there on it receives
+the same bytes as a reader from the start. An encoder belongs to one reader; only facts are shared.
 """
 
 from __future__ import annotations
@@ -11,13 +11,25 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Delta, End, Frame, Note, Open, Usage, decode, is_end, is_text, json_string
-from stream_fabric.ids import derived_id
+from stream_fabric.stream.frames import (
+    ChoiceEnd,
+    Delta,
+    End,
+    Frame,
+    Note,
+    Open,
+    Usage,
+    decode,
+    is_end,
+    is_text,
+    json_string,
+)
+from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.facts import StreamFacts
 
 _json = msgspec.json.Encoder().encode
 NO_LOGPROBS = b'"logprobs":null'
-"""Last in every chunk that may carry logprobs: found from the right, past any text that spells the same."""
+"""Follows the text in every chunk that may carry logprobs; searched from the right, because a text can contain it."""
 
 _ENDED = {
     "cancelled": "the stream was cancelled",
@@ -27,18 +39,20 @@ _ENDED = {
 
 
 class Encoder:
-    """Spells one stream for one reader. Raises KeyError for text of a block that was never opened."""
+    """Encodes one stream for one reader. Raises KeyError for text of a block that was never opened."""
 
     object_name: ClassVar[str]
     id_prefix: ClassVar[str]
+    empty_delta: ClassVar[bytes]
+    """The delta of a chunk that ends a choice."""
 
     __slots__ = ("_blocks", "_head", "_opened", "_refusals", "_tail", "_tools", "facts")
 
     def __init__(self, facts: StreamFacts) -> None:
         self.facts = facts
         self._blocks: dict[bytes, tuple[bytes, ...]] = {}
-        """By a block's number in digits: what stands before, between and after its text, from behind the opening quote
-        to behind the closing one. Empty: the dialect has no words for the block."""
+        """Constant parts around a block's text, by the block's number in digits. The text begins after its opening
+        quote and includes the closing one. Empty: the dialect cannot express the block."""
         self._refusals: frozenset[int] = frozenset()  # most streams have neither, and an empty set is 216 bytes
         self._tools: frozenset[tuple[int, int]] = frozenset()
         """(choice, block) of each tool call."""
@@ -51,27 +65,27 @@ class Encoder:
         )
         self._tail = b'],"usage":null}' if facts.include_usage else b"]}"
 
-    # --- the dialect's own words ---------------------------------------------------------------------------
+    # --- defined by each dialect -----------------------------------------------------------------------------
 
     def open_stream(self) -> list[bytes]:
-        """Chunks before anything else."""
+        """Return the chunks before all others."""
         return []
 
     def open_block(self, frame: Open) -> tuple[tuple[bytes, ...], list[bytes]]:
-        """What stands around the block's text, and chunks to send now."""
+        """Return the constant parts around the block's text, and chunks to send now."""
         raise NotImplementedError
 
     def logprobs(self, raw: msgspec.Raw, block: int) -> bytes:
-        raise NotImplementedError
-
-    def finish(self, frame: ChoiceEnd) -> bytes:
+        """Return the dialect's JSON of a delta's logprobs, from the engine's."""
         raise NotImplementedError
 
     # --- out -----------------------------------------------------------------------------------------------
 
     def sse(self, lines: list[bytes], epoch: int, first: int) -> bytes:
-        """Complete events of the frames ``first`` and on. Of a frame's events only the last carries its id, so no
-        cursor names half a frame."""
+        """Encode frames as complete SSE events; ``first`` is the seq of the first frame.
+
+        Only the last event of a frame carries an id, so that no cursor points into a frame.
+        """
         if len(lines) == 1:
             number, _, text = lines[0].partition(b'"')
             around = self._blocks.get(number)
@@ -83,13 +97,13 @@ class Encoder:
         if is_text(line):
             number, _, text = line.partition(b'"')
             around = self._blocks.get(number)
-            if around is None:  # with a count of tokens
+            if around is None:  # the frame has a token count
                 around = self._blocks[number.partition(b":")[0]]
             return b"data: %b\nid: %d-%d\n\n" % (text.join(around), epoch, seq) if around else b""
         if is_end(line):
             end = decode(line)
             assert isinstance(end, End)
-            bodies = self._end(end, f"{epoch}-{seq}")
+            bodies = self._end_chunks(end, f"{epoch}-{seq}")
             if end.status == "completed":
                 bodies.append(b"[DONE]")
         else:
@@ -99,35 +113,35 @@ class Encoder:
         return b"data: %b\nid: %d-%d\n\n" % (b"\n\ndata: ".join(bodies), epoch, seq)
 
     def chunks(self, lines: list[bytes]) -> list[bytes]:
-        """Chunks as JSON, for a WebSocket."""
+        """Encode frames as JSON chunks, for a WebSocket."""
         if len(lines) == 1:
             return self.encode(lines[0])
         return [chunk for line in lines for chunk in self.encode(line)]
 
     def encode(self, line: bytes) -> list[bytes]:
-        """The chunks of one frame: none, one or several."""
+        """Encode one frame as zero or more chunks."""
         number, _, text = line.partition(b'"')
         around = self._blocks.get(number)
         if around:
             return [text.join(around)]
-        if is_text(line):  # with a count of tokens, or of a block without words
+        if is_text(line):  # the frame has a token count, or the dialect cannot express its block
             around = self._blocks[number.partition(b":")[0]]
             return [text.join(around)] if around else []
-        return self._spell(decode(line))
+        return self._encode_frame(decode(line))
 
     # --- in ------------------------------------------------------------------------------------------------
 
     def observe(self, line: bytes) -> None:
-        """Learn of a frame that the reader has already, without spelling it."""
+        """Take a frame that the reader has already received; it is not encoded."""
         if not is_text(line):
             frame = decode(line)
             if not isinstance(frame, Delta | End):
-                self._spell(frame)
+                self._encode_frame(frame)
 
-    def _spell(self, frame: Frame) -> list[bytes]:
+    def _encode_frame(self, frame: Frame) -> list[bytes]:
         match frame:
             case Open():
-                chunks = self._begin()
+                chunks = self._opening_chunks()
                 around, more = self.open_block(frame)
                 self._blocks[b"%d" % frame.block] = around
                 if frame.kind == "refusal":
@@ -141,24 +155,36 @@ class Encoder:
                 if logprobs is None:
                     return [whole]
                 before, _, after = whole.rpartition(NO_LOGPROBS)
-                spelled = self.logprobs(logprobs, number)
-                return [b'%b"logprobs":%b%b' % (before, spelled, after)]
+                return [b'%b"logprobs":%b%b' % (before, self.logprobs(logprobs, number), after)]
             case ChoiceEnd():
-                return [*self._begin(), self.finish(frame)]
+                return [*self._opening_chunks(), self._finish_chunk(frame)]
             case Note(kind):
-                return self._begin() if kind == "prompt" else []
+                return self._opening_chunks() if kind == "prompt" else []
             case End():
-                return self._end(frame, None)
+                return self._end_chunks(frame, None)
             case _:
                 return []
 
-    def _begin(self) -> list[bytes]:
+    def _finish_chunk(self, frame: ChoiceEnd) -> bytes:
+        stop = b"" if frame.detail is None else b',"stop_reason":' + bytes(frame.detail)
+        return b'%b{"index":%d,%b,%b,"finish_reason":%b%b}%b' % (
+            self._head,
+            frame.choice,
+            self.empty_delta,
+            NO_LOGPROBS,
+            json_string(frame.finish_reason),
+            stop,
+            self._tail,
+        )
+
+    def _opening_chunks(self) -> list[bytes]:
+        """Return the chunks before all others, once."""
         if self._opened:
             return []
         self._opened = True
         return self.open_stream()
 
-    def _end(self, frame: End, cursor: str | None) -> list[bytes]:
+    def _end_chunks(self, frame: End, cursor: str | None) -> list[bytes]:
         if frame.status == "completed":
             if not self.facts.include_usage:
                 return []
@@ -177,9 +203,11 @@ class Encoder:
         return [_json({"error": body})]
 
 
-def tool_words(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any]] | None:
-    """A tool call as (its type, the name of the field its text fills, what opens it); None: the engine's side runs it,
-    so the caller must not."""
+def tool_call_parts(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any]] | None:
+    """Return a tool call as (type, name of the field that its text fills, opening object).
+
+    None: the engine's server runs the tool, so the client must not.
+    """
     if frame.form == "server":
         return None
     kind, field = ("custom", "input") if frame.form == "custom" else ("function", "arguments")
@@ -188,7 +216,7 @@ def tool_words(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage object."""
+    """Return OpenAI's usage object."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,

@@ -1,4 +1,4 @@
-"""How an error is spelled in OpenAI's dialects, before a stream and within one."""
+"""Error objects in OpenAI's format, for responses and within streams."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.cursor import Cursor
 from stream_fabric.errors import StreamGwError
-from stream_fabric.ids import StreamId
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.ids import StreamId
 
 
 def error_body(
     error: StreamGwError, request_id: str, *, stream_id: StreamId | None = None, cursor: Cursor | None = None
 ) -> bytes:
-    """The error object as JSON; within a stream with its id and the cursor to continue from."""
+    """Encode the error object as JSON. Within a stream it has the stream's id and the cursor to continue from."""
     body: dict[str, Any] = {
         "message": error.message,
         "type": error.type,

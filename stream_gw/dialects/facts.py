@@ -1,18 +1,18 @@
-"""What a stream's meta holds so that any gateway spells it the same way, now and at every replay."""
+"""Facts kept in a stream's meta, so that every gateway encodes it in the same way at every replay."""
 
 from __future__ import annotations
 
 import msgspec
 
-from stream_fabric.ids import StreamId
+from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.requests import CreateRequest, Kind
 
 ENCODER_VERSION = 1
 
 
 class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Frozen with the stream. ``created``: unix seconds. ``encoder``: the version that spells it. ``logprobs``: they
-    were asked for."""
+    """Fixed when the stream is created. ``created``: unix seconds. ``encoder``: version of the encoder.
+    ``logprobs``: the request wants them."""
 
     stream: StreamId
     created: int
@@ -25,6 +25,7 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, stream: StreamId, created: int, request: CreateRequest) -> StreamFacts:
+        """Make the facts of a new stream; ``created``: unix seconds."""
         return cls(
             stream,
             created,

@@ -1,4 +1,4 @@
-"""``openai.completions``: the older text completion chunks."""
+"""Dialect ``openai.completions``: the legacy text completion chunks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Delta, Frame, Open, decode, is_text, json_string, text_parts
+from stream_fabric.stream.frames import Delta, Frame, Open, decode, is_text, text_parts
 from stream_gw.dialects.base import NO_LOGPROBS, Encoder
 from stream_gw.dialects.facts import StreamFacts
 
@@ -18,10 +18,11 @@ _CHOICE_TAIL = b"," + NO_LOGPROBS + b',"finish_reason":null}'
 class CompletionsEncoder(Encoder):
     object_name = "text_completion"
     id_prefix = "cmpl-"
+    empty_delta = b'"text":""'
     __slots__ = ()
 
     def open_block(self, frame: Open) -> tuple[tuple[bytes, ...], list[bytes]]:
-        if frame.kind != "text":  # reasoning, refusals, tools and items have no words in this dialect
+        if frame.kind != "text":  # the dialect has no reasoning, refusals, tools or items
             return (), []
         return (self._head + b'{"index":%d,"text":"' % frame.choice, _CHOICE_TAIL + self._tail), []
 
@@ -30,35 +31,26 @@ class CompletionsEncoder(Encoder):
         return data if data.startswith(b"{") else _json(legacy_logprobs(msgspec.json.decode(data), self.chars(block)))
 
     def chars(self, block: int) -> int | None:
-        """How long the text is so far of which the block is a part; None: nobody has measured it."""
+        """Characters so far in the text of the block's choice; None: unknown."""
         return None
-
-    def finish(self, frame: ChoiceEnd) -> bytes:
-        stop = b"" if frame.detail is None else b',"stop_reason":' + bytes(frame.detail)
-        return b'%b{"index":%d,"text":"",%b,"finish_reason":%b%b}%b' % (
-            self._head,
-            frame.choice,
-            NO_LOGPROBS,
-            json_string(frame.finish_reason),
-            stop,
-            self._tail,
-        )
 
 
 class MeasuringEncoder(CompletionsEncoder):
-    """Of a stream with logprobs, whose tokens are told their place in the text: each frame is measured. A reader that
-    starts in the middle has not seen what came before, so its encoder knows no places."""
+    """Encoder of streams with logprobs: it counts characters for ``text_offset``.
 
-    __slots__ = ("_chars", "_choices", "_measured", "_shown")
+    A reader that starts in the middle gets no offsets, because the length of the preceding text is unknown.
+    """
+
+    __slots__ = ("_chars", "_choices", "_measured", "_saw_text")
 
     def __init__(self, facts: StreamFacts) -> None:
         super().__init__(facts)
         self._choices: dict[int, int] = {}
-        """Of each block whose text counts, its choice."""
+        """Choice of each text block."""
         self._chars: dict[int, int] = {}
-        """By choice."""
+        """Characters so far, by choice."""
         self._measured = True
-        self._shown = False
+        self._saw_text = False
 
     def chars(self, block: int) -> int | None:
         return self._chars.get(self._choices[block], 0) if self._measured else None
@@ -74,59 +66,59 @@ class MeasuringEncoder(CompletionsEncoder):
     def _event(self, line: bytes, epoch: int, seq: int) -> bytes:
         event = super()._event(line, epoch, seq)
         if is_text(line):
-            self._measure_text(line)
+            self._count_text_frame(line)
         return event
 
     def encode(self, line: bytes) -> list[bytes]:
         chunks = super().encode(line)
         if is_text(line):
-            self._measure_text(line)
+            self._count_text_frame(line)
         return chunks
 
-    def _spell(self, frame: Frame) -> list[bytes]:
-        chunks = super()._spell(frame)
+    def _encode_frame(self, frame: Frame) -> list[bytes]:
+        chunks = super()._encode_frame(frame)
         if isinstance(frame, Delta):
-            self._measure(frame.block, frame.text)
+            self._count_chars(frame.block, frame.text)
         return chunks
 
     def observe(self, line: bytes) -> None:
-        """Of the frames before a reader's cursor either all are shown, and the text is measured, or the structural ones
-        alone: then it is not."""
+        """Take a frame before the reader's cursor: callers pass all of them, or structural ones only. Without the text
+        frames, offsets stay unknown."""
         frame = decode(line)
         if isinstance(frame, Delta):
-            self._shown = True
-            self._measure(frame.block, frame.text)
+            self._saw_text = True
+            self._count_chars(frame.block, frame.text)
         else:
             super().observe(line)
-        self._measured = self._shown
+        self._measured = self._saw_text
 
-    def _measure_text(self, line: bytes) -> None:
+    def _count_text_frame(self, line: bytes) -> None:
         block, _, text = text_parts(line)
         if block in self._choices:
-            self._measure(block, msgspec.json.decode(text, type=str))
+            self._count_chars(block, msgspec.json.decode(text, type=str))
 
-    def _measure(self, block: int, text: str) -> None:
+    def _count_chars(self, block: int, text: str) -> None:
         choice = self._choices.get(block)
         if choice is not None:
             self._chars[choice] = self._chars.get(choice, 0) + len(text)
 
 
-def legacy_logprobs(given: Any, base: int | None) -> dict[str, Any]:
-    """OpenAI's older shape. An engine that speaks it gives it whole, offsets included.
+def legacy_logprobs(logprobs: Any, base: int | None) -> dict[str, Any]:
+    """Convert logprobs to OpenAI's legacy object.
 
-    From the newer list of tokens, offsets count from ``base``, the text's length before them; where that is not known
-    there are none.
+    ``logprobs``: that object, returned unchanged, or the newer list of tokens. ``base``: characters of text before
+    these tokens, from which offsets count; None: unknown, and offsets are left out.
     """
-    if isinstance(given, dict):
-        return given
+    if isinstance(logprobs, dict):
+        return logprobs
     offsets = []
-    for item in given:
+    for item in logprobs:
         if base is not None:
             offsets.append(base)
             base += len(item["token"])
     return {
-        "tokens": [item["token"] for item in given],
-        "token_logprobs": [item["logprob"] for item in given],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in item.get("top_logprobs") or ()} for item in given],
+        "tokens": [item["token"] for item in logprobs],
+        "token_logprobs": [item["logprob"] for item in logprobs],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in item.get("top_logprobs") or ()} for item in logprobs],
         "text_offset": None if base is None else offsets,
     }

@@ -1,4 +1,4 @@
-"""A create request: what of a client's body we look at, and what the engine gets."""
+"""Parses the body of a create request, and derives the body for the engine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
-from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
+from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, MESSAGES_MAX, USER_CHARS_MAX
 
 Generated = Literal["chat", "completions"]
 Kind = Literal[Generated, "embeddings", "rerank"]
 
-_OURS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
+_OWN_FIELDS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
 _TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
-"""OpenAI's words and ours → index into ``placement.TIERS``."""
+"""Index into ``placement.TIERS`` by OpenAI's and our own names."""
 _DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -28,7 +28,7 @@ _GRACE_S_MAX = 3600.0
 
 
 class CreateRequest(msgspec.Struct, frozen=True):
-    """A valid create. ``body``: what the engine gets, without the fields that are ours."""
+    """A valid create request."""
 
     kind: Kind
     model: str
@@ -40,26 +40,28 @@ class CreateRequest(msgspec.Struct, frozen=True):
     session_id: str | None
     background: bool
     on_disconnect_s: float | UnsetType | None
-    """Cancel so long after the last reader left; None: run on; UNSET: not said."""
+    """Seconds from the last reader's leaving to cancellation; None: never cancelled; UNSET: not in the request."""
     body: msgspec.Raw
+    """Body for the engine: the client's, without the fields that only the gateway reads."""
     tier: int = 1
     """Index into ``placement.TIERS``."""
     deadline_s: float | None = None
-    """After so long the stream ends failed, wherever it is."""
+    """Seconds after which the stream fails, whether queued or running."""
     max_tokens: int | None = None
-    """Of one choice."""
+    """Maximum tokens of one choice."""
     prompt: tuple[bytes, ...] = ()
-    """What its KV prefix rests on, as the client wrote it: tools, then each message; or the prompt."""
+    """The parts that determine the KV prefix, as the client wrote them: tools and each message, or the prompt."""
     input_bytes: int = 0
-    """Of what is computed besides, and shares no KV prefix with another request."""
+    """Bytes of other input, which shares no KV prefix with another request."""
 
     @property
     def prompt_bytes(self) -> int:
+        """Size of the prompt and of all other input, in bytes."""
         return sum(map(len, self.prompt)) + self.input_bytes
 
 
 class _Name:
-    """A field's name, of a type that the decoder asks us to make."""
+    """A field's name. The type is our own, so that the decoder calls our hook for each name."""
 
     __slots__ = ("text",)
 
@@ -77,27 +79,27 @@ class _StreamOptions(msgspec.Struct):
 
 
 def check_depth(body: bytes) -> None:
-    """Raises TooDeep when the JSON is nested beyond the limit. Looks closer only when it has that many brackets."""
+    """Check the nesting of the JSON. Raises TooDeep beyond the limit. Bodies with few brackets cost only a count."""
     if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
-    # Without escapes every quote begins or ends a string, and every second piece between quotes is outside of one.
-    # Each step is linear in time and memory whatever the body; where it is no JSON the parser stops.
+    # Without escapes every quote begins or ends a string, so every second piece between quotes is outside of strings.
+    # Each step is linear in time and memory for any body. A body that is not JSON fails later, in the parser.
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     steps = b"".join(unescaped.translate(None, _NO_STRUCTURE).split(b'"')[::2]).translate(_STEPS)
     if len(steps) > 2 * JSON_CONTAINERS_MAX:
-        raise TooDeep(f"the JSON holds more than {JSON_CONTAINERS_MAX} arrays and objects, the most that are read")
+        raise TooDeep(f"the JSON has more than {JSON_CONTAINERS_MAX} arrays and objects, the limit")
     if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
-        raise TooDeep(f"the JSON is nested more than {JSON_DEPTH_MAX} deep, the most that is read")
+        raise TooDeep(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels, the limit")
 
 
 def parse_create(body: bytes, kind: Generated) -> CreateRequest:
-    """Read and check a create body. Raises BadRequest that names the field, what was given and what is allowed."""
+    """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
     fields = read_fields(body)
     request = read_common(fields, kind)
     if kind == "chat":
         messages = field(fields, "messages", list[_Message], required=True)
         if not messages:
-            raise BadRequest("messages must hold at least one message", param="messages")
+            raise BadRequest("messages must have at least one message", param="messages")
     else:
         _check_prompt(field(fields, "prompt", str | list[str | int | list[int]], required=True))
     _check_sampling(fields)
@@ -113,7 +115,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
 
 
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
-    """What every kind has. Raises BadRequest."""
+    """Read the fields common to all kinds. Raises BadRequest."""
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= _MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
@@ -124,11 +126,13 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
             raise BadRequest(f"{name} must have {least} to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
     tier = field(fields, "service_tier", str | None) or "default"
     if tier not in _TIERS:
-        raise BadRequest(f"service_tier is one of {', '.join(_TIERS)}; got {_short(tier, 60)!r}", param="service_tier")
+        raise BadRequest(
+            f"service_tier must be one of {', '.join(_TIERS)}; got {_shortened(tier, 60)!r}", param="service_tier"
+        )
     deadline_s = field(fields, "deadline_s", float | None)
     if deadline_s is not None and not 0 < deadline_s <= _DEADLINE_S_MAX:
         raise BadRequest(
-            f"deadline_s must be above 0, at most {_DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
+            f"deadline_s must be above 0 and at most {_DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
         )
     return CreateRequest(
         kind=kind,
@@ -140,15 +144,15 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         user=user or None,
         session_id=session,
         background=field(fields, "background", bool | None) or False,
-        on_disconnect_s=_on_disconnect(field(fields, "on_disconnect", str | None)),
-        body=_without_ours(fields),
+        on_disconnect_s=_parse_on_disconnect(field(fields, "on_disconnect", str | None)),
+        body=_engine_body(fields),
         tier=_TIERS[tier],
         deadline_s=deadline_s,
     )
 
 
 def _prompt(fields: dict[str, msgspec.Raw], kind: Generated) -> tuple[bytes, ...]:
-    """A conversation's next request begins with the bytes of the one before, message by message."""
+    """Return the parts of the prompt. The next request of a conversation begins with the same parts."""
     if kind == "completions":
         return (bytes(fields["prompt"]),)
     messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
@@ -157,26 +161,38 @@ def _prompt(fields: dict[str, msgspec.Raw], kind: Generated) -> tuple[bytes, ...
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """The body's fields as the client wrote them. Raises BadRequest on what is no JSON anywhere in it."""
+    """Return the body's fields as the client wrote them. Raises BadRequest when any part of the body is not JSON."""
     check_depth(body)
     seen: set[str] = set()
 
     def name_once(_: type, text: str) -> _Name:
         if text in seen:
-            raise BadRequest(f"{_short(text, 60)} is given more than once", param=_short(text, 60))
+            raise BadRequest(f"{_shortened(text, 60)} occurs more than once", param=_shortened(text, 60))
         if len(seen) == _FIELDS_MAX:
-            raise BadRequest(f"the body has more than {_FIELDS_MAX} fields, the most that are read")
+            raise BadRequest(f"the body has more than {_FIELDS_MAX} fields, the limit")
         seen.add(text)
         return _Name(text)
 
     try:
-        fields = msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=name_once)
-        msgspec.json.decode(body)  # a Raw value is only skipped over: its strings and numbers were not read
+        named = msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=name_once)
+        fields = {name.text: raw for name, raw in named.items()}
+        _check_message_count(fields)  # before each message becomes an object
+        msgspec.json.decode(body)  # Raw skips values without checking their strings and numbers
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body must be UTF-8: {_short(str(error))}") from error
+        raise BadRequest(f"the body must be UTF-8: {_shortened(str(error))}") from error
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"the body must be a JSON object: {_short(str(error))}") from error
-    return {name.text: raw for name, raw in fields.items()}
+        raise BadRequest(f"the body must be a JSON object: {_shortened(str(error))}") from error
+    return fields
+
+
+def _check_message_count(fields: dict[str, msgspec.Raw]) -> None:
+    raw = bytes(fields.get("messages", b""))
+    # Each message but the last is followed by a comma
+    if raw[:1] != b"[" or raw.count(b",") < MESSAGES_MAX:
+        return
+    count = len(msgspec.json.decode(raw, type=list[msgspec.Raw]))
+    if count > MESSAGES_MAX:
+        raise BadRequest(f"messages holds {count} messages; the limit is {MESSAGES_MAX}", param="messages")
 
 
 def _check_prompt(prompt: str | list[Any]) -> None:
@@ -190,7 +206,7 @@ def _check_prompt(prompt: str | list[Any]) -> None:
             param="prompt",
         )
     if kinds != {int} and len(prompt) > 1:
-        raise Unsupported(f"prompt must be one prompt, got {len(prompt)}; send each as a request", param="prompt")
+        raise Unsupported(f"prompt must be one prompt, got {len(prompt)}; send one request per prompt", param="prompt")
 
 
 def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
@@ -203,17 +219,19 @@ def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
             raise BadRequest(f"{name} must be {low:g} to {high:g}, got {value:g}", param=name)
     stop = field(fields, "stop", str | list[str] | None)
     if isinstance(stop, list) and len(stop) > _STOPS_MAX:
-        raise BadRequest(f"stop takes at most {_STOPS_MAX} strings, got {len(stop)}", param="stop")
+        raise BadRequest(f"stop must have at most {_STOPS_MAX} strings, got {len(stop)}", param="stop")
 
 
 def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
+    """Read an optional integer within ``low`` to ``high``. Raises BadRequest."""
     value: int | None = field(fields, name, int | None)
     if value is not None and not low <= value <= high:
-        raise BadRequest(f"{name} must be {low} to {high}, got {_short(str(value))}", param=name)
+        raise BadRequest(f"{name} must be {low} to {high}, got {_shortened(str(value))}", param=name)
     return value
 
 
 def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:
+    """Read a field as ``type_``; None when it is absent. Raises BadRequest."""
     raw = fields.get(name)
     if raw is None:
         if required:
@@ -222,11 +240,12 @@ def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bo
     try:
         return msgspec.json.decode(raw, type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        given = _short(bytes(raw).decode("utf-8", "replace"), 60)
-        raise BadRequest(f"{name} is not valid: {_short(str(error))}; got {given}", param=name) from error
+        value = _shortened(bytes(raw).decode("utf-8", "replace"), 60)
+        raise BadRequest(f"{name} is not valid: {_shortened(str(error))}; got {value}", param=name) from error
 
 
-def _on_disconnect(text: str | None) -> float | UnsetType | None:
+def _parse_on_disconnect(text: str | None) -> float | UnsetType | None:
+    """Return the grace period in seconds; None: never cancel; UNSET: the field is absent. Raises BadRequest."""
     if text is None:
         return UNSET
     if text == "continue":
@@ -239,23 +258,23 @@ def _on_disconnect(text: str | None) -> float | UnsetType | None:
     if name != "cancel_after" or not 0 <= grace_s <= _GRACE_S_MAX:
         raise BadRequest(
             f'on_disconnect must be "continue" or "cancel_after=<0 to {_GRACE_S_MAX:g} seconds>", '
-            f"got {_short(text, 60)!r}",
+            f"got {_shortened(text, 60)!r}",
             param="on_disconnect",
         )
     return grace_s
 
 
-def _without_ours(fields: dict[str, msgspec.Raw]) -> msgspec.Raw:
-    """The client's own bytes, field by field: numbers keep their digits, nothing is re-spelled."""
-    kept = [msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items() if name not in _OURS]
+def _engine_body(fields: dict[str, msgspec.Raw]) -> msgspec.Raw:
+    """Join the client's fields unchanged, so that numbers and strings reach the engine as they were written."""
+    kept = [msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items() if name not in _OWN_FIELDS]
     return msgspec.Raw(b"{" + b",".join(kept) + b"}")
 
 
 def fingerprint(body: msgspec.Raw) -> str:
-    """A digest of a body that does not depend on the order of its keys or on whitespace."""
+    """Return a digest of a body that is independent of key order and whitespace."""
     canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     return hashlib.sha256(canonical).hexdigest()
 
 
-def _short(text: str, chars_max: int = 200) -> str:
+def _shortened(text: str, chars_max: int = 200) -> str:
     return text if len(text) <= chars_max else text[:chars_max] + "…"

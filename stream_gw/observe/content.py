@@ -1,7 +1,7 @@
-"""Prompts and completions in the traces of tenants whose plan says so, and of nobody else's.
+"""Adds prompts and completions to traces, only for tenants whose entry in the keys file allows it.
 
-Nothing of it is on a stream's path. A prompt is kept from its create until its trace is told; what a reader was shown
-is read from the log once the reader is over. Who has no such plan costs a look into a dictionary a request.
+Nothing here is on the token path. A prompt is kept in memory from create to trace; the completion is read from the log
+after the reader has ended. For other tenants the cost is one dictionary look-up per request.
 """
 
 from __future__ import annotations
@@ -9,41 +9,36 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from stream_fabric.cursor import Cursor
-from stream_fabric.errors import FabricUnavailable
+from stream_fabric.errors import FabricError
 from stream_fabric.events import Event, RequestTrace, sampled
-from stream_fabric.frames import Delta, Open, decode, is_text, text_parts
-from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import CONTENT_PROMPTS_BYTES_MAX, CONTENT_READS_MAX
-from stream_fabric.log import Page
-from stream_fabric.ports import EventSink
-from stream_fabric.redis.wire import ReplyError
-from stream_gw.trace import Over
+from stream_fabric.ports import EventSink, StreamLog
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.frames import Delta, Open, decode, is_text, text_parts
+from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.observe.trace import ReaderOutcome
 
 log = logging.getLogger(__name__)
 
-_ASKED = ("messages", "prompt", "input", "query", "documents", "tools")
-
-
-class Log(Protocol):
-    async def watch(
-        self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
-    ) -> Page | None: ...
+_PROMPT_FIELDS = ("messages", "prompt", "input", "query", "documents", "tools")
 
 
 class Contents:
-    """An ``EventSink`` before another. ``bytes_of``: how much of a prompt and of a completion a tenant's plan lets be
-    told; 0: nothing. ``one_in``: as the tracer samples."""
+    """An ``EventSink`` that adds prompts and completions to traces, and passes all events on to ``sink``.
+
+    ``bytes_of``: bytes of each prompt and completion that a tenant's traces store; 0: none. ``one_in``: the tracer's
+    sampling rate.
+    """
 
     def __init__(
         self,
         sink: EventSink,
         bytes_of: Callable[[TenantId], int],
-        streams: Log,
+        streams: StreamLog,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         one_in: int = 1,
     ) -> None:
@@ -54,25 +49,25 @@ class Contents:
         self._one_in = one_in
         self._prompts: OrderedDict[str, str] = OrderedDict()
         self.held_bytes = 0
-        """Of prompts whose trace has not been told; at the limit the oldest goes."""
+        """Size of the kept prompts; above the limit the oldest is dropped."""
         self._reading = 0
 
     def receive_prompt(self, tenant: TenantId, stream: StreamId, body: bytes | msgspec.Raw) -> None:
-        """A request is about to make the stream."""
+        """Keep the prompt of a request that is about to create the stream."""
         bytes_max = self._bytes_of(tenant)
         if not bytes_max:
             return
         self._take_prompt(stream)
-        prompt = asked(body, bytes_max)
+        prompt = prompt_of(body, bytes_max)
         self._prompts[stream] = prompt
-        self.held_bytes += _size(prompt)
+        self.held_bytes += _utf8_bytes(prompt)
         while self.held_bytes > CONTENT_PROMPTS_BYTES_MAX:
             self._take_prompt(next(iter(self._prompts)))
 
-    def receive_over(self, over: Over) -> None:
-        """A reader is over; that its trace is out of the sample is known from here alone."""
-        if over.ended == "completed" and self._prompts and not sampled(over.stream, self._one_in):
-            self._take_prompt(over.stream)
+    def receive_outcome(self, outcome: ReaderOutcome) -> None:
+        """Drop the prompt of a completed reader whose trace is not sampled: ``emit`` will not be called for it."""
+        if outcome.ended == "completed" and self._prompts and not sampled(outcome.stream, self._one_in):
+            self._take_prompt(outcome.stream)
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestTrace) and event.stream and (bytes_max := self._bytes_of(event.tenant)):
@@ -80,25 +75,27 @@ class Contents:
                 event = msgspec.structs.replace(event, prompt=self._take_prompt(event.stream))
             if event.streamed_tokens and self._reading < CONTENT_READS_MAX:
                 self._reading += 1
-                self._spawn(self._with_completion(event, bytes_max))
+                self._spawn(self._emit_with_completion(event, bytes_max))
                 return
         self._sink.emit(event)
 
     def _take_prompt(self, stream: str) -> str:
+        """Remove the kept prompt of a stream and return it; empty: there is none."""
         prompt = self._prompts.pop(stream, "")
-        self.held_bytes -= _size(prompt)
+        self.held_bytes -= _utf8_bytes(prompt)
         return prompt
 
-    async def _with_completion(self, event: RequestTrace, bytes_max: int) -> None:
+    async def _emit_with_completion(self, event: RequestTrace, bytes_max: int) -> None:
+        """Add the completion from the log to the trace, and pass the trace on."""
         try:
-            event = msgspec.structs.replace(event, completion=await self._completion(event, bytes_max))
-        except (FabricUnavailable, ReplyError) as error:
-            log.warning("what a reader of %s was shown cannot be read for its trace: %s", event.stream, error)
+            event = msgspec.structs.replace(event, completion=await self._read_completion(event, bytes_max))
+        except FabricError as error:
+            log.warning("completion not read, trace goes without it: stream=%s error=%s", event.stream, error)
         finally:
             self._reading -= 1
-            self._sink.emit(event)  # also where it cannot be read, or the process ends
+            self._sink.emit(event)  # also when the log cannot be read or the process ends
 
-    async def _completion(self, event: RequestTrace, bytes_max: int) -> str:
+    async def _read_completion(self, event: RequestTrace, bytes_max: int) -> str:
         assert event.stream
         text = Text(bytes_max)
         after = Cursor(1, event.first_seq - 1)
@@ -123,12 +120,15 @@ class Contents:
 
 
 class Text:
-    """Frames as one text of so many bytes at most: what is no plain text of the first choice begins with its name."""
+    """Joins frames to one text of at most ``bytes_max`` bytes.
+
+    Blocks other than text of the first choice begin with a line that names them.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._names: dict[int, str | None] = {}
-        """By block; None: an item, which is no text."""
+        """Name of each block; None: an item, which is left out."""
         self._block = -1
         self._parts: list[str] = []
         self._bytes = 0
@@ -138,25 +138,25 @@ class Text:
         return self._bytes >= self._bytes_max
 
     def note(self, line: bytes) -> None:
-        """A frame before those that are told: a block may have begun there."""
+        """Receive a frame before the first shown one: only a block that it opens counts."""
         frame = decode(line)
         if isinstance(frame, Open):
-            self._names[frame.block] = _name(frame)
+            self._names[frame.block] = _block_name(frame)
 
     def add(self, line: bytes) -> None:
         if self.full:
             return
         if is_text(line):
             block, _, quoted = text_parts(line)
-            self._put(block, msgspec.json.decode(quoted, type=str))
+            self._append(block, msgspec.json.decode(quoted, type=str))
             return
         frame = decode(line)
         if isinstance(frame, Open):
-            self._names[frame.block] = _name(frame)
+            self._names[frame.block] = _block_name(frame)
         elif isinstance(frame, Delta):
-            self._put(frame.block, frame.text)
+            self._append(frame.block, frame.text)
 
-    def _put(self, block: int, text: str) -> None:
+    def _append(self, block: int, text: str) -> None:
         name = self._names.get(block, "")
         if name is None:
             return
@@ -165,25 +165,27 @@ class Text:
             if name or self._parts:
                 text = ("\n" if self._parts else "") + (f"[{name}]\n" if name else "") + text
         self._parts.append(text)
-        self._bytes += _size(text)
+        self._bytes += _utf8_bytes(text)
 
     def whole(self) -> str:
+        """Return the text, cut to ``bytes_max``."""
         return cut("".join(self._parts).encode(), self._bytes_max)
 
 
-def asked(body: bytes | msgspec.Raw, bytes_max: int) -> str:
-    """What a request asks, as its client wrote it: those of its fields, as JSON."""
+def prompt_of(body: bytes | msgspec.Raw, bytes_max: int) -> str:
+    """Return the fields that make up a request's prompt as JSON, as the client wrote them, cut to ``bytes_max``."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    parts = [b'"%b":%b' % (name.encode(), bytes(fields[name])) for name in _ASKED if name in fields]
+    parts = [b'"%b":%b' % (name.encode(), bytes(fields[name])) for name in _PROMPT_FIELDS if name in fields]
     return cut(b"{" + b",".join(parts) + b"}", bytes_max)
 
 
 def cut(text: bytes, bytes_max: int) -> str:
-    """At most so many bytes of it, characters whole."""
+    """Return at most ``bytes_max`` bytes of the text, without a broken character at the end."""
     return text[:bytes_max].decode("utf-8", "ignore")
 
 
-def _name(frame: Open) -> str | None:
+def _block_name(frame: Open) -> str | None:
+    """Name of a block in the text; empty: text of the first choice. None: an item, which is left out."""
     match frame.kind:
         case "item":
             return None
@@ -196,5 +198,5 @@ def _name(frame: Open) -> str | None:
     return f"choice {frame.choice}{' ' if name else ''}{name}" if frame.choice else name
 
 
-def _size(text: str) -> int:
+def _utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace"))

@@ -1,26 +1,25 @@
-"""How this gateway's own requests went in the last minutes. Kept whether somebody looks or not: a few counts at the end
-of each request."""
+"""Figures of this gateway's own requests in the last minutes, from a few counters updated when a request ends."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 
 import msgspec
 
-from stream_fabric.events import itl_bounds_us, itl_bucket
-from stream_fabric.exposition import Capped
+from stream_fabric.events import ITL_BUCKETS, itl_bounds_us, itl_bucket
 from stream_fabric.limits import OPS_RECENT_S
-from stream_gw.metrics import shed_layer
-from stream_gw.trace import Over
+from stream_fabric.ports import Clock
+from stream_fabric.process.metrics_registry import CappedLabels
+from stream_fabric.process.stats import locate_quantile
+from stream_gw.observe.metrics import rejection_layer
+from stream_gw.observe.trace import ReaderOutcome
 
 _SLOT_S = 15.0
 _RATE_S = 60.0
-_SHARES = (0.5, 0.95, 0.99)
 
 
 class FirstTokens(msgspec.Struct, frozen=True):
-    """Times to the first token. Of a sketch: within an eighth."""
+    """Times to the first token of a pool, from a histogram with an error of at most 12.5 %."""
 
     pool: str
     count: int
@@ -29,17 +28,19 @@ class FirstTokens(msgspec.Struct, frozen=True):
     p99_ms: float
 
 
-class Told(msgspec.Struct, frozen=True):
+class LocalStats(msgspec.Struct, frozen=True):
+    """Figures of this gateway's own requests in the last minutes."""
+
     window_s: float
     requests_per_s: float
-    """Of the last minute, as ``tokens_per_s``."""
+    """Mean of the last minute, like ``tokens_per_s``."""
     tokens_per_s: float
     ended: dict[str, int]
-    """Requests that made a stream, or were refused one, by how they ended."""
+    """Requests that created a stream or were refused, by outcome."""
     sheds: dict[str, int]
-    """Of them, those turned away for want of room, by where."""
+    """Rejected requests among them, by the layer that rejected."""
     ttft: list[FirstTokens]
-    """All, whose pool is empty, and then by pool."""
+    """First for all pools, with ``pool`` empty, then by pool."""
 
 
 class _Slot:
@@ -53,36 +54,41 @@ class _Slot:
         self.ttft: dict[str, Counter[int]] = {}
 
 
-class Recent:
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._began = now()
-        self._slots: deque[_Slot] = deque(maxlen=int(OPS_RECENT_S / _SLOT_S))
-        self._pools = Capped()
+class LocalStatsWindow:
+    """Counters in slots of 15 s; the oldest slot is dropped."""
 
-    def receive_over(self, over: Over) -> None:
-        """A reader is over."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = self._now()
+        self._slots: deque[_Slot] = deque(maxlen=int(OPS_RECENT_S / _SLOT_S))
+        self._pools = CappedLabels()
+
+    def _now(self) -> float:
+        return self._clock.monotonic_us() / 1e6
+
+    def receive_outcome(self, outcome: ReaderOutcome) -> None:
+        """Count a reader that has ended."""
         now = self._now()
         if not self._slots or now - self._slots[-1].start >= _SLOT_S:
             self._slots.append(_Slot(now))
         slot = self._slots[-1]
-        slot.tokens += over.tokens
-        if over.role not in ("created", "refused"):
+        slot.tokens += outcome.tokens
+        if outcome.role not in ("created", "refused"):
             return
         slot.requests += 1
-        slot.ended[over.ended] += 1
-        if layer := shed_layer(over):
+        slot.ended[outcome.ended] += 1
+        if layer := rejection_layer(outcome):
             slot.sheds[layer] += 1
-        if over.ttft_us:
-            slot.ttft.setdefault(self._pools(over.pool), Counter())[itl_bucket(over.ttft_us)] += 1
+        if outcome.ttft_us:
+            slot.ttft.setdefault(self._pools(outcome.pool), Counter())[itl_bucket(outcome.ttft_us)] += 1
 
-    def told(self) -> Told:
+    def stats(self) -> LocalStats:
         now = self._now()
         window_s = min(OPS_RECENT_S, now - self._began)
         slots = [slot for slot in self._slots if now - slot.start < OPS_RECENT_S]
-        late = [slot for slot in slots if now - slot.start < _RATE_S]
+        recent = [slot for slot in slots if now - slot.start < _RATE_S]
         earlier = max((slot.start for slot in slots if now - slot.start >= _RATE_S), default=0.0) + _SLOT_S
-        # A slot that reaches into the minute is not counted, so the minute begins behind it
+        # A slot that began before the last minute is not counted, so the rate's interval begins after it
         over_s = max(now - max(now - _RATE_S, self._began, earlier), 1.0)
         ended, sheds = Counter[str](), Counter[str]()
         by_pool: dict[str, Counter[int]] = {}
@@ -94,10 +100,10 @@ class Recent:
         everyone = Counter[int]()
         for counts in by_pool.values():
             everyone.update(counts)
-        return Told(
+        return LocalStats(
             round(window_s, 1),
-            round(sum(slot.requests for slot in late) / over_s, 2),
-            round(sum(slot.tokens for slot in late) / over_s, 1),
+            round(sum(slot.requests for slot in recent) / over_s, 2),
+            round(sum(slot.tokens for slot in recent) / over_s, 1),
             dict(ended),
             dict(sheds),
             [_first_tokens(pool, counts) for pool, counts in (("", everyone), *sorted(by_pool.items())) if counts],
@@ -105,13 +111,12 @@ class Recent:
 
 
 def _first_tokens(pool: str, counts: Counter[int]) -> FirstTokens:
-    total = counts.total()
-    wanted = [share * total for share in _SHARES]
-    found: list[float] = []
-    seen = 0
-    for bucket, count in sorted(counts.items()):
-        seen += count
-        low, high = itl_bounds_us(bucket)
-        while len(found) < len(wanted) and seen >= wanted[len(found)]:
-            found.append(round((low + high) / 2000, 1))
-    return FirstTokens(pool, total, *found)
+    histogram, total = [counts[bucket] for bucket in range(ITL_BUCKETS)], counts.total()
+
+    def quantile_ms(share: float) -> float:
+        found = locate_quantile(histogram, share, total)
+        assert found is not None
+        low_us, high_us = itl_bounds_us(found.bucket)
+        return round((low_us + high_us) / 2000, 1)
+
+    return FirstTokens(pool, total, quantile_ms(0.5), quantile_ms(0.95), quantile_ms(0.99))

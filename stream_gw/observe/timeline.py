@@ -1,4 +1,4 @@
-"""Where a reader's time went: the moments that a gateway has seen and what the producer told, made to add up. Pure."""
+"""Splits a reader's wall time into phases, from the gateway's timestamps and the producer's timing. Pure."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from typing import NamedTuple
 from stream_fabric.events import Phases, Timing
 
 
-class Moments(NamedTuple):
-    """Microseconds on the fabric's clock; 0: it has not happened, or not here."""
+class Timestamps(NamedTuple):
+    """Microseconds on the fabric's clock; 0: has not happened, or not on this gateway."""
 
     received: int
     """The request's first byte."""
     placing: int = 0
-    """It is understood and allowed, and asks for a replica; of a follower, for the stream."""
+    """The request is parsed and authorized, and placement begins; for a follower, the look-up of its stream."""
     placed: int = 0
-    """The answer."""
+    """Placement, or the follower's look-up, has returned."""
     started: int = 0
-    """A producer has said that it has the request."""
+    """A producer's ``started`` note has arrived."""
     first: int = 0
-    """The first token came from the fabric."""
+    """The first token has arrived from the fabric."""
     arrived: int = 0
-    """The terminal came from the fabric."""
+    """The terminal has arrived from the fabric."""
     done: int = 0
-    """The last byte was written, or the reader was gone."""
+    """The last byte was written, or the reader has left."""
     stalled_us: int = 0
-    """In all, the reader took nothing more."""
+    """Total time in which the reader's buffer was full."""
     stalled_after_us: int = 0
-    """Of it, after the terminal had come."""
+    """Part of ``stalled_us`` after the terminal had arrived."""
     broke: int = 0
-    """The last frame of a producer that died; of several, the last's."""
+    """The last frame of the latest producer that died."""
     gap_us: int = 0
-    """Nobody had read the stream for so long when this reader came."""
+    """Time without any reader before this one, in microseconds."""
 
 
-def phases(at: Moments, told: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
-    """(wall time, what it consisted of). ``told``: the last producer's own times, where the stream ended by it.
+def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
+    """Return (wall time, its phases), in microseconds. ``timing`` None: no producer ended the stream.
 
-    What gateway and agent have measured is taken as measured. Nothing is stretched to fit: the residual is what is
-    left, and tells how far their clocks and their ways of seeing are apart.
+    Measured values are used as they are, never scaled. The residual is the rest; it shows how far the clocks and
+    measurements of gateway and agent differ.
     """
     wall_us = at.done - at.received + at.gap_us
     end = at.arrived or at.done
     stalled_before_us = at.stalled_us - at.stalled_after_us
     if not created:
         parts = _followed(at, end)
-    elif told is not None:
-        parts = _told(at, told)
+    elif timing is not None:
+        parts = _with_timing(at, timing)
     else:
-        parts = _seen(at, end, queued=queued)
-    # What came about while the reader took nothing, it was not waited for
+        parts = _without_timing(at, end, queued=queued)
+    # While the reader was stalled, it did not wait for tokens
     for name in ("decode_us", "fabric_us"):
         overlap_us = min(parts.get(name, 0), stalled_before_us)
         parts[name] = parts.get(name, 0) - overlap_us
@@ -59,30 +59,31 @@ def phases(at: Moments, told: Timing | None, *, created: bool, queued: bool) -> 
     return wall_us, Phases(**parts, residual_us=wall_us - sum(parts.values()))
 
 
-def _told(at: Moments, told: Timing) -> dict[str, int]:
-    asked = told.handed_us - told.waited_us
-    finished = told.taken_us + told.queue_us + told.prefill_us + told.decode_us
+def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
+    """Phases of a stream that the producer's timing describes."""
+    queued_us = timing.handed_us - timing.waited_us
+    finished = timing.taken_us + timing.queue_us + timing.prefill_us + timing.decode_us
     parts = {
         "gateway_us": at.placing - at.received,
-        "pool_queue_us": told.waited_us,
-        "engine_queue_us": told.queue_us,
-        "prefill_us": told.prefill_us,
-        "fabric_us": max(told.taken_us - told.handed_us, 0) + max(at.arrived - finished, 0),
-        "decode_us": told.decode_us,
+        "pool_queue_us": timing.waited_us,
+        "engine_queue_us": timing.queue_us,
+        "prefill_us": timing.prefill_us,
+        "fabric_us": max(timing.taken_us - timing.handed_us, 0) + max(at.arrived - finished, 0),
+        "decode_us": timing.decode_us,
     }
-    if at.broke:  # what the first producers had done is known from here only
+    if at.broke:  # only this gateway knows how long the first producers worked
         began = at.first or at.broke
         parts["admission_us"] = max(at.placed - at.placing, 0)
         parts["prefill_us"] += max(began - at.placed, 0)
         parts["decode_us"] += max(at.broke - began, 0)
-        parts["recovery_us"] = max(asked - at.broke, 0)
+        parts["recovery_us"] = max(queued_us - at.broke, 0)
     else:
-        parts["admission_us"] = max(asked - at.placing, 0)
+        parts["admission_us"] = max(queued_us - at.placing, 0)
     return parts
 
 
-def _seen(at: Moments, end: int, *, queued: bool) -> dict[str, int]:
-    """A stream whose producer told nothing: cancelled, ended for it, or left."""
+def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]:
+    """Phases of a stream without the producer's timing: cancelled, fenced, or left by its reader."""
     if not at.placed:
         return {"gateway_us": (at.placing or at.done) - at.received, "admission_us": at.done - (at.placing or at.done)}
     started = at.started or end
@@ -101,8 +102,8 @@ def _seen(at: Moments, end: int, *, queued: bool) -> dict[str, int]:
     return parts | waited | {"decode_us": max(decode_us, 0)}
 
 
-def _followed(at: Moments, end: int) -> dict[str, int]:
-    """Somebody who came to a stream that was there: what there was came at once, the rest as it was made."""
+def _followed(at: Timestamps, end: int) -> dict[str, int]:
+    """Phases of a follower: existing frames arrive at once, the others as they are produced."""
     placed = at.placed or at.done
     return {
         "gateway_us": placed - at.received,

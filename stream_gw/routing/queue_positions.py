@@ -1,4 +1,4 @@
-"""Who waits in a pool's queue and is read here: told each second where they stand."""
+"""Sends readers of queued streams their queue position once a second."""
 
 from __future__ import annotations
 
@@ -6,50 +6,52 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from stream_fabric.errors import FabricUnavailable
-from stream_fabric.redis.pool import RedisPools
-from stream_gw.directory import Directory
-from stream_gw.hub import Subscription
+from stream_fabric.errors import FabricError
+from stream_fabric.ports import Pools
+from stream_gw.delivery.local_stream import Subscription
+from stream_gw.routing.directory import Directory
 
 log = logging.getLogger(__name__)
 
-_TOLD_EVERY_S = 1.0
-_ASKED_MAX = 1000
+_SEND_EVERY_S = 1.0
+_STREAMS_PER_READ = 1000
 
 
-class Lines:
-    def __init__(self, pools: RedisPools, directory: Directory, now_us: Callable[[], int]) -> None:
-        """``now_us``: on the fabric's clock."""
+class QueuePositions:
+    def __init__(self, pools: Pools, directory: Directory, now_us: Callable[[], int]) -> None:
+        """``now_us`` is on the fabric's clock."""
         self._now_us = now_us
         self._pools = pools
         self._directory = directory
         self._by_pool: dict[str, list[Subscription]] = {}
 
     def add(self, pool: str, subscription: Subscription) -> None:
-        """The stream waits: its reader will hear where it stands, until it does no more."""
+        """Send the reader its queue position once a second until the stream leaves the queue."""
         self._by_pool.setdefault(pool, []).append(subscription)
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_TOLD_EVERY_S)
+            await asyncio.sleep(_SEND_EVERY_S)
             for pool in list(self._by_pool):
                 try:
-                    await self._tell(pool)
-                except FabricUnavailable as error:
-                    log.warning("the queue of %s cannot be read: %s", pool, error)
+                    await self._send(pool)
+                except FabricError as error:
+                    log.warning("queue positions not read, retrying: pool=%s error=%s", pool, error)
 
-    async def _tell(self, pool: str) -> None:
+    async def _send(self, pool: str) -> None:
+        """Read the positions of the pool's queued streams, and send each to its reader."""
         waiting = [sub for sub in self._by_pool.pop(pool) if not sub.local.head and sub in sub.local.subs]
-        for start in range(0, len(waiting), _ASKED_MAX):
-            some = waiting[start : start + _ASKED_MAX]
+        for start in range(0, len(waiting), _STREAMS_PER_READ):
+            batch = waiting[start : start + _STREAMS_PER_READ]
             try:
-                of, positions = await self._pools.line(pool, [sub.local.id for sub in some])
-            except FabricUnavailable:
-                self._by_pool.setdefault(pool, []).extend(waiting[start:])  # they wait on, and are told later
+                length, positions = await self._pools.queue_positions(pool, [sub.local.id for sub in batch])
+            except FabricError:
+                self._by_pool.setdefault(pool, []).extend(waiting[start:])
                 raise
-            plan = self._directory.warming(pool)  # None: there are replicas, and who waits waits for room
+            plan = self._directory.warming(pool)  # None: the pool has replicas, so the queue waits for a free slot
             now_us, wake_s = self._now_us(), self._directory.wake_s(pool)
-            for sub, position in zip(some, positions, strict=True):
+            for sub, position in zip(batch, positions, strict=True):
                 if position and sub in sub.local.subs:
-                    sub.outlet.waits(position, of, None if plan is None else plan.warming_s(position, now_us, wake_s))
+                    warming_s = None if plan is None else plan.warming_s(position, now_us, wake_s)
+                    sub.outlet.queued(position, length, warming_s)
                     self.add(pool, sub)

@@ -1,12 +1,12 @@
-// One running answer: follows its stream into a message and keeps the message stored, text and cursor together, so
-// that a reload, another tab or a new socket continue it at the very place.
+// One running answer: reads its stream into a message and stores the message's text and cursor together, so that a
+// reload, another tab or a new socket continues at the same position.
 
 import { BEGINNING, GatewayError, textOf } from "./client.js";
 
 const SAVE_MS = 250;
 const RESTARTABLE = new Set(["cursor_gone", "cursor_invalid"]);
 const RESTARTS_MAX = 3;
-// These end our reading and not the stream: it stays stored as running, for another tab or the next sign-in.
+// Errors that end reading but not the stream: it stays stored as running, for another tab or the next sign-in.
 const OURS = new Set(["client_closed", "not_signed_in", "invalid_api_key", "forbidden"]);
 
 export class Answer {
@@ -26,7 +26,7 @@ export class Answer {
     const { message } = this;
     try {
       let outcome = await this.read(message.cursor, "tokens");
-      // What was read cannot be continued, but the stream may still be had whole.
+      // The position is gone, but the stream may still be readable from its beginning.
       while (outcome === "restart") outcome = await this.read(BEGINNING, "snapshot");
       message.status = outcome;
     } catch (error) {
@@ -48,7 +48,7 @@ export class Answer {
     if (after === BEGINNING && message.text) this.forget();
     stream.ready.then(
       (id) => this.accepted(id),
-      () => {}, // the reading below tells the same error
+      () => {}, // the loop below meets the same error
     );
     try {
       for await (const item of stream) {
@@ -105,7 +105,7 @@ export class Answer {
   }
 
   async stop() {
-    this.isStopping = true; // seen at once: without a connection the gateway's answer may take a while
+    this.isStopping = true; // shown at once, because the gateway's answer waits for a connection
     this.onChange(this);
     await this.stream.cancel();
   }

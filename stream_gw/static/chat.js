@@ -8,12 +8,12 @@ import { Store, isRunning } from "./store.js";
 import { MessageView } from "./view.js";
 
 const TITLE_CHARS = 48;
-const NEAR_END_PX = 80; // so near the end the view follows the text
+const NEAR_END_PX = 80; // distance from the end within which the view follows the text
 
 const session = new Session();
 const store = new Store(onOtherTab, () => announce("This browser's storage is full: the conversation will not survive a reload."));
-const answers = new Map(); // running, by message id
-const views = new Map(); // of the conversation shown, by message id
+const answers = new Map(); // running answers by message id
+const views = new Map(); // views of the shown conversation by message id
 let gateway = null;
 let current = null; // id of the conversation shown
 let follows = true; // the view follows the text
@@ -25,7 +25,7 @@ async function start() {
   try {
     await session.getToken();
   } catch (error) {
-    // Without a network the page still shows what is stored, and the client keeps trying.
+    // Without a network the page shows stored conversations, and the client keeps trying.
     if (!error.retriable) {
       askForKey(error.code === "not_signed_in" ? "" : error.message);
       return;
@@ -77,7 +77,7 @@ $("sign-out").addEventListener("click", () => {
   askForKey("");
 });
 
-// A link with a key followed where the page is open already loads nothing by itself.
+// Following a link with a key while the page is open does not reload the page.
 addEventListener("hashchange", () => {
   if (new URLSearchParams(location.hash.slice(1)).has("key")) location.reload();
 });
@@ -90,7 +90,7 @@ async function loadModels() {
     models = (await response.json()).data.map(({ id }) => id);
     remember("sgw.models", JSON.stringify(models));
   } catch (error) {
-    announce(`The list of models could not be loaded: ${error.message}`); // the last known list serves meanwhile
+    announce(`The list of models could not be loaded: ${error.message}`); // until then the last known list is shown
   }
   $("model").replaceChildren(...models.map((id) => new Option(id, id)));
   const chosen = localStorage.getItem("sgw.model");
@@ -103,7 +103,7 @@ $("model").addEventListener("change", () => {
   showSimulated();
 });
 
-// The connection, told to the eye
+// The connection indicator
 
 const STATES = {
   idle: "Connecting",
@@ -171,7 +171,7 @@ function listConversations() {
   $("conversations").replaceChildren(...items);
 }
 
-/** Shows a conversation, and follows what runs in it. */
+/** Shows a conversation, and follows its running answers. */
 function show(id) {
   const conversation = id ? store.conversation(id) : null;
   if (conversation?.id !== current) follows = true;
@@ -190,7 +190,7 @@ function show(id) {
   scrollOn();
 }
 
-/** Brings the views in line with what is stored. */
+/** Updates the views from the store. */
 function showMessages(conversation) {
   const messages = store.messages(conversation);
   const ids = new Set(conversation.messages);
@@ -218,7 +218,7 @@ function bodyOf(conversation, answer) {
   return { model: answer.model, messages, stream: true, stream_options: { include_usage: true }, session_id: conversation.id };
 }
 
-/** Follows a running answer. One that has no stream yet is asked for again under its key: it is generated once. */
+/** Follows a running answer. Without a stream yet, its request is sent again with the same idempotency key. */
 function resume(conversation, message) {
   if (!gateway) return;
   const answer = new Answer({ gateway, store, message, body: bodyOf(conversation, message), onChange: onAnswer });
@@ -231,7 +231,7 @@ function onAnswer(answer) {
   if (view) view.isStopping = answer.isStopping && !answer.isOver;
   view?.schedule(message, scrollOn);
   const seen = `${answer.isOver} ${answer.isResuming} ${answer.isStopping} ${message.model} ${message.fingerprint}`;
-  if (seen === answer.seen) return; // it only grew
+  if (seen === answer.seen) return; // nothing but its text has changed
   answer.seen = seen;
   if (answer.isOver) {
     answers.delete(message.id);
@@ -261,16 +261,16 @@ function onOtherTab({ message: messageId }) {
     show(null);
     return;
   }
-  // Our own reading of an answer is as good as the other tab's; a stream that it just created is news.
+  // This tab reads its answers itself; only a stream that the other tab has just created is new to it.
   const message = messageId ? store.message(messageId) : null;
   if (message && answers.has(messageId)) return;
-  if (message?.status === "starting") return; // the tab that asked for it will tell the stream
+  if (message?.status === "starting") return; // the tab that sent the request will announce the stream's id
   showMessages({ ...conversation, messages: conversation.messages.filter((id) => store.message(id)?.status !== "starting" || answers.has(id)) });
   scrollOn();
   refresh();
 }
 
-// Asking
+// Sending a prompt
 
 function send(text) {
   if (!gateway || running().length > 0) return;
@@ -296,7 +296,7 @@ const newAnswer = () => ({
   revision: 0,
 });
 
-/** A stream that only could not be reached is followed again; any other failure is asked anew. */
+/** Follows the stream again if only the connection was lost; after any other failure, sends a new request. */
 function retry(messageId) {
   const conversation = store.conversation(current);
   const message = store.message(messageId);
@@ -368,7 +368,7 @@ for (const idea of document.querySelectorAll(".ideas button")) {
 $("log").addEventListener("click", async ({ target }) => {
   if (!target.matches("button.copy")) return;
   const code = target.closest("figure").querySelector("pre").textContent;
-  // The browser may forbid it, and over plain HTTP has none: the button then says so.
+  // The browser may refuse clipboard access, and plain HTTP has none: the button then says so.
   const copied = await navigator.clipboard?.writeText(code).then(
     () => true,
     () => false,
@@ -390,7 +390,7 @@ function scrollOn() {
 
 let scrolledTo = 0;
 scroller.addEventListener("scroll", () => {
-  // Only a scroll upwards is the reader's: growing text moves the end away and the position not at all.
+  // Only the reader scrolls upwards: growing text moves the end, never the position.
   if (scroller.scrollTop < scrolledTo - 1) follows = isNearEnd();
   else if (isNearEnd()) follows = true;
   scrolledTo = scroller.scrollTop;
@@ -419,6 +419,6 @@ themeButton($("theme"));
 
 const saveAll = () => answers.forEach((answer) => answer.save());
 addEventListener("pagehide", saveAll);
-document.addEventListener("visibilitychange", saveAll); // a phone may never tell pagehide
+document.addEventListener("visibilitychange", saveAll); // some phones never fire pagehide
 
 await start();

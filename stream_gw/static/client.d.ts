@@ -18,7 +18,7 @@ export const LIMITS: Readonly<{
 }>;
 
 export function backoffMs(attempt: number, random?: () => number): number;
-/** 32 hex digits that nobody else makes, on plain HTTP too. */
+/** A unique id of 32 random hex digits; works on plain HTTP too. */
 export function randomId(): string;
 export function socketUrl(url: string): string;
 export function textOf(chunks: readonly unknown[]): string;
@@ -41,7 +41,7 @@ export class GatewayError extends Error {
   readonly closeCode: number | null;
 }
 
-/** Frames up to `seq`. `cursor` is the position to persist together with what was made of the chunks. */
+/** Frames up to `seq`. Persist `cursor` together with what you made of the chunks. */
 export interface DataItem<Chunk = any> {
   type: "data";
   cursor: string;
@@ -49,7 +49,7 @@ export interface DataItem<Chunk = any> {
   chunks: Chunk[];
 }
 
-/** The frames `from` to `to` are lost for good. */
+/** The frames `from` to `to` are lost; no retry brings them back. */
 export interface GapItem {
   type: "gap";
   cursor: string;
@@ -58,7 +58,7 @@ export interface GapItem {
   to: number;
 }
 
-/** Everything that was read above `to` is void; what follows continues after `to`. */
+/** Frames above `to` are void: discard what you read of them. The next item continues after `to`. */
 export interface ResetItem {
   type: "reset";
   cursor: string;
@@ -84,9 +84,9 @@ export interface Outcome {
 export interface ReadOptions {
   dialect?: Dialect;
   mode?: Mode;
-  /** Aborting rejects the reader with the signal's reason, at once. */
+  /** Aborting rejects the pending read with the signal's reason, at once. */
   signal?: AbortSignal;
-  /** What aborting does to the stream: "cancel" (the default) stops the generation, "detach" only stops reading. */
+  /** Effect of aborting: "cancel" (the default) stops the generation, "detach" only stops reading. */
   abort?: "cancel" | "detach";
 }
 
@@ -101,14 +101,14 @@ export class Stream<Chunk = any> implements AsyncIterableIterator<Item<Chunk>> {
   /** The idempotency key of a create. */
   readonly key: string | null;
   readonly dialect: Dialect;
-  /** Of the last item handed to the reader. */
+  /** Cursor of the last item that the reader has taken. */
   readonly cursor: string;
   readonly status: Status;
   readonly usage: any;
   readonly error: Error | null;
-  /** The id, once there is one. */
+  /** Resolves with the id once the gateway has accepted the create. */
   readonly ready: Promise<string>;
-  /** Never rejects. A reader that stops reading without closing holds it back. */
+  /** Resolves at the end; never rejects. The end comes only while a reader iterates, or after `close()`. */
   readonly done: Promise<Outcome>;
   next(): Promise<IteratorResult<Item<Chunk>>>;
   return(value?: unknown): Promise<IteratorResult<Item<Chunk>>>;
@@ -126,17 +126,17 @@ export interface StateDetail {
 export interface Options {
   /** http(s) or ws(s) address of the gateway; the page's own origin by default. */
   url?: string;
-  /** Several addresses, taken in turn. */
+  /** Several addresses, tried in turn. */
   urls?: string[];
   token?: string;
-  /** Asked before every connection; `refresh` is true when the last token was refused. */
+  /** Called before each connection; `refresh` is true when the gateway refused the last token. */
   getToken?: (request: { refresh: boolean }) => string | Promise<string>;
-  /** A WebSocket constructor, where there is no global one. */
+  /** A WebSocket constructor, for hosts without a global one. */
   webSocket?: new (url: string, protocols: string[]) => any;
   fetch?: typeof globalThis.fetch;
   onState?: (state: State, detail: StateDetail) => void;
   random?: () => number;
-  /** Disconnected for so long, everything fails with connection_lost. 15 minutes by default. */
+  /** Time without a connection, in ms, after which everything fails with connection_lost (default: 15 minutes). */
   giveUpMs?: number;
   lagMs?: number;
   queueItems?: number;

@@ -4,13 +4,13 @@
 //   const stream = gateway.create({ model, messages });
 //   for await (const text of stream.text()) show(text);
 //
-// One socket carries every stream. A Stream applies frame cursor+1 and nothing else, so whatever happens to sockets,
-// its reader sees each frame once and in order.
+// One socket carries every stream. A Stream applies only the frame after its cursor, so its reader sees each frame
+// once and in order, also after reconnects.
 
 export const BEGINNING = "1-0";
 export const SUBPROTOCOL = "tokenstream.v1";
 
-/** Bounds, each with what happens at it. All but `streams` and `requests` may be changed through the options. */
+/** Limits, each with what happens at it. The options change all but `streams` and `requests`. */
 export const LIMITS = Object.freeze({
   streams: 128, // streams open at once; over: create and subscribe throw too_many
   requests: 256, // cancels and inputs without an answer; over: they reject with too_many
@@ -61,7 +61,7 @@ function deferred() {
   return parts;
 }
 
-/** A name that nobody else makes. crypto.randomUUID is only there on HTTPS and on loopback. */
+/** A unique random id. crypto.randomUUID exists only on HTTPS and on loopback. */
 export function randomId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -75,7 +75,7 @@ function parseCursor(text) {
 
 const epochNumber = (epoch) => Number.parseInt(epoch, 10);
 
-/** Full jitter: a crowd that was cut at one instant comes back spread over the whole interval. */
+/** Pause with full jitter, so that clients cut at one instant come back spread over the interval. */
 export function backoffMs(attempt, random = Math.random) {
   return random() * Math.min(TIMES_MS.backoffMax, TIMES_MS.backoffMin * 2 ** attempt);
 }
@@ -91,7 +91,7 @@ export function socketUrl(url) {
 
 const httpUrl = (socket, path) => socket.replace(/^ws/, "http").replace(/\/v1\/stream$/, path);
 
-/** One response's frames, in order and once each. Iterate it once: `for await (const item of stream)`. */
+/** One stream: its frames in order, each once. Iterate it once: `for await (const item of stream)`. */
 export class Stream {
   constructor(gateway, { id = null, after = BEGINNING, body, key, dialect, mode, signal, abort = "cancel" }) {
     if (abort !== "cancel" && abort !== "detach") throw new TypeError(`abort must be "cancel" or "detach"`);
@@ -186,7 +186,7 @@ export class Stream {
     return this._stop.promise;
   }
 
-  /** Stops reading. The generation goes on, as long as its `on_disconnect` says. */
+  /** Stops reading. The generation goes on for as long as its `on_disconnect` says. */
   close() {
     if (this._ended) return;
     this._queue.length = 0;
@@ -194,7 +194,7 @@ export class Stream {
       this._finish("detached");
       return;
     }
-    // A cancel asked for before still waits for the stream's id: only the reader goes now.
+    // A cancel still waits for the stream's id; only reading ends now.
     const leave = () => this._finish("detached");
     this._stop.promise.then(leave, leave);
     this._muted = true;
@@ -211,7 +211,7 @@ export class Stream {
         this._finish("detached", { error: reason });
         return;
       }
-      // The reader is let go at once; `done` waits until the gateway has answered, or tells why it could not be asked.
+      // Reading ends at once; `done` waits for the gateway's answer, or for the error that prevented it.
       const acked = this.cancel();
       this._queue.length = 0;
       this._error(reason);
@@ -225,7 +225,7 @@ export class Stream {
     this._unlisten = () => signal.removeEventListener("abort", onAbort);
   }
 
-  /** Ends the reading with an error while the stream itself is still being ended. */
+  /** Ends reading with an error while the cancel of the stream is still under way. */
   _error(error) {
     this.error = error;
     this._muted = true;
@@ -272,7 +272,7 @@ export class Stream {
     this._link = link;
     this._ch = link.claim(this);
     if (this.id) {
-      // A snapshot says what came before as one chunk; after a first part that is the rest, joined.
+      // A snapshot is one chunk of all that came before; after a first part, `coalesce` joins the rest.
       const mode = this._mode === "snapshot" && this._tail.s > 0 ? "coalesce" : this._mode;
       link.send({ t: "sub", ch: this._ch, stream: this.id, after: this._tailCursor(), dialect: this.dialect, mode });
     } else {
@@ -300,7 +300,7 @@ export class Stream {
     else attach();
   }
 
-  /** Asks again from our cursor. What brings nothing new is asked less and less often, and not for ever. */
+  /** Subscribes again from the cursor. Attempts without a new frame back off, and their number is limited. */
   _retry(error, delayMs = 0) {
     this._tries += 1;
     if (this._tries > LIMITS.triesWithoutProgress) return this._finish("failed", { error });
@@ -329,7 +329,7 @@ export class Stream {
     }
   }
 
-  /** Also of a stream that has ended: how, its `end` says, which follows. */
+  /** The channel is open. A stream that has ended sends `ok` too; its `end` follows. */
   _receiveOk({ stream, epoch, status }) {
     this.id = stream;
     this.status = status;
@@ -386,7 +386,7 @@ export class Stream {
     while (this._queue.length > 0 && this._queue.at(-1).item.seq > to) {
       this._queueChars -= this._queue.pop().chars;
     }
-    // What was read cannot be taken back but by telling; and an item that joined several frames goes as a whole.
+    // The reader must be told of void items it has read; an item that joined several frames is void as a whole.
     const kept = this._queue.at(-1)?.item.seq ?? this._boundaries.findLast((seq) => seq <= to) ?? this._boundaries[0];
     const told = this._boundaries.at(-1) > to;
     if (told) this._boundaries = this._boundaries.filter((seq, index) => index === 0 || seq <= kept);
@@ -403,7 +403,7 @@ export class Stream {
     else this._retry(error, Math.max(1, (error.retryAfterS ?? 0) * 1000));
   }
 
-  /** A ping told a head above ours. Frames may be on their way, so only a lasting lag counts. */
+  /** A ping named a head above ours. Frames may be on their way, so only a lasting lag counts. */
   _lag(head) {
     if (head <= this._tail.s || this._lagTimer) return;
     const before = this._tail.s;
@@ -442,7 +442,7 @@ export function textOf(chunks) {
   return text;
 }
 
-/** One socket: from its opening until nothing more can come of it. Tells its owner once when it is over. */
+/** One WebSocket connection, from its opening to its end. Calls its owner once at the end. */
 class Link {
   constructor(owner, url, token) {
     this.owner = owner;
@@ -461,7 +461,7 @@ class Link {
     this.watch();
   }
 
-  /** A silent socket looks like a living one: only messages prove that it lives. */
+  /** A dead connection may look open: only messages prove that it is alive. */
   watch() {
     const leftMs = this.heardAt + this.limitMs - Date.now();
     if (leftMs <= 0) this.over(1006, "silent");
@@ -520,7 +520,7 @@ class Link {
     this.owner._linkOver(this, code, reason);
   }
 
-  /** Closes without telling the owner. */
+  /** Closes without a call to the owner. */
   retire() {
     if (this.isOver) return;
     this.isOver = true;
@@ -583,12 +583,12 @@ export class StreamGateway {
     return this._open({ body, key: key ?? randomId(), dialect, mode, signal, abort });
   }
 
-  /** Follows a stream after a cursor; from its beginning when none is given. */
+  /** Reads a stream after a cursor (default: from its beginning). */
   subscribe(streamId, { after = BEGINNING, dialect = "openai.chat", mode = "tokens", signal, abort } = {}) {
     return this._open({ id: streamId, after, dialect, mode, signal, abort });
   }
 
-  /** Stops a stream whoever reads it. While disconnected it goes by HTTP at once, and again over the next socket. */
+  /** Stops a stream for all its readers. While disconnected, asks by HTTP at once and again over the next socket. */
   cancel(streamId) {
     for (const request of this._requests.values()) {
       if (request.message.t === "cancel" && request.message.stream === streamId) return request.promise;
@@ -598,7 +598,7 @@ export class StreamGateway {
     return request.promise;
   }
 
-  /** Hands an item to a running stream, once, however often it has to be sent. */
+  /** Adds an input to a running stream. Retries do not add it twice. */
   input(streamId, item) {
     return this._request({ t: "input", stream: streamId, item }).promise;
   }
@@ -609,7 +609,7 @@ export class StreamGateway {
     if (!this._link && !this._next && !this._timer) this._connect();
   }
 
-  /** Streams not ended yet end with client_closed. */
+  /** Closes the client. Streams that have not ended end with client_closed. */
   close() {
     if (this._isClosed) return;
     this._isClosed = true;
@@ -644,7 +644,7 @@ export class StreamGateway {
     return this._channel;
   }
 
-  // Requests: what is answered by its id
+  // Requests, answered by their id
 
   _request(message) {
     const request = { ...deferred(), message: null, tries: 0, sentOn: null, timer: null };
@@ -656,7 +656,7 @@ export class StreamGateway {
       request.reject(new GatewayError("too_many", `${LIMITS.requests} requests wait for an answer.`));
       return request;
     }
-    // Over reconnects the id stays, and with it an input stays one input. Other clients' ids must differ from it.
+    // The id stays the same over reconnects, so that an input is added once. Other clients' ids must differ.
     const id = message.t === "input" ? randomId() : `k${++this._requestId}`;
     request.message = { ...message, id };
     this._requests.set(id, request);
@@ -721,7 +721,7 @@ export class StreamGateway {
         if (this._requests.has(id)) this._refuse(request, GatewayError.fromWire(error));
       }
     } catch {
-      // The network is away for HTTP too. The request stays queued: the next socket carries it.
+      // HTTP fails too while the network is away. The request stays queued for the next socket.
     }
   }
 
@@ -738,7 +738,7 @@ export class StreamGateway {
     this._onState(state, detail);
   }
 
-  /** Connects now if it is only waiting to. */
+  /** Ends the pause before the next connection attempt. */
   _wake() {
     if (this._isClosed || this._link || this._next) return;
     clearTimeout(this._timer);
@@ -791,7 +791,7 @@ export class StreamGateway {
     this._setState("connected");
   }
 
-  /** The gateway drains. Its socket delivers until the new one is ready, so nothing waits for the move. */
+  /** The gateway drains: connects to another. The old socket delivers until the new one is ready. */
   _hint(link, afterMs) {
     if (link !== this._link || link.hintTimer) return;
     link.hintTimer = setTimeout(() => {
@@ -823,7 +823,7 @@ export class StreamGateway {
     }
   }
 
-  /** What a close code asks of us. Returns an error when coming back is pointless. */
+  /** Counts a close by its code. Returns an error when reconnecting cannot help. */
   _judge(link, code, error) {
     const told = (name, message) => new GatewayError(name, message, { closeCode: code });
     if (code === 4403) return told("forbidden", "The gateway refuses this token.");
@@ -846,7 +846,7 @@ export class StreamGateway {
     return null;
   }
 
-  /** Sent again, what the gateway closed the connection over would close the next one: unanswered messages fail. */
+  /** Fails what is unanswered: one of these messages made the gateway close the connection, and would again. */
   _blame(link, error) {
     for (const request of this._requests.values()) if (request.sentOn === link) this._refuse(request, error);
     for (const stream of this._streams) if (!stream.id && stream._asked) stream._finish("failed", { error });
@@ -859,7 +859,7 @@ export class StreamGateway {
       return;
     }
     const offline = globalThis.navigator?.onLine === false;
-    // `online` wakes us. Some machines say offline and are not, so it is tried now and then all the same.
+    // The event `online` ends the pause. Some machines report offline wrongly, so attempts go on at long intervals.
     const delayMs = offline ? TIMES_MS.backoffMax : backoffMs(this._attempt, this._random);
     this._attempt = Math.min(this._attempt + 1, 16);
     if (!this._link) this._setState(offline ? "offline" : "reconnecting", { delayMs });
@@ -870,7 +870,7 @@ export class StreamGateway {
     }, delayMs);
   }
 
-  /** Nothing can be had any more: everybody is told why. A later call starts afresh. */
+  /** Ends every stream and request with the error. A later call connects again. */
   _fail(error) {
     this._opening += 1;
     clearTimeout(this._timer);

@@ -1,4 +1,4 @@
-// What the pages share. Text only ever enters them as text nodes.
+// DOM helpers of both pages. Text enters the DOM only as text nodes.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -19,7 +19,7 @@ export function el(name, className = "", ...children) {
   return node;
 }
 
-/** Keeps what a full storage may forget. */
+/** Stores a value that may be lost when the storage is full. */
 export function remember(key, value) {
   try {
     localStorage.setItem(key, value);

@@ -1,5 +1,5 @@
-// Who watches, and the feed of snapshots. An API key is exchanged for a token and then forgotten; the token is this
-// tab's alone, and no script of another page sees it.
+// The session and the feed of snapshots. An API key is exchanged for a token and then discarded; the token stays in
+// this tab, and no script of another page can read it.
 
 import { GatewayError } from "./client.js";
 import { errorOf } from "./session.js";
@@ -7,13 +7,13 @@ import { errorOf } from "./session.js";
 const TOKEN = "sgw.ops.token";
 const SHIFT_S = 8 * 3600;
 const SILENT_MS = 25_000; // heartbeats come every 10 s at most
-const HIDDEN_MS = 60_000; // a tab that nobody sees for so long leaves its place to others
+const HIDDEN_MS = 60_000; // time after which a hidden tab closes its feed, for others to use
 const SNAPSHOT_CHARS_MAX = 8 << 20;
 const REFUSED = ["invalid_api_key", "forbidden", "not_signed_in"];
 
 export class OpsSession {
   constructor() {
-    this.key = null; // only where the fleet mints no tokens, and only in memory
+    this.key = null; // only where the fleet issues no tokens, and only in memory
     this.load();
   }
 
@@ -25,7 +25,7 @@ export class OpsSession {
     }
   }
 
-  /** The key that a link brought, once. */
+  /** The key in the address of the page, once. */
   takeKey() {
     const fragment = new URLSearchParams(location.hash.slice(1));
     const key = fragment.get("key");
@@ -47,7 +47,7 @@ export class OpsSession {
       throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
     });
     if (response.status === 403) {
-      // It may watch all the same, where the fleet mints no tokens: the feed will say
+      // The key may still open the feed where the fleet issues no tokens; the feed answers that
       this.key = key;
       return;
     }
@@ -67,11 +67,11 @@ export class OpsSession {
   }
 
   headers() {
-    if (!this.isSignedIn) throw new GatewayError("not_signed_in", this.token ? "Your eight hours are over: sign in again." : "");
+    if (!this.isSignedIn) throw new GatewayError("not_signed_in", this.token ? "Your token has expired: sign in again." : "");
     return { authorization: `Bearer ${this.key ?? this.token.token}` };
   }
 
-  /** A JSON answer below /v1/admin. Throws what the gateway says. */
+  /** The JSON response of a path below /v1/admin. Throws the gateway's error. */
   async get(path, signal) {
     const response = await fetch(`/v1/admin${path}`, { headers: this.headers(), signal, cache: "no-store" });
     if (!response.ok) throw await errorOf(response);
@@ -79,9 +79,9 @@ export class OpsSession {
   }
 }
 
-/** Snapshots, from whichever gateway is reached, for as long as somebody looks. */
+/** Receives snapshots, from any gateway, while the page is visible. */
 export class Feed {
-  /** `onState(state, error)`: connecting, connected or reconnecting. `onRefused(error)`: it has stopped for good. */
+  /** `onState(state, error)`: connecting, connected or reconnecting. `onRefused(error)`: the feed has ended. */
   constructor(session, { onSnapshot, onState, onRefused }) {
     Object.assign(this, { session, onSnapshot, onState, onRefused });
     this.isStopped = false;
@@ -137,7 +137,7 @@ export class Feed {
   }
 
   rest(error) {
-    // A gateway that drains has others beside it; else each try waits longer, spread so that pages do not come at once
+    // A draining gateway has others beside it, so reconnect at once; otherwise back off with jitter
     const most = error?.code === "draining" ? 1000 : error?.code === "too_many" ? 8000 : Math.min(500 * 2 ** this.tries, 8000);
     this.tries += 1;
     return new Promise((resolve) => {
@@ -170,7 +170,7 @@ export class Feed {
         text += value;
         const lines = text.split("\n");
         text = lines.pop();
-        if (text.length > SNAPSHOT_CHARS_MAX) throw new GatewayError("too_large", "A snapshot is too large to be one.");
+        if (text.length > SNAPSHOT_CHARS_MAX) throw new GatewayError("too_large", "The snapshot is too large to display.");
         for (const line of lines) if (line.startsWith("data: ")) this.receive(JSON.parse(line.slice(6)));
       }
     } finally {

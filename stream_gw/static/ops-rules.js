@@ -1,4 +1,4 @@
-// What of a snapshot needs somebody's attention, the worst first; and how figures are written. Pure.
+// Problems in a snapshot, the worst first, and the format of figures. Pure.
 
 const WAIT_S_WARN = 5;
 const WAIT_S_BAD = 30;
@@ -6,7 +6,7 @@ const KV_WARN = 0.95;
 const QUEUE_MS_WARN = 1000;
 const FAILED_SHARE_WARN = 0.01;
 const NAMES_SHOWN = 3;
-const LATE_MS = 15_000; // telemetry is asked every 10 s, and some seconds late itself
+const LATE_MS = 15_000; // telemetry is queried every 10 s, and its data is some seconds old
 
 export const count = (number, one, many = `${one}s`) => `${whole(number)} ${number === 1 ? one : many}`;
 
@@ -16,7 +16,7 @@ export const figure = (number) => (number >= 100 || Number.isInteger(number) ? w
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-/** Milliseconds for people. */
+/** Text of a duration in milliseconds. */
 export function span(ms) {
   const size = Math.abs(ms);
   if (!size) return "0 ms";
@@ -42,10 +42,10 @@ function names(rows) {
   return rows.slice(0, NAMES_SHOWN).map(({ replica }) => replica).join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
-/** The newest minute that telemetry has heard the whole of, in minutes since 1970. */
+/** The newest minute that telemetry has completely, in minutes since 1970. */
 export const lastMinute = (atMs) => Math.floor((atMs - LATE_MS) / 60_000) - 1;
 
-/** Of the fleet, the minutes up to that; one without a request is not there. */
+/** The fleet's minutes up to the last complete one. A minute without a request has no row. */
 export function minutes({ at_ms: at, history }) {
   return (history ?? []).filter(({ minute_us: minute }) => minute && minute / 60_000_000 <= lastMinute(at));
 }
@@ -54,10 +54,10 @@ function* ofPool(pool) {
   const ready = pool.states.ready ?? 0;
   const wait = longest(pool);
   const { plan } = pool;
-  const isAsleep = plan?.ready === 0 && !waiting(pool); // declared, and nobody asks for it
+  const isAsleep = plan?.ready === 0 && !waiting(pool); // the plan is zero replicas, and no request waits
   if (!ready && !isAsleep) {
     const others = Object.entries(pool.states).map(([state, number]) => `${number} ${state}`).join(", ");
-    yield { level: "bad", key: `none ${pool.pool}`, text: `Pool ${pool.pool} has no ready replica${others ? ` (${others})` : ""}: ${plan ? "its requests wait for one to start" : "its requests wait or are refused"}.` };
+    yield { level: "bad", key: `none ${pool.pool}`, text: `Pool ${pool.pool} has no ready replica${others ? ` (${others})` : ""}: ${plan ? "its requests wait for one to start" : "its requests wait or are rejected"}.` };
   } else if (plan && ready < plan.ready) {
     yield { level: "warn", key: `plan ${pool.pool}`, text: `Pool ${pool.pool} has ${ready} of the ${count(plan.ready, "ready replica")} that are wanted (${plan.reason}).` };
   }
@@ -83,26 +83,26 @@ export function troubles(snapshot) {
   const { fabric, fleet, telemetry, here } = snapshot;
   const found = [];
   if (fabric.state === "away") {
-    const old = fleet ? ` What is shown of the fleet is ${seconds(fabric.age_s)} old.` : "";
+    const old = fleet ? ` The figures of the fleet are ${seconds(fabric.age_s)} old.` : "";
     found.push({ level: "bad", key: "fabric", text: `This gateway cannot read Redis: ${sentence(fabric.message)}${old}` });
   } else if (fleet && !fleet.pools.length) {
     found.push({ level: "bad", key: "empty", text: "No replica has joined this fleet. Start one with stream-gw agent." });
   }
   for (const pool of fleet?.pools ?? []) found.push(...ofPool(pool));
   if (telemetry.state === "away") {
-    found.push({ level: "warn", key: "telemetry", text: `No history and no traces: ${sentence(telemetry.message)} All else on this page is live.` });
+    found.push({ level: "warn", key: "telemetry", text: `No history and no traces: ${sentence(telemetry.message)} The rest of this page is live.` });
   }
   const shed = Object.entries(here.sheds);
   if (shed.length) {
     const where = shed.map(([layer, number]) => `${layer} ${whole(number)}`).join(", ");
     const sum = shed.reduce((all, [, number]) => all + number, 0);
-    found.push({ level: "warn", key: "shed", text: `This gateway turned ${count(sum, "request")} away for want of room in the last ${seconds(here.window_s)} (${where}).` });
+    found.push({ level: "warn", key: "shed", text: `This gateway rejected ${count(sum, "request")} for lack of capacity in the last ${seconds(here.window_s)} (${where}).` });
   }
   const late = minutes(snapshot).slice(-5);
   const asked = late.reduce((sum, row) => sum + row.requests, 0);
   const failed = late.reduce((sum, row) => sum + row.failed, 0);
   if (failed && failed >= FAILED_SHARE_WARN * asked) {
-    found.push({ level: "warn", key: "failed", text: `${whole(failed)} of ${count(asked, "request")} of the whole fleet failed in its last ${count(late.length, "minute")}.` });
+    found.push({ level: "warn", key: "failed", text: `${whole(failed)} of ${count(asked, "request")} of the whole fleet failed in the last ${count(late.length, "minute")}.` });
   }
   return found.sort((a, b) => (a.level > b.level ? 1 : a.level < b.level ? -1 : 0));
 }

@@ -1,4 +1,4 @@
-// One request: why it took as long as it did, as `GET /v1/admin/traces/<id>/why` tells it.
+// One request and its latency by phase, from `GET /v1/admin/traces/<id>/why`.
 
 import { el } from "./dom.js";
 import { Table } from "./ops-view.js";
@@ -29,13 +29,13 @@ export const time = (us) => new Date(us / 1000).toISOString().slice(11, 19);
 
 const ofUs = (us) => span(us / 1000);
 
-/** Of the first who tells it: a reader, else a try. */
+/** The value of a field from the first row that has it: readers first, then attempts, the last one first. */
 function fact(value, name) {
   const rows = [...value.readers, ...value.beside, ...[...value.attempts].reverse()];
   return rows.find((row) => row[name])?.[name] ?? "";
 }
 
-/** What is shown of the answer of `why`. */
+/** Nodes that show the response of `why`. */
 export function explained(value) {
   return [
     head(value),
@@ -43,7 +43,7 @@ export function explained(value) {
     ...value.missing.map((said) => el("p", "missing", said)),
     facts(value),
     section("Where the time went", waterfall(value)),
-    ...(value.attempts.length ? [section("Tries", tries(value))] : []),
+    ...(value.attempts.length ? [section("Attempts", attempts(value))] : []),
     ...placement(value),
     ...usual(value),
     ...others(value),
@@ -66,23 +66,23 @@ function facts(value) {
   const first = value.readers.find((row) => row.ttft_us)?.ttft_us;
   const adapter = fact(value, "adapter");
   const pairs = [
-    ["Stream", value.stream || "none was made"],
+    ["Stream", value.stream || "none"],
     ["Request", fact(value, "request_id")],
     ["Trace", fact(value, "trace_id")],
     ["Tenant", fact(value, "tenant")],
     ["Model", fact(value, "model") + (adapter ? ` + ${adapter}` : "")],
     ["Replica", [fact(value, "replica"), fact(value, "pool") && `pool ${fact(value, "pool")}`].filter(Boolean).join(", ")],
     ["Gateway", fact(value, "gateway")],
-    ["Spoken", [fact(value, "dialect"), fact(value, "transport")].filter(Boolean).join(" over ")],
+    ["API", [fact(value, "dialect"), fact(value, "transport")].filter(Boolean).join(" over ")],
     ["Tokens", `${whole(value.prompt_tokens)} in, ${whole(value.cached_tokens)} of them cached; ${whole(value.output_tokens)} out`],
-    ["First token", first ? `after ${ofUs(first)}` : "none came"],
-    ["Answered with", fact(value, "http_status") ? String(fact(value, "http_status")) : ""],
+    ["First token", first ? `after ${ofUs(first)}` : "none"],
+    ["HTTP status", fact(value, "http_status") ? String(fact(value, "http_status")) : ""],
     ["Price", price ? `${(price / 1e6).toFixed(6)}` : ""],
     ["Cancelled at", fact(value, "cancel_point")],
-    ["Of the same trace", value.other_streams.join(", ")],
+    ["Same trace", value.other_streams.join(", ")],
   ];
-  const shown = pairs.filter(([, told]) => told);
-  return el("dl", "facts", ...shown.map(([name, told]) => el("div", "", el("dt", "", name), el("dd", "", el("bdi", "", told)))));
+  const shown = pairs.filter(([, text]) => text);
+  return el("dl", "facts", ...shown.map(([name, text]) => el("div", "", el("dt", "", name), el("dd", "", el("bdi", "", text)))));
 }
 
 function bar(className, from, us, whole_) {
@@ -102,7 +102,7 @@ function waterfall(value) {
     reader = number || reader;
     const head = el("th", "name", el("span", `swatch ${name}`), nameOf(name));
     head.scope = "row";
-    // Clocks may have told of more than passed: such a piece goes back
+    // Clock skew can make phases longer than the request: a negative phase goes backwards
     const track = el("td", "track", bar(name, us < 0 ? at + us : at, Math.abs(us), wall));
     track.setAttribute("aria-hidden", "true");
     const row = el("tr", "segment", head, el("td", "number", ofUs(us)), el("td", "number", percent(us / wall)), track);
@@ -119,7 +119,7 @@ function waterfall(value) {
     if (title) cell.scope = "col";
     return cell;
   });
-  const table = el("table", "waterfall", el("caption", "sr", "Where the time went, in order"), el("thead", "", el("tr", "", ...heads)), body, el("tfoot", "", foot));
+  const table = el("table", "waterfall", el("caption", "sr", "Where the time went, in order of time"), el("thead", "", el("tr", "", ...heads)), body, el("tfoot", "", foot));
   return el("div", "scroll", table);
 }
 
@@ -131,19 +131,19 @@ function readerLine(number, row) {
   return el("tr", "", cell);
 }
 
-function tries(value) {
+function attempts(value) {
   const most = Math.max(1, ...value.attempts.map((row) => TRY.reduce((sum, [name]) => sum + row[name], 0)));
   const notes = (row) => [row.error_code, row.billed && "billed", row.ended === "lost" && "the replica died"].filter(Boolean).join(", ");
-  const table = new Table("Tries of replicas", [
-    { title: "Try", name: "name", of: (row) => `${row.attempt}.${row.epoch}` },
+  const table = new Table("Attempts by replica", [
+    { title: "Attempt", name: "name", of: (row) => `${row.attempt}.${row.epoch}` },
     { title: "Replica", name: "", of: (row) => row.replica },
     { title: "Ended", name: "", of: (row) => ({ text: row.ended, sub: notes(row), tone: ["lost", "failed"].includes(row.ended) ? "bad" : "" }) },
-    { title: "In line", name: "number", of: (row) => ofUs(row.waited_us) },
+    { title: "Queue", name: "number", of: (row) => ofUs(row.waited_us) },
     { title: "Inbox", name: "number", of: (row) => ofUs(row.inbox_us) },
-    { title: "Engine's queue", name: "number", about: "Where the engine does not tell when it began, what the prompt's computation does not explain", of: (row) => ofUs(row.engine_queue_us) },
+    { title: "Engine's queue", name: "number", about: "If the engine does not report when it began: the time that prefill does not explain", of: (row) => ofUs(row.engine_queue_us) },
     { title: "Prefill", name: "number", of: (row) => ofUs(row.prefill_us) },
     { title: "Decode", name: "number", of: (row) => ofUs(row.decode_us) },
-    { title: "Tokens", name: "number", about: "Made in this try, of the stream up to its end", of: (row) => `${whole(row.generated_tokens)} / ${whole(row.output_tokens)}` },
+    { title: "Tokens", name: "number", about: "Generated in this attempt / of the stream up to the attempt's end", of: (row) => `${whole(row.generated_tokens)} / ${whole(row.output_tokens)}` },
   ]);
   table.update(value.attempts.map((row) => [row.id, row]));
   const bars = value.attempts.map((row) => {
@@ -169,34 +169,34 @@ function placement(value) {
   const taken = fact(value, "replica");
   const table = new Table("Candidates of the placement", [
     { title: "Candidate", name: "name", of: ([replica]) => replica },
-    { title: "Score", name: "number", about: "Expected time to the first token, and a little for crowding: the least wins", of: ([, score]) => (score < 0 ? "–" : span(score)) },
-    { title: "Prompt held", name: "number", about: "Tokens of the prompt that it was believed to have cached", of: ([, , matched]) => whole(matched ?? 0) },
+    { title: "Score", name: "number", about: "Expected time to the first token, plus a little for crowding: the lowest wins", of: ([, score]) => (score < 0 ? "–" : span(score)) },
+    { title: "Prompt held", name: "number", about: "Tokens of the prompt that the replica was believed to have cached", of: ([, , matched]) => whole(matched ?? 0) },
     { title: "In flight", name: "number", of: ([, , , flight]) => whole(flight ?? 0) },
     { title: "Load", name: "number", of: ([, , , , load]) => span(load ?? 0) },
     { title: "", name: "", of: ([replica, , , , , barred]) => ({ text: [replica === taken && "taken", barred].filter(Boolean).join(", "), tone: barred ? "warn" : "" }) },
   ]);
   table.update(scores.map((one) => [one[0], one]));
-  const why = `Why there: ${reason || "not told"}${position ? `, place ${position} in line` : ""}.`;
+  const why = `Reason: ${reason || "unknown"}${position ? `, position ${position} in the queue` : ""}.`;
   return [section("Placement", el("p", "line", why), ...(scores.length ? [table.node] : []))];
 }
 
 function usual(value) {
   const { what, members, figures } = value.cohort;
-  if (!members) return [section("What is usual", el("p", "line", "There is nothing to compare with yet: no other finished request of the model is known."))];
+  if (!members) return [section("Comparison", el("p", "line", "Nothing to compare with yet: telemetry has no other finished request of this model."))];
   const spent = (name) => value.segments.reduce((sum, { name: each, us }) => sum + (each === name ? us : 0), 0);
   const rows = Object.keys(figures).filter((name) => name in NAMES).map((name) => ({ name: nameOf(name), here: spent(name), figures: figures[name] }));
   rows.push({ name: "whole", here: value.wall_us, figures: figures.wall_us });
   const shown = rows.filter(({ here, figures: [half, , most] }) => here || half || most);
-  const table = new Table("Compared with its like", [
+  const table = new Table("Compared with similar requests", [
     { title: "", name: "name", of: (row) => row.name },
-    { title: "here", name: "number", of: (row) => ({ text: ofUs(row.here), tone: row.here > row.figures[2] && row.here - row.figures[0] >= 1000 ? "bad" : "" }) },
+    { title: "this", name: "number", of: (row) => ({ text: ofUs(row.here), tone: row.here > row.figures[2] && row.here - row.figures[0] >= 1000 ? "bad" : "" }) },
     { title: "p50", name: "number", of: (row) => ofUs(row.figures[0]) },
     { title: "p95", name: "number", of: (row) => ofUs(row.figures[1]) },
     { title: "p99", name: "number", of: (row) => ofUs(row.figures[2]) },
   ]);
   table.update(shown.map((row) => [row.name, row]));
-  const few = members < 30 ? " Too few to say what is usual." : "";
-  return [section("What is usual", el("p", "line", `Of ${whole(members)} others (${what}).${few}`), table.node)];
+  const few = members < 30 ? " Too few for a comparison." : "";
+  return [section("Comparison", el("p", "line", `${whole(members)} other requests (${what}).${few}`), table.node)];
 }
 
 function others(value) {
@@ -207,7 +207,7 @@ function others(value) {
   }
   if (value.fleet.length) {
     const items = value.fleet.map((row) => el("li", "", `${time(row.at_us)} ${[row.what, row.replica, row.state, row.reason].filter(Boolean).join(" ")}`));
-    found.push(section("Meanwhile in the pool", el("ul", "", ...items)));
+    found.push(section("In the pool at the same time", el("ul", "", ...items)));
   }
   return found;
 }

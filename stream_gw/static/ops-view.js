@@ -1,5 +1,4 @@
-// How a snapshot looks. Tables and tiles are kept and only what changed is written, so that nothing jumps under a
-// reader's eyes, focus or selection.
+// The view of a snapshot. Only changed cells are written, so that scrolling, focus and selection stay.
 
 import { el, icon } from "./dom.js";
 import { count, figure, lastMinute, longest, minutes, percent, replicas, seconds, span, waiting, whole } from "./ops-rules.js";
@@ -10,23 +9,23 @@ const LONG_WAIT_S = 5;
 
 /** Shows `{text, sub, share, tone, title}` in a cell. */
 function fill(cell, shown) {
-  const told = typeof shown === "string" ? { text: shown } : shown;
-  const seen = JSON.stringify(told);
+  const content = typeof shown === "string" ? { text: shown } : shown;
+  const seen = JSON.stringify(content);
   if (cell.seen === seen) return;
   cell.seen = seen;
-  cell.dataset.tone = told.tone ?? "";
-  cell.title = told.title ?? (told.text.length > LONG_CHARS ? told.text : ""); // it may be cut off to the eye
-  const parts = [el("bdi", "value", told.text)];
-  if (told.sub) parts.push(el("bdi", "sub", told.sub));
-  if (told.share !== undefined) {
+  cell.dataset.tone = content.tone ?? "";
+  cell.title = content.title ?? (content.text.length > LONG_CHARS ? content.text : ""); // the full text, which the cell may cut off
+  const parts = [el("bdi", "value", content.text)];
+  if (content.sub) parts.push(el("bdi", "sub", content.sub));
+  if (content.share !== undefined) {
     const meter = el("span", "meter", el("i"));
-    meter.firstChild.style.width = `${Math.min(Math.max(told.share, 0), 1) * 100}%`;
+    meter.firstChild.style.width = `${Math.min(Math.max(content.share, 0), 1) * 100}%`;
     parts.push(meter);
   }
   cell.replaceChildren(...parts);
 }
 
-/** A table whose rows are kept by their key. A column: `{title, name, of(row)}`; the first one's cells are headers. */
+/** A table that reuses its rows by key. A column is `{title, name, of(row)}`; cells of the first one are headers. */
 export class Table {
   constructor(caption, columns, { onRow = null } = {}) {
     this.columns = columns;
@@ -48,7 +47,7 @@ export class Table {
 
   /** `rows`: `[key, row]` in order. */
   update(rows) {
-    // First of all what is gone: a line that is moved loses the focus
+    // Remove deleted rows first: a row that is moved loses the focus
     const kept = new Set(rows.map(([key]) => key));
     for (const [key, { node }] of this.rows) {
       if (kept.has(key)) continue;
@@ -74,7 +73,7 @@ export class Table {
     });
     const line = { node: el("tr", "", ...cells), cells, row: null };
     if (this.onRow) {
-      // The whole line takes a click; the keyboard and screen readers have a button
+      // The whole row takes clicks; keyboards and screen readers use the button
       const button = el("button", "open");
       button.type = "button";
       cells[0].replaceChildren(button);
@@ -89,7 +88,7 @@ export class Table {
   }
 }
 
-// What needs attention
+// Problems
 
 export class Attention {
   constructor(node, announce) {
@@ -110,7 +109,7 @@ export class Attention {
       });
       this.node.replaceChildren(el("ul", "", ...items));
     } else this.node.replaceChildren(el("p", "", icon("well"), "Nothing needs attention."));
-    // A screen reader hears what is new, not each figure that moves
+    // A screen reader announces new problems, not each changed figure
     const keys = new Set(found.map(({ key }) => key));
     const news = found.filter(({ key }) => !this.keys?.has(key));
     if (news.length) this.announce(news.map(({ text }) => text).join(" "));
@@ -128,14 +127,14 @@ export class Tiles {
   }
 
   show(snapshot) {
-    for (const [title, told] of tiles(snapshot)) {
+    for (const [title, content] of tiles(snapshot)) {
       let tile = this.tiles.get(title);
       if (!tile) {
         tile = el("dd");
         this.node.append(el("div", "tile", el("dt", "", title), tile));
         this.tiles.set(title, tile);
       }
-      fill(tile, told);
+      fill(tile, content);
     }
   }
 }
@@ -149,11 +148,11 @@ function* tiles({ at_ms: at, fleet, here, gateway, history, telemetry }) {
   const asked = sum((pool) => pool.asked);
   const waits = sum(waiting);
   const oldest = Math.max(0, ...pools.map(longest));
-  const unknown = { text: "–", sub: "not known yet" };
+  const unknown = { text: "–", sub: "unknown yet" };
   yield ["Replicas ready", fleet ? { text: `${whole(ready)} of ${whole(all)}`, sub: count(pools.length, "pool"), tone: ready < all || !all ? "warn" : "" } : unknown];
   yield ["Demand", fleet ? { text: slots ? percent(asked / slots) : asked ? "all wait" : "0 %", sub: `${whole(asked)} asked of ${count(slots, "slot")}`, share: slots ? asked / slots : Number(asked > 0), tone: asked > slots ? "warn" : "" } : unknown];
-  yield ["Waiting in line", fleet ? { text: whole(waits), sub: waits ? `oldest ${seconds(oldest)}` : "nobody", tone: oldest >= LONG_WAIT_S ? "warn" : "" } : unknown];
-  yield ["Tokens made", fleet ? { text: `${figure(sum((pool) => pool.tokens_per_s))}/s`, sub: "all replicas" } : unknown];
+  yield ["Queue", fleet ? { text: whole(waits), sub: waits ? `oldest ${seconds(oldest)}` : "empty", tone: oldest >= LONG_WAIT_S ? "warn" : "" } : unknown];
+  yield ["Output tokens", fleet ? { text: `${figure(sum((pool) => pool.tokens_per_s))}/s`, sub: "all replicas" } : unknown];
   const minute = lastMinute(at) * 60_000_000;
   const last = minutes({ at_ms: at, history }).find((row) => row.minute_us === minute);
   if (history && telemetry.state === "ok") yield ["Requests", { text: `${figure((last?.requests ?? 0) / 60)}/s`, sub: `fleet, minute of ${clock(minute)}; here ${figure(here.requests_per_s)}/s` }];
@@ -162,7 +161,7 @@ function* tiles({ at_ms: at, fleet, here, gateway, history, telemetry }) {
   if (last && last.ttft_p99_ms !== null) yield ["First token, p99", { text: span(last.ttft_p99_ms), sub: `fleet, minute of ${clock(minute)}; p50 ${span(last.ttft_p50_ms)}` }];
   else yield ["First token, p99", first ? { text: span(first.p99_ms), sub: `this gateway, ${seconds(here.window_s)}; p50 ${span(first.p50_ms)}` } : { text: "–", sub: "no request yet" }];
   const shed = Object.values(here.sheds).reduce((total, number) => total + number, 0);
-  yield ["Turned away", { text: whole(shed), sub: `this gateway, last ${seconds(here.window_s)}`, tone: shed ? "warn" : "" }];
+  yield ["Rejected", { text: whole(shed), sub: `this gateway, last ${seconds(here.window_s)}`, tone: shed ? "warn" : "" }];
   const lagging = gateway.lagging ? `, ${whole(gateway.lagging)} too slow` : "";
   yield ["Open streams", { text: whole(gateway.open_streams), sub: `this gateway; ${count(gateway.open_sockets, "socket")}${lagging}` }];
 }
@@ -177,16 +176,16 @@ const COLUMNS = [
   { title: "Replica", name: "name", of: (row) => ({ text: row.replica, sub: row.kind, title: [row.replica, row.kind].join("\n") }) },
   { title: "State", name: "state", of: (row) => ({ text: row.state, tone: STATES[row.state] ?? "warn" }) },
   {
-    title: "Running", name: "number", about: "Sequences that the engine computes, of the most it computes together",
+    title: "Running", name: "number", about: "Sequences that the engine computes / its maximum",
     of: (row) => ({ text: row.slots ? `${row.running} / ${row.slots}` : "–", share: row.slots ? row.running / row.slots : 0 }),
   },
   { title: "Wait inside", name: "number", about: "Sequences that wait in the engine for a slot", of: (row) => ({ text: whole(row.waiting), tone: row.waiting ? "warn" : "" }) },
-  { title: "In flight", name: "number far", about: "Streams that it runs or that are on their way to it, of those it may have before placement goes elsewhere", of: (row) => (row.room ? `${row.in_flight} / ${row.room}` : `${row.in_flight}`) },
+  { title: "In flight", name: "number far", about: "Streams that the replica runs or is about to receive / the number at which placement chooses another replica", of: (row) => (row.room ? `${row.in_flight} / ${row.room}` : `${row.in_flight}`) },
   { title: "Tokens/s", name: "number", of: (row) => figure(row.tokens_per_s) },
   { title: "KV cache", name: "number", of: (row) => (row.kv_used === null ? "–" : { text: percent(row.kv_used), share: row.kv_used, tone: row.kv_used >= 0.95 ? "warn" : "" }) },
-  { title: "Queue p99", name: "number", about: "From a request's arrival at the replica to its first token's computation, 99th percentile of the last minute", of: (row) => ({ text: span(row.queue_p99_ms), tone: row.queue_p99_ms >= 1000 ? "warn" : "" }) },
-  { title: "Prefix hits", name: "number far", about: "Of the prompt tokens it was asked for, those found in its cache", of: (row) => (row.prefix_hits === null ? "–" : percent(row.prefix_hits)) },
-  { title: "Lease", name: "number far", about: "How long it may be silent before it counts as dead", of: (row) => (row.lease_left_s < 0 ? { text: `over for ${seconds(-row.lease_left_s)}`, tone: "bad" } : `${row.lease_left_s.toFixed(1)} s left`) },
+  { title: "Queue p99", name: "number", about: "Time from a request's arrival at the replica to the computation of its first token, 99th percentile of the last minute", of: (row) => ({ text: span(row.queue_p99_ms), tone: row.queue_p99_ms >= 1000 ? "warn" : "" }) },
+  { title: "Prefix hits", name: "number far", about: "Share of the prompt tokens that were found in the replica's cache", of: (row) => (row.prefix_hits === null ? "–" : percent(row.prefix_hits)) },
+  { title: "Lease", name: "number far", about: "Time until the lease expires and the replica counts as dead", of: (row) => (row.lease_left_s < 0 ? { text: `expired ${seconds(-row.lease_left_s)} ago`, tone: "bad" } : `${row.lease_left_s.toFixed(1)} s left`) },
 ];
 
 function some(names) {
@@ -219,25 +218,25 @@ class PoolView {
     const first = pool.ttft_p99_ms === null ? "" : ` · first token p50 ${span(pool.ttft_p50_ms)}, p99 ${span(pool.ttft_p99_ms)} (last minute)`;
     text(this.facts, `${states.join(", ") || "no replica"} · ${whole(pool.asked)} asked of ${count(pool.slots, "ready slot")} · ${figure(pool.tokens_per_s)} tokens/s${first}`);
     const { plan } = pool;
-    text(this.plan, plan ? `Wanted: ${plan.ready} ready, ${plan.warm} warm, ${plan.pods} in all${plan.reason ? `: ${plan.reason}` : ""}${plan.at_ms ? ` (since ${new Date(plan.at_ms).toISOString().slice(11, 16)} UTC)` : ""}` : "");
+    text(this.plan, plan ? `Plan: ${plan.ready} ready, ${plan.warm} warm, ${plan.pods} in all${plan.reason ? `: ${plan.reason}` : ""}${plan.at_ms ? ` (since ${new Date(plan.at_ms).toISOString().slice(11, 16)} UTC)` : ""}` : "");
     const tiers = pool.tiers.map(({ tier, waiting: waits, oldest_s: oldest }) => ({
       tone: waits ? (oldest >= LONG_WAIT_S ? "warn" : "some") : "",
-      text: waits ? `${tier}: ${count(waits, "waits", "wait")}, oldest ${seconds(oldest)}` : `${tier}: nobody`,
+      text: waits ? `${tier}: ${count(waits, "waits", "wait")}, oldest ${seconds(oldest)}` : `${tier}: empty`,
     }));
-    if (!waiting(pool)) tiers.splice(0, tiers.length, { tone: "", text: "nobody waits in line" });
+    if (!waiting(pool)) tiers.splice(0, tiers.length, { tone: "", text: "no request waits" });
     const seen = JSON.stringify(tiers);
     if (seen !== this.seen) {
       this.seen = seen;
       this.tiers.replaceChildren(...tiers.map((tier) => el("li", tier.tone, tier.text)));
     }
-    // What all have in common stands above them
+    // Values that all replicas share are shown above the table
     const kinds = new Set(pool.replicas.map(kindOf).filter(Boolean));
     const common = kinds.size === 1 ? [...kinds][0] : "";
     text(this.kind, common && `Serving ${common}`);
     this.table.node.hidden = !pool.replicas.length;
     this.table.update(pool.replicas.map((row) => [row.replica, { ...row, kind: common ? "" : kindOf(row) }]));
     const left = all - pool.replicas.length;
-    text(this.more, left > 0 ? `${count(left, "more replica")}, ready as far as not said above, ${left === 1 ? "is" : "are"} not listed.` : "");
+    text(this.more, left > 0 ? `${count(left, "more replica")}, ready unless the states above say otherwise, ${left === 1 ? "is" : "are"} not listed.` : "");
   }
 }
 
@@ -256,7 +255,7 @@ export class Pools {
   show(fleet) {
     const pools = fleet?.pools ?? [];
     const left = (fleet?.pools_all ?? 0) - pools.length;
-    text(this.note, !fleet ? "Nothing is known of the fleet yet." : !pools.length ? "There is no pool: no replica is there, and nobody waits." : left > 0 ? `${count(left, "more pool")} ${left === 1 ? "is" : "are"} not shown.` : "");
+    text(this.note, !fleet ? "No data of the fleet yet." : !pools.length ? "There is no pool: no replica has joined, and no request waits." : left > 0 ? `${count(left, "more pool")} ${left === 1 ? "is" : "are"} not shown.` : "");
     const names = new Set(pools.map(({ pool }) => pool));
     for (const [name, view] of this.views) {
       if (names.has(name)) continue;
@@ -307,11 +306,11 @@ export class FirstTokens {
     text(this.hereNote, here.ttft.length ? gateway.name : `${gateway.name}: no first token yet.`);
     this.here.node.hidden = !here.ttft.length;
     this.here.update(here.ttft.map((row) => [row.pool, row]));
-    const old = telemetry.age_s > 30 ? `As it was ${seconds(telemetry.age_s)} ago.` : "";
+    const old = telemetry.age_s > 30 ? `These figures are ${seconds(telemetry.age_s)} old.` : "";
     const notes = {
-      off: "This gateway knows no telemetry (STREAM_GW_TELEMETRY_URL), so there is no history, and there are no traces.",
+      off: "This gateway has no telemetry configured (STREAM_GW_TELEMETRY_URL), so there is no history and there are no traces.",
       away: history ? old : "Telemetry does not answer.",
-      ok: history ? (history.length ? "By telemetry, some seconds late." : "Telemetry knows of no request in that time.") : "Asking telemetry …",
+      ok: history ? (history.length ? "From telemetry, some seconds late." : "Telemetry has no request in that time.") : "Loading from telemetry …",
     };
     text(this.fleetNote, notes[telemetry.state]);
     const pools = (history ?? []).filter((row) => !row.minute_us);
@@ -327,7 +326,7 @@ export class FirstTokens {
 const SVG = "http://www.w3.org/2000/svg";
 const LINES = [["p99", "ttft_p99_ms"], ["p95", "ttft_p95_ms"], ["p50", "ttft_p50_ms"]];
 
-/** Lines over the minutes; one without a request is a gap. */
+/** A line chart by minute; a minute without a request is a gap. */
 function chart(rows, at) {
   const known = rows.filter((row) => row.ttft_p99_ms !== null);
   if (!known.length) return [];

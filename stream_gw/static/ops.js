@@ -1,4 +1,4 @@
-// The operations page: wires the session, the feed and the views. It only looks; it changes nothing.
+// The operations page: wires the session, the feed and the views. It is read-only.
 
 import { $, el, themeButton } from "./dom.js";
 import { Feed, OpsSession } from "./ops-feed.js";
@@ -23,7 +23,7 @@ function announce(text) {
   $("announce").textContent = text;
 }
 
-// Who watches
+// Session
 
 async function start() {
   const key = session.takeKey();
@@ -76,15 +76,15 @@ $("sign-out").addEventListener("click", () => askForKey(""));
 
 // The feed
 
-function onSnapshot(told) {
-  const isNews = told.telemetry.state !== snapshot?.telemetry.state;
-  snapshot = told;
+function onSnapshot(received) {
+  const isNews = received.telemetry.state !== snapshot?.telemetry.state;
+  snapshot = received;
   receivedAt = performance.now();
-  document.body.classList.toggle("old-fleet", told.fabric.state === "away");
-  attention.show(troubles(told));
-  tiles.show(told);
-  pools.show(told.fleet);
-  first.show(told);
+  document.body.classList.toggle("old-fleet", received.fabric.state === "away");
+  attention.show(troubles(received));
+  tiles.show(received);
+  pools.show(received.fleet);
+  first.show(received);
   showAge();
   if (isNews) load();
 }
@@ -132,13 +132,13 @@ const requests = new Table(
   "Requests",
   [
     { title: "Ended (UTC)", name: "name", of: (row) => ({ text: time(row.at_us), title: `${moment(row.at_us)}\n${idOf(row)}` }) },
-    { title: "How", name: "", of: (row) => ({ text: row.ended, sub: row.error_code ?? "", tone: ["failed", "refused"].includes(row.ended) ? "bad" : "" }) },
+    { title: "End", name: "", of: (row) => ({ text: row.ended, sub: row.error_code ?? "", tone: ["failed", "refused"].includes(row.ended) ? "bad" : "" }) },
     { title: "Tenant", name: "far", of: (row) => row.tenant },
     { title: "Model", name: "", of: (row) => row.model || "–" },
     { title: "Replica", name: "far", of: (row) => row.replica || "–" },
     { title: "Tokens in, out", name: "number far", of: (row) => `${whole(row.prompt_tokens)}, ${whole(row.output_tokens)}` },
     { title: "First token", name: "number", of: (row) => (row.ttft_us ? span(row.ttft_us / 1000) : "–") },
-    { title: "Whole", name: "number", of: (row) => span(row.wall_us / 1000) },
+    { title: "Total", name: "number", of: (row) => span(row.wall_us / 1000) },
   ],
   { onRow: (row, button) => openDetail(idOf(row), button) },
 );
@@ -152,7 +152,7 @@ const events = new Table("What happened in the last hour", [
   { title: "Pool", name: "far", of: (row) => row.pool || "–" },
   { title: "Replica", name: "", of: (row) => row.replica || "–" },
   { title: "Why", name: "", of: (row) => row.reason || "–" },
-  { title: "Told by", name: "far", of: (row) => row.source },
+  { title: "Source", name: "far", of: (row) => row.source },
 ]);
 events.node.hidden = true;
 $("events").append(events.node);
@@ -173,22 +173,22 @@ function showChoice() {
 }
 showChoice();
 
-/** What telemetry tells besides its history: the requests and the events. */
+/** Loads the lists of requests and events from telemetry. */
 async function load() {
   loading?.abort();
   loading = new AbortController();
   const { signal } = loading;
   const { state } = snapshot.telemetry;
   if (state !== "ok") {
-    const said = state === "off" ? "This gateway knows no telemetry (STREAM_GW_TELEMETRY_URL), so nothing is known of it." : "Telemetry does not answer.";
+    const said = state === "off" ? "This gateway has no telemetry configured (STREAM_GW_TELEMETRY_URL)." : "Telemetry does not answer.";
     note("requests", requests.node.hidden ? said : "Telemetry does not answer: this list is old.");
     note("events", events.node.hidden ? said : "Telemetry does not answer: this list is old.");
     return;
   }
   const [, path, when] = choice;
   await Promise.all([
-    ask("requests", requests, path, signal, (row) => `${idOf(row)} ${row.at_us}`, `No requests ${when}, as far as telemetry knows.`),
-    ask("events", events, EVENTS, signal, (row) => `${row.at_us} ${row.what} ${row.replica} ${row.source}`, "Nothing, as far as telemetry knows."),
+    ask("requests", requests, path, signal, (row) => `${idOf(row)} ${row.at_us}`, `No requests ${when}, according to telemetry.`),
+    ask("events", events, EVENTS, signal, (row) => `${row.at_us} ${row.what} ${row.replica} ${row.source}`, "No events, according to telemetry."),
   ]);
 }
 
@@ -220,7 +220,7 @@ $("find").addEventListener("submit", (event) => {
   const id = $("id").value.trim();
   if (!id) return;
   if (ID.test(id)) openDetail(id, $("id"));
-  else note("find", "An id has letters, digits and the signs _ . : - only.");
+  else note("find", "An id may contain letters, digits and the characters _ . : - only.");
 });
 
 $("id").addEventListener("input", () => note("find", ""));
@@ -234,7 +234,7 @@ async function openDetail(id, opener) {
   asking = new AbortController();
   const { signal } = asking;
   $("detail-title").textContent = id;
-  $("detail-body").replaceChildren(el("p", "line", "Asking telemetry …"));
+  $("detail-body").replaceChildren(el("p", "line", "Loading from telemetry …"));
   $("detail-body").setAttribute("aria-busy", "true");
   history.replaceState(null, "", `#trace=${encodeURIComponent(id)}`);
   if (!$("detail").open) {
@@ -263,10 +263,10 @@ $("detail").addEventListener("close", () => {
 });
 $("detail-close").addEventListener("click", () => $("detail").close());
 $("detail").addEventListener("click", (event) => {
-  if (event.target === $("detail")) $("detail").close(); // beside it
+  if (event.target === $("detail")) $("detail").close(); // a click outside the dialog
 });
 
-/** A link to a request, as one is pasted to a colleague. */
+/** Opens the request that the page's address names. */
 function openFromAddress() {
   const id = new URLSearchParams(location.hash.slice(1)).get("trace");
   if (id && ID.test(id)) openDetail(id, null);

@@ -1,16 +1,16 @@
-// Who we are: an API key, kept in this tab's sessionStorage alone, and the capability token that it was exchanged for.
-// Another tab of this browser is lent the token, never the key.
+// The session: an API key, kept only in this tab's sessionStorage, and the capability token that it was exchanged for.
+// Other tabs of this browser may borrow the token, never the key.
 
 import { GatewayError, randomId } from "./client.js";
 import { remember } from "./dom.js";
 
 const KEY = "sgw.key";
 const USER = "sgw.user";
-const EARLY_MS = 30_000; // a token is replaced so long before it expires
-const LEND_MS = 300; // how long another tab may take to lend its token
+const EARLY_MS = 30_000; // time before its expiry at which a token is replaced
+const LEND_MS = 300; // time for another tab to lend its token
 
 export async function errorOf(response) {
-  const body = await response.json().catch(() => ({})); // a proxy's error page is no JSON; the status says enough
+  const body = await response.json().catch(() => ({})); // a proxy's error page is not JSON; the status is enough
   return GatewayError.fromWire({
     code: `http_${response.status}`,
     message: `The gateway answered ${response.status}.`,

@@ -1,5 +1,5 @@
-// Conversations in localStorage, shared by the tabs of this browser. A message has its own entry, so that a growing
-// answer is written without its conversation and two tabs writing at once disturb no other message.
+// Conversations in localStorage, shared by the tabs of this browser. Each message has its own entry, so that a
+// growing answer is written alone and two tabs that write at once overwrite no other message.
 
 import { randomId } from "./client.js";
 
@@ -23,7 +23,7 @@ export class Store {
   /** `onChange({conversation, message})` tells of another tab's write, `onFull()` that nothing more can be kept. */
   constructor(onChange, onFull) {
     this.onFull = onFull;
-    this.unkept = new Map(); // entries for which there was no room: this tab alone knows them
+    this.unkept = new Map(); // entries that did not fit into localStorage; only this tab has them
     addEventListener("storage", ({ key }) => {
       if (key === null || key === INDEX) onChange({});
       else if (key.startsWith("sgw.conversation.")) onChange({ conversation: key.slice("sgw.conversation.".length) });
@@ -101,7 +101,7 @@ export class Store {
         return;
       } catch (error) {
         if (error.name !== "QuotaExceededError") throw error;
-        // The browser's share is used up: the oldest conversation goes, as long as there is another than this one.
+        // localStorage is full: drop the oldest conversation, unless this one is the only one.
         const spare = this.list().findLast(({ id }) => !this.holds(id, key));
         if (!spare) {
           this.unkept.set(key, text);

@@ -1,4 +1,4 @@
-// How a message looks. Text only ever enters the page as text nodes.
+// The view of one message. A prompt is shown as text; an answer is Markdown (markdown.js).
 
 import { icon } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
@@ -32,7 +32,7 @@ export class MessageView {
     this.update(message);
   }
 
-  /** Shows the message at the next frame; a costly text rests for ten times what it costs. */
+  /** Shows the message at the next frame. After a slow rendering, pauses for ten times its duration. */
   schedule(message, after) {
     this.message = message;
     if (this.frame) return;
@@ -56,7 +56,7 @@ export class MessageView {
     this.shownAt = performance.now();
     this.costMs = this.shownAt - started;
     const runs = message.status === "starting" || message.status === "running";
-    // A screen reader hears the answer once it is whole, not each token.
+    // A screen reader reads the answer once it is complete, not token by token.
     this.node.setAttribute("aria-busy", String(runs));
     this.node.classList.toggle("waiting", runs && message.text === "");
     this.node.classList.toggle("running", runs && message.text !== "");
@@ -72,7 +72,7 @@ export class MessageView {
     if (message.status === "failed") this.showError(message);
     else if (this.isStopping) this.note.append("Stopping…");
     else if (ENDINGS[message.status]) this.note.append(ENDINGS[message.status]);
-    if (message.hasGap) this.note.append(" A part of this answer was lost and cannot be had again.");
+    if (message.hasGap) this.note.append(" A part of this answer was lost and cannot be recovered.");
   }
 
   showError({ error }) {

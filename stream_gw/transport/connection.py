@@ -1,7 +1,8 @@
-"""uvicorn's protocols with what the token path needs: header limits, and a direct line between an open response's
-transport and its outlet (bytes out without a task switch, drained and lost connections heard at once).
+"""uvicorn's connection protocols, extended for the token path: header limits, and a direct path from an outlet to its
+transport (bytes leave without a task switch; the outlet hears at once of a full, drained or lost connection).
 
-``docs/adr/0002-direct-transport.md`` has the measurement behind it.
+``docs/adr/0002-direct-transport.md`` has the measurement behind it. The module is one adapter over uvicorn's internals,
+so it stays in one piece although it has over 400 lines.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from stream_fabric.limits import (
     LINGER_S_MAX,
     OUTBOX_BYTES_LOW,
     OUTBOX_BYTES_MAX,
-    STALL_S_MAX,
     UNREAD_BYTES_MAX,
     URL_BYTES_MAX,
     WS_MESSAGE_BYTES_MAX,
     WS_PROTOCOL_PING_S,
 )
+from stream_gw.transport.stall import StallTimer
 
 CONNECTION = "stream_gw.connection"
-"""Where a scope's ``state`` holds its connection."""
+"""Key of the connection in a scope's ``state``."""
 
 _SWEEP_S = 5.0
 
 
 class ConnectionListener(Protocol):
-    """Hears what becomes of a connection while a response or a socket is open."""
+    """Takes a connection's events while a response or a socket is open."""
 
     def connection_paused(self) -> None: ...
 
@@ -49,26 +50,26 @@ class ConnectionListener(Protocol):
     def connection_lost(self) -> None: ...
 
 
-class _Heard(asyncio.Protocol):
-    """Tells a listener, beside uvicorn, what becomes of the connection."""
+class _Observed(asyncio.Protocol):
+    """Passes a connection's events to a listener, beside uvicorn."""
 
     listener: ConnectionListener | None = None
     transport: asyncio.Transport
-    _unsent = 0
-    _unmoved_since = 0.0
+    _stall: StallTimer | None = None
 
     def sweep(self, now: float) -> None:
-        """Cut a connection that takes nothing of what it was sent, where no listener looks after that: closed, it would
-        stay until the last byte is taken."""
+        """Cut a connection that does not take what it was sent, unless a listener does that.
+
+        Without a listener, a closed connection would stay until its last byte is taken.
+        """
         if self.listener is not None and not self.transport.is_closing():
             return
         unsent = self.transport.get_write_buffer_size()
-        if not self._unmoved_since or unsent < self._unsent:
-            self._unmoved_since = now
-        self._unsent = unsent
         if not unsent:
-            self._unmoved_since = 0.0
-        elif now - self._unmoved_since > STALL_S_MAX:
+            self._stall = None
+            return
+        self._stall = self._stall or StallTimer()
+        if self._stall.is_stalled(unsent, now):
             self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -89,8 +90,10 @@ class _Heard(asyncio.Protocol):
 
 
 class _Flow(FlowControl):
-    """Reads on only when no request ``waits`` for the answer to the one before: else each answer would let another
-    256 KiB of requests in, and they take many times that."""
+    """Resumes reading only when no pipelined request ``waits`` for the answer before it.
+
+    Else each answer would let in another 256 KiB of requests, which take many times that in memory.
+    """
 
     def __init__(self, transport: asyncio.Transport, waits: Sized) -> None:
         super().__init__(transport)
@@ -101,21 +104,23 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class EdgeHttp(_Heard, HttpToolsProtocol):
+class EdgeHttp(_Observed, HttpToolsProtocol):
     """One HTTP connection."""
 
     _in_head = False
     _head_began = False
     _head_bytes = 0
     _silent_bytes = 0
-    """What has come behind a head without the parser's telling of anything: it may be gathering it."""
-    _told = False
+    """Bytes received after a request head that have not produced a parser event: the parser may be gathering them."""
+    _parsed = False
+    """Whether the current piece has produced a parser event."""
     _piece: bytes | None = None
     _again: bytes | None = None
     _too_large = False
     _refused = False
-    """The connection's last answer is out: what comes is read only to be thrown away."""
-    _thrown_away = 0
+    """The connection's last answer was sent: further input is read and discarded."""
+    _discarded = 0
+    """Bytes discarded."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -125,22 +130,24 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
-            self._throw_away(data)
+            self._discard(data)
             return
-        self._told = False
+        self._parsed = False
         self._again = data
         while self._again is not None:
             self._piece, self._again = self._again, None
             super().data_received(self._piece)
         self._piece = None
+        if self._refused:  # the parser has met an error, which was answered
+            return
         if not self._in_head:
-            self._silent_bytes = 0 if self._told else self._silent_bytes + len(data)
+            self._silent_bytes = 0 if self._parsed else self._silent_bytes + len(data)
             if self._silent_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():
                 self._too_large = True
                 self.send_400_response("")
             return
-        # The parser tells of a header when its line is whole: bound what it gathers until then, too. The piece in which
-        # a head began holds the end of the request before it
+        # The parser reports a header when its line is complete: bound what it gathers until then. The piece in which
+        # a head began also holds the end of the request before it
         if not self._head_began or self.cycle is None:
             self._head_bytes += len(data)
         self._head_began = False
@@ -150,21 +157,21 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._told = True
+        self._parsed = True
         self._head_timer.cancel()
         self._end_idleness()
         if not self._declines_upgrade():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._told = True
+        self._parsed = True
         if not self._declines_upgrade():
             super().on_message_complete()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._end_idleness()
-        self._header_bytes = self._head_bytes = self._thrown_away = 0
+        self._header_bytes = self._head_bytes = self._discarded = 0
         self._in_head = self._head_began = True
         self._head_timer.cancel()
         self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.abort)
@@ -176,8 +183,8 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             self._refuse_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._told = True
-        if self._in_head:  # else a trailer, which says nothing of who asks or for what
+        self._parsed = True
+        if self._in_head:  # else a trailer, which carries neither credentials nor parameters
             super().on_header(name, value)
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > HEADER_BYTES_MAX:
@@ -188,8 +195,9 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         raise ValueError("headers too large")  # the parser turns it into its own error, which ends the connection
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse input that is no valid request, then end the connection."""
         status, code = (431, "headers_too_large") if self._too_large else (400, "invalid_request")
-        what = "URL or headers over the limit" if status == 431 else msg
+        what = "the URL or the headers are over their limit" if status == 431 else msg
         body = (
             f'{{"error":{{"message":"{what}","type":"invalid_request_error","code":"{code}","param":null,'
             f'"request_id":null,"retriable":false}}}}'
@@ -208,31 +216,38 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
     # --- idle connections ----------------------------------------------------------------------------------
 
     def _unset_keepalive_if_required(self) -> None:
-        """Called at every byte that comes. An idle connection's time goes on until a request begins: not a stray line's
-        end, nor the rest of a body that nobody reads, ends it."""
+        """Do nothing: uvicorn calls this for every received byte, but here the idle timer runs until a request begins.
+
+        Neither a stray line end nor the rest of an unread body stops the timer.
+        """
 
     def _end_idleness(self) -> None:
+        """Stop the idle timer."""
         super()._unset_keepalive_if_required()
 
-    # --- bodies that nobody reads --------------------------------------------------------------------------
+    # --- unread bodies -------------------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
-        self._told = True
+        self._parsed = True
         if self.cycle is not None and self.cycle.response_started:
-            self._throw_away(body)
+            self._discard(body)
         else:
             super().on_body(body)
 
     def skip_body(self) -> None:
-        """A response opens, and stays open. Whatever is left of its request's body is thrown away as it comes: unread
-        it would stop the reading, and with it the notice of a disconnect."""
+        """Discard the rest of the request's body while its response stays open.
+
+        An unread body would pause reading, and a disconnect would go unnoticed.
+        """
         if not self.pipeline and not self.transport.is_closing():
             self.cycle.body = bytearray()
             self.flow.resume_reading()
 
     def answer_begun(self) -> None:
-        """An answer's head is out. If the connection is to end with it while the request's body still comes, it does
-        so only when the peer has had time to read the answer."""
+        """Prepare for an answer that ends before the request's body has arrived.
+
+        The peer then gets time to read the answer before the connection is closed.
+        """
         if self.pipeline or self.cycle.keep_alive or not self.cycle.more_body or self.transport.is_closing():
             return
         self.cycle.keep_alive = self._refused = True  # else uvicorn closes at the answer's end
@@ -246,36 +261,44 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             super().on_response_complete()
 
     def _linger(self) -> None:
-        """End a connection whose peer may still be sending: closed over unread input it would be reset, and the answer
-        with it."""
+        """End a connection whose peer may still be sending.
+
+        A close over unread input would reset the connection, and the answer would be lost.
+        """
         if not self.transport.is_closing():
             self.transport.write_eof()
             self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
 
     def _linger_on(self, seen: int, until: float) -> None:
-        if self._thrown_away == seen or self.loop.time() >= until:
+        """Close the connection once the peer sends no more, at the latest at ``until`` (loop time)."""
+        if self._discarded == seen or self.loop.time() >= until:
             self.transport.close()
         else:
-            self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._thrown_away, until)
+            self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._discarded, until)
 
-    def _throw_away(self, data: bytes) -> None:
-        self._thrown_away += len(data)
-        if self._thrown_away > UNREAD_BYTES_MAX:
+    def _discard(self, data: bytes) -> None:
+        """Count unread input that is dropped, and cut a peer that sends too much of it."""
+        self._discarded += len(data)
+        if self._discarded > UNREAD_BYTES_MAX:
             self.transport.abort()
 
     # --- upgrades ------------------------------------------------------------------------------------------
 
     def _declines_upgrade(self) -> bool:
+        """Whether the request offers another protocol that is not supported here."""
         parser = self.parser
         return parser.should_upgrade() and parser.get_method() != b"CONNECT" and not self._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Another protocol is offered, as Java's client offers h2c. The parser takes what follows for that protocol's
-        and would lose the body, or read it as a request: so the request is read once more, without the offer."""
+        """Parse a request once more without its offer of another protocol, such as the h2c of Java's client.
+
+        The parser would take the body for that protocol's data and lose it, or read it as a request.
+        """
         upgrade = sys.exc_info()[1]
         if not isinstance(upgrade, httptools.HttpParserUpgrade) or not self._declines_upgrade():
             return  # CONNECT, which is refused
-        assert self._piece is not None
+        if self._piece is None:
+            return
         head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -288,7 +311,7 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
             return
         super().handle_websocket_upgrade()
         socket: EdgeWebSocket = self.transport.get_protocol()  # type: ignore[assignment]
-        if not socket.handshake_initiated:  # its parser has limits of its own, and answers nothing beyond them
+        if not socket.handshake_initiated:  # its parser has its own limits, and does not answer beyond them
             self.connections.discard(socket)
             self.connections.add(self)
             self.transport.set_protocol(self)
@@ -303,10 +326,10 @@ class EdgeHttp(_Heard, HttpToolsProtocol):
         self._end_idleness()
 
 
-class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
+class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
     """One WebSocket. ``send_text`` writes a finished text frame straight to the transport."""
 
-    _thrown_away = 0
+    _discarded = 0
 
     def handle_connect(self, event: Any) -> None:
         self.transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
@@ -314,7 +337,7 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         super().handle_connect(event)
 
     def trim(self) -> None:
-        """After the handshake, forget what only it needed: an open socket keeps a few hundred bytes less."""
+        """Release what only the handshake needed: a few hundred bytes per open socket."""
         self.request = self.response = None  # type: ignore[assignment]
         self.scope = {}  # type: ignore[typeddict-item]
         self.app_state = {}
@@ -322,7 +345,7 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
     def handle_ping(self) -> None:
         if self.writable.is_set():
             super().handle_ping()
-        else:  # who sends pings and reads no pongs would fill our memory with them
+        else:  # a client that sends pings and reads no pongs would fill the buffer
             self.conn.data_to_send()
 
     def handle_cont(self, event: Any) -> None:
@@ -338,7 +361,7 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # a client's mistake, which uvicorn would log with a traceback
+            except UnicodeDecodeError:  # a client's error, which uvicorn would log with a traceback
                 self.frames = []
                 self.conn.send_close(1007, "the message is not UTF-8")
                 self.handle_parser_exception()
@@ -346,12 +369,13 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
-        """What came breaks the protocol or a limit. The peer may still be sending: closed over unread input the
-        connection would be reset, and the close with its reason with it."""
-        if self.close_sent:
-            return
+        """Close after input that breaks the protocol or a limit.
+
+        A close over unread input would reset the connection, and the close reason would be lost.
+        """
         close = self.conn.close_sent
-        assert close is not None
+        if self.close_sent or close is None:
+            return
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
@@ -364,17 +388,18 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
         if self.conn.parser_exc is None:
             super().data_received(data)
         else:
-            self._thrown_away += len(data)
+            self._discarded += len(data)
 
     def _linger_on(self, seen: int, until: float) -> None:
-        if self._thrown_away == seen or self.loop.time() >= until:
+        """Close the connection once the peer sends no more, at the latest at ``until`` (loop time)."""
+        if self._discarded == seen or self.loop.time() >= until:
             self.transport.close()
         else:
-            self.close_timer = self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._thrown_away, until)
+            self.close_timer = self.loop.call_later(LINGER_IDLE_S_MAX, self._linger_on, self._discarded, until)
 
     def keepalive_timeout(self) -> None:
         if not self.writable.is_set():
-            # Our ping waits behind what the peer has yet to take; whether it takes anything is the sweep's to see
+            # The ping waits behind data that the peer has not taken yet; the sweep detects a peer that takes nothing
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
             return
@@ -393,10 +418,10 @@ class EdgeWebSocket(_Heard, WebSocketsSansIOProtocol):
 
 
 class EdgeServer(uvicorn.Server):
-    """uvicorn without its signal handlers: what SIGTERM means is the gateway's to say."""
+    """uvicorn without its signal handlers: the gateway handles SIGTERM."""
 
     async def sweep(self) -> None:
-        """Ends to connections that take nothing, whatever they were answered."""
+        """Cut connections every few seconds that do not take what they were sent."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_SWEEP_S)
@@ -406,12 +431,12 @@ class EdgeServer(uvicorn.Server):
                     await asyncio.sleep(0)  # tokens go first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Raises OSError when the address is not to be had."""
+        """Listen on the address. Raises OSError when the address cannot be bound."""
         try:
             await super().startup(sockets)
         except SystemExit:
             config = self.config
-            raise OSError(f"cannot listen on {config.host} port {config.port}; its reason is above") from None
+            raise OSError(f"cannot listen on {config.host} port {config.port}; the reason is logged above") from None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

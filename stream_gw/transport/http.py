@@ -1,45 +1,48 @@
-"""One HTTP request: its body within the limit, its answer."""
+"""One HTTP request: reads its body within the limit, and answers it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import BadRequest, BodyTooLarge, RequestTimeout, StreamGwError
+from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
+from stream_fabric.ports import Clock, Random
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
-from stream_gw.server import CONNECTION, EdgeHttp
-from stream_gw.trace import ReaderTrace, Tracer, Transport, monotonic_us
+from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
+from stream_gw.transport.connection import CONNECTION, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
 
 
 class Request:
-    """What a handler needs of one HTTP request."""
+    """One HTTP request, as handlers use it."""
 
     __slots__ = ("_receive", "_received_us", "_send", "headers", "id", "path_params", "scope", "traced")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, random: Random) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path_params: dict[str, str] = scope.get("path_params", {})
-        self.id = "req_" + secrets.token_hex(12)
-        self._received_us = monotonic_us()
+        self.id = "req_" + random.token_hex(12)
+        self._received_us = clock.monotonic_us()
         self.traced: ReaderTrace | None = None
 
     @property
     def query(self) -> dict[str, str]:
-        """Raises BadRequest."""
+        """Parameters of the query string. Raises BadRequest."""
         return query_of(self.scope["query_string"])
 
     def header(self, name: bytes) -> str | None:
@@ -47,21 +50,25 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     def trace(self, tracer: Tracer, transport: Transport) -> ReaderTrace:
+        """Start the trace of the reader that this request opens."""
         self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
         return self.traced
 
     async def body(self) -> bytes:
-        """The whole body, which is UTF-8. Raises BadRequest, and BodyTooLarge before reading more than the limit."""
+        """Read the whole body, which is valid UTF-8.
+
+        Raises BadRequest, RequestTimeout, and BodyTooLarge before reading over the limit.
+        """
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {BODY_BYTES_MAX} are taken")
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; the limit is {BODY_BYTES_MAX}")
         try:
             async with asyncio.timeout(BODY_S_MAX):
                 body = await self._whole_body()
         except TimeoutError:
-            raise RequestTimeout(f"the body did not come within {BODY_S_MAX:g} s") from None
+            raise RequestTimeout(f"the body did not arrive within {BODY_S_MAX:g} s") from None
         if not body.isascii():
-            try:  # JSON is UTF-8 also where only the engine reads it
+            try:  # JSON is UTF-8, also the parts that only the engine reads
                 body.decode()
             except UnicodeDecodeError as error:
                 raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
@@ -77,13 +84,14 @@ class Request:
             parts.append(message["body"])
             size += len(message["body"])
             if size > BODY_BYTES_MAX:
-                raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the most that are taken")
+                raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the limit")
             if not message["more_body"]:
                 return b"".join(parts)
 
     async def answer(
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False
     ) -> None:
+        """Send a complete response. ``close``: the connection ends after the response."""
         all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
         if status != 204:
             all_headers.append((b"content-length", str(len(body)).encode()))
@@ -95,29 +103,47 @@ class Request:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def forget(self) -> None:
-        """The headers are out: let go of what came in. uvicorn's cycle shares the scope and looks at its method."""
+        """Release the request's data after its head was sent. uvicorn shares the scope and reads its method."""
         self.scope["headers"].clear()
         for name in ("path", "raw_path", "query_string", "headers", "client", "server", "state", "path_params", "app"):
             self.scope.pop(name, None)
 
     async def json(self, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Answer with a JSON body."""
         await self.answer(status, msgspec.json.encode(value), [JSON, *(headers or [])])
 
-    async def refuse(self, error: StreamGwError) -> None:
+    async def refuse(
+        self, error: StreamGwError, *, stream: StreamId | None = None, cursor: Cursor | None = None
+    ) -> None:
+        """Answer with an error; with a stream's id and cursor when the client can resume it there."""
         headers = [JSON]
+        if stream is not None:
+            headers.append((b"x-stream-id", stream.encode()))
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
         if error.http_status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if isinstance(error, WrongMethod):
+            headers.append((b"allow", ", ".join(error.allowed).encode()))
+        body = error_body(error, self.id, stream_id=stream, cursor=cursor)
         # The rest of a refused body is not read
-        await self.answer(error.http_status, error_body(error, self.id), headers, close=isinstance(error, BodyTooLarge))
+        await self.answer(error.http_status, body, headers, close=isinstance(error, BodyTooLarge))
+
+
+class WrongMethod(MethodNotAllowed):
+    """The path does not take the method. ``allowed``: the methods that it takes."""
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{path} does not take {method}; it takes {', '.join(allowed)}")
+        self.allowed = allowed
 
 
 class ClientGone(Exception):
-    """The client left before its request was whole."""
+    """The client left before its request was complete."""
 
 
 def parse(body: bytes, type_: type[_T]) -> _T:
+    """Decode a JSON body as the type. Raises BadRequest or TooDeep."""
     check_depth(body)
     try:
         return msgspec.json.decode(body, type=type_)
@@ -126,6 +152,7 @@ def parse(body: bytes, type_: type[_T]) -> _T:
 
 
 def query_of(raw: bytes) -> dict[str, str]:
+    """Parse a query string. Raises BadRequest."""
     with contextlib.suppress(ValueError, UnicodeDecodeError):
         return dict(parse_qsl(raw.decode("ascii"), max_num_fields=50))
     raise BadRequest("the query string is malformed")

@@ -1,20 +1,19 @@
-"""The SSE shell: one stream on one HTTP response; and what every response of events has in common."""
+"""Server-sent events: one stream on one HTTP response, and the parts that every response of events shares."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any
 
-from stream_fabric.cursor import Cursor
 from stream_fabric.errors import StreamGwError
-from stream_fabric.frames import Status
-from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN, STALL_S_MAX
-from stream_fabric.reader import Gap, Reset
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.frames import Status
+from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.errors import error_body
-from stream_gw.server import EdgeHttp
+from stream_gw.transport.connection import EdgeHttp
+from stream_gw.transport.stall import StallTimer
 
 _HEARTBEAT = b": hb\n"
 HEADERS = [
@@ -25,43 +24,47 @@ HEADERS = [
 
 
 class SseBody:
-    """One HTTP response of events: its heartbeats, and what becomes of its connection."""
+    """The body of one HTTP response of events: heartbeats, backpressure, and the end of its connection."""
 
-    __slots__ = ("_buffered", "_connection", "_early", "_silent", "_stalled_since", "_write", "done", "full", "stalled")
+    __slots__ = ("_connection", "_early", "_silent", "_stall", "_write", "done", "full", "stalled")
 
     def __init__(self, connection: EdgeHttp) -> None:
         self._connection = connection
-        self.full = connection.flow.write_paused  # by an answer before, which nobody reads
+        self.full = connection.flow.write_paused  # an earlier answer on this connection may be unread
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True: the body is whole and may be ended; False: the reader has gone."""
+        """True: the body is complete and may be ended. False: the reader has gone."""
         self.stalled = False
-        # Until the headers are out, events wait here
         self._early: list[bytes] | None = []
+        """Events that came before the headers were sent; None: the headers are out."""
         self._write: Callable[[bytes], Any] = connection.transport.write
         self._silent = False
-        self._buffered = 0
-        self._stalled_since = 0.0
+        self._stall: StallTimer | None = None
         connection.listener = self
-        if connection.transport.is_closing():  # the reader left while its stream was being found
+        if connection.transport.is_closing():  # the reader left while its stream was being opened
             self.connection_lost()
 
-    def open(self, *, retry: bool) -> None:
-        """The headers are out: write the first heartbeat and what came meanwhile. ``retry``: tell an EventSource when
-        to come back. The line belongs to the first event: alone it would be an event without data to some clients."""
+    def open(self, retry_ms: int | None) -> None:
+        """Write the first heartbeat and the early events, once the headers were sent.
+
+        ``retry_ms`` tells an EventSource when to reconnect. Its line belongs to the first event: alone it would be an
+        event without data to some clients.
+        """
         early, self._early = self._early, None
-        line = b"retry: %d\n" % random.randint(SSE_RETRY_MS_MIN, SSE_RETRY_MS_MAX) if retry else b""
-        self._write(chunk(_HEARTBEAT + line + b"".join(early or ())))
+        retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
+        self._write(chunk(_HEARTBEAT + retry + b"".join(early or ())))
 
     def drained(self) -> None:
-        """The socket takes more again."""
+        """Receive that the connection takes data again; subclasses continue their delivery."""
 
     def _put(self, data: bytes) -> None:
+        """Write an event, or keep it until the headers were sent."""
         if self._early is not None:
             self._early.append(data)
         elif not self._connection.transport.is_closing():
             self._write(chunk(data))
 
     def _end(self) -> None:
+        """Mark the body as complete."""
         if not self.done.done():
             self.done.set_result(True)
 
@@ -69,16 +72,17 @@ class SseBody:
 
     def connection_paused(self) -> None:
         self.full = True
-        self._stalled_since = 0.0
+        self._stall = None
 
     def connection_resumed(self) -> None:
+        self._stall = None
         if self.full:
             self.full = False
             self.drained()
 
     def connection_lost(self) -> None:
-        # A closed transport raises; the subscription ends a moment later
-        self._write = _swallow
+        # A closed transport raises at a write; the subscription ends a moment later
+        self._write = _discard
         self.full = False
         if not self.done.done():
             self.done.set_result(False)
@@ -86,7 +90,7 @@ class SseBody:
     # --- the sweep, every few seconds ----------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """A heartbeat after a silent interval; an end to a reader that takes nothing."""
+        """Send a heartbeat after a silent interval; cut a reader that takes nothing."""
         transport = self._connection.transport
         if transport.is_closing():
             return
@@ -97,17 +101,14 @@ class SseBody:
                 self._write(chunk(_HEARTBEAT))
             self._silent = True
             return
-        buffered = transport.get_write_buffer_size()
-        if not self._stalled_since or buffered < self._buffered:
-            self._stalled_since = now
-        self._buffered = buffered
-        if now - self._stalled_since > STALL_S_MAX:
+        self._stall = self._stall or StallTimer()
+        if self._stall.is_stalled(transport.get_write_buffer_size(), now):
             self.stalled = True
             transport.abort()
 
 
 class SseOutlet(SseBody):
-    """Writes a stream's events as HTTP chunks."""
+    """``Outlet`` that writes a stream's events as HTTP chunks."""
 
     __slots__ = ("_request_id", "encoder", "resume")
 
@@ -132,15 +133,15 @@ class SseOutlet(SseBody):
                 self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def gap(self, gap: Gap) -> bool:
-        return False  # an SSE client of a plain dialect cannot be told; the error event names the cursor
+        return False  # a client of a plain dialect cannot be told; the error event names the cursor
 
     def reset(self, reset: Reset) -> bool:
         return False
 
-    def rise(self, epoch: str, head: int) -> None:
+    def epoch_changed(self, epoch: str, head: int) -> None:
         pass  # the id lines carry the epoch
 
-    def waits(self, position: int, of: int, warming_s: float | None) -> None:
+    def queued(self, position: int, of: int, warming_s: float | None) -> None:
         if self._early is None and not self.full and not self._connection.transport.is_closing():
             self._silent = False
             warming = b"" if warming_s is None else b", warming up, about %d s" % warming_s
@@ -156,7 +157,7 @@ class SseOutlet(SseBody):
 
 
 def chunk(data: bytes) -> bytes:
-    """A piece of a chunked body."""
+    """Encode bytes as a chunk of HTTP/1.1 chunked transfer coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -164,5 +165,5 @@ def _nothing() -> None:
     pass
 
 
-def _swallow(data: bytes) -> None:
+def _discard(data: bytes) -> None:
     pass

@@ -1,44 +1,50 @@
-"""The shell of an answer that is not streamed: frames are gathered and spelled once."""
+"""An answer that is not streamed: frames are collected and encoded once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import NamedTuple
 
-from stream_fabric.cursor import Cursor
 from stream_fabric.errors import EngineFailed, StreamGwError, from_info
-from stream_fabric.frames import End, ErrorInfo, Status, decode, is_end
-from stream_fabric.ids import StreamId
-from stream_fabric.reader import Gap, Reset
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.frames import End, ErrorInfo, Status, decode, is_end
+from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.accumulate import Accumulator
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.whole import WHOLE, Document
-from stream_gw.server import EdgeHttp
+from stream_gw.transport.connection import EdgeHttp
 
 
-class CollectOutlet:
-    """``done`` gives the body, or the error to answer, or neither when the client has gone."""
+class Collected(NamedTuple):
+    """Outcome of a collected response: a body, or an error, or neither when the client has gone."""
+
+    body: bytes | None = None
+    error: StreamGwError | None = None
+    cursor: Cursor | None = None
+    """With an error of this gateway: where the stream can be resumed."""
+
+
+class WholeResponse:
+    """``Outlet`` that collects a stream; ``done`` gives the outcome."""
 
     full = False
 
     def __init__(self, connection: EdgeHttp, stream: StreamId, facts: StreamFacts) -> None:
         self.stream = stream
-        self._gathered: Accumulator | Document = Document() if facts.kind in WHOLE else Accumulator(facts)
-        self.done: asyncio.Future[tuple[bytes | None, StreamGwError | None]] = (
-            asyncio.get_running_loop().create_future()
-        )
-        self.close: Callable[[], None] = _nothing
+        self._collected: Accumulator | Document = Document() if facts.kind in WHOLE else Accumulator(facts)
+        self.done: asyncio.Future[Collected] = asyncio.get_running_loop().create_future()
         self._end: End | None = None
         connection.listener = self
-        if connection.transport.is_closing():  # the client left while its stream was being found
+        if connection.transport.is_closing():  # the client left while its stream was being opened
             self.connection_lost()
+
+    # --- Outlet --------------------------------------------------------------------------------------------
 
     def write(self, epoch: int, first: int, lines: list[bytes]) -> None:
         for line in lines:
-            self._gathered.add(line)
-        if is_end(lines[-1]):
-            end = decode(lines[-1])
-            assert isinstance(end, End)
+            self._collected.add(line)
+        if is_end(lines[-1]) and isinstance(end := decode(lines[-1]), End):
             self._end = end
 
     def gap(self, gap: Gap) -> bool:
@@ -47,29 +53,32 @@ class CollectOutlet:
     def reset(self, reset: Reset) -> bool:
         return False
 
-    def rise(self, epoch: str, head: int) -> None:
+    def epoch_changed(self, epoch: str, head: int) -> None:
         pass
 
-    def waits(self, position: int, of: int, warming_s: float | None) -> None:
+    def queued(self, position: int, of: int, warming_s: float | None) -> None:
         pass
 
     def end(self, status: Status) -> None:
         if status == "completed":
             try:
-                self._settle(self._gathered.result(), None)
+                self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:
-                self._settle(None, error)
+                self._set_outcome(Collected(error=error))
             return
-        assert self._end is not None
-        info = self._end.error or ErrorInfo(status, f"the stream ended {status}", EngineFailed.type, 502)
-        self._settle(None, from_info(info))
+        recorded = None if self._end is None else self._end.error
+        info = recorded or ErrorInfo(status, f"the stream ended with status {status}", EngineFailed.type, 502)
+        self._set_outcome(Collected(error=from_info(info)))
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        self._settle(None, error)
+        self._set_outcome(Collected(error=error, cursor=cursor))
 
-    def _settle(self, body: bytes | None, error: StreamGwError | None) -> None:
+    def _set_outcome(self, outcome: Collected) -> None:
+        """Set the outcome, once."""
         if not self.done.done():
-            self.done.set_result((body, error))
+            self.done.set_result(outcome)
+
+    # --- ConnectionListener --------------------------------------------------------------------------------
 
     def connection_paused(self) -> None:
         pass
@@ -78,8 +87,4 @@ class CollectOutlet:
         pass
 
     def connection_lost(self) -> None:
-        self._settle(None, None)
-
-
-def _nothing() -> None:
-    pass
+        self._set_outcome(Collected())

@@ -1,7 +1,9 @@
-"""``stream-gw pools``: what the controllers want of each declared pool and why, and an operator's hold."""
+"""``stream-gw pools``: prints each pool's plan and its reason; an operator's hold forbids scaling down."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,57 +11,84 @@ from typing import NamedTuple
 
 import msgspec
 
-from stream_fabric.errors import FabricUnavailable
-from stream_fabric.learned import STARTS_MIN, Learned, decode_learned
-from stream_fabric.plans import PoolPlan
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.pool.traffic_model import STARTS_MIN, TrafficModel, decode_traffic_model
+from stream_fabric.process.settings import FabricSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
-from stream_fabric.redis.wire import ReplyError
+from stream_fabric.redis.pools import RedisPools
+from stream_gw.cli.flags import add_fabric_flags, read_settings, seconds
 
 Say = Callable[[str], None]
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    common = add_fabric_flags(parser)
+    parser.add_argument("--learned", action="store_true", help="also print each pool's traffic model and its age")
+    verbs = parser.add_subparsers(dest="verb", metavar="{hold,release}", title="without a verb: list the pools")
+    hold_parser = verbs.add_parser("hold", help="forbid scaling down, as during a rollout", parents=[common])
+    hold_parser.add_argument("pool", help="name of the pool")
+    hold_parser.add_argument(
+        "--for-s", type=seconds, default=3600.0, help="duration in seconds, 0 to 3600 (default 3600)"
+    )
+    release = verbs.add_parser("release", help="end a hold before its time", parents=[common])
+    release.add_argument("pool", help="name of the pool")
+
+
+def run(args: argparse.Namespace) -> int:
+    url = read_settings(FabricSettings, args).redis_url
+    if args.verb is None:
+        asyncio.run(show(url, json=args.json, say=print, learned=args.learned))
+    else:
+        duration_s = args.for_s if args.verb == "hold" else 0.0
+        asyncio.run(hold(url, args.pool, duration_s, json=args.json, say=print))
+    return 0
+
+
 class Row(NamedTuple):
+    """One pool, as the command prints it."""
+
     name: str
     plan: PoolPlan | None
     infos: Sequence[ReplicaInfo]
     waiting: int
     held_s: float
-    learned: Learned | str | None = None
-    """Or why it cannot be told; None: nothing, or it was not asked for."""
+    learned: TrafficModel | str | None = None
+    """The traffic model, or why there is none. None: not requested."""
 
 
-_decoder = msgspec.json.Decoder(Learned)
+_decoder = msgspec.json.Decoder(TrafficModel)
 
 
 async def show(redis_url: str, *, json: bool, say: Say, learned: bool = False) -> None:
-    """``learned``: also what controllers have learned. Raises FabricUnavailable."""
-    async with _fabric(redis_url) as (control, pools):
+    """Print all pools; ``learned``: with their traffic models. Raises FabricError."""
+    async with _open_fabric(redis_url) as (control, pools):
         plans = await control.plans()
         rows = []
         for name in sorted({*plans, *await pools.pools()}):
-            waiting, _ = await pools.line(name, [])
+            waiting, _ = await pools.queue_positions(name, [])
             held_s = await control.held_s(name)
-            known = await _learned(control, name) if learned else None
+            known = await _read_traffic_model(control, name) if learned else None
             rows.append(Row(name, plans.get(name), await pools.replicas(name), waiting, held_s, known))
         leader = await control.leader()
     say(as_json(leader, rows) if json else as_text(leader, rows, time.time()))
 
 
-async def _learned(control: RedisControl, pool: str) -> Learned | str:
+async def _read_traffic_model(control: RedisControl, pool: str) -> TrafficModel | str:
+    """Return the pool's traffic model, or the reason why there is none."""
     record = await control.learned(pool)
     if record is None:
         return "nothing yet"
     try:
-        return decode_learned(record, _decoder) or "another version's: it is learned anew"
+        return decode_traffic_model(record, _decoder) or "another version's record; controllers learn anew"
     except ValueError as error:
         return f"it cannot be read: {error}"
 
 
 async def hold(redis_url: str, pool: str, seconds: float, *, json: bool, say: Say) -> None:
-    """``seconds`` 0: let go. Raises FabricUnavailable, and ValueError for a pool that nobody has declared."""
-    async with _fabric(redis_url) as (control, _):
+    """Forbid scaling down for ``seconds``; 0 allows it again. Raises FabricError; ValueError for an unplanned pool."""
+    async with _open_fabric(redis_url) as (control, _):
         plans = await control.plans()
         if pool not in plans:
             raise ValueError(f"no controller plans a pool {pool!r}; there are {', '.join(sorted(plans)) or 'none'}")
@@ -67,9 +96,9 @@ async def hold(redis_url: str, pool: str, seconds: float, *, json: bool, say: Sa
     if json:
         say(msgspec.json.encode({"pool": pool, "held_s": seconds}).decode())
     elif seconds:
-        say(f"nothing of pool {pool} is taken away for {_ago(seconds)}; more may come")
+        say(f"pool {pool} does not scale down for {_duration_text(seconds)}; it may scale up")
     else:
-        say(f"pool {pool} is not held any more")
+        say(f"pool {pool} may scale down again")
 
 
 def as_json(leader: str, rows: Sequence[Row]) -> str:
@@ -79,11 +108,11 @@ def as_json(leader: str, rows: Sequence[Row]) -> str:
             "pools": [
                 {
                     "pool": row.name,
-                    "plan": None if row.plan is None else msgspec.structs.asdict(row.plan),
-                    "replicas": states(row.infos),
+                    "plan": None if row.plan is None else _plan_fields(row.plan),
+                    "replicas": count_by_state(row.infos),
                     "waiting": row.waiting,
                     "held_s": row.held_s,
-                    **({} if row.learned is None else {"learned": _as_value(row.learned)}),
+                    **({} if row.learned is None else {"learned": _traffic_model_value(row.learned)}),
                 }
                 for row in rows
             ],
@@ -91,11 +120,17 @@ def as_json(leader: str, rows: Sequence[Row]) -> str:
     ).decode()
 
 
-def _as_value(learned: Learned | str) -> object:
-    return msgspec.to_builtins(learned) if isinstance(learned, Learned) else None
+def _plan_fields(plan: PoolPlan) -> dict[str, object]:
+    """Return all fields under the names that the plan has in Redis."""
+    return {field.encode_name: getattr(plan, field.name) for field in msgspec.structs.fields(plan)}
 
 
-def states(infos: Sequence[ReplicaInfo]) -> Mapping[str, int]:
+def _traffic_model_value(learned: TrafficModel | str) -> object:
+    """Return the traffic model for JSON output; None when there is none."""
+    return msgspec.to_builtins(learned) if isinstance(learned, TrafficModel) else None
+
+
+def count_by_state(infos: Sequence[ReplicaInfo]) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for info in infos:
         found[info.state] = found.get(info.state, 0) + 1
@@ -107,39 +142,43 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
         return "no pool; start an agent with stream-gw agent, or declare pools to a controller with --pools-file"
     lines = []
     for row in rows:
-        there = ", ".join(f"{count} {state}" for state, count in sorted(states(row.infos).items()))
+        there = ", ".join(f"{count} {state}" for state, count in sorted(count_by_state(row.infos).items()))
         lines.append(f"pool {row.name}: {there or 'no replica'}; {row.waiting} waiting")
         plan = row.plan
         if plan is None:
-            lines.append("  nobody plans it: declare it to the controllers with --pools-file")
+            lines.append("  no plan: declare the pool to the controllers with --pools-file")
             continue
         lines.append(f"  wanted: {plan.ready} ready, {plan.warm} warm, {plan.pods} in all")
         if plan.resting:
-            lines.append(f"  resting: {plan.resting}, which finishes its streams")
+            lines.append(f"  going to sleep: {plan.resting}, once its streams have ended")
         if plan.victim:
-            lines.append(f"  may go: {plan.victim}, which has nothing left to do")
-        if plan.shedding:
-            lines.append(f"  refused of late, for the work ahead of them: {', '.join(plan.shedding)}")
-        if plan.shifting and plan.surge:
-            lines.append(f"  given away of late: what tolerates a cache miss, to {', '.join(plan.surge.adjacent)}")
-        ago = f", {_ago(now - plan.at_us / 1e6)} ago" if plan.at_us else ""
+            lines.append(f"  to be removed: {plan.victim}, which is idle")
+        if plan.rejecting_tiers:
+            lines.append(f"  rejected recently for overload, tiers: {', '.join(plan.rejecting_tiers)}")
+        if plan.is_overflowing and plan.overload_marks:
+            lines.append(
+                f"  overflowed recently, where a cache miss is tolerable, to: {', '.join(plan.overload_marks.adjacent)}"
+            )
+        ago = f", {_duration_text(now - plan.at_us / 1e6)} ago" if plan.at_us else ""
         lines.append(f"  why: {plan.reason}{ago}")
         if "burn_1h" in plan.figures:
             burns = f"{plan.figures['burn_5m']:.1f} over 5 min, {plan.figures['burn_1h']:.1f} over 1 h"
-            lines.append(f"  first tokens over the objective then, as a multiple of what may be: {burns}")
+            lines.append(f"  burn rate of the first-token objective then (1: the whole error budget): {burns}")
         if row.held_s:
-            lines.append(f"  held: nothing is taken away for another {_ago(row.held_s)}")
+            lines.append(f"  held: no scaling down for another {_duration_text(row.held_s)}")
         if row.learned is not None:
-            lines += _learned_text(row.learned, plan, now)
+            lines += _traffic_model_lines(row.learned, plan, now)
     if any(row.plan for row in rows):
-        lines.append(f"planned by {leader}" if leader else "no controller leads: plans stay as they are")
+        lines.append(f"planned by {leader}" if leader else "no controller leads: plans do not change")
     return "\n".join(lines)
 
 
-def _learned_text(learned: Learned | str, plan: PoolPlan, now: float) -> list[str]:
+def _traffic_model_lines(learned: TrafficModel | str, plan: PoolPlan, now: float) -> list[str]:
     if isinstance(learned, str):
         return [f"  learned: {learned}"]
-    age = f"from traces {_ago(now - learned.learned_s)} ago" if learned.learned_s else "nothing from traces yet"
+    age = (
+        f"from traces {_duration_text(now - learned.learned_s)} ago" if learned.learned_s else "nothing from traces yet"
+    )
     lines = [f"  learned: {age}"]
     if len(learned.starts_s) < STARTS_MIN:
         lines.append(f"    cold start: {plan.cold_start_s:.0f} s as declared, {len(learned.starts_s)} seen")
@@ -153,17 +192,18 @@ def _learned_text(learned: Learned | str, plan: PoolPlan, now: float) -> list[st
         )
     if learned.speeds:
         each = ", ".join(f"{speed.tokens_per_s:.0f} of {speed.batch:.0f}" for speed in learned.speeds)
-        lines.append(f"    tokens a second of a replica, by how many decode at once: {each}")
+        lines.append(f"    tokens/s of a replica, by how many decode at once: {each}")
     jump = learned.jump(plan.cold_start_s)
     if jump is not None:
         lines.append(
-            f"    within a cold start arrivals rise by less than {jump.requests:.2f} requests "
-            f"({jump.output_tokens:.0f} output tokens) a second, 99 times in a hundred"
+            f"    99th percentile of the rise in arrivals within a cold start: less than {jump.requests:.2f} requests "
+            f"({jump.output_tokens:.0f} output tokens) a second"
         )
     return lines
 
 
-def _ago(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
+    """Format a duration with one unit: d, h, min or s."""
     seconds = max(seconds, 0.0)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -172,12 +212,10 @@ def _ago(seconds: float) -> str:
 
 
 @asynccontextmanager
-async def _fabric(redis_url: str) -> AsyncIterator[tuple[RedisControl, RedisPools]]:
+async def _open_fabric(redis_url: str) -> AsyncIterator[tuple[RedisControl, RedisPools]]:
     client = RedisClient(redis_url)
     try:
         await client.start()
         yield RedisControl(client), RedisPools(client)
-    except ReplyError as error:
-        raise FabricUnavailable(f"Redis refuses: {error}") from error
     finally:
         await client.close()

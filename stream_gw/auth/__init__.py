@@ -1,0 +1,23 @@
+"""Authentication: API keys, capability tokens minted from them, and the cookie that carries one for ``EventSource``."""
+
+from stream_gw.auth.authenticator import TOKEN_S_MAX, Authenticator, TokenRequest, bearer
+from stream_gw.auth.cookie import COOKIE, cookie_cleared, cookie_of, cookie_set
+from stream_gw.auth.keys import KeyStore, key_digest, new_key
+from stream_gw.auth.principal import ALL_SCOPES, Principal, Scope
+
+__all__ = [
+    "ALL_SCOPES",
+    "COOKIE",
+    "TOKEN_S_MAX",
+    "Authenticator",
+    "KeyStore",
+    "Principal",
+    "Scope",
+    "TokenRequest",
+    "bearer",
+    "cookie_cleared",
+    "cookie_of",
+    "cookie_set",
+    "key_digest",
+    "new_key",
+]

@@ -1,0 +1,107 @@
+"""Checks credentials and mints capability tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
+from stream_fabric.events import Prices
+from stream_fabric.stream.ids import TenantId, UserId
+from stream_gw.auth.keys import KeyStore
+from stream_gw.auth.principal import ALL_SCOPES, Principal, Scope
+from stream_gw.auth.tokens import PREFIX, Claims, TokenSigner
+
+TOKEN_S_MAX = 24 * 3600
+_CREDENTIAL_CHARS_MAX = 4096
+
+
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /v1/tokens``."""
+
+    scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
+    user: str | None = None
+    models: list[str] | None = None
+    expires_in_s: int = 3600
+
+
+class Authenticator:
+    """API keys and capability tokens of one fleet."""
+
+    def __init__(self, keys: KeyStore, tokens: TokenSigner) -> None:
+        self._keys = keys
+        self._tokens = tokens
+
+    def authenticate(self, credential: str | None, now: float) -> Principal:
+        """Return the owner of an API key or capability token. ``now``: unix seconds. Raises Unauthenticated."""
+        if not credential:
+            raise Unauthenticated("no credential; send Authorization: Bearer <API key or capability token>")
+        if len(credential) > _CREDENTIAL_CHARS_MAX:
+            raise Unauthenticated(f"the credential is longer than {_CREDENTIAL_CHARS_MAX} characters")
+        principal = (
+            self._principal_of_token(credential, now) if credential.startswith(PREFIX) else self._keys.find(credential)
+        )
+        if principal is None:
+            raise Unauthenticated("the credential is unknown or revoked")
+        return principal
+
+    def authenticate_cookie(self, token: str, now: float) -> Principal:
+        """Return the owner of a cookie's token, with scope ``read`` at most. Raises Unauthenticated.
+
+        An API key is refused. A browser sends cookies with requests that other sites cause, so a cookie must not change
+        anything.
+        """
+        principal = self.authenticate(token if token.startswith(PREFIX) else None, now)
+        return msgspec.structs.replace(principal, scopes=principal.scopes & {"read"})
+
+    def prices(self, tenant: TenantId, model: str) -> Prices | None:
+        return self._keys.prices(tenant, model)
+
+    def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
+        """Sign a token with no more rights than its owner; return (token, expiry in unix seconds).
+
+        Raises Forbidden or BadRequest.
+        """
+        if owner.expires_at is not None:
+            raise Forbidden("a capability token cannot mint tokens; use an API key")
+        if not 1 <= request.expires_in_s <= TOKEN_S_MAX:
+            raise BadRequest(
+                f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s"
+            )
+        for scope in request.scopes:
+            owner.require(scope)
+        models = request.models
+        if owner.models is not None:
+            models = sorted(owner.models if models is None else owner.models.intersection(models))
+        expires_at = int(now) + request.expires_in_s
+        token = self._tokens.sign(Claims(owner.tenant, request.scopes, expires_at, request.user, models))
+        if len(token) > _CREDENTIAL_CHARS_MAX:
+            raise BadRequest(f"the token would be longer than {_CREDENTIAL_CHARS_MAX} characters; name fewer models")
+        return token, expires_at
+
+    def _principal_of_token(self, token: str, now: float) -> Principal | None:
+        """Return the owner of a capability token; None for a signature that is not ours. Raises Unauthenticated when
+        expired."""
+        claims = self._tokens.verify(token)
+        if claims is None:
+            return None
+        if claims.exp <= now:
+            raise Unauthenticated("the capability token has expired; mint another")
+        return Principal(
+            TenantId(claims.tenant),
+            frozenset(claims.scopes),
+            None if claims.user is None else UserId(claims.user),
+            None if claims.models is None else frozenset(claims.models),
+            claims.exp,
+        )
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the credential of an ``Authorization`` header, or of ``x-api-key``, which Anthropic's SDKs send."""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip().decode("latin-1")
+        if name == b"x-api-key":
+            return value.decode("latin-1")
+    return None

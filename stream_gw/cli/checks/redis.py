@@ -1,0 +1,194 @@
+"""Checks of Redis: whether it answers, its version, memory limit, eviction and persistence.
+
+Asks by redis-py, whatever the URL's mode, because a second client finds faults that ours would share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from stream_fabric.errors import FabricError
+from stream_fabric.limits import LEASE_TTL_S
+from stream_fabric.redis.client import RedisClient, logins
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis_url import Address, RedisUrl
+from stream_gw.cli.checks.report import Report
+
+_TIMEOUT_S = 3.0
+_VERSION_MIN = (6, 0)
+_VERSION_SHARDED = (7, 0)
+_SAFE_POLICIES = ("noeviction", "volatile-ttl")
+
+
+async def check_redis(report: Report, redis_url: str) -> None:
+    try:
+        url = RedisUrl.parse(redis_url)
+        options = _options(url)
+    except ValueError as error:
+        report.missing("a usable Redis URL", str(error))
+        return
+    where = ", ".join(map(str, url.addresses))
+    try:
+        async with _primaries(url, options) as primaries:
+            for address, primary in primaries.items():
+                await primary.ping()
+                await _check_primary(report, url, address, primary)
+    except AuthenticationError as error:
+        report.missing(f"a login to Redis at {where}", f"{error}; correct user and password in STREAM_GW_REDIS_URL")
+        return
+    except (RedisError, OSError, TimeoutError) as error:
+        remedy = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
+        report.missing(f"Redis at {where}", f"{error or 'it does not answer'}; {remedy}")
+        return
+    await _check_fleet(report, redis_url, where)
+
+
+def _options(url: RedisUrl) -> dict[str, Any]:
+    """Make the redis-py client's options. Raises ValueError for certificate files that cannot be used."""
+    logins(url)
+    return {
+        "username": url.username,
+        "password": url.password,
+        "socket_timeout": _TIMEOUT_S,
+        "socket_connect_timeout": _TIMEOUT_S,
+        "decode_responses": True,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        **_tls(url),
+    }
+
+
+def _tls(url: RedisUrl) -> dict[str, Any]:
+    if not url.tls:
+        return {}
+    return {"ssl": True, "ssl_ca_certs": url.ca, "ssl_certfile": url.cert, "ssl_keyfile": url.key}
+
+
+@contextlib.asynccontextmanager
+async def _primaries(url: RedisUrl, options: dict[str, Any]) -> AsyncIterator[dict[Address, Redis]]:
+    """Yield a client of each server that accepts writes."""
+    match url.mode:
+        case "cluster":
+            seeds = [ClusterNode(*address) for address in url.addresses]
+            async with RedisCluster(startup_nodes=seeds, **options) as cluster:
+                nodes = cluster.get_primaries()
+            addresses = [Address(str(node.host), int(node.port)) for node in nodes]
+        case "sentinel":
+            login = {"username": url.sentinel_user, "password": url.sentinel_password}
+            sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py does not annotate it
+                [tuple(address) for address in url.addresses], sentinel_kwargs=options | login
+            )
+            try:
+                addresses = [Address(*await sentinel.discover_master(url.master))]
+            finally:
+                for each in sentinel.sentinels:
+                    await each.aclose()
+        case _:
+            addresses = [url.addresses[0]]
+    clients = {
+        address: Redis(host=address.host, port=address.port, db=url.database, **options) for address in addresses
+    }
+    try:
+        yield clients
+    finally:
+        for client in clients.values():
+            await client.aclose()
+
+
+async def _check_primary(report: Report, url: RedisUrl, address: Address, primary: Redis) -> None:
+    at = f" at {address}"
+    try:
+        info: dict[str, Any] = await primary.info()
+    except (NoPermissionError, ResponseError):
+        info = {}
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not version:
+        report.ok(f"Redis{at} answers, {url.mode}", "version unknown, because the user may not run INFO")
+    elif numbers < _VERSION_MIN:
+        report.missing(f"a Redis of version 6 or later{at}", "upgrade it", found=version)
+    elif url.mode == "cluster" and numbers < _VERSION_SHARDED:
+        report.missing(
+            f"sharded publish and subscribe{at}",
+            "upgrade to Redis 7: before it, every node of a cluster carries every message",
+            found=f"Redis {version}",
+            needed=False,
+        )
+    else:
+        report.ok(f"Redis{at} answers, {url.mode}", f"version {version}")
+    await _check_memory(report, at, primary, info)
+    if info:
+        _check_persistence(report, at, info)
+
+
+async def _check_memory(report: Report, at: str, primary: Redis, info: dict[str, Any]) -> None:
+    try:
+        config = await primary.config_get("maxmemory-policy", "maxmemory")
+    except (NoPermissionError, ResponseError):  # a managed Redis has no CONFIG, and a user may lack the right
+        config = {"maxmemory-policy": info.get("maxmemory_policy", ""), "maxmemory": info.get("maxmemory", 0)}
+    policy = str(config.get("maxmemory-policy", ""))
+    if not policy:
+        report.missing(
+            f"the maxmemory-policy{at}",
+            f"see to it that it is {' or '.join(_SAFE_POLICIES)}; the user may run neither CONFIG GET nor INFO",
+            found="unknown",
+            needed=False,
+        )
+        return
+    if policy in _SAFE_POLICIES:
+        report.ok(f"maxmemory-policy{at}", policy)
+    else:
+        remedy = "CONFIG SET maxmemory-policy noeviction: an evicted log is a lost stream"
+        report.missing(f"a safe maxmemory-policy{at}", remedy, found=policy)
+    limit = int(config.get("maxmemory") or 0)
+    if limit:
+        report.ok(f"maxmemory{at}", f"{limit >> 20} MiB, {int(info.get('used_memory', 0)) >> 20} MiB used")
+    else:
+        remedy = "CONFIG SET maxmemory to less than the host has: Redis at its limit refuses, a killed Redis loses all"
+        report.missing(f"a memory limit{at}", remedy, found="maxmemory 0", needed=False)
+
+
+def _check_persistence(report: Report, at: str, info: dict[str, Any]) -> None:
+    for name, what in (("rdb_last_bgsave_status", "snapshot"), ("aof_last_write_status", "append-only file")):
+        status = str(info.get(name, "ok"))
+        if status != "ok":
+            remedy = "see Redis's log: with stop-writes-on-bgsave-error it refuses writes until this is repaired"
+            report.missing(f"a working {what}{at}", remedy, found=f"{name} {status}")
+    if int(info.get("aof_enabled", 0)):
+        report.ok(f"persistence{at}", "append-only file")
+    elif int(info.get("connected_slaves", 0)):
+        report.ok(f"persistence{at}", f"no append-only file; {info['connected_slaves']} replicas hold a copy")
+    else:
+        remedy = "appendonly yes, or a replica: a restart loses running streams, accounts and the partition count"
+        report.missing(f"persistence{at}", remedy, found="no append-only file and no replica", needed=False)
+
+
+async def _check_fleet(report: Report, url: str, where: str) -> None:
+    """Check that the platform's own client may run its commands, and count the live replicas."""
+    client = RedisClient(url)
+    try:
+        await client.start()
+        pools = RedisPools(client)
+        found = [replicas for name in await pools.pools() if (replicas := await pools.replicas(name))]
+    except FabricError as error:
+        report.missing(f"the platform's rights on Redis at {where}", f"{error}; see the runbook, Securing Redis")
+        return
+    finally:
+        await client.close()
+        await asyncio.sleep(0)
+    if found:
+        several = "" if len(found) == 1 else "s"
+        report.ok(f"{sum(map(len, found))} replicas alive in {len(found)} pool{several}")
+    else:
+        remedy = f"start stream-gw agent; its lease expires {LEASE_TTL_S:g} s after the last renewal"
+        report.missing("a live replica", remedy, needed=False)

@@ -1,0 +1,23 @@
+"""``stream-gw simulate``: replays recorded traffic against scaling policies."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from inference.simulate import flags
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_simulate(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from inference.simulate import command  # slow to import, and --help does without it
+
+    try:
+        command.run_simulate(args, print)
+    except (OSError, ValueError) as error:
+        print(f"stream-gw simulate: {error}", file=sys.stderr)
+        return 2
+    return 0

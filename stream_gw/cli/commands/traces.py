@@ -1,0 +1,21 @@
+"""``stream-gw traces``: answers questions about requests from telemetry."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+
+from stream_gw.cli.flags import read_settings
+from telemetry.ask import command, flags
+from telemetry.ask.settings import AskSettings
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flags.add_traces(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with contextlib.suppress(KeyboardInterrupt):  # ``tail`` ends so
+        return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
+    return 0

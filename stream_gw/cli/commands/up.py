@@ -1,0 +1,166 @@
+"""``stream-gw up``: runs the whole platform on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from stream_gw.cli.flags import VLLM_EPILOG, UsageError, count, port, read_settings
+from stream_gw.cli.platform.platform import Platform, UpOptions, platform
+
+_INTERRUPTED = 130
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = VLLM_EPILOG
+    parser.set_defaults(vllm_flags="")
+    parser.add_argument(
+        "--gateways", type=count, default=2, help="number of gateways, 1 to 64; gateway k has port + k (default 2)"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=count,
+        help="number of agents, each with an engine, 1 to 64 (default 2; with engine vllm 1, because several share "
+        "the GPUs that this shell sees: give each its part with -- --gpu-memory-utilization)",
+    )
+    parser.add_argument(
+        "--engine", choices=("sim", "openai", "vllm"), default="sim", help="sim: a simulated GPU (default)"
+    )
+    parser.add_argument("--upstream", default="", help="base URL of an OpenAI-compatible server, for engine openai")
+    parser.add_argument(
+        "--sim", default="", help="settings of engine sim, for example itl_ms=20,ttft_ms=100,max_num_seqs=64"
+    )
+    parser.add_argument("--model", default="", help="name or folder of the model, for engine vllm")
+    parser.add_argument(
+        "--vllm-python",
+        default="",
+        help="Python of vLLM's environment, for engine vllm (default: the vllm command beside ours, or on the PATH)",
+    )
+    parser.add_argument(
+        "--port", type=port, default=8080, help="port of the first gateway; 0: free ones (default 8080)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--redis-url", default="", help="URL of a Redis to use (default: start one)")
+    parser.add_argument("--dev-key", default="sk-dev", help="API key of tenant dev (default sk-dev)")
+    parser.add_argument(
+        "--telemetry",
+        action=argparse.BooleanOptionalAction,
+        help="keep a trace of every request in ClickHouse's engine (default: where it is installed, stream-gw[chdb])",
+    )
+    parser.add_argument(
+        "--telemetry-folder",
+        metavar="FOLDER",
+        default="",
+        help="folder of traces and undelivered events; fresh: an empty one, deleted at the end. One run uses a folder "
+        "at a time (default: $XDG_STATE_HOME/stream-gw, else ~/.local/state/stream-gw, shared by all runs)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
+
+
+def run(args: argparse.Namespace) -> int:
+    return asyncio.run(_serve(_read_options(args)))
+
+
+def _read_options(args: argparse.Namespace) -> UpOptions:
+    """Read the options from the flags. Raises UsageError or ValueError for an engine that cannot work."""
+    if args.upstream and args.engine != "openai":
+        raise UsageError(f"argument --upstream: is for --engine openai; the engine is {args.engine}")
+    if args.vllm_flags and args.engine != "vllm":
+        raise ValueError(f"flags after -- are vLLM's, and the engine is {args.engine}: remove them, or --engine vllm")
+    if args.engine == "vllm":
+        from inference.agent import main as agent_main
+        from inference.agent.settings import AgentSettings
+
+        names = ("engine", "model", "vllm_flags", "vllm_python")
+        given = {name: value for name in names if (value := getattr(args, name))}
+        settings = read_settings(AgentSettings, argparse.Namespace(**given))  # an agent reads the variables too
+        agent_main.check(settings)
+        for name in names:
+            setattr(args, name, getattr(settings, name))
+    if args.replicas is None:
+        args.replicas = 1 if args.engine == "vllm" else 2
+    return UpOptions(**{name: getattr(args, name) for name in UpOptions.__dataclass_fields__})
+
+
+async def _serve(options: UpOptions) -> int:
+    """Run the platform; return the exit code, also after an interrupt during the start."""
+    stop = asyncio.Event()
+    starting = asyncio.current_task()
+    assert starting is not None
+    try:
+        return await _run_platform(options, stop, starting)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        print("stream-gw up: interrupted before it was up", file=sys.stderr)
+        return _INTERRUPTED
+
+
+async def _run_platform(options: UpOptions, stop: asyncio.Event, starting: asyncio.Task[Any]) -> int:
+    """Start the platform and wait for a signal. A signal before all is ready cancels ``starting``."""
+    ready = False
+
+    def on_signal() -> None:
+        if not (stop.is_set() or ready):
+            starting.cancel()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    if options.engine == "vllm":
+        print(f"stream-gw up: vLLM loads {options.model}, which may take minutes", file=sys.stderr)
+    async with platform(options) as running:
+        ready = True
+        if running.state_folder:
+            print(f"stream-gw up: traces and undelivered events are in {_folder_text(running)}", file=sys.stderr)
+        if options.json:
+            print(json.dumps(running.facts()), flush=True)
+        else:
+            _print_addresses(running)
+        stopping = asyncio.create_task(stop.wait())
+        ended = {asyncio.create_task(process.wait()): process for process in running.processes}
+        await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        # A child that dies is reported and not restarted: the rest survives it, and the user may want to see that
+        while not stop.is_set():
+            dead = {task for task in ended if task.done()}
+            for task in dead:
+                print(f"stream-gw up: process {ended.pop(task).pid} ended with {task.result()}", file=sys.stderr)
+            await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in ended:
+            task.cancel()
+    return 0
+
+
+def _folder_text(running: Platform) -> str:
+    assert running.state_folder is not None
+    return f"{running.state_folder.path} ({running.state_folder.note})"
+
+
+def _print_addresses(running: Platform) -> None:
+    options = running.options
+    engines = {"sim": "the simulator (no GPU, no real model)", "vllm": f"vLLM with {options.model}"}
+    engine = engines.get(options.engine, options.upstream)
+    parts = [(options.gateways, "gateway"), (options.replicas, "replica")]
+    counted = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in parts)
+    print(f"stream-gw is up: {counted} on {engine}\n")
+    for gateway in running.gateways:
+        print(f"  gateway  {gateway['url']}")
+    first = running.gateways[0]["url"]
+    print(f"  key      {options.dev_key}")
+    if running.telemetry:
+        url, token = running.telemetry["url"], running.telemetry["token"]
+        print(f"  traces   stream-gw traces list --telemetry-url {url} --telemetry-token {token}")
+    elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
+        print("  traces   not kept: pip install 'stream-gw[chdb]'")
+    print(f"\n  chat     {first}/#key={options.dev_key}")
+    print(f"  ops      {first}/ops#key={options.dev_key}")
+    print(f"  SDK      OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")
+    print("\nCtrl-C stops everything.", flush=True)

@@ -1,0 +1,170 @@
+"""The platform on one machine: Redis, agents, a controller, telemetry and gateways, which start and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+from stream_gw.cli.platform import child
+from stream_gw.cli.platform.redis_server import redis_server
+from stream_gw.cli.platform.state_folder import StateFolder, open_state_folder
+
+_VLLM_STOP_S = 20.0
+"""Longer than vLLM takes to end, because what is left when its agent is killed would outlive the platform."""
+_PARTITIONS = 4
+"""More slots bring nothing on one Redis, and fewer let more streams share a script call."""
+_OWN_SETTINGS = ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT")
+"""Settings of one process, which children must not inherit from the environment that all share."""
+
+Start: TypeAlias = Coroutine[Any, Any, tuple[asyncio.subprocess.Process, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    gateways: int = 2
+    replicas: int = 2
+    engine: str = "sim"
+    upstream: str = ""
+    sim: str = ""
+    model: str = ""
+    vllm_python: str = ""
+    vllm_flags: str = ""
+    """vLLM's own flags, quoted as for a shell."""
+    port: int = 8080
+    host: str = "127.0.0.1"
+    redis_url: str = ""
+    dev_key: str = "sk-dev"
+    telemetry: bool | None = None
+    """None: where ClickHouse's client and engine are installed."""
+    telemetry_folder: str = ""
+    """Folder of traces and undelivered events, or ``fresh``; empty: the default folder."""
+    json: bool = False
+
+
+@dataclass
+class Platform:
+    """A running platform."""
+
+    options: UpOptions
+    redis_url: str
+    redis_pid: int | None
+    gateways: list[dict[str, Any]] = field(default_factory=list)
+    agents: list[dict[str, Any]] = field(default_factory=list)
+    controller: dict[str, Any] = field(default_factory=dict)
+    telemetry: dict[str, Any] | None = None
+    state_folder: StateFolder | None = None
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        """Addresses and process ids of all processes, and the API key, for ``--json``."""
+        return {
+            "gateways": self.gateways,
+            "agents": self.agents,
+            "controller": self.controller,
+            "telemetry": self.telemetry,
+            "telemetry_folder": str(self.state_folder.path) if self.state_folder else None,
+            "redis_url": self.redis_url,
+            "redis_pid": self.redis_pid,
+            "key": self.options.dev_key,
+        }
+
+    def add(self, process: asyncio.subprocess.Process, facts: dict[str, Any]) -> None:
+        """Add a child that has printed its ready line."""
+        self.processes.append(process)
+        match facts["ready"]:
+            case "agent":
+                self.agents.append({"replica": facts["replica"], "pid": process.pid, "metrics": facts["metrics"]})
+            case "controller":
+                self.controller = {"pid": process.pid, "metrics": facts["metrics"]}
+            case "telemetry":
+                self.telemetry = {"url": facts["url"], "pid": process.pid}
+            case "gateway":
+                self.gateways.append({"url": facts["url"], "pid": process.pid})
+
+
+@contextlib.asynccontextmanager
+async def platform(options: UpOptions) -> AsyncIterator[Platform]:
+    """Start everything, yield when all processes are ready, end every child.
+
+    Raises ValueError for options that cannot work, OSError or StreamGwError when a process cannot start.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        redis_url, redis = options.redis_url, None
+        if not redis_url:
+            redis_url, redis = await stack.enter_async_context(redis_server())
+        running = Platform(options, redis_url, redis.pid if redis else None)
+        if redis:
+            running.processes.append(redis)
+        env = {name: value for name, value in os.environ.items() if name not in _variables_of_one_process()}
+        env["STREAM_GW_REDIS_URL"] = redis_url
+        env.setdefault("STREAM_GW_PARTITIONS", str(_PARTITIONS))
+        with_telemetry = _with_telemetry(options)
+        if with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka":
+            running.state_folder = stack.enter_context(open_state_folder(options.telemetry_folder))
+            env.setdefault("STREAM_GW_EVENTS_SPOOL", str(running.state_folder.path / "spool"))
+        starts: list[Start] = []
+        token = os.environ.get("STREAM_GW_TELEMETRY_TOKEN") or secrets.token_hex(16)
+        consumer: dict[str, str] = {}
+        if with_telemetry and running.state_folder:
+            # Gateways start at the same time and need its address, so the port is chosen here
+            port = os.environ.get("STREAM_GW_TELEMETRY_PORT") or str(child.free_port())
+            consumer = {"STREAM_GW_TELEMETRY_URL": f"http://127.0.0.1:{port}", "STREAM_GW_TELEMETRY_TOKEN": token}
+            own = {"STREAM_GW_TELEMETRY_TOKEN": token, "STREAM_GW_TELEMETRY_PORT": port}
+            if not env.get("STREAM_GW_CLICKHOUSE"):
+                own["STREAM_GW_CLICKHOUSE"] = f"chdb://{running.state_folder.path / 'telemetry'}"
+            starts.append(child.start(stack, ["telemetry"], env | own))
+        else:
+            # Events that nobody consumes would only fill Redis
+            env.setdefault("STREAM_GW_EVENTS", "off")
+        starts += _agent_starts(stack, options, env)
+        starts.append(child.start(stack, ["controller", "--metrics-port", "0"], env))
+        starts += _gateway_starts(stack, options, env | consumer)
+        for process, facts in await asyncio.gather(*starts):
+            running.add(process, facts)
+        if running.telemetry:
+            running.telemetry["token"] = token
+        yield running
+
+
+def _variables_of_one_process() -> set[str]:
+    """Environment variables that children must not inherit."""
+    return {f"STREAM_GW_{name}" for name in _OWN_SETTINGS}
+
+
+def _agent_starts(stack: contextlib.AsyncExitStack, options: UpOptions, env: dict[str, str]) -> list[Start]:
+    """Coroutines that each start one agent."""
+    flags = ["agent", "--engine", options.engine, "--metrics-port", "0"]
+    for name in ("sim", "upstream", "model", "vllm_python", "vllm_flags"):
+        value = getattr(options, name)
+        flags += [f"--{name.replace('_', '-')}={value}"] if value else []
+    # A model loads for minutes, and the agent bounds its engine's start itself
+    times = (None, _VLLM_STOP_S) if options.engine == "vllm" else (child.START_S, child.STOP_S)
+    return [child.start(stack, [*flags, "--replica", f"replica{k}"], env, *times) for k in range(options.replicas)]
+
+
+def _gateway_starts(stack: contextlib.AsyncExitStack, options: UpOptions, env: dict[str, str]) -> list[Start]:
+    """Coroutines that each start one gateway."""
+    own = {"STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secrets.token_hex(32)}
+    starts = []
+    for k in range(options.gateways):
+        port = str(options.port + k if options.port else 0)
+        flags = ["gateway", "--host", options.host, "--port", port, "--gateway", f"gateway{k}"]
+        starts.append(child.start(stack, flags, env | own))
+    return starts
+
+
+def _with_telemetry(options: UpOptions) -> bool:
+    """Return whether to run telemetry. Raises ValueError when it is asked for and its packages are missing."""
+    if os.environ.get("STREAM_GW_EVENTS") == "off":
+        return bool(options.telemetry)
+    modules = ["clickhouse_connect", "pyarrow"] + ([] if os.environ.get("STREAM_GW_CLICKHOUSE") else ["chdb"])
+    installed = all(find_spec(module) is not None for module in modules)
+    if options.telemetry and not installed:
+        raise ValueError("--telemetry needs ClickHouse's client and engine: pip install 'stream-gw[chdb]'")
+    return installed if options.telemetry is None else options.telemetry

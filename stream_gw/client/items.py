@@ -1,0 +1,53 @@
+"""The items that a reader gets from a stream, and their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Frames up to ``seq``. Persist ``cursor`` together with what you made of the chunks."""
+
+    cursor: str
+    seq: int
+    chunks: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The frames ``first`` to ``seq`` are lost; no retry brings them back."""
+
+    cursor: str
+    seq: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Frames above ``seq`` are void: discard what you read of them. The next item continues after ``seq``."""
+
+    cursor: str
+    seq: int
+
+
+Item: TypeAlias = Data | Gap | Reset
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A request for a generation; ``key`` is its idempotency key."""
+
+    body: dict[str, Any]
+    key: str
+
+
+def text_of(chunks: list[Any]) -> str:
+    """Return the text that chunks of openai.chat or openai.completions add to the first choice."""
+    parts: list[str] = []
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            if choice.get("index", 0) == 0:
+                parts.append((choice.get("delta") or {}).get("content") or choice.get("text") or "")
+    return "".join(parts)

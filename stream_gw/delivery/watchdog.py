@@ -1,0 +1,135 @@
+"""Finds what pub/sub has lost: compares every local stream with its log, and ends what nothing will continue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from stream_fabric.errors import FabricError, FabricUnavailable
+from stream_fabric.limits import FABRIC_AWAY_S_MAX, ORPHAN_GRACE_S, WATCHDOG_S
+from stream_fabric.ports import Random
+from stream_fabric.recovery.lease_reaper import LOST
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import Head
+from stream_fabric.stream.reader import Need
+from stream_gw.delivery.hub import Hub, stream_gone
+from stream_gw.delivery.local_stream import LocalStream
+
+log = logging.getLogger(__name__)
+
+_HEADS_MAX = 500
+_LOOKUPS_MAX = 32
+"""Concurrent look-ups of a stream's producer."""
+
+
+class Watchdog:
+    """Compares all local streams with their logs every ``every_s``, partition by partition.
+
+    A reader behind its log reads on. A stream without log or producer ends. Readers of a partition that has not
+    answered for ``away_s`` end too.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        produces: Callable[[ReplicaId | None, StreamId], Awaitable[bool]],
+        random: Random,
+        *,
+        every_s: float = WATCHDOG_S,
+        away_s: float = FABRIC_AWAY_S_MAX,
+    ) -> None:
+        """``produces(replica, stream)``: whether the stream has a live producer or is queued."""
+        self._hub = hub
+        self._log = hub.log
+        self._produces = produces
+        self._random = random
+        self._every_s = every_s
+        self._away_s = away_s
+        self._away_since: dict[int, float] = {}
+        """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
+        self._lookups = asyncio.Semaphore(_LOOKUPS_MAX)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            by_partition: dict[int, list[LocalStream]] = {}
+            for local in self._hub.local.values():
+                by_partition.setdefault(local.partition, []).append(local)
+            # Side by side: a partition that does not answer must not delay the others'
+            await asyncio.gather(
+                *(self._check_partition(partition, streams) for partition, streams in by_partition.items())
+            )
+
+    async def _check_partition(self, partition: int, streams: Sequence[LocalStream]) -> None:
+        for start in range(0, len(streams), _HEADS_MAX):
+            batch = streams[start : start + _HEADS_MAX]
+            try:
+                heads = await self._log.heads(partition, [local.id for local in batch], self._hub.gateway)
+            except FabricError as error:
+                log.warning("stream heads not read: partition=%d error=%s", partition, error)
+                self._abandon_if_away(partition, streams)
+                return
+            self._away_since.pop(partition, None)
+            stuck = [
+                (local, head)
+                for local, head in zip(batch, heads, strict=True)
+                if self._compare(local, head) and head is not None
+            ]
+            if stuck:
+                await asyncio.gather(*(self._check_producer(local, head) for local, head in stuck))
+
+    def _abandon_if_away(self, partition: int, streams: Sequence[LocalStream]) -> None:
+        """End all readers of a partition that has not answered for ``away_s``."""
+        now = asyncio.get_running_loop().time()
+        if now - self._away_since.setdefault(partition, now) < self._away_s:
+            return
+        for local in streams:
+            self._hub.abandon(
+                local,
+                FabricUnavailable(
+                    f"the fabric has not answered for {self._away_s:g} s; the stream may still go on, so resume it "
+                    "after the cursor",
+                    retry_after_s=5,
+                ),
+            )
+
+    def _compare(self, local: LocalStream, head: Head | None) -> bool:
+        """Recheck readers that are behind. Returns whether the stream is live and made no progress since the last
+        time."""
+        now = asyncio.get_running_loop().time()
+        idle = [sub for sub in local.subs if sub.reader.need is Need.LIVE and sub.watched_seq == sub.reader.seq]
+        for sub in local.subs:
+            sub.watched_seq = sub.reader.seq
+        if head is None:
+            local.missing_since = local.missing_since or now
+            if now - local.missing_since > ORPHAN_GRACE_S:
+                for sub in tuple(local.subs):
+                    local.fail(sub, stream_gone())
+            return False
+        unwatched = head.status == "live" and not head.watched_by_me
+        for sub in idle:
+            if unwatched or head.last != sub.reader.seq or head.epoch.n != sub.reader.epoch:
+                sub.reader.recheck()
+                self._hub.catch_up(sub)
+        if unwatched and not idle:
+            local.recheck()
+        if idle and head.status == "live":
+            return True
+        local.missing_since = None
+        return False
+
+    async def _check_producer(self, local: LocalStream, head: Head) -> None:
+        """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
+        try:
+            async with self._lookups:
+                if await self._produces(head.replica, local.id):
+                    local.missing_since = None
+                    return
+            now = asyncio.get_running_loop().time()
+            local.missing_since = local.missing_since or now
+            if now - local.missing_since > ORPHAN_GRACE_S:
+                await self._log.fence(local.id, head.replica, self._random.token_hex(4), ErrorInfo.of(LOST))
+        except FabricError as error:
+            log.warning("producer of a stream not checked: stream=%s error=%s", local.id, error)

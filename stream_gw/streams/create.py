@@ -1,0 +1,372 @@
+"""Creates streams: makes the stream's record, places its request, and opens it for the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from array import array
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stream_fabric.errors import (
+    BadRequest,
+    Draining,
+    FabricUnavailable,
+    IdempotencyMismatch,
+    NotFound,
+    StreamFailed,
+    StreamGwError,
+)
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
+from stream_fabric.pool.home import home_partition
+from stream_fabric.pool.overload import Overflow
+from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.plan import route_key
+from stream_fabric.pool.prefix import block_hashes
+from stream_fabric.pool.records import EngineRequest, Work
+from stream_fabric.recovery.failover import placement_record, wait_s
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
+from stream_fabric.stream.log import CreateCode
+from stream_gw.auth import Principal
+from stream_gw.delivery.local_stream import Subscription
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import CreateRequest, fingerprint
+from stream_gw.observe.trace import ReaderTrace
+from stream_gw.routing.place_request import place, refusal
+from stream_gw.streams.follow import StreamReads
+from stream_gw.streams.off_loop import off_loop
+from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
+from stream_gw.streams.parts import GatewayParts
+from stream_gw.streams.readiness import Readiness
+
+_NO_LIMIT = 1 << 31
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True)
+class CreateCall:
+    """One caller's request for a stream."""
+
+    who: Principal
+    request: CreateRequest
+    trace: ReaderTrace
+    key: str | None = None
+    """Idempotency key."""
+    kept: bool = False
+    """Keep the stream for the longer grace after its last reader left."""
+    after: Cursor | None = None
+    """Where a caller that attaches continues; None: at the beginning."""
+    dialect: str | None = None
+    """The dialect that the caller reads; None: the caller reads the whole answer of ``request.kind``."""
+
+    def check_facts(self, facts: StreamFacts) -> None:
+        """Check that the caller can read such a stream. Raises BadRequest, Unsupported or IdempotencyMismatch."""
+        if self.dialect is not None:
+            encoder_for(self.dialect, facts)
+        elif facts.kind != self.request.kind:
+            raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.kind}; use a new key")
+
+
+@dataclass(frozen=True)
+class _NewStream:
+    """A stream on its way into the fabric."""
+
+    call: CreateCall
+    work: Work
+    pool: str
+    user: str | None
+    created_ms: int
+    subscription: Subscription
+
+    @property
+    def id(self) -> StreamId:
+        return self.work.request.stream
+
+
+class StreamCreation:
+    """Creates streams for all transports of a gateway."""
+
+    def __init__(self, parts: GatewayParts, reads: StreamReads, readiness: Readiness) -> None:
+        self._parts = parts
+        self._reads = reads
+        self._readiness = readiness
+
+    async def create(self, call: CreateCall) -> OpenedStream | None:
+        """Make a stream and place it on a replica, or attach to the stream that the key is bound to.
+
+        Returns None when the caller attached to a stream that has ended at the cursor. Raises StreamGwError.
+        """
+        trace = call.trace
+        trace.tenant = call.who.tenant
+        try:
+            return await self._create(call)
+        except StreamGwError as error:
+            if trace.role == "refused" and not trace.has_ended:  # the subscription may have finished it
+                trace.finish("refused", error=error)
+            raise
+
+    async def _create(self, call: CreateCall) -> OpenedStream | None:
+        who, request, trace, parts = call.who, call.request, call.trace, self._parts
+        if self._readiness.draining:
+            raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
+        who.require("create")
+        who.require_model(request.model)
+        user = _stream_user(who, request.user)
+        pool = await parts.directory.pool_of(request.model)
+        now_ms = parts.clock.now_us() // 1000
+        stream = claimed = self._new_id(pool, now_ms)
+        if call.key is not None:
+            bound = await self._claim(call, stream)
+            if bound != stream:
+                found, attached = await self._attach(call, bound)
+                if found:
+                    return attached
+                stream = bound  # the request that claimed the key died before it created the stream: replace it
+        facts = StreamFacts.of(stream, created_ms(stream) // 1000, request)
+        trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
+        trace.prices = parts.authenticator.prices(who.tenant, request.model)
+        meta = meta_encoder.encode(StreamMeta(facts, user))
+        epoch = Epoch(1, parts.random.token_hex(4))
+        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
+        work = self._work(call, stream, epoch, meta, pool, now_ms, hashes)
+        call.check_facts(facts)  # before anything is kept
+        if stream != claimed:
+            if await self._adopt(call, stream, pool):
+                return await self._open(call, stream)
+            # Others may have waited for the same key: the first to create its stream places it, the rest follow
+            code = await parts.log.create(stream, epoch, who.tenant, meta, parts.name, request.model)
+            if code is CreateCode.TAKEN:
+                return await self._open(call, stream)
+        subscription = parts.hub.expect(stream, who.tenant, epoch, trace)
+        if parts.contents is not None:
+            parts.contents.receive_prompt(who.tenant, stream, request.body)
+        try:
+            await self._create_and_place(_NewStream(call, work, pool, user, now_ms, subscription))
+        except BaseException as error:
+            if isinstance(error, StreamGwError):
+                subscription.finish_trace("refused", error=error)
+            subscription.close()
+            raise
+        trace.role = "created"
+        return OpenedStream(stream, str(epoch), facts, Cursor(epoch.n, 0), (), subscription.attach, attached=False)
+
+    # --- idempotency keys ----------------------------------------------------------------------------------
+
+    async def _claim(self, call: CreateCall, stream: StreamId) -> StreamId:
+        """Bind the key to the stream, unless it is bound. Returns the stream that the key is bound to."""
+        key, request = _scoped_key(call), call.request
+        if not 0 < len(call.key or "") <= IDEMPOTENCY_KEY_CHARS_MAX:
+            raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
+        digest = await off_loop(len(bytes(request.body)), lambda: fingerprint(request.body))
+        print_ = f"{digest}:{int(request.stream)}"
+        bound, bound_print = await self._parts.index.claim(call.who.tenant, key, stream, print_)
+        if bound_print != print_:
+            raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
+        return bound
+
+    async def _attach(self, call: CreateCall, stream: StreamId) -> tuple[bool, OpenedStream | None]:
+        """Open the stream that the key is bound to. Returns (False, None) when nobody created it within a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RECONNECT_S_MAX
+        while True:
+            try:
+                return True, await self._open(call, stream)
+            except NotFound:
+                if loop.time() > deadline:
+                    return False, None
+                await asyncio.sleep(_RETRY_S)
+
+    async def _adopt(self, call: CreateCall, stream: StreamId, pool: str) -> bool:
+        """Create the stream for a request that a dead gateway placed, in the epoch that its replica appends in.
+
+        Returns False when no pool holds the request.
+        """
+        parts, model = self._parts, call.request.model
+        for name in (pool, *parts.directory.overflow_pools(pool, model)):
+            try:
+                work = await parts.pools.work(name, stream)
+            except msgspec.MsgspecError:  # written by another version: this gateway cannot know its epoch
+                continue
+            if work is not None:
+                code = await parts.log.create(
+                    stream, work.parsed_epoch(), call.who.tenant, work.facts, parts.name, model
+                )
+                if code is CreateCode.CANCELLED:
+                    raise StreamFailed("the stream was cancelled before it began")
+                return True
+        return False
+
+    async def _open(self, call: CreateCall, stream: StreamId) -> OpenedStream | None:
+        """Open the existing stream that the key is bound to, after checking that the caller can read it."""
+        opened = await self._reads.open(call.who, stream, call.after or BEGINNING, call.trace, exact=True)
+        if opened is not None:
+            call.check_facts(opened.facts)
+            if call.trace.role == "refused":
+                call.trace.role = "attached"
+        return opened
+
+    # --- a new stream --------------------------------------------------------------------------------------
+
+    def _new_id(self, pool: str, now_ms: int) -> StreamId:
+        """Make the id of a new stream, in one of the home partitions of its pool."""
+        parts, entropy = self._parts, self._parts.random.token_bytes(10)
+        stream, draw = new_stream_id(now_ms, entropy), int.from_bytes(entropy[4:8], "big")
+        partitions, replicas = parts.log.partitions, len(parts.directory.by_pool.get(pool, ()))
+        home = home_partition(pool, replicas, partitions, draw)
+        return stream if home is None else moved_to(stream, home, partitions)
+
+    def _work(
+        self,
+        call: CreateCall,
+        stream: StreamId,
+        epoch: Epoch,
+        meta: bytes,
+        pool: str,
+        now_ms: int,
+        hashes: Sequence[int],
+    ) -> Work:
+        """Make the record of the request that a replica will run."""
+        request, trace, tenant = call.request, call.trace, call.who.tenant
+        trace.session = _session_key(tenant, request.session_id)
+        estimates = self._parts.directory.estimates(
+            pool, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
+        )
+        limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
+        deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        return Work(
+            EngineRequest(stream, request.kind, request.model, request.body, deadline_ms, trace.traceparent(stream)),
+            str(epoch),
+            tenant,
+            meta,
+            self._grace_s(call),
+            tier=request.tier,
+            session=trace.session,
+            prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
+            # Most requests stop far below their limit
+            output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
+            output_limit=min(limit * request.n, _NO_LIMIT),
+            prefix=array("I", hashes).tobytes(),
+            prices=trace.prices,
+        )
+
+    def _grace_s(self, call: CreateCall) -> float | None:
+        """Seconds that the stream runs on after its last reader has left; None: to its end."""
+        request, settings = call.request, self._parts.settings
+        if request.on_disconnect_s is not msgspec.UNSET:
+            return request.on_disconnect_s
+        if request.background:
+            return None
+        kept = call.kept or call.key is not None or request.session_id is not None
+        return settings.kept_grace_s if kept else settings.plain_grace_s
+
+    async def _create_and_place(self, new: _NewStream) -> None:
+        """Create the stream and place its request at the same time.
+
+        Raises StreamGwError; the stream is then withdrawn, and its key is free once that is certain.
+        """
+        parts, work, trace = self._parts, new.work, new.call.trace
+        tenant, model = new.call.who.tenant, work.request.model
+        hashes = array("I", work.prefix)
+        candidates = parts.directory.candidates(new.pool, model, hashes)
+        trace.placing = parts.clock.monotonic_us()
+        wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.pool))
+        # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
+        # stream does not exist, and the watchdog ends a stream that no replica claims.
+        calls: list[Coroutine[Any, Any, Any]] = [
+            parts.log.create(new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model),
+            place(parts.pools, parts.directory, work, new.pool, candidates, hashes, wait_max_s, parts.random.random()),
+        ]
+        if new.user is not None:
+            calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
+        created, (placed, overflow), *_ = await self._all_or_withdraw(new, calls)
+        if created is CreateCode.CANCELLED:
+            raise StreamFailed("the stream was cancelled before it began")
+        if isinstance(placed, Refused):
+            trace.overflow = ("", placed.backlog_s)
+            error = refusal(work, placed)
+            # A caller that retries at once must find its key free
+            await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
+            raise error
+        self._note_placed(new, placed, overflow, hashes)
+
+    async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Return the results of all calls.
+
+        If one call fails or the caller leaves, the others end before the stream is withdrawn: a create that came after
+        the withdrawal would live on.
+        """
+        ended = asyncio.gather(*calls, return_exceptions=True)
+        try:
+            results = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            left = FabricUnavailable("the caller left before its request was placed")
+            self._parts.hub.spawn(self._withdraw_after(new, ended, left))
+            raise
+        for result in results:
+            if isinstance(result, BaseException):
+                error = result if isinstance(result, StreamGwError) else StreamGwError("the request was not placed")
+                self._parts.hub.spawn(self._withdraw(new, error))
+                raise result
+        return results
+
+    async def _withdraw_after(self, new: _NewStream, ended: asyncio.Future[Any], error: StreamGwError) -> None:
+        """Wait until all calls have ended, then withdraw the stream."""
+        await ended
+        await self._withdraw(new, error)
+
+    async def _withdraw(self, new: _NewStream, error: StreamGwError) -> None:
+        """End the stream, then free its key.
+
+        If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
+        """
+        nonce = self._parts.random.token_hex(4)
+        await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
+        if new.call.key is not None:
+            await self._parts.index.release(new.call.who.tenant, _scoped_key(new.call), new.id)
+
+    def _note_placed(
+        self, new: _NewStream, placed: Placed | Queued, overflow: Overflow | None, hashes: Sequence[int]
+    ) -> None:
+        """Record the placement in the trace, the log, and the directory or queue positions."""
+        parts = self._parts
+        new.call.trace.receive_placed(placed, overflow)
+        parts.hub.spawn(
+            parts.log.put_placement(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
+        )
+        if isinstance(placed, Placed):
+            parts.directory.sent(placed.replica, hashes)
+        else:
+            parts.queue_positions.add(new.pool, new.subscription)
+
+    def _wait_s_max(self, pool: str) -> float:
+        """Maximum seconds in the queue; longer while the pool has a cold start."""
+        warming = self._parts.directory.warming(pool)
+        return max(self._parts.settings.queue_wait_s, warming.patience_s if warming else 0.0)
+
+
+def _scoped_key(call: CreateCall) -> str:
+    """Return the stored form of the key. A caller limited to one user shares no key with other users."""
+    key = call.key or ""
+    return key if call.who.user is None else f"{call.who.user}\0{key}"
+
+
+def _stream_user(who: Principal, requested: str | None) -> str | None:
+    """Return the user of a new stream. Raises BadRequest when the token belongs to another user."""
+    if who.user is None:
+        return requested
+    if requested is not None and requested != who.user:
+        raise BadRequest(f"this token belongs to user {who.user!r}; leave user out or name that user", param="user")
+    return who.user
+
+
+def _session_key(tenant: TenantId, session: str | None) -> str:
+    """Return a hash of tenant and session; empty: there is no session."""
+    if session is None:
+        return ""
+    return hashlib.sha256(f"{tenant}\0{session}".encode()).hexdigest()[:24]

@@ -1,0 +1,57 @@
+"""A stream that a caller may read, as ``create`` and ``follow`` return it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.ids import StreamId
+from stream_gw.delivery.local_stream import Subscription
+from stream_gw.delivery.outlet import Outlet
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.facts import StreamFacts
+
+
+class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a stream's record in the fabric that only gateways read."""
+
+    facts: StreamFacts
+    user: str | None = None
+
+
+meta_encoder = msgspec.json.Encoder()
+meta_decoder = msgspec.json.Decoder(StreamMeta)
+
+
+@dataclass(frozen=True)
+class OpenedStream:
+    """A stream that a request created or attached to.
+
+    The transport makes its outlet and calls ``subscribe`` once, in the same loop turn. Frames that arrive before that
+    are not lost.
+    """
+
+    id: StreamId
+    epoch: str
+    facts: StreamFacts
+    after: Cursor
+    """Position of the reader: frames after it follow."""
+    seen: tuple[bytes, ...]
+    """Frames up to ``after`` that the encoder must know to continue."""
+    subscribe: Callable[[Outlet], Subscription]
+    """Deliver the stream to the outlet. Raises TooMany."""
+    attached: bool
+
+    def encoder(self, dialect: str | None = None) -> Encoder:
+        """Make an encoder that continues after ``after``. ``dialect`` None: the stream's own.
+
+        Raises BadRequest for an unknown dialect, Unsupported for a dialect that cannot express this stream.
+        """
+        encoder = encoder_for(dialect or f"openai.{self.facts.kind}", self.facts)
+        for line in self.seen:
+            encoder.observe(line)
+        return encoder

@@ -1,0 +1,207 @@
+"""The gateway's ASGI app: its routes, and the upkeep of open connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.resources import files
+
+from starlette.routing import Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stream_fabric.errors import Draining
+from stream_fabric.stream.ids import StreamId
+from stream_gw.admin.feed import Ops
+from stream_gw.admin.records import GatewayStats
+from stream_gw.admin.traces import Traces
+from stream_gw.auth import bearer
+from stream_gw.dialects.embeddings import parse_embeddings
+from stream_gw.dialects.requests import parse_create
+from stream_gw.dialects.rerank import parse_rerank
+from stream_gw.observe.access import AccessLog
+from stream_gw.observe.local_stats import LocalStatsWindow
+from stream_gw.observe.metrics import Metrics
+from stream_gw.streams.gateway import Gateway
+from stream_gw.transport import ws
+from stream_gw.transport.endpoint import Answering, Endpoint, Handler
+from stream_gw.transport.pages import Page, Secured
+from stream_gw.transport.service_routes import ServiceRoutes
+from stream_gw.transport.stream_routes import Parser, StreamRoutes
+from stream_gw.transport.ws_socket import Socket
+
+_SWEEP_S = 5.0
+_SWEEP_BATCH = 500
+
+
+class Edge:
+    """The HTTP and WebSocket side of one gateway."""
+
+    def __init__(self, gateway: Gateway, metrics: Metrics, access: AccessLog, recent: LocalStatsWindow) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+        parts = gateway.parts
+        self._answering = Answering(parts.clock, parts.random, metrics, access)
+        traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
+        self.sockets: set[Socket] = set()
+        self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
+        self._streams = StreamRoutes(gateway, self._answering, metrics)
+        self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, self._update_gauges)
+        self._swept_lagging = 0
+        """Readers with a full connection at the last sweep."""
+        self.app = self._routes()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reader is being served or a request is being answered."""
+        return bool(self._answering.count or self.sockets)
+
+    # --- routes --------------------------------------------------------------------------------------------
+
+    def _routes(self) -> ASGIApp:
+        streams, services = self._streams, self._services
+        # Starlette's router without its middleware: Endpoint answers errors, and each layer would cost every open
+        # stream a frame
+        parsers: dict[str, Parser] = {
+            "/v1/chat/completions": partial(parse_create, kind="chat"),
+            "/v1/completions": partial(parse_create, kind="completions"),
+            "/v1/embeddings": parse_embeddings,
+            "/v1/rerank": parse_rerank,
+        }
+        direct: dict[str, ASGIApp] = {
+            path: self._endpoint(path, post=streams.creator(parser)) for path, parser in parsers.items()
+        }
+        router = Router(
+            routes=[
+                self._route("/v1/models", get=services.models),
+                self._route("/v1/tokens", post=services.tokens),
+                self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),
+                self._route("/v1/streams", get=streams.running),
+                self._route("/v1/streams/{id}", get=streams.follow),
+                self._route("/v1/streams/{id}/info", get=streams.info),
+                self._route("/v1/streams/{id}/placement", get=streams.placement),
+                self._route("/v1/streams/{id}/cancel", post=streams.cancel),
+                self._route("/v1/streams/{id}/input", post=streams.input),
+                self._route("/v1/admin/traces{rest:path}", get=services.traces),
+                self._route("/v1/admin/ops", get=services.ops),
+                self._route("/healthz", get=services.healthz),
+                self._route("/readyz", get=services.readyz),
+                self._route("/metrics", get=services.metrics),
+                *self._page_routes(),
+                self._route(
+                    "/{rest:path}",
+                    get=services.unknown_path,
+                    post=services.unknown_path,
+                    put=services.unknown_path,
+                    delete=services.unknown_path,
+                ),
+            ]
+        )
+
+        def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            # Returns the coroutine of an endpoint whose streams stay open: one frame less for each
+            if scope["type"] == "websocket":
+                return (self._serve_socket if scope["path"] == "/v1/stream" else _refuse_socket)(scope, receive, send)
+            return direct.get(scope["path"], router)(scope, receive, send)
+
+        return app
+
+    def _endpoint(self, path: str, **handlers: Handler) -> Endpoint:
+        return Endpoint(self._answering, path, {method.upper(): handler for method, handler in handlers.items()})
+
+    def _route(self, path: str, **handlers: Handler) -> Route:
+        return Route(path, self._endpoint(path, **handlers))
+
+    def _page_routes(self) -> list[Mount | Route]:
+        static, make_request = files("stream_gw") / "static", self._answering.request
+
+        def page(path: str, file: str) -> Route:
+            return Route(path, Secured(Page(str(static / file), make_request), make_request))
+
+        return [
+            Mount("/static", Secured(StaticFiles(directory=str(static)), make_request)),
+            page("/", "index.html"),
+            page("/ops", "ops.html"),
+        ]
+
+    # --- sockets -------------------------------------------------------------------------------------------
+
+    def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        name = "conn_" + self._gateway.parts.random.token_hex(8)
+        return ws.serve(scope, receive, send, self._gateway, name, bearer(scope["headers"]), self._register_socket)
+
+    def _register_socket(self, socket: Socket) -> Callable[[], None]:
+        """Add a socket to those that are swept and drained; return the call that removes it."""
+        self.sockets.add(socket)
+        if self._gateway.readiness.draining:  # the load balancer has not noticed yet; sent after hi
+            asyncio.get_running_loop().call_soon(socket.ask_to_reconnect, 0.0)
+        return lambda: self.sockets.discard(socket)
+
+    # --- upkeep --------------------------------------------------------------------------------------------
+
+    def _gateway_stats(self, viewers: int) -> GatewayStats:
+        """Return this gateway's own figures for the operations feed."""
+        parts = self._gateway.parts
+        streams = len(parts.hub.local)
+        return GatewayStats(parts.name, parts.settings.region, streams, len(self.sockets), self._swept_lagging, viewers)
+
+    def _update_gauges(self) -> None:
+        """Set the gauges of open streams, open sockets and lagging readers."""
+        self._metrics.open_streams.set(len(self._gateway.parts.hub.local))
+        self._metrics.open_sockets.set(len(self.sockets))
+        self._metrics.lagging.set(sum(o.full for o in self._streams.outlets) + sum(s.full for s in self.sockets))
+
+    async def sweep(self) -> None:
+        """Send heartbeats and pings every few seconds, and end connections that take nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            lagging = 0
+            for number, outlet in enumerate(tuple(self._streams.outlets)):
+                outlet.sweep(loop.time())
+                lagging += outlet.full
+                if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
+                    await asyncio.sleep(0)  # tokens go first
+            for viewer in tuple(self.ops.viewers):
+                viewer.sweep(loop.time())
+            for number, socket in enumerate(tuple(self.sockets)):
+                socket.sweep(loop.time(), self._gateway.parts.unix_s())
+                lagging += socket.full
+                if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
+                    await asyncio.sleep(0)
+            self._swept_lagging = lagging
+
+    # --- drain ---------------------------------------------------------------------------------------------
+
+    async def drain(self, drain_s: float, spread_s: float) -> None:
+        """Take no new work; let readers reconnect elsewhere, spread over ``spread_s``; end the rest after ``drain_s``.
+
+        Plain streams run to their end meanwhile.
+        """
+        gateway, loop = self._gateway, asyncio.get_running_loop()
+        gateway.readiness.draining = True
+        deadline = loop.time() + drain_s
+        self.ops.drain()
+        for socket in tuple(self.sockets):
+            # Each at its own moment, so that the other gateways see no burst of connections
+            socket.ask_to_reconnect(gateway.parts.random.uniform(0, min(spread_s, drain_s / 2)))
+        while loop.time() < deadline and self.busy:  # noqa: ASYNC110  # readers come and go; this is a process's end
+            await asyncio.sleep(0.05)
+        for local in tuple(gateway.parts.hub.local.values()):
+            for sub in tuple(local.subs):
+                local.fail(sub, _draining_error(local.id))
+        for socket in tuple(self.sockets):
+            socket.close(Draining.close_code, "this gateway is shutting down; reconnect")
+        await asyncio.sleep(0.05)
+
+
+def _draining_error(stream: StreamId) -> Draining:
+    """Make the error of a reader that the end of the drain cuts off."""
+    return Draining(f"this gateway is shutting down; continue with GET /v1/streams/{stream}?after=<cursor>")
+
+
+async def _refuse_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Close a WebSocket of a wrong path."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008, "reason": "the WebSocket is at /v1/stream"})

@@ -1,0 +1,74 @@
+"""The browser's pages and their files, with the security headers that a browser should get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stream_fabric.errors import NotFound
+from stream_gw.transport.http import Request, WrongMethod
+
+_CONTENT_SECURITY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_METHODS = ("GET", "HEAD")
+
+RequestMaker = Callable[[Scope, Receive, Send], Request]
+
+
+class Secured:
+    """Adds the security headers to a static app's answers, and answers its refusals like the API's."""
+
+    def __init__(self, app: ASGIApp, make_request: RequestMaker) -> None:
+        self._app = app
+        self._make_request = make_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_secured(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"content-security-policy", _CONTENT_SECURITY),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                    (b"cache-control", b"no-cache"),
+                ]
+            await send(message)
+
+        request = self._make_request(scope, receive, send_secured)
+        if scope["method"] not in _METHODS:
+            await request.refuse(WrongMethod(scope["method"], scope["path"][:200], _METHODS))
+            return
+        try:
+            await self._app(scope, receive, send_secured)
+        except HTTPException:  # Starlette's refusal of a path without a file
+            await request.refuse(no_path(scope))
+
+
+class Page:
+    """One HTML file."""
+
+    def __init__(self, path: str, make_request: RequestMaker) -> None:
+        self._path = path
+        self._make_request = make_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await asyncio.to_thread(_read, self._path)
+        await self._make_request(scope, receive, send).answer(
+            200, body, [(b"content-type", b"text/html; charset=utf-8")]
+        )
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def no_path(scope: Scope) -> NotFound:
+    """Make the error of a path that does not exist."""
+    return NotFound(f"no such path {scope['path'][:200]!r}; docs/protocol.md lists the API's paths")

@@ -1,0 +1,130 @@
+"""HTTP handlers beside streams: models, tokens, the cookie, the operator's pages, health and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import Send
+
+from stream_fabric.errors import Forbidden
+from stream_gw.admin.feed import Ops
+from stream_gw.admin.traces import Traces, check_operator
+from stream_gw.admin.viewer import Viewer
+from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
+from stream_gw.observe.metrics import Metrics
+from stream_gw.streams.gateway import Gateway
+from stream_gw.transport import sse
+from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.endpoint import Answering
+from stream_gw.transport.http import JSON, Request, parse
+from stream_gw.transport.pages import no_path
+
+_NO_STORE = [(b"cache-control", b"no-store")]
+_TEXT = (b"content-type", b"text/plain")
+
+
+class OpenFeedResponse:
+    """A response that delivers the operations feed; an ``OpenResponse``."""
+
+    __slots__ = ("_metrics", "_ops", "outlet")
+
+    def __init__(self, ops: Ops, metrics: Metrics, outlet: Viewer) -> None:
+        self._ops = ops
+        self._metrics = metrics
+        self.outlet = outlet
+
+    def close(self) -> None:
+        self._ops.leave(self.outlet)
+        if self.outlet.stalled:
+            self._metrics.stalled.inc()
+
+
+class ServiceRoutes:
+    def __init__(
+        self,
+        gateway: Gateway,
+        answering: Answering,
+        metrics: Metrics,
+        ops: Ops,
+        traces: Traces,
+        measure: Callable[[], None],
+    ) -> None:
+        """``measure`` updates the gauges before a scrape."""
+        self._gateway = gateway
+        self._answering = answering
+        self._metrics = metrics
+        self._ops = ops
+        self._traces = traces
+        self._measure = measure
+
+    def _authenticate(self, request: Request) -> Principal:
+        return self._gateway.authenticate(bearer(request.scope["headers"]))
+
+    async def models(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        data = [
+            {"id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated}
+            for model, served in sorted(self._gateway.parts.directory.models().items())
+            if who.models is None or model in who.models
+        ]
+        await request.json(200, {"object": "list", "data": data})
+
+    async def tokens(self, request: Request, send: Send) -> None:
+        who, parts = self._authenticate(request), self._gateway.parts
+        if not parts.settings.token_secret.get_secret_value():
+            raise Forbidden("this fleet mints no capability tokens; its operator must set STREAM_GW_TOKEN_SECRET")
+        requested = parse(await request.body() or b"{}", TokenRequest)
+        token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s())
+        await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
+
+    async def set_cookie(self, request: Request, send: Send) -> None:
+        token = bearer(request.scope["headers"])
+        who = self._authenticate(request)
+        cookie = cookie_set(who, token or "", self._gateway.parts.unix_s(), request.headers)
+        await request.answer(204, headers=[*_NO_STORE, cookie])
+
+    async def clear_cookie(self, request: Request, send: Send) -> None:
+        await request.answer(204, headers=[*_NO_STORE, cookie_cleared(request.headers)])
+
+    async def traces(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        rest, query = request.path_params["rest"], request.scope["query_string"]
+        status, body = await self._traces.get(who, rest, query)
+        await request.answer(status, body, [JSON, *_NO_STORE])
+
+    async def ops(self, request: Request, send: Send) -> OpenFeedResponse | None:
+        who = self._authenticate(request)
+        check_operator(who)
+        self._ops.check()
+        start = {"type": "http.response.start", "status": 200}
+        if request.scope["method"] == "HEAD":
+            await send({**start, "headers": sse.HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return None
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
+        response = OpenFeedResponse(self._ops, self._metrics, Viewer(connection, who, request.id))
+        self._ops.watch(response.outlet)
+        try:
+            await send({**start, "headers": [*sse.HEADERS, (b"x-request-id", request.id.encode())]})
+            connection.skip_body()
+            response.outlet.open(self._answering.retry_ms(request))
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    async def healthz(self, request: Request, send: Send) -> None:
+        await request.answer(200, b"ok\n", [_TEXT])
+
+    async def readyz(self, request: Request, send: Send) -> None:
+        ready, reason = await self._gateway.readiness.check()
+        await request.answer(200 if ready else 503, reason.encode() + b"\n", [_TEXT])
+
+    async def metrics(self, request: Request, send: Send) -> None:
+        self._measure()
+        page = await self._metrics.scraped(request.header(b"accept") or "")
+        await request.answer(200, page.body, [(b"content-type", page.content_type.encode())])
+
+    async def unknown_path(self, request: Request, send: Send) -> None:
+        """Answer 404 for a path that does not exist."""
+        raise no_path(request.scope)

@@ -1,0 +1,32 @@
+"""Detects readers that do not take what they were sent."""
+
+from __future__ import annotations
+
+from stream_fabric.limits import STALL_BYTES_MIN, STALL_S_MAX
+
+
+class StallTimer:
+    """Runs while a connection's buffer is full.
+
+    A reader must take ``STALL_BYTES_MIN`` in every ``STALL_S_MAX``: a few bytes now and then do not hold the
+    connection.
+    """
+
+    __slots__ = ("_since", "_unsent")
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._unsent = 0
+
+    def is_stalled(self, unsent: int, now: float) -> bool:
+        """Whether the reader took too little for too long.
+
+        ``unsent``: bytes in the connection's buffer. ``now``: seconds of a monotonic clock.
+        """
+        if not self._since or unsent <= self._unsent - STALL_BYTES_MIN:
+            self._since, self._unsent = now, unsent
+        return now - self._since > STALL_S_MAX
+
+    def sent(self, size: int) -> None:
+        """Count bytes that were added to the connection's buffer since the last check."""
+        self._unsent += size

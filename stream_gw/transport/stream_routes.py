@@ -1,0 +1,219 @@
+"""HTTP handlers of streams: create, follow, describe, cancel, input, list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from stream_fabric.errors import BadRequest, Unauthenticated
+from stream_fabric.stream.cursor import BEGINNING, Cursor
+from stream_fabric.stream.ids import StreamId
+from stream_gw.auth import Principal, bearer, cookie_of
+from stream_gw.delivery.local_stream import Subscription
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.requests import CreateRequest
+from stream_gw.observe.metrics import Metrics
+from stream_gw.streams.cancel import cancel_json
+from stream_gw.streams.create import CreateCall
+from stream_gw.streams.follow import describe
+from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.off_loop import off_loop
+from stream_gw.streams.opened import OpenedStream
+from stream_gw.transport import sse
+from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.endpoint import Answering, Handler
+from stream_gw.transport.http import JSON, Request, parse
+from stream_gw.transport.sse import SseOutlet
+from stream_gw.transport.whole_response import WholeResponse
+
+Parser = Callable[[bytes], CreateRequest]
+
+
+class OpenStreamResponse:
+    """A response that delivers a stream; an ``OpenResponse``."""
+
+    __slots__ = ("_routes", "_subscription", "outlet")
+
+    def __init__(self, routes: StreamRoutes, outlet: SseOutlet, subscription: Subscription) -> None:
+        self._routes = routes
+        self.outlet = outlet
+        self._subscription = subscription
+
+    def close(self) -> None:
+        self._routes.outlets.discard(self.outlet)
+        self._subscription.close("stalled" if self.outlet.stalled else "left")
+        if self.outlet.stalled:
+            self._routes.metrics.stalled.inc()
+
+
+class _InputBody(msgspec.Struct):
+    id: str
+    item: dict[str, Any]
+
+
+class StreamRoutes:
+    def __init__(self, gateway: Gateway, answering: Answering, metrics: Metrics) -> None:
+        self._gateway = gateway
+        self._answering = answering
+        self.metrics = metrics
+        self.outlets: set[SseOutlet] = set()
+        """Open responses."""
+
+    def _authenticate(self, request: Request) -> Principal:
+        return self._gateway.authenticate(bearer(request.scope["headers"]))
+
+    def _reader(self, request: Request) -> Principal:
+        """Return the caller that reads a stream.
+
+        Without an authorization header, the cookie of a browser's EventSource counts.
+        """
+        headers = request.headers
+        if b"authorization" in headers or b"x-api-key" in headers:
+            return self._authenticate(request)
+        token = cookie_of(request.scope["headers"])
+        if token is None:
+            return self._authenticate(request)
+        if headers.get(b"sec-fetch-site") == b"cross-site":
+            raise Unauthenticated("the cookie is not accepted from a page of another site")
+        parts = self._gateway.parts
+        return parts.authenticator.authenticate_cookie(token, parts.unix_s())
+
+    # --- create --------------------------------------------------------------------------------------------
+
+    def creator(self, parser: Parser) -> Handler:
+        """Make the handler of a path whose bodies ``parser`` reads."""
+
+        async def create(request: Request, send: Send) -> OpenStreamResponse | None:
+            who = self._authenticate(request)
+            body = await request.body()
+            parsed = await off_loop(len(body), lambda: parser(body))
+            if parsed.stream:
+                return await self._create_streamed(request, send, who, parsed)
+            await self._create_whole(request, who, parsed)
+            return None
+
+        return create
+
+    async def _create_streamed(
+        self, request: Request, send: Send, who: Principal, parsed: CreateRequest
+    ) -> OpenStreamResponse | None:
+        last_event_id = request.header(b"last-event-id")
+        call = CreateCall(
+            who,
+            parsed,
+            request.trace(self._gateway.parts.tracer, "sse"),
+            key=request.header(b"idempotency-key"),
+            after=Cursor.parse(last_event_id) if last_event_id else None,
+            dialect=f"openai.{parsed.kind}",
+        )
+        return await self._stream(request, send, await self._gateway.streams.create(call), call.dialect)
+
+    async def _create_whole(self, request: Request, who: Principal, parsed: CreateRequest) -> None:
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
+        trace = request.trace(self._gateway.parts.tracer, "whole")
+        # An unread large body pauses reading, and a client that leaves would go unnoticed
+        connection.skip_body()
+        call = CreateCall(who, parsed, trace, key=request.header(b"idempotency-key"))
+        opened = await self._gateway.streams.create(call)
+        if opened is None:
+            await request.answer(204)
+            return
+        outlet = WholeResponse(connection, opened.id, opened.facts)
+        subscription = opened.subscribe(outlet)
+        try:
+            body, error, cursor = await outlet.done
+        finally:
+            subscription.close()
+        if body is not None:
+            await request.answer(200, body, [JSON, (b"x-stream-id", opened.id.encode())])
+        elif error is not None and cursor is None:
+            raise error
+        elif error is not None:
+            self._answering.access.receive_refused(request.id, request.scope["path"], trace, error)
+            await request.refuse(error, stream=opened.id, cursor=cursor)
+
+    async def _stream(
+        self, request: Request, send: Send, opened: OpenedStream | None, dialect: str | None
+    ) -> OpenStreamResponse | None:
+        """Send the headers and the first heartbeat; the outlet then writes the stream's events."""
+        if opened is None:
+            await request.answer(204)
+            return None
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
+        outlet = SseOutlet(connection, opened.encoder(dialect), request.id)
+        subscription = opened.subscribe(outlet)
+        outlet.resume = subscription.resume
+        self.outlets.add(outlet)
+        response = OpenStreamResponse(self, outlet, subscription)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [
+                        *sse.HEADERS,
+                        (b"x-request-id", request.id.encode()),
+                        (b"x-stream-id", opened.id.encode()),
+                        (b"x-stream-epoch", opened.epoch.encode()),
+                        (b"link", b'</v1/streams/%b>; rel="resume"' % opened.id.encode()),
+                    ],
+                }
+            )
+            connection.skip_body()
+            outlet.open(self._answering.retry_ms(request))
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    # --- streams that exist --------------------------------------------------------------------------------
+
+    async def follow(self, request: Request, send: Send) -> OpenStreamResponse | None:
+        who, stream = self._reader(request), request.path_params["id"]
+        if request.scope["method"] == "HEAD":
+            _, meta = await self._gateway.reads.read_head(who, stream)
+            encoder_for(f"openai.{meta.facts.kind}", meta.facts)  # raises if GET could not follow it
+            await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return None
+        after = Cursor.parse(request.header(b"last-event-id") or request.query.get("after") or str(BEGINNING))
+        mode = request.query.get("mode", "tokens")
+        if mode not in ("tokens", "coalesce"):
+            raise BadRequest(f"mode is tokens or coalesce over SSE, got {mode[:64]!r}", param="mode")
+        if after.seq:
+            self.metrics.resumes.inc()
+        trace = request.trace(self._gateway.parts.tracer, "sse")
+        opened = await self._gateway.reads.follow(who, stream, after, trace, exact=mode == "tokens")
+        return await self._stream(request, send, opened, request.query.get("dialect"))
+
+    async def info(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        page, meta = await self._gateway.reads.read_head(who, request.path_params["id"])
+        await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
+
+    async def placement(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        await request.json(200, await self._gateway.reads.placement(who, request.path_params["id"]))
+
+    async def cancel(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        reply = await self._gateway.commands.cancel(who, request.path_params["id"])
+        self.metrics.cancels.labels(reply.result).inc()
+        await request.json(200, cancel_json(reply))
+
+    async def input(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        body = parse(await request.body(), _InputBody)
+        item = msgspec.Raw(msgspec.json.encode(body.item))
+        result = await self._gateway.commands.input(who, request.path_params["id"], body.id, item)
+        await request.json(202 if result != "terminal" else 409, {"result": result})
+
+    async def running(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        user = request.query.get("user") or who.user
+        if not user:
+            raise BadRequest("name the user whose streams to list: /v1/streams?user=<user>", param="user")
+        await request.json(200, {"object": "list", "data": await self._gateway.reads.running(who, user)})

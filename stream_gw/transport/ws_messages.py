@@ -1,0 +1,64 @@
+"""Messages that a WebSocket client sends: subprotocol ``tokenstream.v1``, described in ``docs/protocol.md``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
+
+Mode = Literal["tokens", "coalesce", "snapshot"]
+
+
+class Auth(msgspec.Struct, tag_field="t", tag="auth"):
+    token: str
+
+
+class Create(msgspec.Struct, tag_field="t", tag="create"):
+    ch: int
+    body: msgspec.Raw
+    dialect: str = "openai.chat"
+    key: str | None = None
+    queued: bool = False
+    """Send queue positions while the stream waits for a replica."""
+    traceparent: str | None = None
+    """W3C trace context."""
+
+
+class Sub(msgspec.Struct, tag_field="t", tag="sub"):
+    ch: int
+    stream: str
+    after: str = "1-0"
+    dialect: str = "openai.chat"
+    mode: Mode = "tokens"
+    traceparent: str | None = None
+
+
+class Unsub(msgspec.Struct, tag_field="t", tag="unsub"):
+    ch: int
+
+
+_Id = Annotated[str, Meta(max_length=IDEMPOTENCY_KEY_CHARS_MAX)]
+"""Bounded, because the answer repeats it."""
+
+
+class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
+    id: _Id
+    stream: str
+
+
+class Input(msgspec.Struct, tag_field="t", tag="input"):
+    id: _Id
+    stream: str
+    item: dict[str, Any]
+
+
+class Pong(msgspec.Struct, tag_field="t", tag="pong"):
+    pass
+
+
+ClientMessage = Auth | Create | Sub | Unsub | Cancel | Input | Pong
+decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+encode = msgspec.json.Encoder().encode
