@@ -1,7 +1,7 @@
-"""Going on with a stream whose producer died: what it has said, whether it can go on, and how to ask for the rest.
+"""Continuation of a stream whose producer died: its output so far, and the request for the rest. No I/O.
 
-Sans I/O. An engine is asked to continue a text (``continue_final_message`` of vLLM and SGLang, a longer prompt for
-plain completions); what its output would spell a second time is taken out on the way.
+The engine is asked to continue a text: with ``continue_final_message`` of vLLM and SGLang, or with a longer prompt for
+plain completions. Frames that the stream already has are removed from the engine's output.
 """
 
 from __future__ import annotations
@@ -11,34 +11,46 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Close, Delta, ErrorInfo, Frame, Note, Open, TerminalStatus, Usage, decode
-from stream_fabric.ports import EngineRequest, FrameSink
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import FrameSink
+from stream_fabric.stream.frames import (
+    ChoiceEnd,
+    Close,
+    Delta,
+    ErrorInfo,
+    Frame,
+    Note,
+    Open,
+    TerminalStatus,
+    Usage,
+    decode,
+)
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "regex")
 
 
 class CannotContinue(Exception):
-    """Says why."""
+    """No replica can continue the stream; the message is the reason, as the second half of a sentence."""
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What a stream's log holds before a new producer's epoch."""
+class PriorOutput(msgspec.Struct, frozen=True):
+    """The output that a stream's log holds from earlier producers."""
 
     text: str = ""
     tokens: int = 0
     block: int = -1
-    """The open block of text; -1: nothing has been said."""
+    """Number of the open text block; -1: there is no output yet."""
     prompt_tokens: int | None = None
     complete: bool = False
     """Every choice has ended; only the terminal is missing."""
 
     @property
-    def nothing(self) -> bool:
+    def empty(self) -> bool:
         return self.block < 0 and not self.complete
 
 
-def said(lines: Sequence[bytes], choices: int) -> Said:
-    """Read the frames so far. Raises CannotContinue when more than one plain text has begun."""
+def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
+    """Read a stream's output so far from its frames. Raises CannotContinue when it is more than one plain text."""
     text: list[str] = []
     tokens, block, ended = 0, -1, 0
     prompt_tokens: int | None = None
@@ -60,19 +72,20 @@ def said(lines: Sequence[bytes], choices: int) -> Said:
             case Close() if not ended:
                 pass
     complete = ended == choices
-    if not complete and lines and _closed(lines):
-        raise CannotContinue("its text had ended, but not why")
-    return Said("".join(text), tokens, block, prompt_tokens, complete)
+    if not complete and lines and _ends_with_close(lines):
+        raise CannotContinue("its text had ended without a finish reason")
+    return PriorOutput("".join(text), tokens, block, prompt_tokens, complete)
 
 
-def _closed(lines: Sequence[bytes]) -> bool:
+def _ends_with_close(lines: Sequence[bytes]) -> bool:
+    """Whether the last frame closes a block."""
     return isinstance(decode(lines[-1]), Close)
 
 
-def continued(request: EngineRequest, before: Said) -> EngineRequest:
-    """The request for what is missing. Raises CannotContinue."""
+def continuing_request(request: EngineRequest, before: PriorOutput) -> EngineRequest:
+    """Return the request for the output that is still missing. Raises CannotContinue."""
     body: dict[str, Any] = msgspec.json.decode(request.body)
-    _check(request, body)
+    _check_continuable(request, body)
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if body.get(name):
             body[name] = max(body[name] - before.tokens, 0 if name == "min_tokens" else 1)
@@ -82,83 +95,85 @@ def continued(request: EngineRequest, before: Said) -> EngineRequest:
         body["add_generation_prompt"] = False
     else:
         prompt = body["prompt"]
-        only = prompt if isinstance(prompt, str) else prompt[0]  # there is one, or it is a list of token ids
-        if not isinstance(only, str):
+        text = prompt if isinstance(prompt, str) else prompt[0]  # one prompt, or a list of token ids
+        if not isinstance(text, str):
             raise CannotContinue("its prompt is token ids")
-        body["prompt"] = only + before.text
+        body["prompt"] = text + before.text
     return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)))
 
 
-def may_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
-    """Whether a stream of which these structural frames are known could be continued."""
+def can_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
+    """Whether another replica could continue a stream with these structural frames."""
     body: dict[str, Any] = msgspec.json.decode(request.body)
     try:
-        said(structure, body.get("n") or 1)
-        _check(request, body)
+        prior_output(structure, body.get("n") or 1)
+        _check_continuable(request, body)
     except CannotContinue:
         return False
     return True
 
 
-def spent(request: EngineRequest, before: Said) -> bool:
-    """Whether the stream had made all the tokens it may."""
+def limit_reached(request: EngineRequest, before: PriorOutput) -> bool:
+    """Whether the stream has all the output tokens that the request allows."""
     body: dict[str, Any] = msgspec.json.decode(request.body)
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    return most is not None and before.tokens >= most
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    return limit is not None and before.tokens >= limit
 
 
-def _check(request: EngineRequest, body: dict[str, Any]) -> None:
+def _check_continuable(request: EngineRequest, body: dict[str, Any]) -> None:
+    """Raise CannotContinue for a request whose output no replica could continue."""
     if request.kind not in ("chat", "completions"):
-        raise CannotContinue(f"{request.kind} are made whole")
+        raise CannotContinue(f"responses of kind {request.kind} are produced at once")
     if (body.get("n") or 1) != 1:
         raise CannotContinue("it has more than one choice")
     if body.get("logprobs") not in (None, False):
         raise CannotContinue("it carries logprobs")
-    form = body.get("response_format") or {"type": "text"}  # the client's own words: it may be anything
+    form = body.get("response_format") or {"type": "text"}  # the client's JSON: it may be anything
     if not isinstance(form, dict) or form.get("type") != "text" or any(body.get(name) for name in _GUIDED):
-        raise CannotContinue("its output is guided")
+        raise CannotContinue("it has a guided output format")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")
     if request.kind == "chat" and body["messages"][-1].get("role") == "assistant":
-        raise CannotContinue("it continues a message of the client's already")
+        raise CannotContinue("its last message is an assistant's already")
 
 
 class ContinuingSink:
-    """In front of a stream's sink: the continuation's first text goes on in the block that was open."""
+    """Adapts the engine's output to a continued stream: the first text goes on in the open block."""
 
-    def __init__(self, sink: FrameSink, before: Said) -> None:
+    def __init__(self, sink: FrameSink, before: PriorOutput) -> None:
         self._sink = sink
         self._before = before
         self._begun = False
 
-    def _block(self, number: int) -> int:
+    def _stream_block(self, number: int) -> int:
+        """Return the block's number in the stream, from its ``number`` in the engine's output."""
         return self._before.block + number
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
-        self._sink.text(self._block(block), text, tokens)
+        self._sink.text(self._stream_block(block), text, tokens)
 
     def frame(self, frame: Frame) -> None:
         match frame:
             case Note(kind="prompt"):
-                return  # told by the first producer
+                return  # the first producer has written it
             case Open(block=0, kind="text") if not self._begun:
                 self._begun = True
                 return
             case Open(block=0):
-                # It goes on with something else: the text ends here, and the numbers move up by one
+                # The output goes on with another kind of block: close the text, and number the blocks after it
                 self._sink.frame(Close(self._before.block))
                 self._before = msgspec.structs.replace(self._before, block=self._before.block + 1)
                 self._begun = True
-                frame = msgspec.structs.replace(frame, block=self._block(0))
+                frame = msgspec.structs.replace(frame, block=self._stream_block(0))
             case Open(block=block) | Delta(block=block) | Close(block=block):
-                frame = msgspec.structs.replace(frame, block=self._block(block))
+                frame = msgspec.structs.replace(frame, block=self._stream_block(block))
             case ChoiceEnd() if not self._begun:
                 self._begun = True
                 self._sink.frame(Close(self._before.block))
         self._sink.frame(frame)
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
-        own = self._own_prompt(prompt)
+        own = self._client_prompt_tokens(prompt)
         self._sink.usage(own, min(cached, own), written, reasoning)
 
     def computed(self, queue_s: float, prefill_s: float) -> None:
@@ -166,13 +181,13 @@ class ContinuingSink:
 
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if usage is not None:
-            own = self._own_prompt(usage.prompt)
+            own = self._client_prompt_tokens(usage.prompt)
             usage = msgspec.structs.replace(
                 usage, prompt=own, cached=min(usage.cached, own), output=usage.output + self._before.tokens
             )
         self._sink.end(status, error, usage)
 
-    def _own_prompt(self, prompt: int) -> int:
-        """The client's prompt, without what was said of the answer."""
+    def _client_prompt_tokens(self, prompt: int) -> int:
+        """Return the tokens of the client's prompt, without the output that was appended to the prompt."""
         known = self._before.prompt_tokens
         return max(prompt - self._before.tokens, 0) if known is None else known

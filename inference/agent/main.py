@@ -7,42 +7,49 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 
 import uvloop
 
-from inference.agent.agent import Agent, AgentPolicy, new_replica_id
-from inference.agent.engines import make_engine
-from inference.agent.lease import LeasePolicy
-from inference.agent.metrics import AgentMetrics
-from inference.agent.monitor import monitor
+from inference.agent.agent import Agent, new_replica_id
+from inference.agent.make_engine import make_engine
+from inference.agent.observe.health import health_server
+from inference.agent.observe.metrics import AgentMetrics
+from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
 from inference.agent.settings import AgentSettings
-from stream_fabric.ids import ReplicaId
-from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.streams import check_partitions
-from telemetry.emit import open_sink
+from stream_fabric.ports import Clock, EventSink, Loaded
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.metrics_registry import CountingSink
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.clock import FabricClock
+from stream_fabric.redis.inbox import RedisInbox
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.subscriber import subscriptions
+from stream_fabric.stream.ids import ReplicaId
+from telemetry.emit.open import open_sink
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def check(settings: AgentSettings) -> None:
-    """What can be known of the engine's settings before anything is started. Raises ValueError that says what to do."""
+    """Check the engine's settings before anything is started. Raises ValueError that names the wrong setting."""
     make_engine(settings)
 
 
 async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:
-    """Run one agent until SIGTERM, which lets what runs finish; after a second one it goes elsewhere at once.
-    ``on_ready`` gets its replica's id and where its metrics are; empty: nowhere.
+    """Run one agent until SIGTERM. A second signal hands running streams over at once.
 
-    Raises ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
+    ``on_ready`` gets the replica's id and the URL of its metrics, which is empty when they are not served. Raises
+    ValueError for unusable settings, EngineFailed or FabricUnavailable when a part is out of reach.
     """
     engine = make_engine(settings)
     client = RedisClient(settings.redis_url)
     loop = asyncio.get_running_loop()
     signalled = False
     try:
-        # A model loads for minutes: a signal meanwhile ends the engine with us
+        # A model loads for minutes: a signal during that time ends the engine and this process
         starting = asyncio.ensure_future(engine.start())
 
         def stop() -> None:
@@ -62,34 +69,23 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         partitions = await check_partitions(client, settings.partitions)
         if signalled:
             return
-        policy = AgentPolicy(
-            LeasePolicy(
-                pool=settings.pool or models[0],
-                engine=settings.engine,
-                models=models,
-                simulated=settings.engine == "sim",
-                ttl_s=settings.lease_ttl_s,
-                room_ratio=settings.room_ratio,
-                region=settings.region,
-                hardware=settings.hardware,
-                revision=settings.revision,
-                loaded=engine.loaded(),
-            ),
-            lease_renew_s=settings.lease_renew_s,
-            drain_s=settings.drain_s,
-            standby=settings.standby,
-            trace_tokens_one_in=settings.trace_tokens_one_in,
-        )
-        replica = new_replica_id(settings.replica or f"{socket.gethostname()}-{os.getpid()}")
+        policy = _policy(settings, models, engine.loaded())
+        clock = FabricClock(client, HostClock(), HostRandom())
+        name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
+        replica = new_replica_id(name, clock, HostRandom())
         metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)
-        async with open_sink(settings, client, metrics.registry) as sink:
-            agent = Agent(policy, replica, engine, client, partitions, metrics.of(sink))
-            stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.hurry))
+        async with open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as sink:
+            events = CountingSink(metrics.receive, sink)
+            ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events)
+            agent = Agent(policy, replica, engine, ports)
+            stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.end_grace_period))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
-            door = monitor(agent, engine, settings.metrics_host, settings.metrics_port, metrics)
-            async with door as url, asyncio.TaskGroup() as tasks:
+            server = health_server(agent, engine, settings.metrics_host, settings.metrics_port, metrics)
+            async with server as url, asyncio.TaskGroup() as tasks:
+                ticking = tasks.create_task(clock.run(), name="clock")
                 running = tasks.create_task(agent.run())
+                running.add_done_callback(lambda _: ticking.cancel())
                 ready = tasks.create_task(agent.ready.wait())
                 await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
                 ready.cancel()
@@ -100,7 +96,39 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         await client.close()
 
 
+def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded) -> AgentPolicy:
+    return AgentPolicy(
+        LeasePolicy(
+            pool=settings.pool or models[0],
+            engine=settings.engine,
+            models=tuple(models),
+            simulated=settings.engine == "sim",
+            ttl_s=settings.lease_ttl_s,
+            room_ratio=settings.room_ratio,
+            region=settings.region,
+            hardware=settings.hardware,
+            revision=settings.revision,
+            loaded=loaded,
+        ),
+        lease_renew_s=settings.lease_renew_s,
+        drain_s=settings.drain_s,
+        standby=settings.standby,
+        trace_tokens_one_in=settings.trace_tokens_one_in,
+        flush_floor_s=settings.flush_floor_ms / 1000,
+    )
+
+
+def redis_ports(
+    client: RedisClient, partitions: Partitions, pool: str, replica: ReplicaId, clock: Clock, events: EventSink
+) -> AgentPorts:
+    """Return the ports of one agent on Redis. The caller keeps the clock running."""
+
+    log = RedisStreamLog(client, partitions, replica)
+    inbox = RedisInbox(client, pool, replica)
+    return AgentPorts(log, RedisPools(client), inbox, subscriptions(client, partitions), clock, HostRandom(), events)
+
+
 def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:
-    """The process's main."""
+    """Run the agent process until it has drained."""
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready))

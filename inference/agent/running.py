@@ -1,15 +1,23 @@
-"""One stream on its engine: the sink the engine writes to, in front of the stream's producer."""
+"""One stream on the engine: takes the engine's output and puts frames into the stream's producer."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from inference.agent.times import Times
+from inference.agent.observe.attempt_timing import AttemptTiming
 from stream_fabric.errors import StreamGwError, StreamTooLarge
-from stream_fabric.frames import (
+from stream_fabric.limits import (
+    FLUSH_BYTES_MAX,
+    FLUSH_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    STREAM_BYTES_MAX,
+)
+from stream_fabric.pool.records import Work
+from stream_fabric.stream.frames import (
     ChoiceEnd,
     Delta,
     End,
@@ -22,44 +30,54 @@ from stream_fabric.frames import (
     encode,
     encode_text,
 )
-from stream_fabric.limits import (
-    FLUSH_BYTES_MAX,
-    FLUSH_FRAMES_MAX,
-    FRAME_BYTES_MAX,
-    STREAM_BYTES_MAX,
-)
-from stream_fabric.producer import Producer
-from stream_fabric.redis.pool import Work
+from stream_fabric.stream.log import Unwatched
+from stream_fabric.stream.producer import Outcome, Producer
 
 # A character takes at most 6 bytes in a JSON string
 _TEXT_CHARS_MAX = FRAME_BYTES_MAX // 8
 
 
-class Owner(Protocol):
-    """Who hears of a stream. Calls come from within the engine's calls, so they only take note."""
+class Urgency(enum.Enum):
+    """How long a frame may wait for others, to leave in the same append."""
+
+    LOW = 0
+    """For the next append of its partition, or a moment: a note, which no reader waits for."""
+    NORMAL = 1
+    """For the flush floor."""
+    HIGH = 2
+    """Not at all: a first token, an end."""
+
+
+class StreamOwner(Protocol):
+    """Reacts to what happens to a stream. The engine waits in these calls: they must return at once."""
 
     def on_first_token(self, stream: RunningStream) -> None: ...
 
     def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
-        """The engine has told the prompt's length and how much of it was cached."""
+        """Take the length of the prompt and how much of it was cached, as the engine reported."""
 
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
-        """The engine has failed it. True: it will be tried elsewhere, and this is not its end."""
+        """Handle an error of the engine. True: another replica continues the stream, so it does not end here."""
 
-    def on_too_large(self, stream: RunningStream) -> None: ...
+    def on_too_large(self, stream: RunningStream) -> None:
+        """Abort the engine's request, because the output passed the maximum size and the stream has failed."""
+
+    def on_outcome(self, stream: RunningStream, outcome: Outcome) -> None:
+        """Do what the log's reply asks for. ``outcome`` is not empty."""
+
+    def on_unwatched(self, stream: RunningStream, why: Unwatched, for_s: float) -> None:
+        """Cancel the stream when its grace period ends: nobody has watched it ``for_s`` seconds."""
 
 
 class RunningStream:
-    """``FrameSink`` of one request. ``dirty(self, urgent)`` tells the pump that there is something to append."""
+    """The ``FrameSink`` of one request. ``dirty(stream, urgency)`` tells the pump that there are frames to append."""
 
     __slots__ = (
         "_dirty",
-        "_owner",
         "believed_blocks",
         "closed",
-        "company_s",
-        "crowded",
         "deadline",
+        "decode_seconds_before",
         "error_code",
         "finish_reason",
         "first_at",
@@ -68,11 +86,15 @@ class RunningStream:
         "inputs_seen",
         "matched_tokens",
         "metered_tokens",
+        "name",
+        "owner",
         "partition",
         "producer",
         "started_at",
-        "times",
+        "timing",
         "tokens",
+        "unwatched",
+        "waits_for_slot",
         "work",
     )
 
@@ -80,42 +102,46 @@ class RunningStream:
         self,
         work: Work,
         partition: int,
-        dirty: Callable[[RunningStream, bool], None],
-        owner: Owner,
+        dirty: Callable[[RunningStream, Urgency], None],
+        owner: StreamOwner,
         started_at: float,
-        times: Times,
+        timing: AttemptTiming,
     ) -> None:
         self.work = work
-        self.times = times
+        self.name = work.request.stream
+        self.timing = timing
         self.partition = partition
-        self.producer = Producer(work.request.stream, work.parsed_epoch(), work.base)
+        self.producer = Producer(self.name, work.parsed_epoch(), work.base)
         self._dirty = dirty
-        self._owner = owner
+        self.owner = owner
         self.tokens = 0
-        """Output tokens of the whole stream."""
+        """Output tokens of the whole stream, those of earlier producers included."""
         self.closed = False
+        """True when the engine's output is no longer taken."""
         self.deadline: asyncio.TimerHandle | None = None
+        self.unwatched: asyncio.TimerHandle | None = None
+        """Cancels the stream at the end of its grace period, unless somebody watches it again."""
         self.inputs_seen: set[str] = set()
         self.started_at = started_at
         self.first_at: float | None = None
-        """When its first token came, on the loop's clock; here, not of an earlier producer."""
+        """Time of the first token made on this replica, on the loop's clock."""
         self.hashes = array("I", work.prefix)
         self.believed_blocks = 0
         self.matched_tokens = 0
         self.metered_tokens = 0
-        self.company_s = 0.0
-        """What all sequences here had decoded by its first token, in seconds."""
-        self.crowded = False
-        """It came when the engine had no slot free."""
+        self.decode_seconds_before = 0.0
+        """Sequence-seconds that this replica had decoded before the stream's first token."""
+        self.waits_for_slot = False
+        """The engine had no free slot when the stream started."""
         self.handed_over = False
-        """On its way to another replica."""
+        """Another replica continues the stream, or will."""
         self.finish_reason = ""
         self.error_code = ""
 
     def take_over(self, used: Usage) -> None:
-        """Before any frame: what the producers before this one had used."""
+        """Set the usage of the earlier producers. Must come before the first frame."""
         self.tokens = used.output
-        self.producer.receive_used(used)
+        self.producer.receive_prior_usage(used)
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         if self.closed:
@@ -126,15 +152,15 @@ class RunningStream:
             return
         first = self.first_at is None
         self.tokens += tokens
-        self.times.receive_tokens(tokens)
+        self.timing.receive_tokens(tokens)
         producer = self.producer
         producer.push(encode_text(block, text, tokens), tokens)
         if first:
-            self._owner.on_first_token(self)
-        # The first token leaves at once; later ones wait for the window unless a batch is full
-        self._dirty(self, first or producer.pending >= FLUSH_FRAMES_MAX)
+            self.owner.on_first_token(self)
+        # Later tokens wait for the flush floor unless a batch is full
+        self._dirty(self, Urgency.HIGH if first or producer.pending >= FLUSH_FRAMES_MAX else Urgency.NORMAL)
         if producer.bytes_held > STREAM_BYTES_MAX:
-            self._overflow()
+            self._fail_too_large()
 
     def frame(self, frame: Frame) -> None:
         if self.closed:
@@ -142,39 +168,43 @@ class RunningStream:
         tokens = frame.tokens if isinstance(frame, Delta) else 0
         line = encode(frame)
         if len(line) > FRAME_BYTES_MAX:
-            self._overflow()
+            self._fail_too_large()
             return
         first = self.first_at is None and tokens > 0
         self.tokens += tokens
         if tokens:
-            self.times.receive_tokens(tokens)
+            self.timing.receive_tokens(tokens)
         elif isinstance(frame, ChoiceEnd):
             self.finish_reason = frame.finish_reason
         structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
         self.producer.push(line, tokens, structural=structural)
         if first:
-            self._owner.on_first_token(self)
-        self._dirty(self, first or len(line) > FLUSH_BYTES_MAX or isinstance(frame, Note))
+            self.owner.on_first_token(self)
+        if first or len(line) > FLUSH_BYTES_MAX or (isinstance(frame, Note) and frame.kind == "input"):
+            urgency = Urgency.HIGH
+        else:
+            urgency = Urgency.LOW if isinstance(frame, Note) else Urgency.NORMAL
+        self._dirty(self, urgency)
         if self.producer.bytes_held > STREAM_BYTES_MAX:
-            self._overflow()
+            self._fail_too_large()
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         self.producer.usage = Usage(prompt, cached, written, self.tokens, reasoning)
-        self._owner.on_prompt(self, prompt, cached)
+        self.owner.on_prompt(self, prompt, cached)
 
     def computed(self, queue_s: float, prefill_s: float) -> None:
-        self.times.receive_computed(queue_s, prefill_s)
+        self.timing.receive_computed(queue_s, prefill_s)
 
     def end(self, status: TerminalStatus, error: ErrorInfo | None = None, usage: Usage | None = None) -> None:
         if self.closed:
             return
-        if error is not None and self._owner.on_failure(self, error):
+        if error is not None and self.owner.on_failure(self, error):
             return
         u = self.producer.usage
         self._finish(status, error, usage or Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning))
 
     def fail(self, error: StreamGwError) -> None:
-        """End for a reason that is not the engine's to tell."""
+        """End the stream with an error that did not come from the engine."""
         if not self.closed:
             u = self.producer.usage
             used = Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
@@ -183,10 +213,10 @@ class RunningStream:
     def _finish(self, status: TerminalStatus, error: ErrorInfo | None, usage: Usage) -> None:
         self.closed = True
         self.error_code = error.code if error is not None else ""
-        self.times.receive_end()
-        self.producer.finish(End(status, usage, error, self.times.timing()))
-        self._dirty(self, True)
+        self.timing.receive_end()
+        self.producer.finish(End(status, usage, error, self.timing.summary()))
+        self._dirty(self, Urgency.HIGH)
 
-    def _overflow(self) -> None:
-        self.fail(StreamTooLarge(f"the output passed {STREAM_BYTES_MAX >> 20} MiB, the most one stream may hold"))
-        self._owner.on_too_large(self)
+    def _fail_too_large(self) -> None:
+        self.fail(StreamTooLarge(f"the output exceeds {STREAM_BYTES_MAX >> 20} MiB, the maximum size of a stream"))
+        self.owner.on_too_large(self)

@@ -6,75 +6,112 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
-from stream_fabric.settings import EmitSettings
+from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
+from stream_fabric.process.settings import EmitSettings
 
 
 class AgentSettings(EmitSettings):
     engine: Literal["sim", "openai", "vllm"] = Field(
-        "sim", description="What serves the model: sim (the simulator), openai (a server by URL), vllm (started by us)"
+        "sim",
+        description="Model server: sim (the simulator), openai (a server by URL), vllm (a vLLM that the agent starts)",
     )
-    sim: str = Field("", description="The simulator's settings, as itl_ms=20,ttft_ms=100,max_num_seqs=64")
-    upstream: str = Field("", description="engine openai: the server's base URL, for example http://127.0.0.1:8000")
-    upstream_api_key: SecretStr = Field(SecretStr(""), description="engines openai, vllm: a bearer key for the server")
+    sim: str = Field("", description="Engine sim: its settings, for example itl_ms=20,ttft_ms=100,max_num_seqs=64")
+    upstream: str = Field("", description="Engine openai: base URL of the server, for example http://127.0.0.1:8000")
+    upstream_api_key: SecretStr = Field(
+        SecretStr(""), description="Engines openai and vllm: API key of the server, sent as bearer token"
+    )
     upstream_slots: int = Field(
         256,
         ge=1,
         le=100_000,
-        description="engines openai, vllm: sequences the server runs at once (vLLM's max_num_seqs; vLLM is told)",
+        description="Engines openai and vllm: sequences that the server runs at once; vLLM's max_num_seqs",
     )
-    model: str = Field("", description="engine vllm: the model's name or folder")
+    model: str = Field("", description="Engine vllm: name or folder of the model")
     vllm_flags: str = Field(
-        "", description="engine vllm: vLLM's own flags, as a shell reads them; on the command line they follow --"
+        "", description="Engine vllm: vLLM's own flags, split as in a shell; on the command line they follow --"
     )
     vllm_python: str = Field(
         "",
-        description="engine vllm: the Python of vLLM's environment; empty: the vllm command of ours, or the PATH's",
+        description="Engine vllm: Python of vLLM's environment; empty: the vllm command beside ours or on the PATH",
     )
     vllm_start_s: float = Field(
-        VLLM_START_S_MAX, gt=0, le=86_400, description="engine vllm: a start that takes longer has failed"
+        VLLM_START_S_MAX, gt=0, le=86_400, description="Engine vllm: time limit of a start, in seconds"
     )
-    kv_events: bool = Field(False, description="engine vllm: count what its prefix cache throws out; needs pyzmq")
-    pool: str = Field("", max_length=128, description="The pool to join; empty: the first model served")
-    replica: str = Field("", max_length=64, description="A name for the replica; empty: the host's and process's")
-    region: str = Field("", max_length=64, description="Where the replica is, as stream-gw replicas shows it")
-    hardware: str = Field("", max_length=64, description="What it runs on, as stream-gw replicas shows it")
+    kv_events: bool = Field(False, description="Engine vllm: count evictions from its prefix cache; needs pyzmq")
+    pool: str = Field("", max_length=128, description="Pool to join; empty: the name of the first model served")
+    replica: str = Field(
+        "",
+        max_length=64,
+        description="Name of the replica; empty: host name and process id. Random digits are appended",
+    )
+    region: str = Field(
+        "", max_length=64, description="Region of the replica, shown by stream-gw replicas and in telemetry"
+    )
+    hardware: str = Field(
+        "", max_length=64, description="Hardware of the replica, shown by stream-gw replicas and in telemetry"
+    )
     revision: str = Field(
-        "", max_length=64, description="What it was deployed from: a pool with several at once is in a rollout"
+        "",
+        max_length=64,
+        description="Deployment revision. More than one revision in a pool means a rollout is in progress",
     )
-    standby: bool = Field(False, description="Join the pool warm: take requests only once activated")
+    standby: bool = Field(
+        False,
+        description="Join the pool warm: take no requests until an operator or a controller activates the replica",
+    )
     room_ratio: float = Field(
         1.25,
         ge=1,
         le=64,
-        description="Streams in flight at most, as a multiple of the sequences the engine runs at once",
+        description="Maximum streams in flight, as a multiple of the sequences that the engine runs at once",
     )
-    lease_ttl_s: float = Field(LEASE_TTL_S, ge=1, le=60, description="A lease not renewed for so long is dead")
+    lease_ttl_s: float = Field(
+        LEASE_TTL_S,
+        ge=1,
+        le=60,
+        description="Lifetime of the replica's lease in seconds; a replica that does not renew it is dead",
+    )
     lease_renew_s: float = Field(
-        LEASE_RENEW_S, gt=0, le=20, validate_default=True, description="How often the lease is renewed"
+        LEASE_RENEW_S,
+        gt=0,
+        le=20,
+        validate_default=True,
+        description="Seconds between renewals of the lease; at most half of lease_ttl_s",
     )
-    drain_s: float = Field(30.0, ge=0, le=3600, description="On SIGTERM, how long running streams may finish")
+    drain_s: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="Seconds that running streams get to finish after SIGTERM; 0: hand them over at once",
+    )
     trace_tokens_one_in: int = Field(
         0,
         ge=0,
         le=1_000_000_000,
-        description="One try at a stream in so many tells of each token's time, of the first 4096; 0: none does",
+        description="Record the time of each token, up to 4096, for 1 in N attempts; 0: for none",
+    )
+    flush_floor_ms: float = Field(
+        FLUSH_FLOOR_S * 1000,
+        ge=0,
+        le=100,
+        description="Minimum milliseconds between two writes of tokens to Redis; tokens wait for it only while others "
+        "come faster. A higher floor costs less CPU and more delay",
     )
     kv_bytes_per_token: int = Field(
         0,
         ge=0,
         le=1 << 30,
-        description="What a token takes in the KV cache, for metrics in bytes: engines tell tokens; 0: unknown",
+        description="Bytes of one token in the KV cache, for metrics in bytes; 0: unknown, those metrics are left out",
     )
     metrics_port: int = Field(
-        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free one, -1: none"
+        -1, ge=-1, le=65535, description="Port of /metrics and /healthz; 0: any free port, -1: not served"
     )
-    metrics_host: str = Field("127.0.0.1", description="Address to listen on for them")
+    metrics_host: str = Field("127.0.0.1", description="Listen address of /metrics and /healthz")
 
     @field_validator("lease_renew_s")
     @classmethod
-    def _renews_in_time(cls, value: float, info: ValidationInfo) -> float:
-        ttl_s = info.data.get("lease_ttl_s")  # not there when it is wrong itself
+    def _check_renews_in_time(cls, value: float, info: ValidationInfo) -> float:
+        ttl_s = info.data.get("lease_ttl_s")  # missing when it is invalid itself
         if ttl_s is not None and value * 2 > ttl_s:
             raise ValueError(
                 f"must be at most half of lease_ttl_s ({ttl_s:g}), so that one lost renewal kills no lease"

@@ -1,8 +1,7 @@
-"""What the leading controller tells of its pools: each change, but of what changes over and over only so much a minute.
+"""Fleet events of the leading controller's decisions, limited per minute without losing the last one.
 
-The last word is never lost: what is over the bound is kept, the newest in place of the one before, and told when there
-is room again, with how many were not (``untold``). Were it left out as other events are, the timeline would end with a
-reason that holds no more.
+Above the limit the newest event is kept, in place of the one before, and sent when there is room again. Its figure
+``untold`` counts the events that were replaced. Without this, a timeline could end with a reason that no longer holds.
 """
 
 from __future__ import annotations
@@ -13,33 +12,34 @@ from dataclasses import dataclass
 import msgspec
 
 from stream_fabric.events import FleetEvent, What
-from stream_fabric.herald import Clock
-from stream_fabric.ids import ReplicaId
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
-from stream_fabric.ports import EventSink
+from stream_fabric.ports import Clock, EventSink
+from stream_fabric.stream.ids import ReplicaId
 
 _MINUTE_US = 60_000_000
 
 
 @dataclass
-class _Kind:
+class _RateLimit:
+    """Events of one pool and kind in the current minute."""
+
     minute: int = 0
-    told: int = 0
-    untold: int = 0
+    sent: int = 0
+    replaced: int = 0
     kept: FleetEvent | None = None
 
 
-class Chronicle:
-    """Of each pool and kind of change so many events a minute."""
+class DecisionLog:
+    """Sends at most ``DECISIONS_PER_MINUTE_MAX`` events per minute for each pool and kind."""
 
     def __init__(self, sink: EventSink, clock: Clock, source: str) -> None:
         self._sink = sink
         self._clock = clock
         self._source = source
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._limits: dict[tuple[str, str], _RateLimit] = {}
         self._at_us = 0
 
-    def tell(
+    def report(
         self,
         what: What,
         pool: str,
@@ -51,8 +51,8 @@ class Chronicle:
         figures: Mapping[str, float] | None = None,
         asked_by: str = "",
     ) -> None:
-        """``kind``: what replaces each other while it is kept; empty: all of the pool's ``what``."""
-        # What is told within a look stands on the timeline in the same order
+        """Send an event, or keep it. ``kind``: events that replace each other while kept; empty: those of ``what``."""
+        # Events of one look keep their order on the timeline
         self._at_us = at_us = max(self._clock.now_us(), self._at_us + 1)
         event = FleetEvent(
             id=f"{self._source}:{what}:{pool}:{at_us}",
@@ -66,36 +66,37 @@ class Chronicle:
             figures=dict(figures or {}),
             asked_by=asked_by,
         )
-        of = self._kinds.setdefault((pool, kind or what), _Kind())
-        self._turn(of, at_us)
-        if of.told >= DECISIONS_PER_MINUTE_MAX:
-            of.untold += of.kept is not None
-            of.kept = event
+        limit = self._limits.setdefault((pool, kind or what), _RateLimit())
+        self._begin_minute(limit, at_us)
+        if limit.sent >= DECISIONS_PER_MINUTE_MAX:
+            limit.replaced += limit.kept is not None
+            limit.kept = event
         else:
-            of.told += 1
+            limit.sent += 1
             self._sink.emit(event)
 
     def catch_up(self) -> None:
-        """Tell what was kept and may be told now."""
+        """Send kept events that may be sent now."""
         now_us = self._clock.now_us()
-        for of in self._kinds.values():
-            self._turn(of, now_us)
+        for limit in self._limits.values():
+            self._begin_minute(limit, now_us)
 
     def close(self) -> None:
-        """Tell all that was kept."""
-        for of in self._kinds.values():
-            self._tell_kept(of)
+        """Send all kept events."""
+        for limit in self._limits.values():
+            self._send_kept(limit)
 
-    def _turn(self, of: _Kind, now_us: int) -> None:
-        if now_us // _MINUTE_US != of.minute:
-            of.minute, of.told = now_us // _MINUTE_US, 0
-            self._tell_kept(of)
+    def _begin_minute(self, limit: _RateLimit, now_us: int) -> None:
+        """Reset the limit when a new minute has begun, and send its kept event."""
+        if now_us // _MINUTE_US != limit.minute:
+            limit.minute, limit.sent = now_us // _MINUTE_US, 0
+            self._send_kept(limit)
 
-    def _tell_kept(self, of: _Kind) -> None:
-        if of.kept is not None:
-            event = of.kept
-            if of.untold:
-                event = msgspec.structs.replace(event, figures=event.figures | {"untold": of.untold})
-            of.kept, of.untold = None, 0
-            of.told += 1
+    def _send_kept(self, limit: _RateLimit) -> None:
+        event = limit.kept
+        if event is not None:
+            if limit.replaced:
+                event = msgspec.structs.replace(event, figures=event.figures | {"untold": limit.replaced})
+            limit.kept, limit.replaced = None, 0
+            limit.sent += 1
             self._sink.emit(event)

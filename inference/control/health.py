@@ -1,26 +1,25 @@
-"""Drains a replica that makes its requests wait far longer than its peers do.
+"""Drains a replica whose requests wait far longer than those of its peers.
 
-``HealthState`` decides, pure; ``Health`` looks each second and passes the decision on. Every controller runs one: they
-read the same figures, a claim in Redis lets one of them act on a pool at a time, and what it writes is a wish that
-changes nothing when it is written twice.
+``HealthState`` decides and is pure. ``Health`` looks every second and requests the drain. Every controller runs one and
+reads the same figures. A claim in Redis lets one of them act on a pool at a time, and a repeated request changes
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from stream_fabric.errors import FabricUnavailable
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
-from stream_fabric.redis.wire import ReplyError
+from stream_fabric.errors import FabricError
+from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.ports import Pools, Random
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.stream.ids import ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -29,77 +28,82 @@ _CLAIM = ReplicaId("(health)")
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):
+    """When a replica counts as stuck."""
+
     ratio: float = 3.0
-    """A queue time so many times its peers' median is too long."""
+    """Lowest p99 queue time of a stuck replica, as a multiple of its peers' median."""
     floor_ms: float = 1000.0
-    """And below this none is, whatever the median: an idle pool's is next to nothing."""
+    """Queue time up to which no replica is stuck. The median of an idle pool is close to 0."""
     looks: int = 5
-    """So many in a row must find it."""
+    """Consecutive looks that must find the replica stuck."""
     peers_min: int = 3
-    """Ready replicas that serve all it does, itself counted, below which nobody can say who is slow."""
+    """Ready replicas of the same models, the replica included, that a comparison needs."""
     ready_min: int = 2
-    """Of them, others with room that must stay."""
+    """Other ready replicas with room that must remain."""
     rest_s: float = 60.0
-    """After a drain its pool is left alone for as long as the figures tell of the time before."""
+    """Pause after a drain: until then the figures include the time before it."""
     gap_s: float = 5.0
-    """Looks further apart than this are not in a row."""
+    """Longest time between two consecutive looks."""
 
     def __post_init__(self) -> None:
         assert self.ratio > 1 and self.looks >= 1
-        assert self.peers_min >= 3, "the median of two is between them: neither would tell of the other"
+        assert self.peers_min >= 3, "the median of two replicas lies between them and singles out neither"
         assert LOOK_EVERY_S < self.gap_s < self.rest_s
 
 
 class Stuck(NamedTuple):
-    """A replica to be drained, and why."""
+    """A replica to drain, with the figures behind it."""
 
     pool: str
     replica: ReplicaId
     queue_p99_ms: float
     median_ms: float
     peers: int
-    """Ready, itself counted."""
+    """Ready replicas it is compared with, itself included."""
 
 
 class HealthState:
+    """Finds stuck replicas. Keeps how often each replica was too slow, and the pause after a drain."""
+
     def __init__(self, policy: HealthPolicy) -> None:
         self.policy = policy
-        self._rows: dict[tuple[str, ReplicaId], int] = {}
-        """Looks in a row that found it too slow."""
+        self._slow_looks: dict[tuple[str, ReplicaId], int] = {}
+        """Consecutive looks that found the replica too slow."""
         self._rest_until: dict[str, float] = {}
         self._looked_at = float("-inf")
 
-    def look(self, fleet: Mapping[str, Sequence[ReplicaInfo]], now: float) -> list[Stuck]:
-        """``fleet``: the live replicas of every pool. At most one of each pool is to be drained."""
+    def find_stuck(self, fleet: Mapping[str, Sequence[ReplicaInfo]], now: float) -> list[Stuck]:
+        """Return the replicas to drain, at most one of each pool. ``fleet``: live replicas by pool."""
         if now - self._looked_at > self.policy.gap_s:
-            self._rows.clear()
+            self._slow_looks.clear()
         self._looked_at = now
         self._rest_until = {pool: until for pool, until in self._rest_until.items() if until > now}
-        rows: dict[tuple[str, ReplicaId], int] = {}
+        slow_looks: dict[tuple[str, ReplicaId], int] = {}
         found: list[Stuck] = []
         for pool, infos in fleet.items():
-            # A pool that loses one already, whoever wanted that, does not lose another
+            # A pool that is losing a replica already, for any reason, does not lose another
             if pool in self._rest_until or any(info.state == "draining" for info in infos):
                 continue
-            slow = [stuck for info in infos if (stuck := self._judge(pool, info, infos))]
+            slow = [stuck for info in infos if (stuck := self._check_replica(pool, info, infos))]
             for stuck in slow:
-                rows[pool, stuck.replica] = self._rows.get((pool, stuck.replica), 0) + 1
-            ripe = [stuck for stuck in slow if rows[pool, stuck.replica] >= self.policy.looks]
-            if ripe:
-                found.append(max(ripe, key=lambda stuck: (stuck.queue_p99_ms, stuck.replica)))
+                slow_looks[pool, stuck.replica] = self._slow_looks.get((pool, stuck.replica), 0) + 1
+            confirmed = [stuck for stuck in slow if slow_looks[pool, stuck.replica] >= self.policy.looks]
+            if confirmed:
+                found.append(max(confirmed, key=lambda stuck: (stuck.queue_p99_ms, stuck.replica)))
                 self._rest_until[pool] = now + self.policy.rest_s
-        self._rows = rows
+        self._slow_looks = slow_looks
         return found
 
-    def _judge(self, pool: str, info: ReplicaInfo, infos: Sequence[ReplicaInfo]) -> Stuck | None:
+    def _check_replica(self, pool: str, info: ReplicaInfo, infos: Sequence[ReplicaInfo]) -> Stuck | None:
+        """Compare a replica's queueing time with its peers'. None: not stuck, or no safe comparison."""
         policy = self.policy
-        # The figure is of the last minute: one that nobody waits for now was slow, perhaps with a single request
+        # The figure covers the last minute: without a waiting request now, a single request may have been slow
         waits = info.prefill_ms > 0 or info.load.waiting > 0
         if info.state != "ready" or not waits or info.queue_p99_ms <= policy.floor_ms:
             return None
         peers = [other for other in infos if other.state == "ready" and set(other.models) >= set(info.models)]
-        stay = sum(other.room > 0 and other.replica != info.replica for other in peers)
-        if len(peers) < policy.peers_min or stay < policy.ready_min:
+        remaining = sum(other.room > 0 and other.replica != info.replica for other in peers)
+        if len(peers) < policy.peers_min or remaining < policy.ready_min:
             return None
         median_ms = statistics.median(other.queue_p99_ms for other in peers)
         if info.queue_p99_ms <= policy.ratio * median_ms:
@@ -108,17 +112,19 @@ class HealthState:
 
 
 class Health:
-    """Run beside the reaper."""
+    """Drains stuck replicas in all pools. Runs in every controller."""
 
     def __init__(
         self,
-        pools: RedisPools,
+        pools: Pools,
         policy: HealthPolicy,
+        random: Random,
         on_stuck: Callable[[], None] = lambda: None,
-        herald: Herald | None = None,
+        fleet_events: FleetEventReporter | None = None,
     ) -> None:
-        """``on_stuck`` is called for each that this process has drained."""
-        self._herald = herald
+        """``on_stuck`` is called for each replica that this process drains."""
+        self._random = random
+        self._fleet_events = fleet_events
         self._on_stuck = on_stuck
         self._pools = pools
         self._state = HealthState(policy)
@@ -126,27 +132,27 @@ class Health:
     async def run(self) -> None:
         while True:
             # Jitter spreads the controllers
-            await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.9, 1.0))
+            await asyncio.sleep(LOOK_EVERY_S * self._random.uniform(0.9, 1.0))
             try:
-                await self._look()
-            except (FabricUnavailable, ReplyError) as error:
-                log.warning("stuck replicas cannot be looked for: %s", error)
+                await self._drain_stuck()
+            except FabricError as error:
+                log.warning("stuck replicas not looked for, retrying: error=%s", error)
 
-    async def _look(self) -> None:
+    async def _drain_stuck(self) -> None:
         fleet = {pool: await self._pools.replicas(pool) for pool in await self._pools.pools()}
         policy = self._state.policy
-        for stuck in self._state.look(fleet, asyncio.get_running_loop().time()):
-            # Another controller may have drained one whose report has not come yet
-            if not await self._pools.claim_rescue(stuck.pool, _CLAIM, policy.rest_s):
+        for stuck in self._state.find_stuck(fleet, asyncio.get_running_loop().time()):
+            # Another controller may have drained a replica that has not reported it yet
+            if not await self._pools.claim_recovery(stuck.pool, _CLAIM, policy.rest_s, self._random.token_hex(4)):
                 continue
-            await self._pools.desire(stuck.pool, stuck.replica, "draining", "health")
+            await self._pools.request_state(stuck.pool, stuck.replica, "draining", "health")
             self._on_stuck()
-            if self._herald is not None:
-                self._herald.tell(
+            if self._fleet_events is not None:
+                self._fleet_events.report(
                     "drain",
                     pool=stuck.pool,
                     replica=stuck.replica,
-                    reason="its requests wait far longer than its peers'",
+                    reason="its requests wait far longer than those of its peers",
                     asked_by="health",
                     figures={
                         "queue_p99_ms": round(stuck.queue_p99_ms, 1),
@@ -157,13 +163,13 @@ class Health:
                     },
                 )
             log.warning(
-                "replica %s of pool %s is drained: its requests wait %.0f ms (99th percentile) and the median of its "
-                "%d ready peers is %.0f ms; drained above %g times that and %.0f ms",
-                stuck.replica,
+                "replica drained, its requests wait too long: pool=%s replica=%s queue_p99_ms=%.0f median_ms=%.0f "
+                "peers=%d ratio_max=%g floor_ms=%.0f",
                 stuck.pool,
+                stuck.replica,
                 stuck.queue_p99_ms,
-                stuck.peers,
                 stuck.median_ms,
+                stuck.peers,
                 policy.ratio,
                 policy.floor_ms,
             )

@@ -1,5 +1,4 @@
-"""The controller process: looks after the streams of dead replicas, drains replicas that are stuck, and plans how many
-there are to be."""
+"""The controller process: recovers streams of dead replicas, drains stuck replicas, and plans the declared pools."""
 
 from __future__ import annotations
 
@@ -7,50 +6,56 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import uvloop
 
-from inference.control.governor import Governor, load_policies
 from inference.control.health import Health, HealthPolicy
-from inference.control.learner import Learner
+from inference.control.leader import Leader
 from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker, PodMarker
+from inference.control.policy.scale_policy import ScalePolicy, parse_policies
+from inference.control.pool_watch import watch_pools
 from inference.control.settings import ControllerSettings
-from stream_fabric.herald import Herald
-from stream_fabric.monitor import served
+from inference.control.traffic_model_job import TrafficModelJob
+from stream_fabric.ports import Clock, Control, EventSink, Pools, Random
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.process.health_server import serve_health
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.metrics_registry import CountingSink
+from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
-from stream_fabric.redis.pool import RedisPools
-from stream_fabric.redis.reaper import Reaper
-from stream_fabric.redis.rescue import Witness
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
-from telemetry.emit import open_sink
+from telemetry.emit.open import open_sink
 
 log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def _monitor(host: str, port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
+async def _metrics_server(host: str, port: int, metrics: ControllerMetrics) -> AsyncIterator[str]:
+    """Serve the metrics and yield their URL; a negative port serves nothing and yields an empty URL."""
     if port < 0:
         yield ""
         return
-    async with served(host, port, lambda: True, metrics.scraped) as url:
+    async with serve_health(host, port, lambda: True, metrics.scraped) as url:
         yield url
 
 
 @contextlib.asynccontextmanager
-async def _scaler(
-    settings: ControllerSettings, governor: Governor | None, metrics: ControllerMetrics
+async def _keda_server(
+    settings: ControllerSettings, leader: Leader | None, metrics: ControllerMetrics, random: Random
 ) -> AsyncIterator[None]:
-    if settings.scaler_port < 0 or governor is None:
+    """Serve the desired replicas to KEDA, if the settings ask for it."""
+    if settings.scaler_port < 0 or leader is None:
         yield
         return
-    # It writes by itself to stderr, of each handshake that failed: that is whoever's who may not ask
+    # By default gRPC writes every failed handshake to stderr, and anyone can cause one
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         from inference.control.keda import KedaScaler, Tls
@@ -58,19 +63,39 @@ async def _scaler(
         raise ValueError(f"STREAM_GW_SCALER_PORT needs gRPC: pip install 'stream-gw[keda]' ({error})") from None
     cert, key, client_ca = settings.scaler_cert, settings.scaler_key, settings.scaler_client_ca
     tls = Tls(cert, key, client_ca) if cert is not None and key is not None and client_ca is not None else None
-    scaler = KedaScaler(governor.desired, metrics)
+    scaler = KedaScaler(leader.desired, metrics, random)
     async with scaler.served(settings.scaler_host, settings.scaler_port, tls) as port:
-        log.info("KEDA is told of the pools at %s:%d", settings.scaler_host, port)
+        log.info("KEDA external scaler started: address=%s:%d", settings.scaler_host, port)
         yield
 
 
-async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
-    """Run until SIGTERM. ``on_ready`` gets where its metrics are; empty: nowhere.
+def _make_leader(
+    settings: ControllerSettings,
+    policies: Mapping[str, ScalePolicy],
+    control: Control,
+    pools: Pools,
+    sink: EventSink,
+    clock: Clock,
+    random: Random,
+    metrics: ControllerMetrics,
+) -> tuple[Leader, TrafficModelJob]:
+    """Make the leader and its traffic model job. Raises OSError or ValueError for deletion cost outside of a pod."""
+    token = settings.telemetry_token.get_secret_value()
+    models = TrafficModelJob(settings.telemetry_url, token, policies, control, clock, random)
+    marker = PodMarker.in_cluster(settings.pod_account) if settings.pod_deletion_cost else NoMarker()
+    name = f"{socket.gethostname()}-{os.getpid()}-{random.token_hex(3)}"
+    return Leader(name, policies, control, pools, sink, clock, random, metrics, marker, models), models
 
-    Raises FabricUnavailable when Redis is out of reach at the start, ValueError or OSError for what is set wrong.
+
+async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGTERM. ``on_ready`` gets the URL of the metrics; empty: they are not served.
+
+    Raises FabricUnavailable when Redis cannot be reached at the start, ValueError or OSError for wrong settings.
     """
-    policies = None if settings.pools_file is None else load_policies(settings.pools_file)
+    path = settings.pools_file
+    policies = None if path is None else parse_policies(path.read_bytes(), str(path))
     client = RedisClient(settings.redis_url)
+    random = HostRandom()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,49 +104,38 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
         await client.start()
         partitions = await check_partitions(client, settings.partitions)
         metrics = ControllerMetrics()
-        async with open_sink(settings, client, metrics.registry) as inner, asyncio.TaskGroup() as tasks:
-            sink = metrics.of(inner)
-            pools, streams = RedisPools(client), RedisStreamLog(client, partitions)
-            clock = FabricClock(client)
-            witness = Witness(sink, clock, streams)
+        async with (
+            open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as events,
+            asyncio.TaskGroup() as tasks,
+        ):
+            sink = CountingSink(metrics.receive, events)
+            pools, streams = (
+                RedisPools(client, on_skip=metrics.receive_skipped_record),
+                RedisStreamLog(client, partitions),
+            )
+            clock = FabricClock(client, HostClock(), HostRandom())
+            reporter = FailoverReporter(sink, clock, streams)
             running = [
                 tasks.create_task(clock.run(), name="clock"),
-                tasks.create_task(Reaper(pools, streams, witness).run(), name="reaper"),
+                tasks.create_task(LeaseReaper(pools, streams, clock, random, reporter).run(), name="reaper"),
             ]
-            governor: Governor | None = None
+            leader: Leader | None = None
             if policies is not None:
-                control = RedisControl(client)
-                token = settings.telemetry_token.get_secret_value()
-                learner = Learner(
-                    settings.telemetry_url, token, policies, control, lambda: governor is not None and governor.leads
-                )
-                governor = Governor(
-                    f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-                    policies,
-                    control,
-                    pools,
-                    sink,
-                    clock,
-                    metrics,
-                    PodMarker.in_cluster(settings.pod_account) if settings.pod_deletion_cost else NoMarker(),
-                    learner,
-                )
-                running.append(tasks.create_task(governor.run(), name="governor"))
-                running.append(tasks.create_task(learner.run(), name="learner"))
+                control = RedisControl(client, metrics.receive_skipped_record)
+                leader, models = _make_leader(settings, policies, control, pools, sink, clock, random, metrics)
+                running.append(tasks.create_task(leader.run(), name="leader"))
+                running.append(tasks.create_task(models.run(), name="traffic models"))
             if settings.drain_stuck:
-                health = Health(
-                    pools,
-                    HealthPolicy(ratio=settings.stuck_ratio),
-                    metrics.receive_stuck,
-                    Herald(sink, clock, "health"),
-                )
+                policy = HealthPolicy(ratio=settings.stuck_ratio)
+                fleet_events = FleetEventReporter(sink, clock, "health")
+                health = Health(pools, policy, random, metrics.receive_stuck, fleet_events)
                 running.append(tasks.create_task(health.run(), name="health"))
             async with (
-                _monitor(settings.metrics_host, settings.metrics_port, metrics) as url,
-                _scaler(settings, governor, metrics),
+                _metrics_server(settings.metrics_host, settings.metrics_port, metrics) as url,
+                _keda_server(settings, leader, metrics, random),
             ):
                 if url:
-                    running.append(tasks.create_task(metrics.watch(pools), name="metrics"))
+                    running.append(tasks.create_task(watch_pools(pools, metrics, random), name="metrics"))
                 on_ready(url)
                 await stop.wait()
             for task in running:
@@ -131,6 +145,6 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
 
 
 def run(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
-    """The process's main."""
+    """Run the controller process until SIGTERM."""
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, on_ready))

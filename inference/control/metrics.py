@@ -1,53 +1,48 @@
-"""A controller's metrics: what the pools have to do. Every controller shows the same; dashboards take the largest."""
+"""Metrics of a controller about the pools. Every controller shows the same values; dashboards take the largest."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-import random
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
-from inference.control.scaling import Figures, ScalePolicy, need, usual_of
-from stream_fabric import metrics as listed
-from stream_fabric.errors import FabricUnavailable
+from inference.control.policy.figures import Figures
+from inference.control.policy.fleet_view import pending_work, profile_of
+from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.events import Event, FleetEvent
-from stream_fabric.exposition import Exposition, Page
-from stream_fabric.learned import Learned
-from stream_fabric.placement import TIERS, ReplicaState
-from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EventSink
-from stream_fabric.redis.pool import Line, RedisPools, ReplicaInfo
-from stream_fabric.redis.wire import ReplyError
+from stream_fabric.pool.placement import TIERS, ReplicaState
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import ReplicaInfo, TierQueue
+from stream_fabric.pool.traffic_model import TrafficModel
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metrics_registry import MetricsRegistry, Page
 
-log = logging.getLogger(__name__)
-
-_LOOK_EVERY_S = 2.0
-_FULL = 0.8
-"""Of a replica's slots, what demand fills: the rest is for the time until another is up."""
+_DEMAND_UTILISATION = 0.8
+"""Utilisation that ``pool_demand_replicas`` plans for; the rest is for the time until another replica starts."""
 _STATES: tuple[str, ...] = get_args(ReplicaState)
 
 
 class Shortfall:
-    """For how long a pool has lacked replicas without one coming: while they come it is only a matter of time."""
+    """Measures for how long a pool has had too few replicas. Each new replica starts the time anew."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._most = 0
+        self._present = 0
 
     def receive(self, present: int, wanted: int, now: float) -> float:
+        """Seconds of the shortfall; 0: none."""
         if present >= wanted:
-            self._since, self._most = None, 0
+            self._since, self._present = None, 0
             return 0.0
-        if self._since is None or present > self._most:
-            self._since, self._most = now, present
+        if self._since is None or present > self._present:
+            self._since, self._present = now, present
         return now - self._since
 
 
-def kind_of(old: PoolPlan | None, new: PoolPlan) -> str:
+def decision_kind(old: PoolPlan | None, new: PoolPlan) -> str:
+    """Return the value of the label ``kind`` of ``pool_decisions_total``."""
     if old is None:
         return "other"
     if new.pods != old.pods or new.ready != old.ready:
@@ -59,7 +54,7 @@ def kind_of(old: PoolPlan | None, new: PoolPlan) -> str:
 
 class ControllerMetrics:
     def __init__(self) -> None:
-        self._exposition = make = Exposition("controller")
+        self._registry = make = MetricsRegistry("controller")
         self._replicas = make.gauge(listed.POOL_REPLICAS)
         self._running = make.gauge(listed.POOL_RUNNING)
         self._depth = make.gauge(listed.QUEUE_DEPTH)
@@ -78,14 +73,15 @@ class ControllerMetrics:
         self._short = make.gauge(listed.SHORT)
         self._objective = make.gauge(listed.TTFT_OBJECTIVE)
         self._cold_start = make.gauge(listed.COLD_START)
-        self._most = make.gauge(listed.MAX_REPLICAS)
-        self._shed_level = make.gauge(listed.SHED_LEVEL)
-        self._surging = make.gauge(listed.SURGING)
+        self._replicas_max = make.gauge(listed.MAX_REPLICAS)
+        self._reject_share = make.gauge(listed.SHED_LEVEL)
+        self._overload = make.gauge(listed.SURGING)
         self._leads = make.gauge(listed.LEADS)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
         self._failures = make.counter(listed.LOOK_FAILURES)
+        self._records_skipped = make.counter(listed.RECORDS_SKIPPED)
         self._calls = make.counter(listed.SCALER_CALLS)
         self._refusals = make.counter(listed.SCALER_REFUSALS)
         self._streams = make.gauge(listed.SCALER_STREAMS)
@@ -94,52 +90,53 @@ class ControllerMetrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        return self._exposition.registry
-
-    def of(self, sink: EventSink) -> EventSink:
-        """A sink before another, which counts what passes."""
-        return _Counting(self, sink)
+        return self._registry.registry
 
     def receive(self, event: Event) -> None:
+        """Count a dead replica; ignore other events."""
         match event:
             case FleetEvent(what="dead"):
                 self._dead.inc()
 
     def receive_stuck(self) -> None:
+        """Count a stuck replica that this controller drains."""
         self._stuck.inc()
 
-    def receive_pools(self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]]) -> None:
-        """All pools as they are now."""
+    def receive_pools(self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[TierQueue]]]) -> None:
+        """Show all pools as they are now."""
         for gauge in (
             self._replicas, self._running, self._depth, self._age, self._backlog, self._to_free, self._demand,
         ):  # fmt: skip
-            gauge.clear()  # a pool that is gone has no figures
-        for pool, (replicas, lines) in pools.items():
+            gauge.clear()  # a pool that is gone has no values
+        for pool, (replicas, queues) in pools.items():
             for state in _STATES:
                 self._replicas.labels(pool, state).set(sum(info.state == state for info in replicas))
-            for tier, line in zip(TIERS, lines, strict=True):
-                self._depth.labels(pool, tier).set(line.depth)
-                self._age.labels(pool, tier).set(line.oldest_s)
-            usual = usual_of([info for info in replicas if info.state == "ready"])
-            if usual is None and pool in self._plans:
-                usual = self._plans[pool].usual
-            found = need(replicas, lines, usual)
-            self._running.labels(pool).set(found.running)
-            self._backlog.labels(pool).set(found.backlog_s)
-            self._to_free.labels(pool).set(found.to_free_s)
-            self._demand.labels(pool).set(math.ceil(found.busy / _FULL))
+            for tier, queue in zip(TIERS, queues, strict=True):
+                self._depth.labels(pool, tier).set(queue.depth)
+                self._age.labels(pool, tier).set(queue.oldest_s)
+            profile = profile_of([info for info in replicas if info.state == "ready"])
+            if profile is None and pool in self._plans:
+                profile = self._plans[pool].typical_replica
+            pending = pending_work(replicas, queues, profile)
+            self._running.labels(pool).set(pending.running)
+            self._backlog.labels(pool).set(pending.backlog_s)
+            self._to_free.labels(pool).set(pending.to_free_s)
+            self._demand.labels(pool).set(math.ceil(pending.busy / _DEMAND_UTILISATION))
 
     def receive_policies(self, policies: Mapping[str, ScalePolicy]) -> None:
-        """Of the declared pools, once."""
+        """Show the declared pools' limits, once."""
         for pool, policy in policies.items():
             self._objective.labels(pool).set(policy.ttft_objective_s)
-            self._most.labels(pool).set(policy.replicas_max)
+            self._replicas_max.labels(pool).set(policy.replicas_max)
 
     def receive_decision(self, pool: str, old: PoolPlan | None, new: PoolPlan) -> None:
-        self._decisions.labels(pool, kind_of(old, new)).inc()
+        """Count a changed plan by its kind: what it raises, lowers or prepares."""
+        self._decisions.labels(pool, decision_kind(old, new)).inc()
 
-    def receive_short(self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[Line]]], now: float) -> None:
-        """What of the last plans is there."""
+    def receive_shortfalls(
+        self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[TierQueue]]], now: float
+    ) -> None:
+        """Show for how long each planned pool has had too few replicas."""
         self._short.clear()
         for pool in self._shortfalls.keys() - self._plans.keys():
             del self._shortfalls[pool]
@@ -150,81 +147,72 @@ class ControllerMetrics:
             self._short.labels(pool).set(shortfall.receive(present, plan.pods, now))
 
     def receive_plans(self, plans: Mapping[str, PoolPlan], leads: bool) -> None:
-        """What is wanted of the declared pools, whoever leads; of the last look when the fabric is away."""
+        """Show the plans of the declared pools, also when another controller leads.
+
+        While Redis is unreachable the plans of the last look stay.
+        """
         self._leads.set(leads)
         self._plans = dict(plans)
-        for gauge in (self._desired, self._wanted, self._cold_start, self._surging):
+        for gauge in (self._desired, self._wanted, self._cold_start, self._overload):
             gauge.clear()
         for pool, plan in plans.items():
             self._desired.labels(pool).set(plan.pods)
             self._wanted.labels(pool, "ready").set(plan.ready)
             self._wanted.labels(pool, "warm").set(plan.warm)
             self._cold_start.labels(pool).set(plan.cold_start_s)
-            self._surging.labels(pool, "shed").set(bool(plan.shedding))
-            self._surging.labels(pool, "shift").set(plan.shifting)
+            self._overload.labels(pool, "shed").set(bool(plan.rejecting_tiers))
+            self._overload.labels(pool, "shift").set(plan.is_overflowing)
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
-        """What the plans rest on, told by who leads; empty: this one does not."""
+        """Show the figures behind the plans; empty: another controller leads."""
         for gauge in (self._needed, self._utilisation, self._ttft, self._growth, self._burn):
             gauge.clear()
-        for pool, found in figures.items():
-            self._needed.labels(pool).set(found.needed)
-            self._utilisation.labels(pool).set(found.utilisation)
-            self._ttft.labels(pool).set(found.ttft_p99_s)
-            self._growth.labels(pool).set(found.growth)
-            self._burn.labels(pool, "5m").set(found.burn_5m)
-            self._burn.labels(pool, "1h").set(found.burn_1h)
+        for pool, figure in figures.items():
+            self._needed.labels(pool).set(figure.needed)
+            self._utilisation.labels(pool).set(figure.utilisation)
+            self._ttft.labels(pool).set(figure.ttft_p99_s)
+            self._growth.labels(pool).set(figure.growth)
+            self._burn.labels(pool, "5m").set(figure.burn_5m)
+            self._burn.labels(pool, "1h").set(figure.burn_1h)
 
-    def receive_levels(self, by_pool: Mapping[str, Sequence[float]]) -> None:
-        """Of each tier the share that is refused, told by who leads; empty: this one does not."""
-        self._shed_level.clear()
-        for pool, levels in by_pool.items():
-            for tier, level in zip(TIERS, levels, strict=True):
-                self._shed_level.labels(pool, tier).set(level)
+    def receive_reject_shares(self, by_pool: Mapping[str, Sequence[float]]) -> None:
+        """Show the rejected share of each tier's requests; empty: another controller leads."""
+        self._reject_share.clear()
+        for pool, shares in by_pool.items():
+            for tier, share in zip(TIERS, shares, strict=True):
+                self._reject_share.labels(pool, tier).set(share)
 
-    def receive_learned(self, known: Mapping[str, Learned], unix_s: float) -> None:
+    def receive_models(self, by_pool: Mapping[str, TrafficModel], unix_s: float) -> None:
+        """Show the age of each pool's traffic model."""
         self._profile_age.clear()
-        for pool, learned in known.items():
-            if learned.learned_s:
-                self._profile_age.labels(pool).set(max(unix_s - learned.learned_s, 0.0))
+        for pool, model in by_pool.items():
+            if model.learned_s:
+                self._profile_age.labels(pool).set(max(unix_s - model.learned_s, 0.0))
 
     def receive_call(self, call: str) -> None:
+        """Count a call from KEDA."""
         self._calls.labels(call).inc()
 
     def receive_refusal(self, call: str, code: str) -> None:
+        """Count a call from KEDA that was answered with an error code."""
         self._refusals.labels(call, code).inc()
 
     def receive_streams(self, count: int) -> None:
+        """Show the number of open streams to KEDA."""
         self._streams.set(count)
 
     def receive_lost_lead(self) -> None:
-        """It cannot say that it leads any more: another may."""
+        """Show that this controller does not lead, because it could not renew its term."""
         self._leads.set(0)
 
+    def receive_skipped_record(self, kind: str) -> None:
+        """Count a record in Redis that could not be decoded."""
+        self._records_skipped.labels(kind).inc()
+
     def receive_failure(self) -> None:
+        """Count a failed look at the pools."""
         self._failures.inc()
 
-    async def watch(self, pools: RedisPools) -> None:
-        while True:
-            try:
-                names = await pools.pools()
-                seen = {name: (await pools.replicas(name), await pools.lines(name)) for name in names}
-                self.receive_pools(seen)
-                self.receive_short(seen, asyncio.get_running_loop().time())
-            except (FabricUnavailable, ReplyError) as error:
-                self.receive_failure()
-                log.warning("the pools cannot be read: %s", error)
-            await asyncio.sleep(_LOOK_EVERY_S * random.uniform(0.9, 1.0))
-
     async def scraped(self) -> Page:
-        return await self._exposition.scraped()
-
-
-class _Counting:
-    def __init__(self, metrics: ControllerMetrics, sink: EventSink) -> None:
-        self._metrics = metrics
-        self._sink = sink
-
-    def emit(self, event: Event) -> None:
-        self._metrics.receive(event)
-        self._sink.emit(event)
+        """Return the metrics page."""
+        return await self._registry.scraped()

@@ -1,4 +1,4 @@
-"""Which replica Kubernetes may take: a ReplicaSet that shrinks ends the pods with the least deletion cost first."""
+"""Tells Kubernetes which pods may go: a ReplicaSet that shrinks ends the pods with the lowest deletion cost first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from stream_fabric.ids import ReplicaId
+from stream_fabric.process.http_client import HTTP_ERRORS, open_session, read_body
+from stream_fabric.stream.ids import ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -20,23 +21,25 @@ ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 _COST = "-1000"
 _TIMEOUT_S = 3.0
 _PAGE = 500
+_ANSWER_BYTES_MAX = 32 << 20
+_ERROR_CHARS_MAX = 300
 
 
 class Marker(Protocol):
-    """Tells whoever ends replicas which ones may go."""
+    """Tells the platform, for example Kubernetes, which replicas it may end first."""
 
-    async def settle(self, victims: Set[ReplicaId]) -> Set[ReplicaId]:
-        """These and no others; those of them that it is known of. Never raises: what failed is tried again."""
+    async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
+        """Mark these replicas and no others. Returns those of them that are marked; failures are logged, call again."""
 
     def forget(self) -> None:
-        """Another may have told of some meanwhile."""
+        """Forget what is marked. The next call reads it again, because another controller may have changed it."""
 
 
 class NoMarker:
-    """Nobody ends replicas but people."""
+    """A ``Marker`` for platforms on which only people end replicas; reports every target as marked."""
 
-    async def settle(self, victims: Set[ReplicaId]) -> Set[ReplicaId]:
-        return victims
+    async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
+        return targets
 
     def forget(self) -> None:
         pass
@@ -51,90 +54,90 @@ class _Pod(msgspec.Struct):
     metadata: _Metadata
 
 
-class _Next(msgspec.Struct, rename={"token": "continue"}):
+class _ListMetadata(msgspec.Struct, rename={"token": "continue"}):
     token: str = ""
 
 
 class _Pods(msgspec.Struct):
     items: list[_Pod]
-    metadata: _Next
+    metadata: _ListMetadata
 
 
 class PodMarker:
-    """Marks pods through the API server. Needs the rights to list and patch the namespace's pods."""
+    """A ``Marker`` through the Kubernetes API. Needs the rights to list and patch the namespace's pods."""
 
     def __init__(self, server: str, namespace: str, token: Path, ca: Path) -> None:
-        """``token`` is read again for each call, for it is renewed. Raises OSError when ``ca`` cannot be read."""
-        self._pods = f"{server}/api/v1/namespaces/{namespace}/pods"
+        """``token`` is read for each call, because Kubernetes renews it. Raises OSError when ``ca`` is unreadable."""
+        self._url = f"{server}/api/v1/namespaces/{namespace}/pods"
         self._token = token
         self._tls = ssl.create_default_context(cafile=str(ca))
         self._marked: set[str] | None = None
-        """Pods; None: not known, another may have marked some."""
+        """Names of marked pods; None: unknown."""
 
     @classmethod
     def in_cluster(cls, account: Path) -> PodMarker:
-        """As the pod that this runs in. Raises OSError or ValueError outside of one."""
+        """Use the service account of this process's pod. Raises OSError or ValueError outside of a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
-            raise ValueError("STREAM_GW_POD_DELETION_COST works in a pod: there is no KUBERNETES_SERVICE_HOST here")
+            raise ValueError("STREAM_GW_POD_DELETION_COST works only in a pod: KUBERNETES_SERVICE_HOST is not set")
         host = f"[{host}]" if ":" in host else host
         namespace = (account / "namespace").read_text().strip()
         return cls(f"https://{host}:{port}", namespace, account / "token", account / "ca.crt")
 
-    async def settle(self, victims: Set[ReplicaId]) -> Set[ReplicaId]:
-        pods = {pod_of(victim): victim for victim in victims}
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
+        pods = {pod_of(target): target for target in targets}
         try:
             if self._marked == pods.keys():
-                return victims
+                return targets
             headers = {"authorization": f"Bearer {self._token.read_text().strip()}"}
-            async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            async with open_session(total_s=_TIMEOUT_S, headers=headers, tls=self._tls) as session:
                 if self._marked is None:
-                    self._marked = await self._list(session)
+                    self._marked = await self._list_marked(session)
                 for pod in self._marked - pods.keys():
-                    await self._patch(session, pod, None)
+                    await self._patch_cost(session, pod, None)
                     self._marked.discard(pod)
                 for pod in pods.keys() - self._marked:
-                    await self._patch(session, pod, _COST)
+                    await self._patch_cost(session, pod, _COST)
                     self._marked.add(pod)
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
-            log.warning("which pods may go cannot be told to Kubernetes: %s", error or type(error).__name__)
-        return {victim for pod, victim in pods.items() if pod in (self._marked or ())}
+        except HTTP_ERRORS as error:
+            log.warning("pod deletion cost not set, retrying: error=%s", error or type(error).__name__)
+        return {target for pod, target in pods.items() if pod in (self._marked or ())}
 
     def forget(self) -> None:
         self._marked = None
 
-    async def _list(self, session: aiohttp.ClientSession) -> set[str]:
-        """Pods that are marked."""
+    async def _list_marked(self, session: aiohttp.ClientSession) -> set[str]:
+        """Return the names of marked pods."""
         marked: set[str] = set()
         query: dict[str, str] = {"limit": str(_PAGE)}
         while True:
             accept = {"accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
-            async with session.get(self._pods, params=query, headers=accept, ssl=self._tls) as answer:
-                page = msgspec.json.decode(await _body(answer), type=_Pods)
+            async with session.get(self._url, params=query, headers=accept) as response:
+                page = msgspec.json.decode(await _checked_body(response), type=_Pods)
             marked |= {pod.metadata.name for pod in page.items if pod.metadata.annotations.get(ANNOTATION) == _COST}
             if not page.metadata.token:
                 return marked
             query["continue"] = page.metadata.token
 
-    async def _patch(self, session: aiohttp.ClientSession, pod: str, cost: str | None) -> None:
+    async def _patch_cost(self, session: aiohttp.ClientSession, pod: str, cost: str | None) -> None:
+        """Set the pod's deletion cost; None removes it. A pod that is gone is no error."""
         patch: dict[str, Any] = {"metadata": {"annotations": {ANNOTATION: cost}}}
         headers = {"content-type": "application/merge-patch+json"}
-        url, body = f"{self._pods}/{pod}", msgspec.json.encode(patch)
-        async with session.patch(url, data=body, headers=headers, ssl=self._tls) as answer:
-            if answer.status != 404:  # it is gone, which is as good
-                await _body(answer)
+        url, body = f"{self._url}/{pod}", msgspec.json.encode(patch)
+        async with session.patch(url, data=body, headers=headers) as response:
+            if response.status != 404:  # the pod is gone, which is as good
+                await _checked_body(response)
 
 
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    body = await answer.read()
-    if answer.status != 200:
-        raise ValueError(
-            f"{answer.method} {answer.url.path} answers {answer.status}: {body[:300].decode(errors='replace')}"
-        )
+async def _checked_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a response. Raises ValueError for any status but 200."""
+    body = await read_body(response, _ANSWER_BYTES_MAX)
+    if response.status != 200:
+        text = body[:_ERROR_CHARS_MAX].decode(errors="replace")
+        raise ValueError(f"{response.method} {response.url.path} answered {response.status}: {text}")
     return body
 
 
 def pod_of(replica: ReplicaId) -> str:
-    """An agent's replica is named after its pod (STREAM_GW_REPLICA), with a part that no earlier process had."""
+    """Return the name of a replica's pod: the replica id without its last part, which differs by process."""
     return replica.rpartition("-")[0]

@@ -1,7 +1,7 @@
-"""What a model was loaded from, as one short hash: two replicas that tell the same have loaded the same files.
+"""Short hash of a model's files: replicas with the same hash have loaded the same model.
 
-It is of the names and sizes of the weights, their heads and pieces from their beginning, middle and end, and of the
-configuration: whole files of hundreds of gigabytes are not read. Blocking; for a thread, once.
+The hash covers the configuration, and the names, sizes, heads, middles and ends of the weights: files of hundreds of
+gigabytes are not read whole. The calls block; run them in a thread.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ _DIGITS = 16
 
 
 def artifact_of(model: str, flags: Sequence[str] = ()) -> str:
-    """``model``: vLLM's word for it, a folder, a file or a name on the Hugging Face hub; ``flags``: vLLM's. Empty: it
-    cannot be told, or not in time."""
-    found = _place(model, flags)
+    """Return the hash of a model; empty when it cannot be computed, or not in time.
+
+    ``model``: folder, file or name on the Hugging Face hub. ``flags``: vLLM's flags, which may move its cache.
+    """
+    found = _find_model(model, flags)
     if found is None:
         return ""
     try:
-        files = [found] if found.is_file() else sorted(path for path in found.iterdir() if _tells(path.name))
-        return _hashed(files) if 0 < len(files) <= ARTIFACT_FILES_MAX else ""
+        files = [found] if found.is_file() else sorted(path for path in found.iterdir() if _is_model_file(path.name))
+        return _hash_files(files) if 0 < len(files) <= ARTIFACT_FILES_MAX else ""
     except OSError:
         return ""
 
 
-def _tells(name: str) -> bool:
+def _is_model_file(name: str) -> bool:
     return name in _WHOLE or name.endswith((_INDEX, *_WEIGHTS))
 
 
-def _hashed(files: Sequence[Path]) -> str:
+def _hash_files(files: Sequence[Path]) -> str:
+    """Hash name, size and three pieces of each file; empty when that takes too long."""
     until = time.monotonic() + ARTIFACT_S_MAX
     digest = hashlib.sha256()
     for path in files:
@@ -53,16 +56,17 @@ def _hashed(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _place(model: str, flags: Sequence[str]) -> Path | None:
+def _find_model(model: str, flags: Sequence[str]) -> Path | None:
+    """Return the model's path on this host, in vLLM's cache for a name on the hub; None: not found."""
     path = Path(model).expanduser()
     if path.exists():
         return path
     if model.count("/") != 1 or ".." in model:
         return None
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    cache = _flag(flags, "download-dir") or os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    cache = _flag_value(flags, "download-dir") or os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
     held = Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
-    revision = _flag(flags, "revision") or "main"
+    revision = _flag_value(flags, "revision") or "main"
     if "/" in revision or ".." in revision:
         return None
     try:
@@ -73,7 +77,8 @@ def _place(model: str, flags: Sequence[str]) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _flag(flags: Sequence[str], name: str) -> str:
+def _flag_value(flags: Sequence[str], name: str) -> str:
+    """Return the value of vLLM's flag ``name``; empty: not set."""
     for at, flag in enumerate(flags):
         key, equals, value = flag.lstrip("-").partition("=")
         if flag.startswith("--") and key.replace("_", "-") == name:

@@ -1,4 +1,4 @@
-"""vLLM's process and all that it starts, as the agent holds them: through a guard (``guard.py``)."""
+"""vLLM's processes, started and ended through a guard process (``guard.py``)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from stream_fabric.limits import VLLM_LINE_CHARS_MAX, VLLM_TAIL_LINES_MAX
 log = logging.getLogger(__name__)
 
 GUARD = Path(__file__).with_name("guard.py")
-_LAST_WORDS_S = 2.0
+_LAST_LINES_S = 2.0
 _LEEWAY_S = 5.0
-"""What the guard may take over ``term_s`` to end everything."""
+"""Extra time for the guard to end everything after ``term_s``."""
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 
 class Child:
-    """vLLM and all its processes, behind a guard."""
+    """A vLLM server with all its processes. The guard ends them also when this process dies."""
 
     def __init__(self, guard: asyncio.subprocess.Process, url: str, term_s: float) -> None:
         self._guard = guard
         self._term_s = term_s
         self._tail: deque[str] = deque(maxlen=VLLM_TAIL_LINES_MAX)
-        self._listening = asyncio.create_task(self._listen(), name="vllm-log")
+        self._listening = asyncio.create_task(self._copy_output(), name="vllm-log")
         self._stopping = False
         self.pid = 0
-        """vLLM's server; 0 until the guard has said it."""
+        """Process id of vLLM's server; 0 until the guard has sent it."""
         self.url = url
-        self.ended = asyncio.create_task(self._until_ended(), name="vllm-ended")
-        """Its exit code, as soon as its server has ended; the rest of it may still be on its way out."""
+        self.ended = asyncio.create_task(self._wait_exit_code(), name="vllm-ended")
+        """Exit code of vLLM's server, as soon as it has ended; its other processes may still be ending."""
 
     @classmethod
     async def start(cls, command: list[str], env: dict[str, str], url: str, term_s: float) -> Child:
@@ -50,39 +50,40 @@ class Child:
         )  # fmt: skip
         return cls(guard, url, term_s)
 
-    async def _until_ended(self) -> int:
+    async def _wait_exit_code(self) -> int:
+        """Wait until vLLM has ended and return its exit code; -1: unknown."""
         assert self._guard.stdout is not None
         self.pid = int(await self._guard.stdout.readline() or 0)
         code = await self._guard.stdout.readline()
-        if not code and self.pid:  # somebody killed the guard; vLLM's server is killed with it, the rest is not
+        if not code and self.pid:  # the guard was killed: its server dies with it, the other processes do not
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         return int(code or -1)
 
-    async def _listen(self) -> None:
-        """Its words into our log and into the tail, line by line."""
+    async def _copy_output(self) -> None:
+        """Copy vLLM's output line by line into this process's log and into the kept last lines."""
         assert self._guard.stderr is not None
         rest = ""
-        while said := await self._guard.stderr.read(1 << 16):
-            *lines, rest = re.split(r"[\r\n]+", rest + said.decode(errors="replace"))
+        while piece := await self._guard.stderr.read(1 << 16):
+            *lines, rest = re.split(r"[\r\n]+", rest + piece.decode(errors="replace"))
             rest = rest[:VLLM_LINE_CHARS_MAX]
             for line in lines:
-                self._say(line)
-        self._say(rest)
+                self._log_line(line)
+        self._log_line(rest)
 
-    def _say(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         line = line[:VLLM_LINE_CHARS_MAX].rstrip()
         if line:
             self._tail.append(line)
             found = _LEVEL.search(line, 0, 80)
             level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
-            # Told to end, it tells of its own parts' ends as errors
+            # After a stop it logs the end of its own parts as errors
             log.log(min(level, logging.INFO) if self._stopping else level, "vLLM: %s", line)
 
-    async def last_words(self) -> str:
-        """What it said last: of one that has ended, to the end."""
-        await asyncio.wait([self._listening], timeout=_LAST_WORDS_S if self.ended.done() else 0)
-        return "it said last:\n" + "\n".join(self._tail) if self._tail else "it said nothing"
+    async def last_lines(self) -> str:
+        """Return the last lines of vLLM's output as the end of an error message."""
+        await asyncio.wait([self._listening], timeout=_LAST_LINES_S if self.ended.done() else 0)
+        return "its last lines:\n" + "\n".join(self._tail) if self._tail else "it wrote no output"
 
     async def stop(self) -> None:
         assert self._guard.stdin is not None
@@ -93,7 +94,7 @@ class Child:
                 await self._guard.wait()
                 await asyncio.wait([self.ended, self._listening])
         except TimeoutError:
-            log.error("vLLM's processes do not end; they are killed and left")
+            log.error("vLLM's processes did not end in time, killing them: pid=%d", self.pid)
             for group in (self.pid, self._guard.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)

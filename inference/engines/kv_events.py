@@ -1,6 +1,7 @@
-"""vLLM's KV-cache events over ZeroMQ, counted: what its prefix cache threw out. The one importer of ``zmq``.
+"""Counts evictions from vLLM's prefix cache by its KV-cache events over ZeroMQ. The only importer of ``zmq``.
 
-vLLM publishes one batch a scheduler step that changed the cache, numbered from 0, and keeps the last 10,000 for replay.
+vLLM publishes one batch for each scheduler step that changed the cache, numbered from 0, and keeps the last 10,000 for
+replay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _DEVICE = (None, "GPU")
-"""Media whose removal takes a block out of the prefix cache; a copy in slower memory is another story."""
+"""Media whose removal evicts a block from the prefix cache; copies in slower memory do not count."""
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
@@ -30,7 +31,7 @@ class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     block_hashes: list[msgspec.Raw]
     medium: str | None = None
     group_idx: int | None = None
-    """Of a model with layers of several kinds, each kind is a group and throws out its own share of a block."""
+    """Group of layers. In a model with several kinds of layers each group evicts its own share of a block."""
 
 
 class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
@@ -43,37 +44,36 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
 
 
 class KvLedger:
-    """The sum of one vLLM life's batches. Sans I/O."""
+    """Counts evicted tokens and cache clears in the event batches of one vLLM process. Sans I/O."""
 
     def __init__(self) -> None:
         self.evicted_tokens = 0
         self.clears = 0
         self.next = 0
-        """The number of the batch that comes next."""
+        """Number of the next batch."""
         self._block_size = 0
         self._decoder = msgspec.msgpack.Decoder(_Batch)
 
     def receive(self, seq: int, payload: bytes) -> bool:
-        """One batch; whether it was its turn. Earlier ones are ignored, and a later one is to come again after what is
-        missing."""
+        """Take one batch; ignore earlier ones. False: the batches before it are missing, and it was not taken."""
         if seq > self.next:
             return False
         if seq == self.next:
             self.next += 1
-            self._count(payload)
+            self._count_evictions(payload)
         return True
 
-    def give_up(self, seq: int) -> None:
-        """What comes before ``seq`` cannot be had any more: nothing that was believed of the cache can be."""
+    def skip_to(self, seq: int) -> None:
+        """Continue at batch ``seq``. The skipped batches are lost, so the cache counts as cleared."""
         if seq > self.next:
             self.clears += 1
             self.next = seq
 
-    def _count(self, payload: bytes) -> None:
+    def _count_evictions(self, payload: bytes) -> None:
         try:
             batch = self._decoder.decode(payload)
         except msgspec.MsgspecError as error:
-            log.warning("KV events of vLLM cannot be read: %s", error)
+            log.warning("vLLM's KV events cannot be decoded, the cache counts as cleared: error=%s", error)
             self.clears += 1
             return
         for event in batch.events:
@@ -88,8 +88,10 @@ class KvLedger:
 
 
 class KvEvents:
-    """The events of one vLLM after another. Its sockets are in a folder of ours alone: neither end has a port to find,
-    and nobody else on the machine can read what is asked or make events up."""
+    """Counts evictions over all vLLM processes of this agent.
+
+    The sockets are in a private folder: no port is needed, and no other user can read or forge events.
+    """
 
     def __init__(self) -> None:
         self._context = zmq.asyncio.Context.instance()
@@ -102,14 +104,16 @@ class KvEvents:
 
     @property
     def evicted_tokens(self) -> int:
+        """Number of tokens that vLLM has evicted from its prefix cache."""
         return self._evicted_before + self._ledger.evicted_tokens
 
     @property
     def clears(self) -> int:
+        """Number of times the whole prefix cache was cleared or events were lost."""
         return self._clears_before + self._ledger.clears
 
     def listen(self) -> str:
-        """Begin with the next vLLM; what it must be told as ``--kv-events-config``."""
+        """Prepare for the next vLLM process. Returns its ``--kv-events-config``."""
         self.close()
         self._folder = tempfile.TemporaryDirectory(prefix="stream-gw-kv-")
         events, replay = f"ipc://{self._folder.name}/events", f"ipc://{self._folder.name}/replay"
@@ -118,16 +122,16 @@ class KvEvents:
         return msgspec.json.encode(about).decode()
 
     def follow(self, events: str, replay: str) -> None:
-        """Count what is published at ``events``, from the first batch on. vLLM may bind the addresses later."""
+        """Count the events published at ``events``, from the first batch on. vLLM may bind the addresses later."""
         self._events = self._context.socket(zmq.SUB)
         self._events.rcvhwm = KV_BACKLOG_MAX
         self._events.subscribe(b"")
         self._events.connect(events)
-        self._task = asyncio.create_task(self._listen(self._events, replay, self._ledger), name="kv-events")
-        self._task.add_done_callback(_ended)
+        self._task = asyncio.create_task(self._receive_batches(self._events, replay, self._ledger), name="kv-events")
+        self._task.add_done_callback(_log_failure)
 
     def close(self) -> None:
-        """The life that was listened to is over; the counts stay."""
+        """Stop listening; the counts stay."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -140,17 +144,18 @@ class KvEvents:
         self._evicted_before, self._clears_before = self.evicted_tokens, self.clears
         self._ledger = KvLedger()
 
-    async def _listen(self, events: zmq.asyncio.Socket, replay: str, ledger: KvLedger) -> None:
+    async def _receive_batches(self, events: zmq.asyncio.Socket, replay: str, ledger: KvLedger) -> None:
+        """Receive batches of events until cancelled; a gap is filled by a replay."""
         while True:
             _, number, payload = await events.recv_multipart()
             seq = int.from_bytes(number, "big")
             if not ledger.receive(seq, payload):
                 await self._replay(replay, ledger)
-                ledger.give_up(seq)
+                ledger.skip_to(seq)
                 ledger.receive(seq, payload)
 
     async def _replay(self, address: str, ledger: KvLedger) -> None:
-        """Ask again for what was lost, and take what there is of it."""
+        """Request the missing batches from vLLM again, and take those that it still has."""
         missing = ledger.next
         socket = self._context.socket(zmq.DEALER)
         try:
@@ -163,14 +168,14 @@ class KvEvents:
                     if number == _END:
                         return
                     seq = int.from_bytes(number, "big")
-                    ledger.give_up(seq)  # vLLM does not hold what came before it either
+                    ledger.skip_to(seq)  # vLLM no longer has the batches before it
                     ledger.receive(seq, payload)
         except TimeoutError:
-            log.warning("vLLM does not send its KV events from %d again within %g s", missing, KV_REPLAY_S_MAX)
+            log.warning("replay of vLLM's KV events timed out: from=%d timeout_s=%g", missing, KV_REPLAY_S_MAX)
         finally:
             socket.close(linger=0)
 
 
-def _ended(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("vLLM's KV events are no longer counted", exc_info=error)
+        log.error("vLLM's KV events are no longer counted: error=%s", error, exc_info=error)

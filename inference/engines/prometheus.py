@@ -1,4 +1,4 @@
-"""What vLLM's ``/metrics`` tells of its load. Sans I/O; what is missing or unreadable is 0."""
+"""Reads vLLM's ``/metrics``. Sans I/O; a value that is missing or unreadable counts as 0."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import re
 from collections.abc import Iterator
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-_SAMPLE = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prefix_cache_queries(?:_total)?"
-    rb"|prefix_cache_hits(?:_total)?|cache_config_info)(?:\{(.*)\})? (\S+)",
-    re.MULTILINE,
-)
-_NAME = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)[ {]", re.MULTILINE)
 CONTRACT = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -22,15 +18,23 @@ CONTRACT = (
     "vllm:prefix_cache_hits_total",
     "vllm:cache_config_info",
 )
-"""What we rely on of vLLM's metrics, as it shows them from its start (read in 0.33)."""
-_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+"""The metrics of vLLM that the agent relies on, as vLLM 0.33 shows them from its start."""
+_NAME = re.compile(rb"^(vllm[:_]\w+)[ {]", re.MULTILINE)
+_READ = re.compile(
+    rb"^vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc|prefix_cache_queries(?:_total)?"
+    rb"|prefix_cache_hits(?:_total)?|cache_config_info|engine_sleep_state)[ {].*$",
+    re.MULTILINE,
+)
 
 
 class VllmMetrics(msgspec.Struct, frozen=True):
-    """One reading. Of several engines behind one server (data parallel): their sums, and the mean of the ratio."""
+    """One reading of vLLM's metrics.
 
-    told: bool = False
-    """Whether the server tells its load at all."""
+    With several engines behind one server (data parallel): the sums, and the mean of the ratio.
+    """
+
+    shown: bool = False
+    """True when the server shows its load at all."""
     running: int = 0
     waiting: int = 0
     kv_used_ratio: float = 0.0
@@ -41,20 +45,21 @@ class VllmMetrics(msgspec.Struct, frozen=True):
 
 
 def read_metrics(text: bytes) -> VllmMetrics:
-    """``text``: the Prometheus text format, whoever's."""
+    """Read a metrics page in the Prometheus text format, from any server."""
     sums: dict[str, float] = {}
     ratios: list[float] = []
     capacity = block_size = 0
-    for name, labels, value in _samples(text):
+    for sample in samples(text):
+        name = sample.name.removeprefix("vllm:").removesuffix("_total")
         if name == "cache_config_info":
-            size, tokens = _cache(labels)
+            size, tokens = _cache_size(sample.labels)
             block_size, capacity = max(block_size, size), capacity + tokens
         elif name == "kv_cache_usage_perc":
-            ratios.append(value)
+            ratios.append(sample.value)
         else:
-            sums[name] = sums.get(name, 0.0) + value
+            sums[name] = sums.get(name, 0.0) + sample.value
     return VllmMetrics(
-        told="num_requests_running" in sums,
+        shown="num_requests_running" in sums,
         running=int(sums.get("num_requests_running", 0)),
         waiting=int(sums.get("num_requests_waiting", 0)),
         kv_used_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
@@ -65,11 +70,19 @@ def read_metrics(text: bytes) -> VllmMetrics:
     )
 
 
-def missing(text: bytes) -> list[str]:
-    """Of the contract, what a page of vLLM's metrics lacks, with what it seems to be called now; of a page that is not
-    vLLM's, nothing."""
+def sleep_level(text: bytes) -> int:
+    """Return the level at which a sleeping vLLM sleeps; 2 if unknown, because its weights may be gone."""
+    states = {s.labels.get("sleep_state") for s in samples(text) if s.name.endswith("sleep_state") and s.value == 1}
+    return 1 if "weights_offloaded" in states and "discard_all" not in states else 2
+
+
+def missing_metrics(text: bytes) -> list[str]:
+    """Return the names in ``CONTRACT`` that a page of vLLM lacks, with their probable new names.
+
+    Empty for a page of another server.
+    """
     shown = {name.decode() for name in _NAME.findall(text)}
-    if not any(name.startswith(("vllm:", "vllm_")) for name in shown):
+    if not shown:
         return []
     lacks = []
     for name in CONTRACT:
@@ -82,31 +95,34 @@ def missing(text: bytes) -> list[str]:
     return lacks
 
 
-def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
-    for name, labels, value in _SAMPLE.findall(text):
+def samples(text: bytes) -> Iterator[Sample]:
+    """Yield the finite samples of the metrics that this module reads.
+
+    Only their lines are parsed, one by one: a page has thousands of lines and would hold up the event loop, and one
+    unreadable line must not cost the others.
+    """
+    for line in _READ.findall(text):
         try:
-            number = float(value)
-        except ValueError:
+            parsed = [sample for family in text_string_to_metric_families(line.decode()) for sample in family.samples]
+        except ValueError:  # also UnicodeDecodeError
             continue
-        if math.isfinite(number):
-            yield name.decode().removesuffix("_total"), labels, number
+        yield from (sample for sample in parsed if math.isfinite(sample.value))
 
 
-def _cache(labels: bytes) -> tuple[int, int]:
-    """Block size and capacity in tokens, of one engine."""
-    found: dict[bytes, bytes] = dict(_LABEL.findall(labels))
-    size = _whole(found.get(b"block_size"))
-    # With layers of several kinds a block is not block_size tokens of the whole model: newer versions say what it holds
-    return size, _whole(found.get(b"kv_cache_size_tokens")) or size * _whole(found.get(b"num_gpu_blocks"))
+def _cache_size(labels: dict[str, str]) -> tuple[int, int]:
+    """Return the block size and the capacity of one engine's KV cache, in tokens."""
+    size = _label_number(labels.get("block_size"))
+    # With several kinds of layers a block is not block_size tokens of the whole model; newer versions say the capacity
+    return size, _label_number(labels.get("kv_cache_size_tokens")) or size * _label_number(labels.get("num_gpu_blocks"))
 
 
-def _whole(value: bytes | None) -> int:
-    """Labels may say ``None``."""
-    return int(value) if value is not None and value.isdigit() else 0
+def _label_number(value: str | None) -> int:
+    """Return a label's value as a number; 0: missing, or ``None`` in words."""
+    return int(value) if value is not None and value.isdecimal() and value.isascii() else 0
 
 
-class Rising:
-    """A counter of another process as one that only grows. A drop means that the process began anew."""
+class RestartingCounter:
+    """Total of a counter of another process, which starts at 0 again when that process restarts."""
 
     __slots__ = ("_before", "_last")
 
@@ -119,9 +135,9 @@ class Rising:
         return self._before + self._last
 
     def receive(self, value: int) -> bool:
-        """Whether it began anew."""
-        anew = value < self._last
-        if anew:
+        """Take a reading. True: the reading is lower than the last one, so the process has restarted."""
+        restarted = value < self._last
+        if restarted:
             self._before += self._last
         self._last = value
-        return anew
+        return restarted

@@ -1,4 +1,4 @@
-"""A token out of a server, or of a model that makes none an answer: then it serves."""
+"""Warm-up of a model server: one token, or one answer of a model that makes no tokens, shows that it serves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal
 import msgspec
 
 from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import ErrorInfo, Frame, TerminalStatus, Usage
-from stream_fabric.ids import StreamId
 from stream_fabric.limits import VLLM_WARM_UP_S_MAX
-from stream_fabric.ports import EngineRequest, FrameSink
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import FrameSink
+from stream_fabric.stream.frames import ErrorInfo, Frame, TerminalStatus, Usage
+from stream_fabric.stream.ids import StreamId
 
 _STREAM = StreamId("warm-up")
 
@@ -20,7 +21,7 @@ _STREAM = StreamId("warm-up")
 async def warm_up(
     submit: Callable[[EngineRequest, FrameSink], None], abort: Callable[[StreamId], None], model: str
 ) -> None:
-    """Raises EngineFailed."""
+    """Send requests until one succeeds. Raises EngineFailed when the model serves none of them."""
     bodies: tuple[tuple[Literal["completions", "embeddings", "rerank"], dict[str, object]], ...] = (
         ("completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
         ("embeddings", {"input": "Hello"}),
@@ -35,19 +36,19 @@ async def warm_up(
             async with asyncio.timeout(VLLM_WARM_UP_S_MAX):
                 error = await sink.ended
         except TimeoutError:
-            raise EngineFailed(f"vLLM made no token within {VLLM_WARM_UP_S_MAX:g} s") from None
+            raise EngineFailed(f"vLLM produced no token within {VLLM_WARM_UP_S_MAX:g} s") from None
         finally:
             abort(_STREAM)
         if error is None:
             return
         refused.append(error.message)
-        if error.http_status not in (400, 404, 405):  # those are how it says that the model is of another kind
+        if error.http_status not in (400, 404, 405):  # these mean that the model is of another kind
             break
-    raise EngineFailed(f"vLLM does not serve what it loaded: {'; '.join(refused)}")
+    raise EngineFailed(f"vLLM does not serve the model it loaded: {'; '.join(refused)}")
 
 
 class _Listener:
-    """``FrameSink`` that waits for the end."""
+    """A ``FrameSink`` that only waits for the end."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()

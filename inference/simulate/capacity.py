@@ -1,4 +1,4 @@
-"""How many replicas, GPUs and dollars a workload needs, by arithmetic that is shown. Pure."""
+"""Replicas, GPUs and dollars that a workload needs, with the arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.hardware import GIB, Hardware
 from inference.simulate.workload import Workload
 
@@ -15,63 +15,67 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True)
 class Margins:
+    """Reserves of a fleet."""
+
     aimed: float = 0.6
-    """What a replica is filled to by the peak; the rest is for bursts."""
+    """Utilisation of a replica at the peak; the rest is for bursts."""
     spare: int = 1
     """Replicas that may be dead at the peak."""
     warm_share: float = 0.05
-    """Of those that serve, so many more are kept loaded."""
+    """Warm replicas as a share of serving ones."""
     itl_ms: float = 100.0
-    """The gap between tokens at the peak, at most."""
+    """Longest gap between tokens at the peak."""
 
     def __post_init__(self) -> None:
         if not 0 < self.aimed <= 1:
-            raise ValueError("what a replica is filled to is more than 0 and at most 1")
+            raise ValueError("a replica's utilisation must be more than 0 and at most 1")
         if self.spare < 0 or not 0 <= self.warm_share <= 1 or self.itl_ms <= 0:
-            raise ValueError("spare replicas are 0 or more, the warm share is of 1, a gap more than 0")
+            raise ValueError("spare replicas must be 0 or more, the warm share from 0 to 1, the gap more than 0")
 
 
 @dataclass(frozen=True)
 class Answer:
+    """The fleet for a workload."""
+
     batch: int
-    """Sequences that one replica can run at once."""
+    """Concurrent sequences of one replica."""
     batch_bound: str
-    """By what: slots, or KV memory."""
+    """Limit of the batch: slots, or KV memory."""
     replica_per_s: float
-    """Requests that one replica serves at its fullest."""
+    """Requests per second of one full replica."""
     aimed_per_s: float
-    """As many as it is to serve at the peak."""
+    """Requests per second of one replica at the peak."""
     itl_ms: float
-    """Then."""
+    """Gap between tokens at the peak."""
     serving: int
     spare: int
     warm: int
     replicas: int
-    """In all: a warm one stands in for a dead one, so the larger of both margins counts."""
+    """Replicas in total. A warm one replaces a dead one, so the larger of both margins counts."""
     gpus: int
     requests_per_s: float
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     running: float
-    """Sequences at once in the whole fleet at the peak."""
+    """Concurrent sequences of the whole fleet at the peak."""
     kv_tokens: float
-    """They hold so many."""
+    """KV tokens that these sequences hold."""
     kv_bytes: float
     dollars_per_month: float
     replicas_mean: float
-    """Of a pool that follows its load."""
+    """Mean replicas of a pool that scales with its load."""
     dollars_per_month_elastic: float
     arithmetic: Mapping[str, tuple[str, ...]]
-    """By topic."""
+    """Lines of arithmetic by topic."""
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one request takes of a replica."""
+    """Time that one mean request takes of a replica."""
 
     settings: SimSettings
     computed: float
-    """Prompt tokens that are not cached."""
+    """Prompt tokens to compute."""
     output: float
 
     @property
@@ -79,44 +83,51 @@ class _Cost:
         return self.computed / self.settings.prefill_tokens_per_s
 
     def step_s(self, batch: float) -> float:
-        """A decode step of so many sequences."""
-        return self.settings.itl_ms / 1e3 + (batch - 1) * self._further_s
+        """Seconds of a decode step of ``batch`` sequences."""
+        return self.settings.itl_ms / 1e3 + (batch - 1) * self._added_sequence_s
 
     def decode_s(self, batch: int) -> float:
+        """Replica time for the decode of one request in a batch of ``batch`` sequences."""
         return self.output * self.step_s(batch) / batch
 
     def extra_s(self, batch: int) -> float:
-        """Steps beyond those that the batch makes anyway: one holds only so many tokens."""
+        """Seconds of additional steps, because one step holds a limited number of tokens."""
         steps = (self.computed + self.output) / self.settings.max_num_batched_tokens - self.output / batch
         return max(steps, 0.0) * self.settings.itl_ms / 1e3
 
-    def whole_s(self, batch: int) -> float:
+    def request_s(self, batch: int) -> float:
+        """Replica time for one request in a batch of ``batch`` sequences."""
         return self.prefill_s + self.decode_s(batch) + self.extra_s(batch)
 
     def per_s_within(self, itl_s: float) -> float:
-        """Requests a second at which a token comes every ``itl_s``: a step of the sequences that then run, with the
-        prefills of those that come meanwhile."""
-        return (1 - (self.settings.itl_ms / 1e3 - self._further_s) / itl_s) / self._stretch_s
+        """Requests per second at which a token comes every ``itl_s`` seconds.
+
+        A step then holds the running sequences and the prefills of requests that arrive meanwhile.
+        """
+        return (1 - (self.settings.itl_ms / 1e3 - self._added_sequence_s) / itl_s) / self._added_s
 
     def itl_s_at(self, per_s: float) -> float:
-        free = 1 - per_s * self._stretch_s
-        return max(self.settings.itl_ms / 1e3 - self._further_s, 0.0) / free if free > 0 else math.inf
+        """Inter-token latency at ``per_s`` requests per second; infinite above the replica's capacity."""
+        free = 1 - per_s * self._added_s
+        return max(self.settings.itl_ms / 1e3 - self._added_sequence_s, 0.0) / free if free > 0 else math.inf
 
     @property
-    def _further_s(self) -> float:
+    def _added_sequence_s(self) -> float:
+        """Seconds that each further sequence adds to a decode step."""
         return self.settings.batch_slope_us / 1e6
 
     @property
-    def _stretch_s(self) -> float:
-        return self.prefill_s + self.output * self._further_s
+    def _added_s(self) -> float:
+        """Replica time that one request adds: its prefill, and its part of decode steps without their fixed time."""
+        return self.prefill_s + self.output * self._added_sequence_s
 
 
 def capacity(work: Workload, hardware: Hardware, margins: Margins) -> Answer:
-    """Raises ValueError where one sequence alone is too slow or too large."""
+    """Compute the fleet for a workload. Raises ValueError if one sequence alone is too slow or too large."""
     cost = _Cost(hardware.settings, work.prompt_tokens * (1 - work.cached_share), work.output_tokens)
-    batch, bound, memory = _batch(work, hardware)
-    full_per_s = 1 / cost.whole_s(batch)
-    aimed_per_s, replica = _aimed(work, hardware, margins, cost, batch)
+    batch, bound, memory = _largest_batch(work, hardware)
+    full_per_s = 1 / cost.request_s(batch)
+    aimed_per_s, replica = _target_rate(work, hardware, margins, cost, batch)
 
     serving = math.ceil(work.peak_per_s / aimed_per_s - 1e-9)
     warm = round(margins.warm_share * serving)
@@ -156,12 +167,7 @@ def capacity(work: Workload, hardware: Hardware, margins: Margins) -> Answer:
     }
     if price:
         made = work.mean_per_s * cost.output * 3600 * HOURS_A_MONTH / 1e6
-        topics["money"] = (
-            f"{gpus} GPUs x ${hardware.gpu_hour:g} x {HOURS_A_MONTH:g} h = ${replicas * price:,.0f} a month, "
-            f"${replicas * price / made:,.2f} a million output tokens",
-            f"a pool that follows its load has {mean_replicas:.1f} replicas on average: ${mean_replicas * price:,.0f} "
-            f"a month, ${mean_replicas * price / made:,.2f} a million output tokens",
-        )
+        topics["money"] = _price_lines(hardware, gpus, replicas * price, mean_replicas, mean_replicas * price, made)
     return Answer(
         batch=batch,
         batch_bound=bound,
@@ -186,7 +192,20 @@ def capacity(work: Workload, hardware: Hardware, margins: Margins) -> Answer:
     )
 
 
-def _batch(work: Workload, hardware: Hardware) -> tuple[int, str, tuple[str, ...]]:
+def _price_lines(
+    hardware: Hardware, gpus: int, dollars: float, mean_replicas: float, mean_dollars: float, million_tokens: float
+) -> tuple[str, ...]:
+    """Arithmetic of the price of the fixed fleet and of one that follows its load."""
+    return (
+        f"{gpus} GPUs x ${hardware.gpu_hour:g} x {HOURS_A_MONTH:g} h = ${dollars:,.0f} a month, "
+        f"${dollars / million_tokens:,.2f} a million output tokens",
+        f"a pool that follows its load has {mean_replicas:.1f} replicas on average: ${mean_dollars:,.0f} "
+        f"a month, ${mean_dollars / million_tokens:,.2f} a million output tokens",
+    )
+
+
+def _largest_batch(work: Workload, hardware: Hardware) -> tuple[int, str, tuple[str, ...]]:
+    """Largest batch of a replica, what bounds it (slots or KV memory), and the arithmetic."""
     slots, held = hardware.settings.max_num_seqs, work.held_tokens
     by_memory = int(hardware.kv_tokens / held)
     if not by_memory:
@@ -211,12 +230,12 @@ def _batch(work: Workload, hardware: Hardware) -> tuple[int, str, tuple[str, ...
     )
 
 
-def _aimed(
+def _target_rate(
     work: Workload, hardware: Hardware, margins: Margins, cost: _Cost, batch: int
 ) -> tuple[float, tuple[str, ...]]:
-    """Requests a second that one replica is to serve at the peak, and the way there."""
+    """Requests per second of one replica at the peak, and the arithmetic."""
     s = hardware.settings
-    full_per_s, extra_s = 1 / cost.whole_s(batch), cost.extra_s(batch)
+    full_per_s, extra_s = 1 / cost.request_s(batch), cost.extra_s(batch)
     aimed_per_s, itl_s = full_per_s * margins.aimed, margins.itl_ms / 1e3
     cached = f" x (1 - {work.cached_share:g} cached)" if work.cached_share else ""
     steps = [
@@ -230,7 +249,7 @@ def _aimed(
             if extra_s
             else ""
         ),
-        f"1 / {cost.whole_s(batch) * 1e3:.1f} ms = {full_per_s:.2f} requests/s at its fullest, which are "
+        f"1 / {cost.request_s(batch) * 1e3:.1f} ms = {full_per_s:.2f} requests/s at its fullest, which are "
         f"{full_per_s * work.prompt_tokens:,.0f} prompt and {full_per_s * cost.output:,.0f} output tokens/s",
         f"filled to {margins.aimed:.0%}: {aimed_per_s:.2f} requests/s, a token every "
         f"{cost.itl_s_at(aimed_per_s) * 1e3:.1f} ms",

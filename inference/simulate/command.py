@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from inference.control.governor import load_policies
-from inference.control.scaling import ScalePolicy
-from inference.simulate import report, study
+from inference.control.policy.scale_policy import ScalePolicy, parse_policies
+from inference.simulate import study
 from inference.simulate.capacity import Margins, capacity
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.engine import full_batch_tokens_per_s
 from inference.simulate.hardware import ASSUMED, Hardware, load
 from inference.simulate.history import DAYS_KNOWN, history
-from inference.simulate.page import page
+from inference.simulate.output import report
+from inference.simulate.output.page import page
 from inference.simulate.traces import Request, read
 from inference.simulate.workload import Lengths, Workload, from_rates, from_trace, parse_lengths
 
@@ -26,9 +26,11 @@ Say = Callable[[str], None]
 
 
 def run_capacity(args: argparse.Namespace, say: Say) -> None:
-    """Raises OSError, and ValueError that says what is wrong."""
+    """Run ``stream-gw capacity``. Raises OSError, and ValueError that names the mistake."""
     hardware = _hardware(args)
-    margins = Margins(_above_0("--fill", args.fill), args.spare, args.warm_share, _above_0("--itl-ms", args.itl_ms))
+    margins = Margins(
+        _require_above_0("--fill", args.fill), args.spare, args.warm_share, _require_above_0("--itl-ms", args.itl_ms)
+    )
     answer = capacity(_workload(args, hardware), hardware, margins)
     if args.json:
         say(msgspec.json.encode(answer).decode())
@@ -37,10 +39,10 @@ def run_capacity(args: argparse.Namespace, say: Say) -> None:
 
 
 def run_simulate(args: argparse.Namespace, say: Say) -> None:
-    """Raises OSError, and ValueError that says what is wrong."""
+    """Run ``stream-gw simulate``. Raises OSError, and ValueError that names the mistake."""
     policies = study.parse_policies(args.policy)
     hardware, policy = _hardware(args), _policy(args)
-    requests = _sped(read(args.trace), args.speed)
+    requests = _speed_up(read(args.trace), args.speed)
     span_s = requests[-1].at_s
     step = study.parse_step(args.step, span_s) if args.step else None
     kills_s = sorted(study.parse_moment(text, span_s) for given in args.kill for text in given.split(","))
@@ -53,9 +55,9 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         hardware,
         policy,
         study.Objective(
-            policy.ttft_objective_s if args.ttft_s is None else _above_0("--ttft-s", args.ttft_s),
-            _0_or_more("--ttft-s-per-1k", args.ttft_s_per_1k) / 1000,
-            _above_0("--itl-ms", args.itl_ms) / 1000,
+            policy.ttft_objective_s if args.ttft_s is None else _require_above_0("--ttft-s", args.ttft_s),
+            _require_0_or_more("--ttft-s-per-1k", args.ttft_s_per_1k) / 1000,
+            _require_above_0("--itl-ms", args.itl_ms) / 1000,
         ),
         args.fill,
         args.begin,
@@ -64,9 +66,9 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         history(requests, step) if "ours:known" in policies else None,
     )
     for path in filter(None, (args.csv, args.timeline, args.html)):
-        _writable(path)
+        _check_writable(path)
     outcomes = [study.run(asked, name) for name in policies]
-    facts = _facts(args, asked, step)
+    facts = _setup_sentences(args, asked, step)
     if args.csv is not None:
         args.csv.write_text(report.summary_csv(outcomes), "utf-8")
     if args.timeline is not None:
@@ -79,7 +81,8 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         say("\n".join([*report.wrapped(facts), "", report.table(report.summary(outcomes))]))
 
 
-def _facts(args: argparse.Namespace, asked: study.Study, step: Step | None) -> Sequence[str]:
+def _setup_sentences(args: argparse.Namespace, asked: study.Study, step: Step | None) -> Sequence[str]:
+    """Sentences about the simulated setup, for the report."""
     s, objective = asked.hardware.settings, asked.objective
     speed = f" at {args.speed:g} x its speed" if args.speed != 1 else ""
     stepping = (
@@ -109,16 +112,16 @@ def _workload(args: argparse.Namespace, hardware: Hardware) -> Workload:
         raise ValueError(f"--cached-share must be from 0 to less than 1, got {cached:g}")
     if args.trace is not None:
         lengths = {"--prompt-tokens": args.prompt_tokens, "--output-tokens": args.output_tokens}
-        _refuse({**lengths, "--peak-to-mean": args.peak_to_mean}, "--rate")
-        requests = _sped(read(args.trace), 1.0 if args.speed is None else args.speed)
-        window_s = 60.0 if args.window_s is None else _above_0("--window-s", args.window_s)
+        _refuse_flags({**lengths, "--peak-to-mean": args.peak_to_mean}, "--rate")
+        requests = _speed_up(read(args.trace), 1.0 if args.speed is None else args.speed)
+        window_s = 60.0 if args.window_s is None else _require_above_0("--window-s", args.window_s)
         return from_trace(args.trace.name, requests, hardware.settings, window_s, cached)
-    _refuse({"--speed": args.speed, "--window-s": args.window_s}, "--trace")
+    _refuse_flags({"--speed": args.speed, "--window-s": args.window_s}, "--trace")
     prompt, output = _lengths("--prompt-tokens", args.prompt_tokens), _lengths("--output-tokens", args.output_tokens)
     peak_to_mean = 1.0 if args.peak_to_mean is None else args.peak_to_mean
     if not 1 <= peak_to_mean <= 1e6:
         raise ValueError(f"--peak-to-mean must be 1 or more, got {peak_to_mean:g}")
-    return from_rates(_above_0("--rate", args.rate), prompt, output, peak_to_mean, cached)
+    return from_rates(_require_above_0("--rate", args.rate), prompt, output, peak_to_mean, cached)
 
 
 def _lengths(flag: str, text: str | None) -> Lengths:
@@ -130,7 +133,8 @@ def _lengths(flag: str, text: str | None) -> Lengths:
         raise ValueError(f"{flag}: {error}") from error
 
 
-def _refuse(given: dict[str, object], other: str) -> None:
+def _refuse_flags(given: dict[str, object], other: str) -> None:
+    """Raise ValueError for a flag that was given but belongs to the flag ``other``."""
     for flag, value in given.items():
         if value is not None:
             raise ValueError(f"{flag} is for {other}")
@@ -138,13 +142,13 @@ def _refuse(given: dict[str, object], other: str) -> None:
 
 def _hardware(args: argparse.Namespace) -> Hardware:
     found = ASSUMED if args.profile is None else load(args.profile)
-    return found if args.gpu_hour is None else replace(found, gpu_hour=_0_or_more("--gpu-hour", args.gpu_hour))
+    return found if args.gpu_hour is None else replace(found, gpu_hour=_require_0_or_more("--gpu-hour", args.gpu_hour))
 
 
 def _policy(args: argparse.Namespace) -> ScalePolicy:
     policy = ScalePolicy()
     if args.pools_file is not None:
-        policies = load_policies(args.pools_file)
+        policies = parse_policies(args.pools_file.read_bytes(), str(args.pools_file))
         name = args.pool or (next(iter(policies)) if len(policies) == 1 else "")
         if name not in policies:
             named = f"no pool {name!r}" if name else "several pools: name one with --pool"
@@ -153,29 +157,31 @@ def _policy(args: argparse.Namespace) -> ScalePolicy:
     elif args.pool is not None:
         raise ValueError("--pool is for --pools-file")
     if args.cold_start_s is not None:
-        policy = msgspec.structs.replace(policy, cold_start_s=_0_or_more("--cold-start-s", args.cold_start_s))
+        policy = msgspec.structs.replace(policy, cold_start_s=_require_0_or_more("--cold-start-s", args.cold_start_s))
     return policy
 
 
-def _sped(requests: Sequence[Request], speed: float) -> tuple[Request, ...]:
-    factor = _above_0("--speed", speed)
+def _speed_up(requests: Sequence[Request], speed: float) -> tuple[Request, ...]:
+    """Return the requests from time 0 on, arriving ``speed`` times as fast."""
+    factor = _require_above_0("--speed", speed)
     begin_s = requests[0].at_s
     return tuple(replace(request, at_s=(request.at_s - begin_s) / factor) for request in requests)
 
 
-def _above_0(flag: str, value: float) -> float:
+def _require_above_0(flag: str, value: float) -> float:
+    """Return the value. Raises ValueError that names the flag."""
     if not 0 < value < math.inf:
         raise ValueError(f"{flag} must be more than 0, got {value:g}")
     return value
 
 
-def _0_or_more(flag: str, value: float) -> float:
+def _require_0_or_more(flag: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{flag} must be 0 or more, got {value:g}")
     return value
 
 
-def _writable(path: Path) -> None:
-    """Found out before minutes are spent on what is to be written there. Raises OSError."""
+def _check_writable(path: Path) -> None:
+    """Open the file for writing, before minutes are spent on the simulation. Raises OSError."""
     with path.open("a"):
         pass

@@ -1,5 +1,4 @@
-"""A fleet whose size changes, on virtual time: replicas that are asked for come cold, and cost from then on until they
-have left."""
+"""A fleet whose size changes, on virtual time. A replica starts cold, and costs from the request for it on."""
 
 from __future__ import annotations
 
@@ -11,65 +10,71 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.agents import ROOM_RATIO
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
-from inference.simulate.world import Everyone, Life, Run, World
-from stream_fabric.ids import ReplicaId
+from inference.simulate.world import AllReplicas, RequestLife, Run, World
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, LEASE_RENEW_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
-from stream_fabric.placement import Placed, Queued, Refused, Seat
-from stream_fabric.redis.reaper import SEEN_DEAD_S
-from stream_fabric.surge import NO_SURGE, Marks, Surge
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadMarks, OverloadTerms
+from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaSlot
+from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S
+from stream_fabric.stream.ids import ReplicaId
 
 LOOK_EVERY_S = 1.0
 
 
 @dataclass
 class Replica:
-    """One that was asked for."""
+    """A replica that the scaler requested."""
 
     asked_s: float
     up_s: float
     takes: bool = True
-    """Requests, once it is up."""
+    """It takes requests, once it is up."""
     leaves: bool = False
-    """It finishes what it has, and then is gone."""
+    """It finishes its streams and then leaves."""
     gone_s: float = -1.0
     dead: bool = False
 
 
 class Sample(NamedTuple):
-    """The fleet at one look."""
+    """State of the fleet at one look of the scaler."""
 
     at_s: float
     ready: int
-    """They take requests."""
+    """Replicas that take requests."""
     resting: int
-    """They finish what they have."""
+    """Replicas that only finish their streams."""
     warm: int
     coming: int
-    """They cost, and are not up yet."""
+    """Replicas that cost and are not up yet."""
     waiting: int
     """Requests in the pool's queue."""
     running: int
-    """Streams at replicas, of which ``slots`` of those that are ready can run at once."""
+    """Streams at replicas."""
     slots: int
+    """Slots of the ready replicas."""
 
 
 class Death(NamedTuple):
     at_s: float
     replica: ReplicaId
     streams: int
-    """What it had."""
+    """Streams that it had."""
 
 
 class Scaler(Protocol):
-    def look(self, fleet: Elastic) -> None:
-        """Once a second; acts by the fleet's ``ask``, ``rest``, ``promote`` and ``end``."""
+    """Decides the number of replicas of a simulated fleet."""
+
+    def scale(self, fleet: Elastic) -> None:
+        """Decide, once a second, by the fleet's ``request_replicas``, ``rest``, ``promote`` and ``end``."""
 
 
 class Elastic(World):
-    """``cold_start_s``: from asking for a replica until it takes requests; the first ``replicas`` are up already."""
+    """A fleet that a ``Scaler`` sizes. ``cold_start_s``: time from the request for a replica until it takes requests.
+
+    The first ``replicas`` are up at the start.
+    """
 
     def __init__(
         self,
@@ -83,42 +88,46 @@ class Elastic(World):
         room_ratio: float = ROOM_RATIO,
     ) -> None:
         self.replicas: list[Replica] = []
-        super().__init__(requests, 0, Everyone(), seed, settings, room_ratio=room_ratio)
+        super().__init__(requests, 0, AllReplicas(), seed, settings, room_ratio=room_ratio)
         self._scaler = scaler
         self._cold_start_s = cold_start_s
         self.settings = settings
-        self.marks: Marks | None = None
-        """Of whoever plans the pool, as gateways hear of them."""
+        self.marks: OverloadMarks | None = None
+        """Overload marks of the pool's plan, as gateways know them."""
         self.counts: list[tuple[float, int, int]] = []
-        """Each second: when, how many take requests, and how many there are in all."""
+        """Per second: time, replicas that take requests, replicas in total."""
         self.samples: list[Sample] = []
         self.deaths: list[Death] = []
         for _ in range(replicas):
             self._add(0.0)
 
-    # --- what a scaler may do and see ------------------------------------------------------------------------
+    # --- for scalers ------------------------------------------------------------------------
 
-    def there(self) -> list[int]:
-        """Those that cost and are not about to leave."""
+    def present(self) -> list[int]:
+        """Indices of replicas that cost and are not leaving."""
         return [i for i, replica in enumerate(self.replicas) if replica.gone_s < 0 and not replica.leaves]
 
     def is_up(self, index: int) -> bool:
+        """Whether the replica's cold start is over."""
         return self.replicas[index].up_s <= self.now_s
 
-    def ask(self, count: int) -> None:
+    def request_replicas(self, count: int) -> None:
+        """Add ``count`` replicas, which take requests a cold start later."""
         for _ in range(count):
             self._add(self.now_s + self._cold_start_s)
 
     def rest(self, index: int) -> None:
+        """Let a replica take no more requests; it finishes its streams and stays."""
         self.replicas[index].takes = False
         self._report(index, [], renews=True)
 
     def promote(self, index: int) -> None:
+        """Let a resting or warm replica take requests again."""
         self.replicas[index].takes = True
         self._report(index, [], renews=True)
 
     def end(self, index: int) -> None:
-        """It leaves as soon as it has nothing to do; one that is not up yet at once."""
+        """Let a replica leave as soon as it is idle; one that is not up yet leaves at once."""
         replica = self.replicas[index]
         replica.takes, replica.leaves = False, True
         if not self.is_up(index):
@@ -128,56 +137,60 @@ class Elastic(World):
         self._leave_if_idle(index)
 
     def kill_at(self, at_s: float) -> None:
-        """The busiest replica dies then. Its process starts again, and takes requests a cold start later; its streams
-        go on elsewhere."""
-        self._at(at_s, self._kill)
+        """Schedule the death of the replica with most streams.
+
+        Its process starts again and takes requests a cold start later. Its streams continue elsewhere.
+        """
+        self._schedule(at_s, self._kill_busiest)
 
     def gpu_s(self) -> float:
-        """Of all replicas, from when they were asked for."""
+        """Sum of all replicas' seconds, each from the request for the replica until it left."""
         end_s = self.outcome.end_s or self.now_s
         return sum((r.gone_s if r.gone_s >= 0 else end_s) - r.asked_s for r in self.replicas)
 
-    # --- the world -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------
 
-    def _kill(self) -> None:
-        up = self._alive()
+    def _kill_busiest(self) -> None:
+        up = self._alive_replicas()
         if not up:
             return
-        index = max(up, key=lambda i: len(self.agents[i].running))  # of equals the first
+        index = max(up, key=lambda i: len(self.agents[i].running))  # the first of several
         replica, name = self.replicas[index], self._names[index]
         for stream, request in self.agents[index].running.items():
-            self._say(self._by_stream[stream], self.agents[index].engine.said(request, self.now_s))
+            self._keep_output(self._by_stream[stream], self.agents[index].engine.tokens_streamed(request, self.now_s))
         self.deaths.append(Death(self.now_s, name, len(self.pool.flights.get(name, ()))))
         again, replica.dead, replica.gone_s = not replica.leaves, True, self.now_s
-        # Gateways go on placing there for as long as its lease lasts
-        seen_dead_s = self.pool.seats[name].expires_ms / 1000 + SEEN_DEAD_S + REAP_EVERY_S
-        self._at(seen_dead_s, partial(self._rescue, index))
+        # Gateways place requests there until its lease ends
+        seen_dead_s = self.pool.replicas[name].expires_ms / 1000 + SEEN_DEAD_S + REAP_EVERY_S
+        self._schedule(seen_dead_s, partial(self._fail_over, index))
         if again:
-            self.ask(1)
+            self.request_replicas(1)
 
-    def _say(self, life: Life, tokens: int) -> None:
-        """What a dead replica had said of an answer stands in the stream's log; the rest is asked for behind it."""
+    def _keep_output(self, life: RequestLife, tokens: int) -> None:
+        """Continue an answer behind the part that a dead replica has written to the stream's log."""
         left = life.left
         if tokens:
             life.left = replace(
                 left,
                 prompt_tokens=left.prompt_tokens + tokens,
                 output_tokens=left.output_tokens - tokens,
-                ids=left.ids[: left.prompt_tokens // TRACE_BLOCK_TOKENS],  # the last one may not be whole
+                ids=left.ids[: left.prompt_tokens // TRACE_BLOCK_TOKENS],  # the last block may be incomplete
             )
         life.died_s = self.now_s
 
-    def _rescue(self, index: int) -> None:
-        """As ``stream_fabric.redis.rescue``: another replica takes the stream over, or it ends."""
+    def _fail_over(self, index: int) -> None:
+        """Recover a dead replica's streams as ``stream_fabric.recovery.failover`` does: takeover, or the end."""
         name = self._names[index]
-        others = sorted(self._alive(), key=lambda i: self.pool.seats[self._names[i]].load_ms)[:CANDIDATES_MAX]
+        others = sorted(self._alive_replicas(), key=lambda i: self.pool.replicas[self._names[i]].load_ms)[
+            :CANDIDATES_MAX
+        ]
         for stream in list(self.pool.flights.get(name, ())):
             life = self._by_stream[stream]
             if life.attempt >= ATTEMPTS_MAX or not others:
-                self._close(life, "lost")
+                self._close_request(life, "lost")
                 continue
             life.attempt += 1
-            ask = self._ask(life, QUEUE_WAIT_S_MAX)
+            ask = self._placement_request(life, QUEUE_WAIT_S_MAX)
             names = [self._names[i] for i in others]
             match self.pool.place(ask, names, [0] * len(names), self.now_s * 1000, instead=name):
                 case Placed():
@@ -185,22 +198,23 @@ class Elastic(World):
                 case Queued():
                     life.fate, life.waited = "queued", True
                 case Refused():
-                    self._close(life, "lost")
+                    self._close_request(life, "lost")
         self.replicas[index].takes = False
         self.pool.retire(name)
-        self._ring()
+        self._ring_doorbells()
 
     def run(self) -> Run:
-        self._at(0.0, self._look)
+        self._schedule(0.0, self._run_scaler)
         return super().run()
 
-    def _look(self) -> None:
-        self._scaler.look(self)
-        there = self.there()
+    def _run_scaler(self) -> None:
+        """Let the scaler decide, and record the fleet, every second."""
+        self._scaler.scale(self)
+        there = self.present()
         takes = sum(self.is_up(i) and self.replicas[i].takes for i in there)
         self.counts.append((self.now_s, takes, sum(replica.gone_s < 0 for replica in self.replicas)))
         self.samples.append(self._sample())
-        self._at(self.now_s + LOOK_EVERY_S, self._look)
+        self._schedule(self.now_s + LOOK_EVERY_S, self._run_scaler)
 
     def _sample(self) -> Sample:
         ready = resting = warm = coming = running = 0
@@ -217,37 +231,43 @@ class Elastic(World):
                 resting += 1
             else:
                 warm += 1
-        waiting = sum(map(len, self.pool.tiers))
+        waiting = sum(map(len, self.pool.queue.tiers))
         return Sample(self.now_s, ready, resting, warm, coming, waiting, running, ready * self.settings.max_num_seqs)
 
     def _add(self, up_s: float) -> None:
+        """Add a replica that takes requests from ``up_s`` on."""
         index = self.add_replica()
         self.replicas.append(Replica(self.now_s, up_s))
         if up_s > self.now_s:
-            self._at(up_s, partial(self._up, index))
+            self._schedule(up_s, partial(self._join_pool, index))
 
-    def _up(self, index: int) -> None:
+    def _join_pool(self, index: int) -> None:
+        """Begin the replica's reports to its pool, unless it has left meanwhile."""
         if self.replicas[index].gone_s < 0:
             self._report(index, [], renews=True)
-            self._at(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
+            self._schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
 
-    def _surge(self, tier: int, candidates: int) -> Surge:
-        return NO_SURGE if self.marks is None else Surge(self.marks.shed_s[tier], replicas=candidates)
+    def _overload_terms(self, tier: int, candidates: int) -> OverloadTerms:
+        return (
+            NO_OVERLOAD_TERMS if self.marks is None else OverloadTerms(self.marks.reject_s[tier], replicas=candidates)
+        )
 
-    def _takes(self, index: int) -> bool:
+    def _takes_requests(self, index: int) -> bool:
+        """Whether gateways believe that the replica takes requests; they do not notice its death at once."""
         replica = self.replicas[index]
         return replica.takes and replica.up_s <= self.now_s and (replica.gone_s < 0 or replica.dead)
 
     def _wait_s(self) -> float:
-        """Who waits for the first replica of all may wait twice as long as one takes to start."""
-        return QUEUE_WAIT_S_MAX if self._alive() else max(QUEUE_WAIT_S_MAX, 2 * self._cold_start_s)
+        """Longest wait in the queue; two cold starts while the pool has no replica."""
+        return QUEUE_WAIT_S_MAX if self._alive_replicas() else max(QUEUE_WAIT_S_MAX, 2 * self._cold_start_s)
 
-    def _alive(self) -> list[int]:
-        return [i for i, r in enumerate(self.replicas) if r.gone_s < 0 and self._names[i] in self.pool.seats]
+    def _alive_replicas(self) -> list[int]:
+        """Indices of replicas that have not left or died and have a lease."""
+        return [i for i, r in enumerate(self.replicas) if r.gone_s < 0 and self._names[i] in self.pool.replicas]
 
-    def _read(self, index: int) -> None:
+    def _read_inbox(self, index: int) -> None:
         if not self.replicas[index].dead:
-            super()._read(index)
+            super()._read_inbox(index)
 
     def _wake(self, index: int) -> None:
         if not self.replicas[index].dead:
@@ -259,9 +279,9 @@ class Elastic(World):
         super()._renew(index)
         self._leave_if_idle(index)
 
-    def _seat(self, index: int) -> Seat:
-        seat = super()._seat(index)
-        return seat._replace(ready=self.replicas[index].takes)
+    def _slot(self, index: int) -> ReplicaSlot:
+        slot = super()._slot(index)
+        return slot._replace(ready=self.replicas[index].takes)
 
     def _leave_if_idle(self, index: int) -> None:
         name = self._names[index]
@@ -271,16 +291,17 @@ class Elastic(World):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """So many times the requests, from then on for so long, growing and falling over ``ramp_s``."""
+    """A rise of traffic to ``times`` the requests, from ``at_s`` on for ``for_s`` seconds."""
 
     times: float
     at_s: float
     for_s: float
     ramp_s: float = 30.0
+    """Time in which the rise grows and falls."""
 
 
 def stepped(requests: Sequence[Request], step: Step, seed: int) -> tuple[Request, ...]:
-    """Requests of the step come again, on average ``times`` - 1 times, a second or so later."""
+    """Return the requests with those of the step repeated: on average ``times`` - 1 copies, about 1 s later each."""
     rng = random.Random(f"step {seed}")
     out = list(requests)
     for request in requests:

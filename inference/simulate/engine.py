@@ -1,11 +1,11 @@
-"""The simulated replica on virtual time. Steps in which nothing but decoding can happen are taken in one go."""
+"""The simulated engine on virtual time. Steps in which only decoding can happen are taken at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.agent.engines.sim.model import Replica, Step
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.model import Replica, Step
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Request
 
 SETTINGS = SimSettings(
@@ -18,18 +18,21 @@ SETTINGS = SimSettings(
     block_size=ENGINE_BLOCK_TOKENS,
     num_blocks=500_000 // ENGINE_BLOCK_TOKENS,
 )
-"""Of the order of an 8B model in 16 bits on one H100: 16 GB of weights read in 5 ms a step and its overhead, 50 us for
-each sequence's KV, half the peak FLOPS in prefill, 128 KiB of KV a token in what the weights leave of 80 GB."""
+"""Orders of magnitude of an 8B model in 16 bits on one H100 with 80 GB.
+
+A step reads 16 GB of weights in 5 ms, plus overhead, plus 50 us for each sequence's KV. Prefill uses half the peak
+FLOPS. A token's KV takes 128 KiB.
+"""
 
 
 def full_batch_tokens_per_s(settings: SimSettings) -> float:
-    """Output tokens that the whole batch makes in a second."""
+    """Output tokens per second of a full batch."""
     step_s = settings.itl_ms / 1e3 + (settings.max_num_seqs - 1) * settings.batch_slope_us / 1e6
     return settings.max_num_seqs / step_s
 
 
 def work_s(settings: SimSettings, computed_tokens: int, output_tokens: int) -> float:
-    """A replica's time for so many tokens, when all its steps are as full as they can be."""
+    """Seconds of one replica for this many tokens, in steps that are as full as possible."""
     steps = max(
         (computed_tokens + output_tokens) / settings.max_num_batched_tokens, output_tokens / settings.max_num_seqs
     )
@@ -41,10 +44,10 @@ def work_s(settings: SimSettings, computed_tokens: int, output_tokens: int) -> f
 
 
 class CoastingReplica(Replica[int]):
-    """The replica that can take many steps at once."""
+    """A replica that can take many decode steps in one call."""
 
     def quiet_steps(self) -> int:
-        """How many of the coming steps give every running sequence one more token and do nothing else."""
+        """Number of next steps that only give every running sequence one more token."""
         if self.waiting and len(self.running) < self.settings.max_num_seqs:
             return 0
         steps = 1 << 30
@@ -58,17 +61,18 @@ class CoastingReplica(Replica[int]):
 
     @property
     def quiet_step_s(self) -> float:
+        """Duration of one quiet step."""
         slope_us = max(0, len(self.running) - 1) * self.settings.batch_slope_us
         return self.settings.itl_ms / 1e3 + slope_us / 1e6
 
     def coast(self, steps: int) -> None:
-        """Take so many quiet steps."""
+        """Take this many quiet steps."""
         for sequence in self.running:
             sequence.made += steps
             sequence.computed = sequence.needed
             self._grow(sequence, sequence.needed)
 
-    def made(self, key: int) -> int:
+    def tokens_made(self, key: int) -> int:
         return self._by_key[key].made
 
     def _blocks_for(self, steps: int) -> int:
@@ -77,8 +81,10 @@ class CoastingReplica(Replica[int]):
 
 
 class Engine:
-    """A replica's life: steps one after the other for as long as there is work. ``schedule`` is asked to call ``wake``
-    at a time; of several calls the last one counts."""
+    """Simulates the engine of one replica: runs steps one after the other while there is work.
+
+    ``schedule`` must call ``wake`` at a given time; of several calls the last one counts.
+    """
 
     def __init__(self, settings: SimSettings, schedule: Callable[[float], None], *, coasts: bool = True) -> None:
         self.settings = settings
@@ -90,12 +96,12 @@ class Engine:
         self._step: Step[int] | None = None
         self._quiet_left = 0
         self._since_s = 0.0
-        """Up to when quiet steps are counted."""
+        """Time up to which quiet steps are counted."""
         self._due_s = -1.0
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not cached."""
+        """Prompt tokens computed, because they were not cached."""
         return self.replica.prefix_queries - self.replica.prefix_hits
 
     @property
@@ -103,7 +109,7 @@ class Engine:
         return self._step is not None or self._quiet_left > 0
 
     def add(self, request: Request, now_s: float) -> bool:
-        """False: it could never fit."""
+        """Add a request. False: it can never fit."""
         if self._quiet_left:
             self._cut_short(now_s)
         known = self.replica.add(request.number, request.prompt_tokens, request.engine_hashes, request.output_tokens)
@@ -112,7 +118,7 @@ class Engine:
         return known
 
     def wake(self, now_s: float) -> Step[int] | None:
-        """The time asked for has come: what the step that ends now did; None when it did nothing new."""
+        """End the current step at the scheduled time. Returns its result; None for quiet steps or an outdated call."""
         if now_s != self._due_s:
             return None
         step, self._step = self._step, None
@@ -123,19 +129,20 @@ class Engine:
         self._begin(now_s)
         return step
 
-    def made(self, request: Request, now_s: float) -> int:
-        """Output tokens that have come of a request; a step's tokens come at its end."""
+    def tokens_made(self, request: Request, now_s: float) -> int:
+        """Output tokens of a decoding request so far, without the one that the current step makes."""
         self._count_quiet(now_s)
-        made = self.replica.made(request.number) if request.number in self.replica else request.output_tokens
+        made = self.replica.tokens_made(request.number) if request.number in self.replica else request.output_tokens
         return made - 1 if self._step is not None else made
 
-    def said(self, request: Request, now_s: float) -> int:
-        """Like ``made``, of any request that was added, wherever it is."""
+    def tokens_streamed(self, request: Request, now_s: float) -> int:
+        """Output tokens so far of any request that was added, decoding or not."""
         self._count_quiet(now_s)
-        made = self.replica.made(request.number) if request.number in self.replica else request.output_tokens
+        made = self.replica.tokens_made(request.number) if request.number in self.replica else request.output_tokens
         return made - (self._step is not None and request.number in self._step.tokens)
 
     def _begin(self, now_s: float) -> None:
+        """Begin the next step, or all quiet steps together, and schedule their end."""
         if self.replica.idle:
             self._due_s = -1.0
             return
@@ -156,7 +163,7 @@ class Engine:
         self._schedule(at_s)
 
     def _cut_short(self, now_s: float) -> None:
-        """The quiet steps end with the one under way: what has come in is looked at then."""
+        """End the quiet steps with the current one, so that new requests are considered after it."""
         self._count_quiet(now_s)
         if self._quiet_left:
             step_end_s = self._since_s + self.replica.quiet_step_s
@@ -164,7 +171,7 @@ class Engine:
             self._wake_at(step_end_s)
 
     def _count_quiet(self, now_s: float) -> None:
-        """Take the quiet steps that have ended by now."""
+        """Count the quiet steps that have ended by now."""
         if not self._quiet_left:
             return
         step_s, steps = self.replica.quiet_step_s, 0

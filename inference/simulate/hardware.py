@@ -1,4 +1,4 @@
-"""What one replica can do and costs, as an operator writes it down: TOML in, the simulator's settings out."""
+"""Speed, memory and price of one replica, from an operator's TOML profile to the simulator's settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.engine import SETTINGS
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS
 
@@ -23,7 +23,7 @@ _Size = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model keeps of each token."""
+    """Shape of a model's attention, which gives the KV bytes per token."""
 
     layers: _Count
     kv_heads: _Count
@@ -32,46 +32,46 @@ class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values."""
+        """Bytes of keys and values."""
         return round(2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value)
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica. Of memory, either ``kv_tokens`` is given or what it follows from."""
+    """Profile of one replica. Memory is given as ``kv_tokens``, or by the figures that it follows from."""
 
     prefill_tokens_per_s: _Positive
     slots: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
-    """Sequences at once, at most."""
+    """Largest number of concurrent sequences."""
     decode_tokens_per_s: dict[str, _Positive]
-    """By batch size, over the whole batch."""
+    """Output tokens per second of the whole batch, by batch size."""
     name: str = ""
     gpus: _Count = 1
     gpu_hour: _Size = 0.0
-    """Dollars."""
+    """Price of a GPU hour in dollars."""
     batch_tokens: Annotated[int, msgspec.Meta(ge=16, le=1 << 20)] = 2048
-    """Of one step, prefill and decode together."""
+    """Tokens of one step, prefill and decode together."""
     kv_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=0)] = 0
     attention: Attention | None = None
     gpu_memory_gib: _Size = 0.0
     memory_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
-    """Of the GPUs' memory, what the engine may take."""
+    """Share of the GPUs' memory that the engine may use."""
     weights_gib: _Size = 0.0
-    """Of the whole replica."""
+    """Weights of the whole replica."""
     other_gib: _Size = 0.0
-    """Activations, graphs, buffers."""
+    """Memory for activations, graphs and buffers."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One replica, and the arithmetic that led to it."""
+    """One replica, with the arithmetic behind it."""
 
     settings: SimSettings
     name: str
     gpus: int
     gpu_hour: float
     kv_bytes_per_token: int
-    """0: unknown."""
+    """KV bytes of one token; 0: unknown."""
     steps: tuple[str, ...]
 
     @property
@@ -90,7 +90,7 @@ ASSUMED = Hardware(
 
 
 def load(path: Path) -> Hardware:
-    """Raises OSError, and ValueError that names the file and what is wrong."""
+    """Read a profile from a TOML file. Raises OSError, and ValueError that names the file and the mistake."""
     try:
         profile = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Profile)
         return hardware(profile, path.name)
@@ -99,9 +99,9 @@ def load(path: Path) -> Hardware:
 
 
 def hardware(profile: Profile, name: str = "") -> Hardware:
-    """Raises ValueError."""
+    """Compute a replica's speed and memory from its profile. Raises ValueError for an impossible profile."""
     steps: list[str] = []
-    first_s, further_s = _step_line(profile.decode_tokens_per_s, profile.slots, steps)
+    first_s, further_s = _fit_step_time(profile.decode_tokens_per_s, profile.slots, steps)
     bytes_per_token = _bytes_per_token(profile, steps)
     kv_tokens = profile.kv_tokens or _kv_tokens(profile, bytes_per_token, steps)
     if kv_tokens < 2 * ENGINE_BLOCK_TOKENS:
@@ -119,9 +119,11 @@ def hardware(profile: Profile, name: str = "") -> Hardware:
     return Hardware(settings, profile.name or name, profile.gpus, profile.gpu_hour, bytes_per_token, tuple(steps))
 
 
-def _step_line(rates: Mapping[str, float], slots: int, steps: list[str]) -> tuple[float, float]:
-    """A decode step's time with one sequence and what each further one adds: the line with the least relative error
-    through the measured ones."""
+def _fit_step_time(rates: Mapping[str, float], slots: int, steps: list[str]) -> tuple[float, float]:
+    """Return the seconds of a decode step with one sequence, and the seconds that each further one adds.
+
+    A least-squares line of relative errors through the measured points.
+    """
     points = []
     for text, rate in rates.items():
         if not text.isdecimal() or int(text) < 1:
@@ -160,6 +162,7 @@ def _step_line(rates: Mapping[str, float], slots: int, steps: list[str]) -> tupl
 
 
 def _bytes_per_token(profile: Profile, steps: list[str]) -> int:
+    """KV bytes of one token, as given or from the attention's shape; 0: unknown. Adds its arithmetic to ``steps``."""
     if profile.kv_bytes_per_token or profile.attention is None:
         return profile.kv_bytes_per_token
     a = profile.attention
@@ -171,6 +174,7 @@ def _bytes_per_token(profile: Profile, steps: list[str]) -> int:
 
 
 def _kv_tokens(profile: Profile, bytes_per_token: int, steps: list[str]) -> int:
+    """KV tokens that fit beside the weights. Adds its arithmetic to ``steps``. Raises ValueError if unknown."""
     if not bytes_per_token or not profile.gpu_memory_gib:
         raise ValueError(
             "how much KV there is room for is unknown: give kv_tokens, or gpu_memory_gib and weights_gib with "

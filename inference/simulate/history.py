@@ -1,4 +1,4 @@
-"""What other days like this one have taught the controller. Pure: chance comes from the day's number."""
+"""Arrival profile learned from other days like the simulated one. Pure: randomness is seeded by the day's number."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference.control.profile import DAY_S, SLOT_S, WEEK_S, ArrivalProfile, learned
+from inference.control.policy.arrival_profile import DAY_S, SLOT_S, WEEK_S, ArrivalProfile, learn_profile
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.traces import Request
 
 DAYS_KNOWN = 3
 TODAY_S = 10.0 * WEEK_S
-"""When today's traffic begins, as Unix time."""
+"""Unix time at which the simulated traffic begins."""
 
 
-def resampled(requests: Sequence[Request], seed: int) -> list[Request]:
-    """Another day: as much on average in each minute, but not the same requests, and not the same number."""
+def resample_day(requests: Sequence[Request], seed: int) -> list[Request]:
+    """Return another day's requests: on average the same traffic in each minute, with random differences."""
     rng, end_s = random.Random(f"day {seed}"), requests[-1].at_s
     out = []
     for request in requests:
@@ -27,13 +27,13 @@ def resampled(requests: Sequence[Request], seed: int) -> list[Request]:
 
 
 def history(requests: Sequence[Request], step: Step | None) -> ArrivalProfile:
-    """Of the last days, or of the last weeks where it is more than a day, with the step at the same time."""
+    """Learn a profile from days, or weeks for longer traffic, that resemble the simulated one, step included."""
     apart_s = DAY_S if requests[-1].at_s <= DAY_S else WEEK_S
     rows: dict[int, tuple[float, float, float]] = {}
     for day in range(1, DAYS_KNOWN + 1):
-        known: Sequence[Request] = resampled(requests, day)
+        known: Sequence[Request] = resample_day(requests, day)
         for request in stepped(known, step, day) if step else known:
             at_s = int((TODAY_S - day * apart_s + request.at_s) // SLOT_S) * SLOT_S
             count, prompt, output = rows.get(at_s, (0.0, 0.0, 0.0))
             rows[at_s] = (count + 1, prompt + request.prompt_tokens, output + request.output_tokens)
-    return learned([(at_s, *sums) for at_s, sums in rows.items()], TODAY_S)
+    return learn_profile([(at_s, *sums) for at_s, sums in rows.items()], TODAY_S)

@@ -1,4 +1,4 @@
-"""Who decides how many replicas there are: our controller's own code, and what others do."""
+"""Scalers: our controller's own code, and those it is compared with."""
 
 from __future__ import annotations
 
@@ -7,53 +7,58 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.meter import FirstTokens
-from inference.control.profile import ArrivalProfile
-from inference.control.scaling import PoolScaler, ScalePolicy, Seen
+from inference.control.policy.arrival_profile import ArrivalProfile
+from inference.control.policy.fleet_view import Observation
+from inference.control.policy.pool_scaler import PoolScaler
+from inference.control.policy.scale_policy import ScalePolicy
+from inference.control.policy.traffic_model import PoolTrafficModel
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.elastic import Elastic
 from inference.simulate.engine import work_s
 from inference.simulate.traces import Request
 from inference.simulate.world import MODEL
-from stream_fabric.ids import ReplicaId
-from stream_fabric.placement import ReplicaState
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import Arrived, Line, ReplicaInfo
+from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.records import DemandTotals, EngineLoad, ReplicaInfo, TierQueue
+from stream_fabric.pool.replica_load import TtftHistogram
+from stream_fabric.stream.ids import ReplicaId
 
 HPA_EVERY_S = 15.0
 HPA_DOWN_S = 300.0
-"""Kubernetes' defaults: how often it looks, and for how long the largest wish of the past holds."""
+"""Kubernetes' defaults: interval of decisions, and stabilization window for scaling down."""
 
 
 class Fixed:
-    def look(self, fleet: Elastic) -> None:
+    """Keeps the number of replicas constant."""
+
+    def scale(self, fleet: Elastic) -> None:
         pass
 
 
-class Ours:
-    """``inference.control.scaling`` as the leading controller calls it."""
+class ControllerScaler:
+    """Runs the controller's ``PoolScaler`` as the leading controller does."""
 
     def __init__(self, policy: ScalePolicy, profile: ArrivalProfile | None = None, begin_unix_s: float = 0.0) -> None:
         self._scaler = PoolScaler(policy)
         self._begin_unix_s = begin_unix_s
-        self._scaler.profile = profile
-        self._first_tokens: dict[int, FirstTokens] = {}
+        if profile is not None:
+            self._scaler.learn(PoolTrafficModel(arrivals=profile))
+        self._first_tokens: dict[int, TtftHistogram] = {}
         self.reasons: list[tuple[float, str]] = []
 
-    def look(self, fleet: Elastic) -> None:
+    def scale(self, fleet: Elastic) -> None:
         victim = self._scaler.plan.victim if self._scaler.plan else None
-        plan, moves, _ = self._scaler.look(self._seen(fleet, victim), fleet.now_s)
-        fleet.marks = plan.surge
+        plan, moves, _ = self._scaler.decide(self._observe(fleet, victim), fleet.now_s)
+        fleet.marks = plan.overload_marks
         if not self.reasons or plan.reason != self.reasons[-1][1]:
             self.reasons.append((fleet.now_s, plan.reason))
-        index = {fleet.agents[i].name: i for i in fleet.there()}
+        index = {fleet.agents[i].name: i for i in fleet.present()}
         for name in moves.promote:
             fleet.promote(index[name])
         if moves.rest is not None and fleet.replicas[index[moves.rest]].takes:
             fleet.rest(index[moves.rest])
-        there = fleet.there()
+        there = fleet.present()
         if len(there) < plan.pods:
-            fleet.ask(plan.pods - len(there))
+            fleet.request_replicas(plan.pods - len(there))
         elif len(there) > plan.pods:
             cold = [i for i in there if not fleet.is_up(i)]
             if plan.victim is not None and plan.victim in index:
@@ -61,26 +66,29 @@ class Ours:
             elif cold:
                 fleet.end(cold[-1])
 
-    def _seen(self, fleet: Elastic, victim: ReplicaId | None) -> Seen:
+    def _observe(self, fleet: Elastic, victim: ReplicaId | None) -> Observation:
+        """Return what a leading controller would read of this fleet."""
         self._count_first_tokens(fleet)
-        infos = [self._info(fleet, i) for i in fleet.there() if fleet.is_up(i)]
-        lines = []
-        for tier in fleet.pool.tiers:
-            asks = [waiting.ask for waiting in tier.values()]
-            lines.append(Line(len(asks), 0.0, sum(a.prompt_tokens for a in asks), sum(a.output_tokens for a in asks)))
-        return Seen(
-            infos, lines, Arrived(*fleet.pool.arrived), at_unix_s=self._begin_unix_s + fleet.now_s, marked=victim
+        infos = [self._replica_info(fleet, i) for i in fleet.present() if fleet.is_up(i)]
+        queues = []
+        for tier in fleet.pool.queue.tiers:
+            asks = [waiting.request for waiting in tier.values()]
+            queues.append(
+                TierQueue(len(asks), 0.0, sum(a.prompt_tokens for a in asks), sum(a.output_tokens for a in asks))
+            )
+        return Observation(
+            infos, queues, DemandTotals(*fleet.pool.arrived), at_unix_s=self._begin_unix_s + fleet.now_s, marked=victim
         )
 
     def _count_first_tokens(self, fleet: Elastic) -> None:
         for life in fleet.first_tokens:
-            meter = self._first_tokens.setdefault(life.replica, FirstTokens())
+            meter = self._first_tokens.setdefault(life.replica, TtftHistogram())
             meter.receive(life.first_s - life.request.at_s, life.first_s)
         fleet.first_tokens.clear()
 
-    def _info(self, fleet: Elastic, index: int) -> ReplicaInfo:
+    def _replica_info(self, fleet: Elastic, index: int) -> ReplicaInfo:
         agent, replica = fleet.agents[index], fleet.replicas[index]
-        seat = agent.seat(fleet.now_s)
+        slot = agent.slot(fleet.now_s)
         state: ReplicaState = "ready" if replica.takes else "warm"
         running = len(agent.running)
         slots = fleet.settings.max_num_seqs
@@ -92,51 +100,54 @@ class Ours:
             (MODEL,),
             state,
             EngineLoad(min(running, slots), max(running - slots, 0), slots),
-            room=seat.room,
-            prefill_ms=seat.prefill_ms,
-            decode_ms=seat.decode_ms,
-            prefill_per_s=seat.prefill_per_s,
-            decode_per_s=seat.decode_per_s,
+            room=slot.room,
+            prefill_ms=slot.prefill_ms,
+            decode_ms=slot.decode_ms,
+            prefill_per_s=slot.prefill_per_s,
+            decode_per_s=slot.decode_per_s,
             prefix_blocks=len(agent.ledger),
             ttft_counts=meter.counts(fleet.now_s) if meter else (),
         )
 
 
 class Hpa(ABC):
-    """A HorizontalPodAutoscaler with its defaults: at once up by as much as it wants, at most double or four in 15 s;
-    down to the most that it wanted within five minutes. ``wish`` says how many."""
+    """A Kubernetes HorizontalPodAutoscaler with its defaults.
+
+    Up at once, at most to twice as many or by four in 15 s. Down to the largest count that it wanted in five minutes.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self._next_s = 0.0
-        self._wishes: deque[tuple[float, int]] = deque()
+        self._recommendations: deque[tuple[float, int]] = deque()
 
-    def look(self, fleet: Elastic) -> None:
+    def scale(self, fleet: Elastic) -> None:
         if fleet.now_s < self._next_s:
             return
         self._next_s = fleet.now_s + HPA_EVERY_S
-        there = fleet.there()
-        if not self._wishes:  # an autoscaler that begins takes what is there for its first wish
-            self._wishes.append((fleet.now_s, len(there)))
+        there = fleet.present()
+        if not self._recommendations:  # an autoscaler takes the existing replicas as its first recommendation
+            self._recommendations.append((fleet.now_s, len(there)))
             return
-        wish = min(max(self.wish(fleet, there), self._least), self._most)
-        self._wishes.append((fleet.now_s, wish))
-        while self._wishes[0][0] < fleet.now_s - HPA_DOWN_S:
-            self._wishes.popleft()
+        wanted = min(max(self.recommend(fleet, there), self._least), self._most)
+        self._recommendations.append((fleet.now_s, wanted))
+        while self._recommendations[0][0] < fleet.now_s - HPA_DOWN_S:
+            self._recommendations.popleft()
         count = len(there)
-        if wish > count:
-            fleet.ask(min(wish, max(2 * count, count + 4)) - count)
-        for _ in range(count - max(wish for _, wish in self._wishes)):
-            # Whichever: it knows nothing of what they do; those that are not up yet go first
-            cold = [i for i in fleet.there() if not fleet.is_up(i)]
-            fleet.end(cold[-1] if cold else fleet.there()[-1])
+        if wanted > count:
+            fleet.request_replicas(min(wanted, max(2 * count, count + 4)) - count)
+        for _ in range(count - max(wanted for _, wanted in self._recommendations)):
+            # Any replica: it does not know their load; those that are not up yet go first
+            cold = [i for i in fleet.present() if not fleet.is_up(i)]
+            fleet.end(cold[-1] if cold else fleet.present()[-1])
 
     @abstractmethod
-    def wish(self, fleet: Elastic, there: Sequence[int]) -> int: ...
+    def recommend(self, fleet: Elastic, there: Sequence[int]) -> int:
+        """Return the wanted number of replicas. ``there``: indices of the present ones."""
 
 
 class GpuUtilisation(Hpa):
-    """80 % of the GPU's time, as its driver tells it: any step is busy time, however little it does."""
+    """Targets 80 % GPU utilisation as the driver reports it: any step counts as busy, however little it does."""
 
     TARGET = 0.8
 
@@ -144,32 +155,34 @@ class GpuUtilisation(Hpa):
         super().__init__(least, most)
         self._busy_s: dict[int, float] = {}
 
-    def wish(self, fleet: Elastic, there: Sequence[int]) -> int:
+    def recommend(self, fleet: Elastic, there: Sequence[int]) -> int:
         used = 0.0
         for index in there:
             engine = fleet.agents[index].engine
             used += min((engine.busy_s - self._busy_s.get(index, 0.0)) / HPA_EVERY_S, 1.0)
             self._busy_s[index] = engine.busy_s
-        wish = used / self.TARGET
-        # Within a tenth of the target nothing is done
-        return len(there) if abs(wish / max(len(there), 1) - 1) <= 0.1 else math.ceil(wish)
+        wanted = used / self.TARGET
+        # No change within 10 % of the target
+        return len(there) if abs(wanted / max(len(there), 1) - 1) <= 0.1 else math.ceil(wanted)
 
 
 class Waiting(Hpa):
-    """KEDA on requests that wait, five a replica, as vLLM's production stack ships it."""
+    """KEDA on waiting requests with a threshold of five per replica, as in vLLM's production stack."""
 
     THRESHOLD = 5
 
-    def wish(self, fleet: Elastic, there: Sequence[int]) -> int:
-        waiting = sum(map(len, fleet.pool.tiers))
+    def recommend(self, fleet: Elastic, there: Sequence[int]) -> int:
+        waiting = sum(map(len, fleet.pool.queue.tiers))
         waiting += sum(max(len(fleet.agents[i].running) - fleet.settings.max_num_seqs, 0) for i in there)
-        wish = waiting / self.THRESHOLD
-        return len(there) if abs(wish / max(len(there), 1) - 1) <= 0.1 else math.ceil(wish)
+        wanted = waiting / self.THRESHOLD
+        return len(there) if abs(wanted / max(len(there), 1) - 1) <= 0.1 else math.ceil(wanted)
 
 
 class Oracle:
-    """Knows every request before it comes: has at each moment as many replicas as the work of the coming seconds fills
-    to ``filled``, asked for a cold start earlier."""
+    """Knows every request in advance, and asks for replicas a cold start before they are needed.
+
+    ``filled``: utilisation to which the work of the next seconds fills a replica.
+    """
 
     WINDOW_S = 30.0
 
@@ -182,19 +195,19 @@ class Oracle:
         last = max(work) + 1
         self._needs = [max(1, math.ceil(work.get(slot, 0.0) / self.WINDOW_S / filled)) for slot in range(last + 1)]
 
-    def at(self, at_s: float) -> int:
-        """How many there are to be: enough for the window that it is, and for the next."""
+    def needed_at(self, at_s: float) -> int:
+        """Replicas needed at that time, for its window of 30 s and the next one."""
         slot = int(max(at_s, 0.0) // self.WINDOW_S)
         return max(self._needs[min(s, len(self._needs) - 1)] for s in (slot, slot + 1))
 
-    def look(self, fleet: Elastic) -> None:
-        there = fleet.there()
-        soon = max(self.at(fleet.now_s + ahead_s) for ahead_s in (0.0, self._cold_start_s))
-        if self.at(fleet.now_s + self._cold_start_s) > len(there):
-            fleet.ask(self.at(fleet.now_s + self._cold_start_s) - len(there))
-        # To let one go and ask for it again costs a cold start: who is needed within one stays
+    def scale(self, fleet: Elastic) -> None:
+        there = fleet.present()
+        soon = max(self.needed_at(fleet.now_s + ahead_s) for ahead_s in (0.0, self._cold_start_s))
+        if self.needed_at(fleet.now_s + self._cold_start_s) > len(there):
+            fleet.request_replicas(self.needed_at(fleet.now_s + self._cold_start_s) - len(there))
+        # A replica that leaves costs a cold start to get back: those needed within one stay
         steps = int(self._cold_start_s // self.WINDOW_S) + 1
-        needed = max([soon, *(self.at(fleet.now_s + k * self.WINDOW_S) for k in range(steps))])
+        needed = max([soon, *(self.needed_at(fleet.now_s + k * self.WINDOW_S) for k in range(steps))])
         for _ in range(len(there) - needed):
-            # Who has yet to come, as after a death, goes before who serves
-            fleet.end(min(fleet.there(), key=lambda i: (fleet.is_up(i), len(fleet.agents[i].running))))
+            # A replica that is not up yet, as after a death, goes before one that serves
+            fleet.end(min(fleet.present(), key=lambda i: (fleet.is_up(i), len(fleet.agents[i].running))))

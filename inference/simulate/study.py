@@ -1,4 +1,4 @@
-"""Recorded traffic against fleets that differ in who decides how many replicas there are."""
+"""Runs recorded traffic against fleets that differ in their scaler, and sums up the outcomes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference.control.profile import ArrivalProfile
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.arrival_profile import ArrivalProfile
+from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Death, Elastic, Sample, Scaler, Step
 from inference.simulate.engine import work_s
 from inference.simulate.hardware import Hardware
 from inference.simulate.history import TODAY_S
-from inference.simulate.scalers import Fixed, GpuUtilisation, Oracle, Ours, Waiting
+from inference.simulate.scalers import ControllerScaler, Fixed, GpuUtilisation, Oracle, Waiting
 from inference.simulate.traces import Request
-from inference.simulate.world import Fate, Life
+from inference.simulate.world import Fate, RequestLife
+from stream_fabric.process.stats import percentile
 
 POLICIES = ("ours", "ours:known", "hpa", "waiting", "oracle", "fixed:N")
 ROOM_RATIO = 1.25
@@ -28,65 +29,72 @@ _FIXED_MOST = 10_000
 
 
 class Objective(NamedTuple):
-    """What a request is to have."""
+    """Latency objective of a request."""
 
     ttft_s: float
+    """Longest time to first token."""
     ttft_s_per_token: float
-    """And so much for each token of its prompt."""
+    """Additional time for each prompt token."""
     itl_s: float
-    """Between its tokens, on average."""
+    """Longest mean gap between tokens."""
 
-    def met(self, life: Life) -> bool:
+    def is_met(self, life: RequestLife) -> bool:
+        """Whether the request ended, with TTFT and mean inter-token latency within the objective."""
         allowed_s = self.ttft_s + life.request.prompt_tokens * self.ttft_s_per_token
         return life.fate == "done" and life.ttft_s <= allowed_s and life.mean_itl_s <= self.itl_s
 
 
 @dataclass(frozen=True)
 class Study:
+    """Traffic, hardware and policy of a simulation."""
+
     requests: Sequence[Request]
     hardware: Hardware
     policy: ScalePolicy
     objective: Objective
     fill: float = 0.6
-    """Of 1, what the oracle fills a replica to; so many are called needed."""
+    """Utilisation to which the oracle fills a replica; it also defines the needed replicas."""
     begin: int = 0
-    """Replicas at the start; 0: as many as are needed then."""
+    """Replicas at the start; 0: the needed ones."""
     kills_s: Sequence[float] = ()
-    """When a replica dies."""
+    """Times at which a replica dies."""
     seed: int = 0
     known: ArrivalProfile | None = None
-    """What the controller has learned, for ``ours:known``."""
+    """Arrival profile that the controller has learned, for ``ours:known``."""
 
     @property
     def span_s(self) -> float:
+        """Time of the last arrival."""
         return self.requests[-1].at_s
 
 
 class Bin(NamedTuple):
-    """What was so for a while. Replicas, requests in the queue and utilisation are means."""
+    """One interval of the timeline. Replicas, queued requests and utilisation are means."""
 
     at_s: float
     arrived: int
     unserved: int
-    """Of those that arrived: turned away, not reached in time, or lost."""
+    """Arrived requests that were rejected, timed out or lost."""
     met: int
-    """Of those that arrived, served as they are to be."""
+    """Arrived requests that met the objective."""
     ready: float
     resting: float
     warm: float
     coming: float
     needed: float
-    """As many as the work that arrived fills so far as the study says."""
+    """Replicas that the arrived work fills to the study's ``fill``."""
     waiting: float
     utilisation: float
-    """Slots in use of those that are ready, of 1."""
+    """Share of the ready replicas' slots in use."""
     ttft_p50_s: float
-    """Of those that arrived; infinite: was not served. Not a number: nobody arrived."""
+    """TTFT of arrived requests; infinite: not served; NaN: none arrived."""
     ttft_p99_s: float
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """Summary of one policy's run."""
+
     policy: str
     requests: int
     slo: float
@@ -95,30 +103,30 @@ class Outcome:
     dollars: float
     replicas_most: int
     ttft_p50_s: float
-    """Infinite: was not served."""
+    """Infinite: not served."""
     ttft_p99_s: float
     done: int
     refused: int
-    """The queue was full, or too much was ahead of it."""
+    """Requests rejected: the queue was full, or the backlog was too long."""
     expired: int
-    """Nobody had room in time."""
+    """Requests that timed out in the queue."""
     impossible: int
-    """Too large for any replica."""
+    """Requests too large for any replica."""
     rescued: int
-    """Done although a replica died under it."""
+    """Requests completed although their replica died."""
     lost: int
-    """A replica died under it, and it was not done in the end."""
+    """Requests not completed because their replica died."""
     pause_s_max: float
-    """The longest that a death was felt, where it was in the middle of an answer."""
+    """Longest pause that a death caused within an answer."""
     end_s: float
     deaths: Sequence[Death]
     bins: Sequence[Bin]
     reasons: Sequence[tuple[float, str]]
-    """Of ours: what it decided, and why."""
+    """Decisions of our controller: time and reason."""
 
 
 def parse_policies(texts: Sequence[str]) -> list[str]:
-    """Each once, in order. Raises ValueError that names what there is."""
+    """Policy names, each once, in order. Raises ValueError that names the valid ones."""
     found = [name.strip() for text in texts for name in text.split(",")]
     for name in found:
         fixed = re.fullmatch(r"fixed:(\d+)", name)
@@ -128,7 +136,7 @@ def parse_policies(texts: Sequence[str]) -> list[str]:
 
 
 def parse_moment(text: str, span_s: float) -> float:
-    """Seconds from the start: as ``600``, ``10m``, ``1.5h``, or ``50%`` of the traffic. Raises ValueError."""
+    """Parse a time since the start: ``600``, ``10m``, ``1.5h``, or ``50%`` of the traffic. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|m|h|)", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no moment; write 600, 10m, 1.5h or 50%")
@@ -140,7 +148,7 @@ def parse_moment(text: str, span_s: float) -> float:
 
 
 def parse_step(text: str, span_s: float) -> Step:
-    """``5x@50%-75%``: five times the traffic from half to three quarters of it. Raises ValueError."""
+    """Parse ``5x@50%-75%``: five times the traffic from half to three quarters of it. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)x@([^-]+)-([^-]+)", text)
     if found is None:
         raise ValueError(f"{text!r} is no step; write 5x@50%-75%")
@@ -151,23 +159,23 @@ def parse_step(text: str, span_s: float) -> Step:
 
 
 def run(study: Study, policy: str) -> Outcome:
-    """``policy``: one that ``parse_policies`` let through."""
+    """Simulate one policy, as ``parse_policies`` returned it."""
     settings, cold_start_s = study.hardware.settings, study.policy.cold_start_s
     oracle = Oracle(study.requests, settings, study.fill, cold_start_s)
-    begin = study.begin or oracle.at(0.0)
+    begin = study.begin or oracle.needed_at(0.0)
     least, most = max(study.policy.replicas_min, 1), study.policy.replicas_max
     scaler: Scaler
     match policy.partition(":"):
         case "ours", _, "known":
-            scaler = Ours(study.policy, study.known, TODAY_S)
+            scaler = ControllerScaler(study.policy, study.known, TODAY_S)
         case "ours", _, _:
-            scaler = Ours(study.policy)
+            scaler = ControllerScaler(study.policy)
         case "hpa", _, _:
             scaler = GpuUtilisation(least, most)
         case "waiting", _, _:
             scaler = Waiting(least, most)
         case "oracle", _, _:
-            scaler, begin = oracle, oracle.at(0.0)
+            scaler, begin = oracle, oracle.needed_at(0.0)
         case _, _, count:
             scaler, begin = Fixed(), int(count)
     world = Elastic(
@@ -175,7 +183,7 @@ def run(study: Study, policy: str) -> Outcome:
     )
     for at_s in study.kills_s:
         world.kill_at(at_s)
-    return _outcome(study, policy, world, scaler.reasons if isinstance(scaler, Ours) else ())
+    return _outcome(study, policy, world, scaler.reasons if isinstance(scaler, ControllerScaler) else ())
 
 
 def _outcome(study: Study, policy: str, world: Elastic, reasons: Sequence[tuple[float, str]]) -> Outcome:
@@ -189,13 +197,13 @@ def _outcome(study: Study, policy: str, world: Elastic, reasons: Sequence[tuple[
     return Outcome(
         policy=policy,
         requests=len(lives),
-        slo=sum(map(study.objective.met, lives)) / len(lives),
+        slo=sum(map(study.objective.is_met, lives)) / len(lives),
         replica_h=replica_h,
         gpu_h=replica_h * study.hardware.gpus,
         dollars=replica_h * study.hardware.gpus * study.hardware.gpu_hour,
         replicas_most=max(there for _, _, there in world.counts),
-        ttft_p50_s=_quantile(ttft_s, 0.5),
-        ttft_p99_s=_quantile(ttft_s, 0.99),
+        ttft_p50_s=percentile(ttft_s, 0.5),
+        ttft_p99_s=percentile(ttft_s, 0.99),
         done=fates.get("done", 0),
         refused=fates.get("refused", 0),
         expired=fates.get("expired", 0),
@@ -210,15 +218,10 @@ def _outcome(study: Study, policy: str, world: Elastic, reasons: Sequence[tuple[
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The least that so many do not exceed; of nothing, not a number."""
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
-
-
-def _bins(study: Study, world: Elastic, lives: Sequence[Life]) -> list[Bin]:
-    """As wide as the traffic wants it, whoever decides, so that they can be laid over each other."""
+def _bins(study: Study, world: Elastic, lives: Sequence[RequestLife]) -> list[Bin]:
+    """Timeline in bins whose width depends only on the traffic, so that policies can be compared."""
     width_s = next((w for w in _BINS_S if study.span_s / w <= BINS_MAX), math.ceil(study.span_s / BINS_MAX))
-    arrived: dict[int, list[Life]] = {}
+    arrived: dict[int, list[RequestLife]] = {}
     for life in lives:
         arrived.setdefault(int(life.request.at_s // width_s), []).append(life)
     samples: dict[int, list[Sample]] = {}
@@ -235,7 +238,7 @@ def _bins(study: Study, world: Elastic, lives: Sequence[Life]) -> list[Bin]:
                 at_s=float(number * width_s),
                 arrived=len(came),
                 unserved=sum(life.fate != "done" for life in came),
-                met=sum(map(study.objective.met, came)),
+                met=sum(map(study.objective.is_met, came)),
                 ready=_mean([s.ready for s in seen]),
                 resting=_mean([s.resting for s in seen]),
                 warm=_mean([s.warm for s in seen]),
@@ -243,8 +246,8 @@ def _bins(study: Study, world: Elastic, lives: Sequence[Life]) -> list[Bin]:
                 needed=work / width_s / study.fill,
                 waiting=_mean([s.waiting for s in seen]),
                 utilisation=min(sum(s.running for s in seen) / slots, 1.0) if slots else 0.0,
-                ttft_p50_s=_quantile(ttft_s, 0.5),
-                ttft_p99_s=_quantile(ttft_s, 0.99),
+                ttft_p50_s=percentile(ttft_s, 0.5),
+                ttft_p99_s=percentile(ttft_s, 0.99),
             )
         )
     return found

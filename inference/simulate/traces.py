@@ -1,4 +1,4 @@
-"""The traces as requests, and what is done to them: another start, scaled arrivals."""
+"""Recorded traces as requests, with another start or scaled arrivals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Annotated
 import msgspec
 
 TRACE_BLOCK_TOKENS = 512
-"""What one id of a trace stands for."""
+"""Prompt tokens that one id of a trace stands for."""
 ENGINE_BLOCK_TOKENS = 64
-"""The replicas' KV block."""
+"""Tokens of an engine's KV block."""
 HINT_BLOCK_TOKENS = 128
-"""A block of hints is 512 bytes of prompt; a token is taken for 4."""
+"""Tokens of a hint's block: 512 bytes of prompt at 4 bytes per token."""
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TOKENS_MAX = 1 << 24
 FILES = {"azure": "azure_conv_2023.csv", "mooncake": "mooncake_synthetic.jsonl"}
@@ -36,17 +36,19 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     ids: tuple[int, ...]
-    """Of each 512 tokens of the prompt, the last maybe fewer; equal ids are equal prompts up to there."""
+    """One id per 512 tokens of the prompt; the last block may be shorter. Equal ids mean equal prompts up to there."""
     session: str
     tenant: str = "all"
 
     @cached_property
     def engine_hashes(self) -> list[int]:
-        return _spread(self.ids, self.prompt_tokens, ENGINE_BLOCK_TOKENS)
+        """Ids of the prompt's complete engine blocks."""
+        return _split_ids(self.ids, self.prompt_tokens, ENGINE_BLOCK_TOKENS)
 
     @cached_property
     def hint_hashes(self) -> list[int]:
-        return _spread(self.ids, self.prompt_tokens, HINT_BLOCK_TOKENS)
+        """Ids of the prompt's complete blocks of the gateways' prefix hints."""
+        return _split_ids(self.ids, self.prompt_tokens, HINT_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,26 @@ class Trace:
 
 
 class TraceAbsent(Exception):
-    """Carries what to do about it."""
+    """A trace file is missing. The message says where to get it."""
 
 
-def _spread(ids: Sequence[int], tokens: int, block_tokens: int) -> list[int]:
-    """The ids of whole smaller blocks."""
+def _split_ids(ids: Sequence[int], tokens: int, block_tokens: int) -> list[int]:
+    """Ids of the prompt's complete blocks of ``block_tokens`` tokens, from its ids of 512-token blocks."""
     parts = TRACE_BLOCK_TOKENS // block_tokens
     return [value * parts + part for value in ids for part in range(parts)][: tokens // block_tokens]
 
 
 def traces_folder(given: Path | None) -> Path:
+    """Return the folder of recorded traces: as given, from ``STREAM_GW_TRACES``, or the default."""
     named = os.environ.get("STREAM_GW_TRACES")
     return given or (Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "traces")
 
 
 def read(path: Path) -> tuple[Request, ...]:
-    """A recorded trace, by time of arrival: CSV as Azure publishes it, or JSON lines as Mooncake does. Raises OSError,
-    and ValueError that names the line."""
+    """Read a recorded trace, sorted by arrival: CSV as published by Azure, or JSON lines as by Mooncake.
+
+    Raises OSError, and ValueError that names the line.
+    """
     found = _mooncake(path) if path.suffix in (".jsonl", ".json") else _azure(path)
     if not found:
         raise ValueError(f"{path}: it has no request")
@@ -81,6 +86,7 @@ def read(path: Path) -> tuple[Request, ...]:
 
 
 def load(name: str, folder: Path) -> Trace:
+    """Load a named trace. Raises TraceAbsent when its file is missing."""
     path = folder / FILES[name]
     if not path.is_file():
         raise TraceAbsent(
@@ -92,6 +98,7 @@ def load(name: str, folder: Path) -> Trace:
 
 
 def _azure(path: Path) -> tuple[Request, ...]:
+    """Read a trace in Azure's CSV format."""
     rows: list[tuple[datetime, int, int]] = []
     number = 1
     try:
@@ -102,7 +109,13 @@ def _azure(path: Path) -> tuple[Request, ...]:
                 raise ValueError(f"no column {', '.join(absent)}; there are to be {', '.join(_COLUMNS)}")
             for row in reader:
                 number = reader.line_num
-                rows.append((_moment(row["TIMESTAMP"]), _tokens(row["ContextTokens"]), _tokens(row["GeneratedTokens"])))
+                rows.append(
+                    (
+                        _parse_time(row["TIMESTAMP"]),
+                        _parse_tokens(row["ContextTokens"]),
+                        _parse_tokens(row["GeneratedTokens"]),
+                    )
+                )
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV: {error}") from error
     except ValueError as error:
@@ -114,14 +127,14 @@ def _azure(path: Path) -> tuple[Request, ...]:
     )
 
 
-def _moment(text: str | None) -> datetime:
-    """One without an offset is taken for UTC."""
+def _parse_time(text: str | None) -> datetime:
+    """Parse a timestamp; without an offset it is UTC."""
     at = datetime.fromisoformat(text or "")
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _tokens(text: str | None) -> int:
-    """Refuses what no request has."""
+def _parse_tokens(text: str | None) -> int:
+    """Parse a token count. Raises ValueError for impossible ones."""
     tokens = int(text or "")
     if not 0 <= tokens <= _TOKENS_MAX:
         raise ValueError(f"{tokens} tokens; a request has from 0 to {_TOKENS_MAX:,}")
@@ -137,6 +150,7 @@ class _Line(msgspec.Struct):
 
 
 def _mooncake(path: Path) -> tuple[Request, ...]:
+    """Read a trace in Mooncake's format of JSON lines."""
     lines = []
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         if text.strip():
@@ -153,8 +167,10 @@ def _mooncake(path: Path) -> tuple[Request, ...]:
 
 
 def sessions_of(prompts: Sequence[tuple[Sequence[int], int]]) -> list[str]:
-    """Of (ids, tokens) in order of arrival: a prompt that holds all whole blocks of the last one with which it shares a
-    beginning belongs to that one's session."""
+    """Return the session of each prompt, given as (ids, tokens) in order of arrival.
+
+    A prompt continues the session of the last prompt with the same beginning if it contains all its complete blocks.
+    """
     last_with: dict[int, int] = {}
     sessions: list[str] = []
     for number, (ids, _) in enumerate(prompts):
@@ -170,7 +186,7 @@ def sessions_of(prompts: Sequence[tuple[Sequence[int], int]]) -> list[str]:
 
 
 def cut(trace: Trace, count: int, seed: int) -> Trace:
-    """``count`` requests in a row; each seed has another start, and the trace goes round."""
+    """Return ``count`` consecutive requests of a trace that repeats. The seed chooses the start."""
     whole = trace.requests
     start = seed * len(whole) // 3 % len(whole)
     round_s = whole[-1].at_s * (1 + 1 / len(whole))
@@ -181,6 +197,6 @@ def cut(trace: Trace, count: int, seed: int) -> Trace:
 
 
 def scaled(trace: Trace, duration_s: float) -> Trace:
-    """The same arrivals, so much faster or slower that they take so long."""
+    """Return the same arrivals, made faster or slower so that they last ``duration_s``."""
     factor = duration_s / trace.requests[-1].at_s
     return replace(trace, requests=tuple(replace(r, at_s=r.at_s * factor) for r in trace.requests))

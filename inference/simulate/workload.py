@@ -1,4 +1,4 @@
-"""What is asked of a fleet, reckoned from rates and lengths or from recorded traffic, with the arithmetic. Pure."""
+"""Workload of a fleet, from rates and lengths or from recorded traffic, with the arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -7,48 +7,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.engine import work_s
 from inference.simulate.traces import Request
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of prompts or of answers, in tokens."""
+    """Lengths of prompts or of answers, in tokens."""
 
     mean: float
     square: float
-    """The mean of their squares: long ones are held longer than short ones."""
-    said: str
+    """Mean of the squares: long answers hold memory for longer than short ones."""
+    text: str
+    """Description for the arithmetic."""
 
 
 @dataclass(frozen=True)
 class Workload:
     peak_per_s: float
-    """Requests at the time that the fleet is for."""
+    """Requests per second at the peak, for which the fleet is sized."""
     mean_per_s: float
     prompt_tokens: float
     output_tokens: float
     held_tokens: float
-    """Of KV, on average by the sequences that run at a moment."""
+    """Mean KV tokens that a running sequence holds."""
     cached_share: float
-    """Of the prompts' tokens, those found in a replica's cache."""
+    """Share of prompt tokens found in a replica's cache."""
     steps: tuple[str, ...]
 
 
 def parse_lengths(text: str) -> Lengths:
-    """A mean, as ``800``, or quantiles, as ``p50=600,p95=3000``: then the lengths are taken to be lognormal, as those
-    of chats are by and large. Raises ValueError."""
+    """Parse a mean, as ``800``, or quantiles, as ``p50=600,p95=3000``. Raises ValueError.
+
+    With quantiles a lognormal distribution is assumed, which fits chats by and large.
+    """
     if "=" not in text:
-        mean = _number(text)
+        mean = _parse_number(text)
         return Lengths(mean, mean**2, f"{mean:,.0f} tokens on average")
     points = []
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        share = _number(name[1:]) / 100 if name[:1] == "p" else math.nan
+        share = _parse_number(name[1:]) / 100 if name[:1] == "p" else math.nan
         if not 0 < share < 1:
             raise ValueError(f"{part!r} is no quantile; write p50=600,p95=3000")
-        points.append((NormalDist().inv_cdf(share), math.log(_number(value))))
+        points.append((NormalDist().inv_cdf(share), math.log(_parse_number(value))))
     if len({z for z, _ in points}) < 2:
         raise ValueError("two quantiles at least, as p50=600,p95=3000; or a mean")
     mean_z = sum(z for z, _ in points) / len(points)
@@ -65,7 +68,7 @@ def parse_lengths(text: str) -> Lengths:
     )
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -76,7 +79,7 @@ def _number(text: str) -> float:
 
 
 def from_rates(per_s: float, prompt: Lengths, output: Lengths, peak_to_mean: float, cached_share: float) -> Workload:
-    """``per_s``: on average."""
+    """Return the workload of ``per_s`` requests per second on average."""
     held = prompt.mean + output.square / output.mean / 2
     peak = per_s * peak_to_mean
     return Workload(
@@ -88,9 +91,9 @@ def from_rates(per_s: float, prompt: Lengths, output: Lengths, peak_to_mean: flo
         cached_share,
         (
             f"{per_s:g} requests/s on average x {peak_to_mean:g} at the peak = {peak:,.2f} requests/s",
-            f"prompts: {prompt.said}",
-            f"answers: {output.said}",
-            _held(held, "half of its answer on average, long ones counted for as long as they run"),
+            f"prompts: {prompt.text}",
+            f"answers: {output.text}",
+            _held_line(held, "half of its answer on average, long ones counted for as long as they run"),
         ),
     )
 
@@ -98,8 +101,10 @@ def from_rates(per_s: float, prompt: Lengths, output: Lengths, peak_to_mean: flo
 def from_trace(
     name: str, requests: Sequence[Request], settings: SimSettings, window_s: float, cached_share: float
 ) -> Workload:
-    """The window with most work is the peak, and its requests' lengths are those that count. Raises ValueError where
-    the trace is shorter than a window."""
+    """Return the workload of a trace: its peak is the window with most work, which also gives the lengths.
+
+    Raises ValueError if the trace is shorter than a window.
+    """
     span_s = requests[-1].at_s - requests[0].at_s
     if span_s < window_s:
         raise ValueError(f"the trace lasts {span_s:g} s, less than one window of {window_s:g} s")
@@ -129,10 +134,11 @@ def from_trace(
             f"the {window_s:g} s with most work begin at {busiest * window_s:,.0f} s: {len(some):,} requests = "
             f"{peak:,.2f} requests/s, {ratio:.2f} x the mean work, with {prompt:,.0f} prompt and {output:,.0f} output "
             "tokens each",
-            _held(held, "what came so far of its answer, long ones counted for as long as they run"),
+            _held_line(held, "what came so far of its answer, long ones counted for as long as they run"),
         ),
     )
 
 
-def _held(tokens: float, what: str) -> str:
+def _held_line(tokens: float, what: str) -> str:
+    """Line of arithmetic about the KV tokens of a running sequence."""
     return f"a running sequence holds the KV of its prompt and {what}: {tokens:,.0f} tokens"

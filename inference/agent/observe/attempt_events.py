@@ -1,40 +1,35 @@
-"""What an agent tells of each of its tries at a stream, once it is over."""
+"""Attempt events: one for each attempt at a stream, when it is over, with its bill."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from inference.agent.lease import LeasePolicy
+from inference.agent.replica import LeasePolicy
 from inference.agent.running import RunningStream
 from stream_fabric.events import AttemptEnd, AttemptTrace
-from stream_fabric.ids import ReplicaId
-from stream_fabric.placement import TIERS
-from stream_fabric.ports import EventSink
+from stream_fabric.pool.placement import TIERS
+from stream_fabric.ports import Clock, EventSink
+from stream_fabric.stream.ids import ReplicaId
 
 
-class Clock(Protocol):
-    def now_us(self) -> int: ...
-
-
-class Tries:
+class AttemptEvents:
     def __init__(self, sink: EventSink, clock: Clock, replica: ReplicaId, policy: LeasePolicy) -> None:
         self._sink = sink
-        self.clock = clock
+        self._clock = clock
         self._replica = replica
         self._policy = policy
 
-    def tell(self, stream: RunningStream, ended: AttemptEnd, batch: float = 0.0) -> None:
-        """``ended`` by its terminal, which then is the stream's bill, or by another's hand. ``batch``: how many
-        sequences decoded at once with it; 0: unknown."""
+    def report(self, stream: RunningStream, ended: AttemptEnd, batch: float = 0.0) -> None:
+        """Emit the event of an ended attempt, with the stream's bill if the attempt wrote the stream's terminal.
+
+        ``batch``: mean number of sequences that decoded together with the stream; 0: unknown.
+        """
         work, producer, policy = stream.work, stream.producer, self._policy
         billed = ended in ("completed", "cancelled", "failed", "incomplete")
         used = producer.usage if billed else producer.usage_at(producer.acked)
-        times = stream.times
-        timing = times.timing()
+        timing = stream.timing.summary()
         self._sink.emit(
             AttemptTrace(
                 id=f"{work.request.stream}:{work.epoch}",
-                at_us=self.clock.now_us(),
+                at_us=self._clock.now_us(),
                 stream=work.request.stream,
                 tenant=work.tenant,
                 model=work.request.model,
@@ -53,21 +48,21 @@ class Tries:
                 engine_queue_us=timing.queue_us,
                 prefill_us=timing.prefill_us,
                 decode_us=timing.decode_us,
-                queue_estimated=times.estimated,
+                queue_estimated=stream.timing.estimated,
                 believed_cached_tokens=stream.matched_tokens,
                 prompt_tokens=used.prompt,
                 cached_tokens=used.cached,
                 output_tokens=used.output,
                 reasoning_tokens=used.reasoning,
-                generated_tokens=times.generated,
+                generated_tokens=stream.timing.generated,
                 finish_reason=stream.finish_reason,
                 error_code=stream.error_code,
                 last_seq=producer.last,
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
-                itl_sketch=times.sketch(),
-                itl_max_us=times.itl_max_us,
-                token_us=times.token_us(),
+                itl_sketch=stream.timing.sketch(),
+                itl_max_us=stream.timing.itl_max_us,
+                token_us=stream.timing.token_us(),
                 decoding_us=int(batch * timing.decode_us),
             )
         )

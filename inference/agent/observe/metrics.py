@@ -1,4 +1,4 @@
-"""An agent's metrics: what its attempts were, counted as they end; what it and its engine do, read at a scrape."""
+"""The agent's metrics: attempts are counted as they end, the state of agent and engine is read at a scrape."""
 
 from __future__ import annotations
 
@@ -11,52 +11,54 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from inference.agent.agent import Agent
-from inference.agent.gpus import Gpu
-from stream_fabric import metrics as listed
+from inference.agent.observe.gpus import Gpu
 from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
-from stream_fabric.exposition import Exposition, Page
-from stream_fabric.metrics import ITL_BUCKETS_US
-from stream_fabric.ports import EventSink
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metric_names import ITL_BUCKETS_US
+from stream_fabric.process.metrics_registry import MetricsRegistry, Page
 
 _MIDDLES_US = tuple(sum(itl_bounds_us(bucket)) / 2 for bucket in range(ITL_BUCKETS))
 
 
-class Sketched(Collector):
-    """A histogram that whole sketches are added to (``events.itl_bucket``): no observation of its own for each token.
-    Its sum takes each gap for the middle of its bucket, which is at most an eighth off."""
+class ItlHistogram(Collector):
+    """Histogram of inter-token latency, filled with whole sketches (``events.itl_bucket``) instead of single tokens.
+
+    Its sum takes each gap for the middle of its bucket, with an error of at most an eighth.
+    """
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._counts = [0] * ITL_BUCKETS
 
     def add(self, sketch: Sequence[int]) -> None:
+        """Add the gaps that a sketch counts by bucket."""
         for bucket, count in enumerate(sketch):
             self._counts[bucket] += count
 
     def collect(self) -> Iterator[Family]:
         counts = tuple(self._counts)
         below = [0, *accumulate(counts)]
-        bounds = [(f"{bound / 1e6!r}", below[_first_from(bound)]) for bound in ITL_BUCKETS_US]
+        bounds = [(f"{bound / 1e6!r}", below[_bucket_at(bound)]) for bound in ITL_BUCKETS_US]
         family = HistogramMetricFamily(listed.ITL.name, listed.ITL.help, labels=listed.ITL.labels)
         total_us = sum(count * middle for count, middle in zip(counts, _MIDDLES_US, strict=True))
         family.add_metric([self._label], [*bounds, ("+Inf", below[-1])], total_us / 1e6)
         yield family
 
 
-def _first_from(bound_us: int) -> int:
-    """The bucket that begins at a bound."""
+def _bucket_at(bound_us: int) -> int:
+    """The sketch bucket whose lower bound is ``bound_us``."""
     bucket = next(b for b in range(ITL_BUCKETS) if itl_bounds_us(b)[0] >= bound_us)
     assert itl_bounds_us(bucket)[0] == bound_us
     return bucket
 
 
 class AgentMetrics:
-    """``kv_bytes_per_token``: 0 where nobody has said it."""
+    """Metrics of one agent. ``kv_bytes_per_token``: 0 when unknown, which leaves out the metrics in bytes."""
 
     def __init__(self, pool: str, kv_bytes_per_token: int = 0) -> None:
         self._pool = pool
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._exposition = make = Exposition("agent")
+        self._metrics = make = MetricsRegistry("agent")
         self._ready = make.gauge(listed.REPLICA_READY).labels(pool)
         self._running = make.gauge(listed.RUNNING_SEQS).labels(pool)
         self._waiting = make.gauge(listed.WAITING_SEQS).labels(pool)
@@ -79,19 +81,16 @@ class AgentMetrics:
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
         self._wake = make.histogram(listed.WAKE).labels(pool)
-        self._itl = Sketched(pool)
+        self._itl = ItlHistogram(pool)
         make.registry.register(self._itl)
         self._generated_by_ended = 0
 
     @property
     def registry(self) -> CollectorRegistry:
-        return self._exposition.registry
-
-    def of(self, sink: EventSink) -> EventSink:
-        """A sink before another, which counts what passes."""
-        return _Counting(self, sink)
+        return self._metrics.registry
 
     def receive(self, event: Event) -> None:
+        """Count an attempt that has ended, or a wake of the engine; ignore other events."""
         if isinstance(event, FleetEvent) and "wake_s" in event.figures:
             self._wake.observe(event.figures["wake_s"])
         if not isinstance(event, AttemptTrace):
@@ -105,11 +104,12 @@ class AgentMetrics:
             self._prefill.observe(event.prefill_us / 1e6)
 
     async def scraped(self, agent: Agent, gpus: Sequence[Gpu]) -> Page:
-        """Plain text only: a simulated engine's metrics go along, whose names have vLLM's colons."""
+        """Return the metrics page, in the plain text format so that a simulated engine's metrics can follow."""
         self._read(agent, gpus)
-        return await self._exposition.scraped()
+        return await self._metrics.scraped()
 
     def _read(self, agent: Agent, gpus: Sequence[Gpu]) -> None:
+        """Set the gauges from the state of the agent, its engine and its GPUs."""
         info = agent.lease.info()
         load = info.load
         self._ready.set(info.state == "ready")
@@ -129,29 +129,19 @@ class AgentMetrics:
         self._breaker.set(("closed", "half_open", "open").index(agent.breaker_state))
         self._queue_p99.set(info.queue_p99_ms / 1000)
         self._missing.set(load.metrics_missing)
-        self._generated.set(self._generated_by_ended + sum(s.times.generated for s in agent.running.values()))
+        self._generated.set(self._generated_by_ended + sum(s.timing.generated for s in agent.running.values()))
         self._queries.set(load.prefix_queries_tokens)
         self._hits.set(load.prefix_hits_tokens)
 
 
 class _Total:
-    """A counter that is told its total."""
+    """Sets a counter to a total that was counted elsewhere."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._told = 0
+        self._total = 0
 
     def set(self, total: int) -> None:
-        if total > self._told:
-            self._counter.inc(total - self._told)
-            self._told = total
-
-
-class _Counting:
-    def __init__(self, metrics: AgentMetrics, sink: EventSink) -> None:
-        self._metrics = metrics
-        self._sink = sink
-
-    def emit(self, event: Event) -> None:
-        self._metrics.receive(event)
-        self._sink.emit(event)
+        if total > self._total:
+            self._counter.inc(total - self._total)
+            self._total = total

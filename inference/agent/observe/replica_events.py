@@ -1,15 +1,16 @@
-"""What becomes of one replica, told as events of the fleet: its lease's states as its pool hears of them, and its
-breaker. Looked at once a renewal and where a request fails or has its first token; never for a token."""
+"""Fleet events of one replica: the states of its lease as the pool hears them, and the states of its breaker."""
 
 from __future__ import annotations
 
-from inference.agent.meter import Breaker, BreakerState
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId
-from stream_fabric.placement import ReplicaState
-from stream_fabric.redis.pool import ReplicaInfo
+from typing import cast
 
-_BY_ITSELF = {
+from inference.agent.observe.meter import Breaker, BreakerState
+from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.stream.ids import ReplicaId
+
+_REASONS: dict[ReplicaState, str] = {
     "starting": "it starts",
     "warming": "its engine does not serve",
     "warm": "it serves nobody until it is activated",
@@ -17,48 +18,55 @@ _BY_ITSELF = {
     "draining": "it takes nothing new",
     "sleeping": "its engine sleeps",
 }
-_OF_BREAKER: dict[BreakerState, str] = {
+_BREAKER_REASONS: dict[BreakerState, str] = {
     "open": "its engine fails requests",
     "half_open": "one request may try",
     "closed": "its engine has answered",
 }
 
 
-class Chronicle:
-    def __init__(self, herald: Herald, pool: str, replica: ReplicaId, ttl_s: float, *, standby: bool = False) -> None:
-        self._herald = herald
+class ReplicaEvents:
+    def __init__(
+        self, fleet_events: FleetEventReporter, pool: str, replica: ReplicaId, ttl_s: float, *, standby: bool = False
+    ) -> None:
+        self._fleet_events = fleet_events
         self._pool = pool
         self._replica = replica
         self._ttl_s = ttl_s
         self._state: ReplicaState | None = None
         self._renewed_at = 0.0
         self._breaker: BreakerState = "closed"
-        self._woken_s = 0.0
-        self._asked: dict[str, tuple[str, str]] = {"warm": ("standby", "")} if standby else {}
-        """State → who asked for it, and why; until it is told."""
+        self._wake_s = 0.0
+        self._requests: dict[str, tuple[str, str]] = {"warm": ("standby", "")} if standby else {}
+        """State → who asked for it and why, until the pool hears of the state."""
 
-    def receive_wish(self, state: ReplicaState, asked_by: str, reason: str = "") -> None:
-        """Somebody wants the replica in a state, or it has a reason of its own. The first to ask is told."""
-        self._asked.setdefault(state, (asked_by, reason))
+    def receive_state_request(self, state: ReplicaState, asked_by: str, reason: str = "") -> None:
+        """Keep who asked for the state and why, for the event of that state. The first request wins.
+
+        An operator's request to drain is also reported at once.
+        """
+        self._requests.setdefault(state, (asked_by, reason))
         if asked_by == "operator" and state == "draining":
-            # Who else asks tells it itself, with what it rested on
-            self._herald.tell("drain", pool=self._pool, replica=self._replica, source="operator", asked_by="operator")
+            # Other sources report their requests themselves, with the figures behind them
+            self._fleet_events.report(
+                "drain", pool=self._pool, replica=self._replica, source="operator", asked_by="operator"
+            )
 
-    def receive_woken(self, took_s: float) -> None:
-        """Its engine has slept, and is awake."""
-        self._woken_s = took_s
+    def receive_wake(self, took_s: float) -> None:
+        """Keep the duration of the engine's wake for the next lease event."""
+        self._wake_s = took_s
 
     def receive_renewal(self, info: ReplicaInfo, streams: int, now: float) -> None:
-        """The pool has heard this of the replica."""
-        away_s, self._renewed_at = now - self._renewed_at, now
+        """Report a new state, or a lease that had expired, once the pool has taken this record."""
+        unrenewed_s, self._renewed_at = now - self._renewed_at, now
         first = self._state is None
-        lapsed = not first and away_s > self._ttl_s
+        lapsed = not first and unrenewed_s > self._ttl_s
         if info.state == self._state and not lapsed:
             return
-        self._state = info.state
-        asked_by, reason = self._asked.pop(info.state, ("", ""))
+        self._state = cast(ReplicaState, info.state)  # this process wrote it
+        asked_by, reason = self._requests.pop(self._state, ("", ""))
         wakes = info.state == "warming" and info.load.asleep
-        reason = reason or ("its engine wakes" if wakes else _BY_ITSELF[info.state])
+        reason = reason or ("its engine wakes" if wakes else _REASONS[self._state])
         figures: dict[str, float] = {
             "streams": streams,
             "running": info.load.running,
@@ -71,27 +79,31 @@ class Chronicle:
             reason = f"its first lease: {reason}"
         elif lapsed:
             reason = f"its lease had ended unrenewed, and it has one again: {reason}"
-            figures["unrenewed_s"] = round(away_s, 1)
-        if self._woken_s:
-            figures["wake_s"], self._woken_s = round(self._woken_s, 3), 0.0
-        self._herald.tell(
+            figures["unrenewed_s"] = round(unrenewed_s, 1)
+        if self._wake_s:
+            figures["wake_s"], self._wake_s = round(self._wake_s, 3), 0.0
+        self._fleet_events.report(
             "lease", pool=self._pool, replica=self._replica, state=info.state, reason=reason, asked_by=asked_by,
             figures=figures,
         )  # fmt: skip
 
-    def receive_gone(self, streams: int) -> None:
-        """The replica has left its pool. ``streams``: that it could not place elsewhere."""
-        self._herald.tell(
+    def receive_left(self, streams: int) -> None:
+        """Report that the replica has left its pool. ``streams``: the number it could not place elsewhere."""
+        self._fleet_events.report(
             "lease", pool=self._pool, replica=self._replica, state="gone", reason="it has left",
             figures={"streams": streams},
         )  # fmt: skip
 
-    def look_at(self, breaker: Breaker, now: float, reason: str = "") -> None:
-        """Tell of the breaker if it is in another state than it was. ``reason``: of the last failure."""
+    def receive_breaker(self, breaker: Breaker, now: float, reason: str = "") -> None:
+        """Report the breaker if its state has changed. ``reason``: code of the last failure."""
         state = breaker.state(now)
         if state != self._breaker:
             self._breaker = state
-            self._herald.tell(
-                "breaker", pool=self._pool, replica=self._replica, state=state,
-                reason=reason or _OF_BREAKER[state], figures={"failures": breaker.failures, "open_s": breaker.open_s},
-            )  # fmt: skip
+            self._fleet_events.report(
+                "breaker",
+                pool=self._pool,
+                replica=self._replica,
+                state=state,
+                reason=reason or _BREAKER_REASONS[state],
+                figures={"failures": breaker.failures, "open_s": breaker.open_s},
+            )

@@ -1,50 +1,46 @@
-"""How fast a pool uses up what may be slow, from what its replicas say of their first tokens. Pure."""
+"""Error-budget burn rate of a pool's TTFT objective, from its replicas' counts of first tokens. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 
-from stream_fabric.metrics import TTFT_BUCKETS_S
-from stream_fabric.redis.pool import ReplicaInfo
+from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.pool.replica_load import TTFT_BOUNDS_S
+from stream_fabric.process.stats import add_counts, count_above
 
 SHORT_S, LONG_S = 300.0, 3600.0
+"""Windows of the burn rate, in seconds."""
 _SLOT_S = 10.0
-_SKETCH_S = 60.0
-"""What a replica tells is of its last minute."""
+_REPORTED_S = 60.0
+"""Time that a replica's counts cover."""
 _SAMPLES_MIN = 20
-"""First tokens below which one slow one would be a fire."""
-_BOUNDS = (0.0, *TTFT_BUCKETS_S, 2 * TTFT_BUCKETS_S[-1])
+"""First tokens needed for a rate; with fewer, one slow token would look like an outage."""
 
 
 class Burn:
-    """Of a pool that promises that this share of first tokens come within its objective."""
+    """Burn rate of one pool. ``share`` (0 to 1) of first tokens are promised within ``objective_s`` seconds."""
 
     def __init__(self, objective_s: float, share: float) -> None:
         self._objective_s = objective_s
         self._budget = 1 - share
         self._slots: deque[tuple[float, float, float]] = deque()
-        """When each began, with how many first tokens were slow and how many there were."""
+        """Start of each slot, with its slow first tokens and all its first tokens."""
 
     def receive(self, infos: Sequence[ReplicaInfo], passed_s: float, now: float) -> None:
-        """Each look tells of a minute and stands for the time since the one before."""
-        slow = total = 0.0
-        for info in infos:
-            for (low, high), count in zip(pairwise(_BOUNDS), info.ttft_counts, strict=False):
-                total += count
-                # Within its bucket as if they were spread evenly over it
-                slow += count * min(max((high - self._objective_s) / (high - low), 0.0), 1.0)
-        weight = passed_s / _SKETCH_S
+        """Add the first tokens that replicas counted in the last minute, weighted by the time since the last look."""
+        counts = add_counts((info.ttft_counts for info in infos), len(TTFT_BOUNDS_S) - 1)
+        slow, total = count_above(counts, TTFT_BOUNDS_S, self._objective_s), sum(counts)
+        weight = passed_s / _REPORTED_S
         if not self._slots or now - self._slots[-1][0] >= _SLOT_S:
             self._slots.append((now, 0.0, 0.0))
-        began, before, all_before = self._slots[-1]
-        self._slots[-1] = (began, before + weight * slow, all_before + weight * total)
+        began, slow_before, total_before = self._slots[-1]
+        self._slots[-1] = (began, slow_before + weight * slow, total_before + weight * total)
         while now - self._slots[0][0] > LONG_S:
             self._slots.popleft()
 
     def rate(self, window_s: float, now: float) -> float:
-        """The share that was slow, to the share that may be; 0: too few to tell."""
+        """Share of slow first tokens divided by the share that may be slow; 0: too few samples."""
         slots = [slot for slot in self._slots if now - slot[0] <= window_s]
         total = sum(slot[2] for slot in slots)
         return sum(slot[1] for slot in slots) / total / self._budget if total >= _SAMPLES_MIN else 0.0

@@ -1,4 +1,7 @@
-"""What answers of telemetry teach of a pool. Pure. A row that cannot be teaches nothing; the others do."""
+"""Builds a pool's traffic model from the answers of telemetry. Pure.
+
+A row with impossible values is skipped; the other rows count.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,58 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from inference.control.profile import SLOT_S, WEEK_S, ArrivalProfile
-from stream_fabric.learned import REQUESTS_MIN, TRIES_MIN, Jump, Learned, Lengths, Route, Speed
+from inference.control.policy.arrival_profile import SLOT_S, WEEK_S, ArrivalProfile, learn_profile
+from stream_fabric.pool.traffic_model import REQUESTS_MIN, TRIES_MIN, Jump, Lengths, Route, Speed, TrafficModel
+from stream_fabric.process.stats import percentile
 
 ArrivalRow = tuple[float, float, float, float]
-"""Unix time of a slot; requests, prompt tokens that had to be computed, output tokens that came in it."""
+"""Unix time of a slot; requests, prompt tokens to compute and output tokens in it."""
 LengthsRow = tuple[
     str, str, str, float, float | None, Sequence[float | None], float | None, Sequence[float | None]
 ]  # fmt: skip
-"""Model, dialect, tier; requests; mean and percentiles of prompts, and of answers."""
+"""Model, dialect, tier; requests; mean and percentiles of prompts, then of answers."""
 SpeedRow = tuple[float, float | None, float | None, float, float]
-"""Tries; how many decoded at once, tokens a second of them all; prompt tokens computed, and their microseconds."""
+"""Attempts; concurrent sequences, their tokens per second in total; prompt tokens computed, microseconds for it."""
 
 JUMP_HORIZONS_S = (60.0, 120.0, 300.0, 600.0, 1200.0)
-_RARELY = 0.99
+_JUMP_SHARE = 0.99
+"""Share of slots that are followed by no larger jump than the learned one."""
 _SIGMAS = 4.0
-"""Standard deviations that chance seldom makes of the largest of many."""
+"""Standard deviations that the largest of many samples seldom exceeds by chance."""
+_PER_S_MAX = 1e7
 
 
-class Snapshot(Learned, frozen=True):
-    """All that a controller has learned of a pool."""
+class PoolTrafficModel(TrafficModel, frozen=True):
+    """A pool's traffic model with its arrivals, which only controllers read."""
 
     arrivals: ArrivalProfile | None = None
 
 
-def routes(rows: Iterable[LengthsRow]) -> tuple[Route, ...]:
-    """The most asked first."""
+def update_model(
+    known: PoolTrafficModel,
+    arrivals: Sequence[ArrivalRow],
+    lengths: Sequence[LengthsRow],
+    attempts: Sequence[SpeedRow],
+    now_s: float,
+) -> PoolTrafficModel:
+    """Return the model after new answers of telemetry; a part without valid rows stays as before.
+
+    Raises ValueError for impossible arrivals.
+    """
+    speeds, prefill_per_s = learn_speeds(attempts)
+    return msgspec.structs.replace(
+        known,
+        learned_s=now_s,
+        arrivals=learn_profile(arrivals, now_s),
+        jumps=learn_jumps(arrivals, now_s),
+        routes=learn_routes(lengths) or known.routes,
+        speeds=speeds or known.speeds,
+        prefill_per_s=prefill_per_s or known.prefill_per_s,
+    )
+
+
+def learn_routes(rows: Iterable[LengthsRow]) -> tuple[Route, ...]:
+    """Return the routes with their lengths, the route with most requests first."""
     found = []
     for model, dialect, tier, requests, prompt_mean, prompt_q, output_mean, output_q in rows:
         if not requests >= REQUESTS_MIN:
@@ -58,26 +87,28 @@ def _lengths(percentiles: Sequence[float | None], mean: float | None) -> Lengths
         return None
 
 
-def speeds(rows: Iterable[SpeedRow]) -> tuple[tuple[Speed, ...], float]:
-    """By batch, rising; and prompt tokens a second, 0: unknown."""
+def learn_speeds(rows: Iterable[SpeedRow]) -> tuple[tuple[Speed, ...], float]:
+    """Return decode speeds by rising batch size, and prefill speed in prompt tokens per second (0: unknown)."""
     found: dict[float, Speed] = {}
-    computed = took_us = 0.0
-    for tries, batch, tokens_per_s, uncached_tokens, prefill_us in rows:
-        if not tries >= TRIES_MIN or batch is None or tokens_per_s is None:
+    computed = prefill_us = 0.0
+    for attempts, batch, tokens_per_s, uncached_tokens, row_prefill_us in rows:
+        if not attempts >= TRIES_MIN or batch is None or tokens_per_s is None:
             continue
         try:
             found[batch] = Speed(batch, tokens_per_s)
         except ValueError:
             continue
-        computed, took_us = computed + uncached_tokens, took_us + prefill_us
-    per_s = computed / took_us * 1e6 if took_us > 0 else 0.0
-    return tuple(found[batch] for batch in sorted(found)), per_s if 0 < per_s < 1e7 else 0.0
+        computed, prefill_us = computed + uncached_tokens, prefill_us + row_prefill_us
+    per_s = computed / prefill_us * 1e6 if prefill_us > 0 else 0.0
+    return tuple(found[batch] for batch in sorted(found)), per_s if 0 < per_s < _PER_S_MAX else 0.0
 
 
-def jumps(rows: Sequence[ArrivalRow], now_s: float) -> tuple[Jump, ...]:
-    """From every slot of the last week to the most that came within each horizon: what but one in a hundred stays
-    below, where it is more than chance makes; in tokens as requests usually have. Of slots before the first row nothing
-    is known."""
+def learn_jumps(rows: Sequence[ArrivalRow], now_s: float) -> tuple[Jump, ...]:
+    """Return the 99th percentile of the increase in arrivals within each horizon, from every slot of the last week.
+
+    An increase within random variation counts as 0. Tokens follow from the mean tokens per request. Slots before the
+    first row are unknown and left out.
+    """
     last = int(now_s // SLOT_S) - 1
     counts = {int(row[0] // SLOT_S): row[1:] for row in rows}
     first = max(min(counts, default=last), last - WEEK_S // SLOT_S)
@@ -87,21 +118,21 @@ def jumps(rows: Sequence[ArrivalRow], now_s: float) -> tuple[Jump, ...]:
     for within_s in JUMP_HORIZONS_S:
         rises = sorted(_rises(requests, max(math.ceil(within_s / SLOT_S), 1)))
         if rises:
-            rare = rises[math.ceil(_RARELY * len(rises)) - 1] / SLOT_S
-            found.append(Jump(within_s, *(round(rare * each, 4) for each in (1.0, prompt, output))))
+            per_s = percentile(rises, _JUMP_SHARE) / SLOT_S
+            found.append(Jump(within_s, *(round(per_s * each, 4) for each in (1.0, prompt, output))))
     return tuple(found)
 
 
 def _rises(counts: Sequence[float], ahead: int) -> list[float]:
-    """From each to the largest of so many after it; 0: by no more than chance makes."""
+    """Increase from each count to the largest of the next ``ahead`` ones; 0: within random variation."""
     rises: list[float] = []
-    window: deque[int] = deque()  # of those after it, each larger than all between
+    window: deque[int] = deque()  # later indices in order, each count larger than all between
     for index in range(len(counts) - 1, -1, -1):
         while window and window[0] > index + ahead:
             window.popleft()
         if window and index + ahead < len(counts):
-            most, own = counts[window[0]], counts[index]
-            rises.append(most - own if most - own > _SIGMAS * math.sqrt(most + own) else 0.0)
+            largest, own = counts[window[0]], counts[index]
+            rises.append(largest - own if largest - own > _SIGMAS * math.sqrt(largest + own) else 0.0)
         while window and counts[window[-1]] <= counts[index]:
             window.pop()
         window.append(index)

@@ -1,4 +1,4 @@
-"""One choice of an answer: which tokens it has and as which frames they leave."""
+"""One choice of a simulated answer: its tokens, and the frames that carry them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sim.text import Prompt, StopText, json_like, logprobs, pieces, skip, words
-from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Open
-from stream_fabric.ids import StreamId, derived_id
+from inference.engines.sim.settings import SimSettings
+from inference.engines.sim.text import Prompt, StopText, json_like, logprobs, skip, split_tokens, words
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Open
+from stream_fabric.stream.ids import StreamId, derived_id
 
 _TOP_LOGPROBS_MAX = 20
 
 Piece = Frame | str | None
-"""A frame, a token's text in the block that was opened last, or None: the token has been made."""
+"""A frame, a token's text for the last opened block, or None: a token was made."""
 
 
 class Answer:
-    """Of one choice: ``length`` tokens; ``token()`` gives what leaves with the next of them."""
+    """One choice of ``length`` tokens; each call of ``token()`` gives the output of the next token."""
 
     def __init__(self, stream: StreamId, prompt: Prompt, choice: int, choices: int, settings: SimSettings) -> None:
         body = prompt.body
@@ -40,44 +40,47 @@ class Answer:
         natural = settings.length_min + prompt.number("length", self._seed + choice) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
         self._natural = asked is None
-        self._pieces = self._plan(body, asked)
+        self._pieces = self._choose_output(body, asked)
         self.tokens_made = 0
         self._told = 0
         self.ended = False
 
-    def _plan(self, body: dict[str, Any], asked: int | None) -> Iterator[Piece]:
-        tool = _tool(body, self._prompt)
+    def _choose_output(self, body: dict[str, Any], asked: int | None) -> Iterator[Piece]:
+        """Choose what the request asks for (tool call, JSON or text) and return its output."""
+        tool = _requested_function(body, self._prompt)
         format_ = body.get("response_format") or {}
         if tool is not None:
             arguments = json_like(tool.get("parameters"), self._prompt, self._seed)
-            tokens = pieces(arguments)
+            tokens = split_tokens(arguments)
             self._finish, self.length = "tool_calls", len(tokens)
             call = derived_id("call_", self._stream, self.choice + 1)
-            return self._spell([("tool", iter(tokens), call, tool["name"])])
+            return self._to_pieces([("tool", iter(tokens), call, tool["name"])])
         if format_.get("type") in ("json_object", "json_schema"):
             schema = (format_.get("json_schema") or {}).get("schema")
-            tokens = pieces(json_like(schema, self._prompt, self._seed))
+            tokens = split_tokens(json_like(schema, self._prompt, self._seed))
             self.length = len(tokens)
-            return self._spell([("text", iter(tokens), None, None)])
+            return self._to_pieces([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
         endless = words(self._prompt, self._seed, self.choice)
         if self._prompt.continued:
             said, endless = skip(endless, self._prompt.continued)
             if self._natural:
-                if said >= self.length:  # all has been said but that it is the end
+                if said >= self.length:  # only the end is missing
                     endless = iter([""])
                 self.length = max(1, self.length - said)
         if asked:
             self._finish = "length"
         if stops:
-            endless = self._until_stop(endless, [stops] if isinstance(stops, str) else stops)
+            endless = self._cut_at_stop(endless, [stops] if isinstance(stops, str) else stops)
         if body.get("reasoning_effort") or (body.get("chat_template_kwargs") or {}).get("enable_thinking"):
             thoughts = self.length // 3
-            return self._spell([("reasoning", islice(endless, thoughts), None, None), ("text", endless, None, None)])
-        return self._spell([("text", endless, None, None)])
+            return self._to_pieces(
+                [("reasoning", islice(endless, thoughts), None, None), ("text", endless, None, None)]
+            )
+        return self._to_pieces([("text", endless, None, None)])
 
-    def _until_stop(self, tokens: Iterator[str], stops: list[str]) -> Iterator[str]:
-        """Tokens before the first stop string, each with as much text as can no more belong to one."""
+    def _cut_at_stop(self, tokens: Iterator[str], stops: list[str]) -> Iterator[str]:
+        """Yield the tokens before the first stop string; hold back text that may belong to a stop string."""
         stop = StopText(stops)
         for number, token in enumerate(islice(tokens, self.length), 1):
             text = stop.take(token, last=number == self.length)
@@ -88,7 +91,8 @@ class Answer:
             if stop.found is not None:
                 return
 
-    def _spell(self, blocks: list[tuple[Any, Iterator[str], str | None, str | None]]) -> Iterator[Piece]:
+    def _to_pieces(self, blocks: list[tuple[Any, Iterator[str], str | None, str | None]]) -> Iterator[Piece]:
+        """Yield the output of blocks, given as (kind, tokens, call id, function name); a None follows each token."""
         spelled = 0
         for kind, tokens, call, name in blocks:
             self._block += self._choices
@@ -96,9 +100,9 @@ class Answer:
             yield Open(self._block, self.choice, kind, form, call, name)
             for token in tokens:
                 if not token:
-                    pass  # made, and held back
+                    pass  # the token is made, its text held back
                 elif self._top >= 0 and kind == "text":
-                    yield Delta(self._block, token, self.untold(), logprobs(token, self._top))
+                    yield Delta(self._block, token, self.tokens_since_text(), logprobs(token, self._top))
                 else:
                     yield token
                 spelled += 1
@@ -110,16 +114,16 @@ class Answer:
 
     @property
     def block(self) -> int:
-        """The block that was opened last."""
+        """Number of the last opened block."""
         return self._block
 
-    def untold(self) -> int:
-        """Tokens since the last text that left: that one's, and those whose text was held back."""
+    def tokens_since_text(self) -> int:
+        """Return the number of tokens since the last call; tokens whose text was held back count too."""
         tokens, self._told = self.tokens_made - self._told, self.tokens_made
         return tokens
 
     def token(self) -> Iterator[Piece]:
-        """What leaves with the next token; with the last one, what closes the choice."""
+        """Return the output of the next token; the last token also closes the choice."""
         self.tokens_made += 1
         for piece in self._pieces:
             if piece is None:
@@ -136,7 +140,7 @@ def _seed(body: dict[str, Any], settings: SimSettings) -> int:
 
 
 def _top_logprobs(body: dict[str, Any]) -> int:
-    """How many alternatives a token's logprobs name; -1: no logprobs. Of completions ``logprobs`` is the number."""
+    """Return the number of alternatives in a token's logprobs; -1: no logprobs."""
     asked = body.get("logprobs")
     if asked is None or asked is False:
         return -1
@@ -146,8 +150,8 @@ def _top_logprobs(body: dict[str, Any]) -> int:
     return top
 
 
-def _tool(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:
-    """The function that the request makes the simulator call: one it demands, or its last message names."""
+def _requested_function(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:
+    """Return the function to call: the one that the request demands, or that its last message names."""
     functions = [t["function"] for t in body.get("tools") or () if t.get("type") == "function"]
     choice = body.get("tool_choice")
     if not functions or choice == "none":

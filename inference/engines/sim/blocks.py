@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """``total`` blocks. A block is free and empty, free and cached (evictable), or held by one or more sequences."""
+    """Pool of ``total`` KV blocks.
+
+    A block is free and empty, free and cached (evictable), or held by one or more sequences.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._empty = list(range(total))
         self._cached: OrderedDict[int, int] = OrderedDict()
-        """Free blocks whose content may be used again, block → hash, least recently used first."""
+        """Free blocks with reusable content, block → hash, least recently used first."""
         self._by_hash: dict[int, int] = {}
         self._hash: dict[int, int] = {}
         self._references: dict[int, int] = {}
@@ -41,7 +44,7 @@ class BlockPool:
         return found
 
     def take(self, count: int) -> list[int] | None:
-        """Take ``count`` blocks, evicting cached ones; None when there are not as many."""
+        """Take ``count`` blocks, evicting cached ones; None when there are too few."""
         if count > self.free:
             return None
         taken = []
@@ -58,13 +61,13 @@ class BlockPool:
         return taken
 
     def publish(self, block: int, value: int) -> None:
-        """The block is full: others may share it. The first block with a content is the one that is shared."""
+        """Let other sequences share a full block. Of several blocks with equal content the first is shared."""
         if value not in self._by_hash and block not in self._hash:
             self._by_hash[value] = block
             self._hash[block] = value
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; a chain's end is evicted before its beginning."""
+        """Free blocks. The end of a chain is evicted before its beginning."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block]:

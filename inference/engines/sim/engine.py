@@ -1,4 +1,4 @@
-"""The simulator as an engine: one loop for all requests, a call to their sinks for each token, no task a request."""
+"""Engine ``sim``: a simulated replica. One loop serves all requests and calls their sinks for each token."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from inference.agent.engines.chunks import put_item
-from inference.agent.engines.sim.answer import Answer
-from inference.agent.engines.sim.metrics import SimMetrics
-from inference.agent.engines.sim.model import Replica
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sim.text import Prompt
-from inference.agent.engines.sim.whole import Embeddings, Part, Rerank, Whole
+from inference.engines.sim.answer import Answer
+from inference.engines.sim.metrics import SimMetrics
+from inference.engines.sim.model import Replica
+from inference.engines.sim.settings import SimSettings
+from inference.engines.sim.text import Prompt
+from inference.engines.sim.whole import Embeddings, Part, Rerank, Whole
+from inference.engines.upstream.answers import put_item
 from stream_fabric.errors import EngineFailed, EngineLost, Unsupported
-from stream_fabric.frames import ErrorInfo, Note, Usage
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, Loaded, SleepLevel
+from stream_fabric.pool.records import EngineLoad, EngineRequest
+from stream_fabric.ports import FrameSink, Loaded, SleepLevel
+from stream_fabric.stream.frames import ErrorInfo, Note, Usage
+from stream_fabric.stream.ids import StreamId
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,10 @@ Key = tuple[StreamId, int]
 
 
 class _Request:
-    """``fails_at``: after so many tokens; None: not at all. ``whole``: what is answered when all has been computed."""
+    """One request on the engine.
+
+    ``fails_at``: fail after this number of tokens; None: never. ``whole``: the answer of an embedding or rerank.
+    """
 
     __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at", "whole")
 
@@ -55,7 +59,10 @@ class _Request:
 
 
 class SimEngine:
-    """``on_abort`` hears every abort of a request that was known; ``crash`` ends the process."""
+    """The ``Engine`` of the simulator.
+
+    ``on_abort`` is called for every abort of a known request; ``crash`` ends the process.
+    """
 
     def __init__(
         self,
@@ -91,7 +98,7 @@ class SimEngine:
             sink.end("failed", ErrorInfo.of(EngineLost("the simulator sleeps; try again soon")))
             return
         try:
-            prompt, answers, whole = self._read(request)
+            prompt, answers, whole = self._parse_request(request)
         except (msgspec.MsgspecError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
             sink.end(
                 "failed",
@@ -122,7 +129,8 @@ class SimEngine:
         self._requests[request.stream] = item
         self._work.set()
 
-    def _read(self, request: EngineRequest) -> tuple[Prompt, Sequence[Answer | Part], Whole | None]:
+    def _parse_request(self, request: EngineRequest) -> tuple[Prompt, Sequence[Answer | Part], Whole | None]:
+        """Return the request's prompt, its answers or inputs, and the document of an embedding or rerank."""
         body = msgspec.json.decode(request.body)
         if request.kind in ("embeddings", "rerank"):
             whole: Whole = Embeddings(body) if request.kind == "embeddings" else Rerank(request.stream, body)
@@ -161,7 +169,9 @@ class SimEngine:
 
     async def sleep(self, level: SleepLevel) -> bool:
         if level > self.settings.sleep_levels:
-            raise Unsupported(f"the simulator was told to know no sleep of level {level} (sleep_levels)")
+            raise Unsupported(
+                f"the simulator does not sleep at level {level}; its setting sleep_levels allows none deeper"
+            )
         if self._requests:
             return False
         if not self._asleep:
@@ -194,11 +204,11 @@ class SimEngine:
                 due = yielded = loop.time()
             step = self.replica.step()
             now = loop.time()
-            if not step.duration_s:  # as fast as the loop goes: there is nothing to be late for
+            if not step.duration_s:  # without delays there is no schedule to keep
                 due = max(due, now)
             due += step.duration_s
             if due > now:
-                # By the clock, not by the pause: a late step does not slow the ones after it
+                # Wait until a moment, not for a time: a late step does not delay the next ones
                 await asyncio.sleep(due - now)
                 yielded = loop.time()
             elif now - yielded > _YIELD_EVERY_S or not step.tokens:
@@ -206,26 +216,28 @@ class SimEngine:
                 yielded = loop.time()
                 due = max(due, yielded - _BEHIND_S_MAX)
             for (stream, _), cached in step.first:
-                self._begin(stream, cached)
+                self._report_prompt(stream, cached)
             for stream, choice in step.tokens:
                 try:
-                    self._token(stream, choice)
-                except Exception as error:  # what a request makes of itself must not end the others
-                    log.exception("request %s cannot be simulated", stream)
+                    self._emit_token(stream, choice)
+                except Exception as error:  # a request's content must not end the others
+                    log.exception("simulation of a request failed: stream=%s", stream)
                     self._fail(stream, f"the simulator failed at this request: {error!r}")
             if step.duration_s:
-                self.metrics.decoded(len(step.tokens) - len(step.first), step.duration_s)
+                self.metrics.receive_step(len(step.tokens) - len(step.first), step.duration_s)
 
-    def _begin(self, stream: StreamId, cached: int) -> None:
+    def _report_prompt(self, stream: StreamId, cached: int) -> None:
+        """Report the prompt's length and its cached tokens, at the first token of the stream."""
         request = self._requests.get(stream)
         if request is None or request.cached is not None:
             return
         request.cached = cached
-        self.metrics.first_token(asyncio.get_running_loop().time() - request.started_at, request.prompt.tokens)
+        self.metrics.receive_first_token(asyncio.get_running_loop().time() - request.started_at, request.prompt.tokens)
         request.sink.usage(request.prompt.tokens, cached)
         request.sink.frame(Note("prompt", prompt_tokens=request.prompt.tokens, cached_tokens=cached))
 
-    def _token(self, stream: StreamId, choice: int) -> None:
+    def _emit_token(self, stream: StreamId, choice: int) -> None:
+        """Put the next token of one choice into the stream, and end the stream after its last token."""
         request = self._requests.get(stream)
         if request is None:  # aborted between the step and its end
             return
@@ -233,15 +245,15 @@ class SimEngine:
         request.made += 1
         self._made += 1
         if request.fails_at is not None and request.made > request.fails_at:
-            self._fail(stream, "the simulator was told to fail this request")
+            self._fail(stream, "the simulator fails this request, as its setting fail_rate demands")
             return
         answer, sink = request.answers[choice], request.sink
         for piece in answer.token():
             if isinstance(piece, str):
-                sink.text(answer.block, piece, answer.untold())
+                sink.text(answer.block, piece, answer.tokens_since_text())
             elif piece is not None:
                 sink.frame(piece)
-        if stream not in self._requests:  # its sink has had enough
+        if stream not in self._requests:  # aborted by its sink
             return
         if answer.ended:
             self.replica.abort((stream, choice))  # a stop string may have come before its last token
@@ -250,7 +262,7 @@ class SimEngine:
                 document = None if request.whole is None else request.whole.body()
                 output = request.made if document is None else 0
                 del self._requests[stream]
-                self.metrics.finished(output)
+                self.metrics.receive_end(output)
                 if document is not None:
                     put_item(sink, document)
                 sink.end("completed", usage=Usage(request.prompt.tokens, request.cached or 0, 0, output))

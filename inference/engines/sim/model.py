@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from inference.agent.engines.sim.blocks import BlockPool
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.blocks import BlockPool
+from inference.engines.sim.settings import SimSettings
 
 K = TypeVar("K")
 
@@ -26,25 +26,25 @@ class Running(Generic[K]):
         self.key = key
         self.prompt = prompt
         self.hashes = hashes
-        """Of the prompt's full blocks, each over all before it."""
+        """Hashes of the prompt's full blocks; each covers the blocks before it."""
         self.target = target
         self.made = 0
         self.computed = 0
-        """Tokens whose KV is held: of the prompt, then of what was made."""
+        """Number of tokens whose KV is held: the prompt's first, then the output's."""
         self.cached = 0
         self.blocks: list[int] = []
         self.stalled = False
         self.prefill_s = 0.0
-        """Time its prefill has taken, for the least TTFT."""
+        """Duration of the prefill so far, compared with the minimum TTFT."""
 
     @property
     def needed(self) -> int:
-        """Tokens to compute before the next one can be made (after a preemption, what was made too)."""
+        """Number of tokens that must be computed before the next output token; after a preemption the output too."""
         return self.prompt + self.made
 
 
 class Step(Generic[K]):
-    """What one step did.
+    """Result of one step.
 
     ``first``: keys whose prefill has just ended, each with its cached tokens. ``tokens``: keys that got one more
     token. ``finished``: those for which it was the last. ``duration_s``: how long the step takes.
@@ -100,7 +100,7 @@ class Replica(Generic[K]):
         return key in self._by_key
 
     def stall(self, key: K) -> None:
-        """The request makes no more tokens, and keeps its place and its blocks."""
+        """Stop producing tokens; the request keeps its slot and its blocks."""
         sequence = self._by_key.get(key)
         if sequence is not None and not sequence.stalled:
             sequence.stalled = True
@@ -136,7 +136,7 @@ class Replica(Generic[K]):
         )
         held = [s for s in self.running if s.made == 0]
         if held:
-            # A step that takes no time would not bring their first token nearer
+            # A step without duration would never reach the minimum TTFT
             step.duration_s = max(step.duration_s, _HELD_STEP_S)
             if not step.tokens and not prefilled:
                 step.duration_s = max(step.duration_s, min(settings.ttft_ms / 1e3 - s.prefill_s for s in held))
@@ -147,9 +147,9 @@ class Replica(Generic[K]):
         return step
 
     def _admit(self, sequence: Running[K]) -> bool:
-        """Take the cached prefix and the blocks of the rest of the prompt."""
+        """Take the KV blocks for the prompt, cached ones first. False: too few blocks are free."""
         size = self.settings.block_size
-        # The last token is always computed: something must come out
+        # The last prompt token is always computed, to produce the first output token
         usable = sequence.hashes[: (sequence.needed - 1) // size] if self.settings.prefix_cache else ()
         found = self.blocks.match(usable)
         rest = self.blocks.take(-(-sequence.needed // size) - len(found))
@@ -163,6 +163,7 @@ class Replica(Generic[K]):
         return True
 
     def _prefill(self, sequence: Running[K], budget: int, step: Step[K]) -> int:
+        """Compute at most ``budget`` tokens of the prompt, and return how many."""
         amount = min(budget, sequence.needed - sequence.computed)
         sequence.computed += amount
         if sequence.computed < sequence.needed:
@@ -171,23 +172,24 @@ class Replica(Generic[K]):
             for block, value in zip(sequence.blocks, sequence.hashes, strict=False):
                 self.blocks.publish(block, value)
         if sequence.made == 0 and sequence.prefill_s * 1e3 < self.settings.ttft_ms - self.settings.itl_ms:
-            sequence.computed -= 1  # held back to the least TTFT: its last prompt token stays to be computed
+            sequence.computed -= 1  # minimum TTFT not reached: compute the last prompt token in a later step
             return amount
         self._emit(sequence, step)
         return amount
 
     def _emit(self, sequence: Running[K], step: Step[K]) -> None:
+        """Produce one output token of the sequence."""
         if sequence.made == 0:
             step.first.append((sequence.key, sequence.cached))
         sequence.made += 1
-        # The new token's KV is computed by the decode step that makes the next one
+        # The KV of the new token is computed by the decode step of the next one
         sequence.computed = sequence.needed
         step.tokens.append(sequence.key)
         if sequence.made >= sequence.target:
             step.finished.append(sequence.key)
 
     def _grow(self, sequence: Running[K], tokens: int) -> bool:
-        """Have room for so many tokens' KV, preempting the youngest; False when that was the sequence itself."""
+        """Allocate KV blocks for ``tokens``, preempting the youngest. False: the sequence itself was preempted."""
         missing = -(-tokens // self.settings.block_size) - len(sequence.blocks)
         if missing <= 0:
             return True

@@ -6,44 +6,44 @@ import msgspec
 
 
 class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A made-up replica. The defaults are of the order of an 8B model on one large GPU."""
+    """A fictional replica. The defaults are similar to an 8B model on one large GPU. Times in milliseconds."""
 
     model: str = "sim-small"
     itl_ms: float = 20.0
-    """Time of a decode step with one sequence; 0: as fast as the loop goes."""
+    """Duration of a decode step with one sequence; 0: no delay."""
     batch_slope_us: float = 0.0
     """Time that each further sequence adds to a step."""
     ttft_ms: float = 100.0
-    """From the start of a request's prefill to its first token at least."""
+    """Minimum time from the start of a request's prefill to its first token."""
     prefill_tokens_per_s: float = 20_000.0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
-    """Tokens of one step, decode and chunked prefill together."""
+    """Maximum tokens of one step, decode and chunked prefill together."""
     block_size: int = 16
     num_blocks: int = 32_768
     prefix_cache: bool = True
     seed: int = 0
     length_min: int = 50
     length_max: int = 400
-    """Output tokens when the request does not say; drawn from the prompt."""
+    """Range of output tokens when the request sets no limit; derived from the prompt."""
     fail_rate: float = 0.0
     """Share of requests that fail half-way."""
     stall_after_tokens: int = 0
-    """Every request goes silent after so many tokens; 0: none."""
+    """Every request stops without an end after this number of tokens; 0: never."""
     crash_after_tokens: int = 0
-    """The process dies after making so many tokens in all; 0: never."""
+    """The process exits after this total number of tokens; 0: never."""
 
     sleep_levels: int = 2
-    """The deepest level at which it can sleep; 0: it cannot."""
+    """Deepest supported sleep level; 0: no sleep."""
     sleep_ms: float = 500.0
-    """Time to fall asleep."""
+    """Duration of falling asleep."""
     wake_ms: float = 500.0
     reload_ms: float = 5000.0
-    """Time that waking from level 2 takes more: its weights are read again."""
+    """Extra duration of a wake from level 2, which reads the weights again."""
 
     @classmethod
     def parse(cls, text: str) -> SimSettings:
-        """Raises ValueError that names the wrong setting and what is allowed."""
+        """Read settings from text. Raises ValueError that names the wrong setting and the allowed values."""
         given: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")

@@ -1,4 +1,4 @@
-"""What the simulator says: text from the prompt and the seed alone, so that runs compare byte for byte."""
+"""The simulator's output text. It depends on the prompt and the seed alone, so runs are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _ANY = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
 class Prompt:
-    """A request's prompt: its bytes, its length in (made-up) tokens, and its digest."""
+    """A request's prompt: its bytes, its length in (simulated) tokens, and its digest."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
         self.continued = ""
-        """What of the answer has been said before: the request is to go on with it."""
+        """Output that the request asks to continue."""
         if "messages" in body:
             messages = body["messages"]
             if body.get("continue_final_message") and messages[-1].get("role") == "assistant":
                 *messages, last = messages
-                self.continued = _content(last.get("content"))
-            parts = [f"<{m.get('role')}>{_content(m.get('content'))}" for m in messages]
+                self.continued = _content_text(last.get("content"))
+            parts = [f"<{m.get('role')}>{_content_text(m.get('content'))}" for m in messages]
         else:
-            parts = [_content(body.get("prompt"))]
+            parts = [_content_text(body.get("prompt"))]
         asked = "".join(parts).encode("utf-8", "replace")
         self.digest = hashlib.blake2b(asked, digest_size=16).digest()
         self.data = asked + self.continued.encode("utf-8", "replace")
         self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
 
     def hashes(self, block_size: int) -> list[int]:
-        """Of each full block of tokens, over it and all before it."""
+        """Hashes of the full blocks of tokens; each covers the blocks before it."""
         size = block_size * _BYTES_PER_TOKEN
         chain = hashlib.blake2b(digest_size=8)
         out = []
@@ -65,7 +65,7 @@ class Prompt:
 
 
 def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
-    """Tokens of readable nonsense with some markdown and multi-byte characters, without end."""
+    """Yield tokens of readable nonsense with some markdown and multi-byte characters, without end."""
     block = 0
     capital, worded = True, 0
     while True:
@@ -86,13 +86,15 @@ def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
 
 
 def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:
-    """Take the tokens that the text is made of: how many they were, and what follows them. Raises ValueError when they
-    say something else."""
+    """Take the tokens that make up ``text``. Returns their number and the tokens after them.
+
+    Raises ValueError when the tokens are another text.
+    """
     count = 0
     while text:
         token = next(tokens)
         if not text.startswith(token):
-            if token.startswith(text):  # its end was held back, for it might have begun a stop string
+            if token.startswith(text):  # its end was held back, because it might begin a stop string
                 return count, chain([token[len(text) :]], tokens)
             raise ValueError("the simulator would have said something else")
         text = text[len(token) :]
@@ -101,7 +103,7 @@ def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:
 
 
 class StopText:
-    """Text on its way out, held back for as long as it may be the beginning of a stop string."""
+    """Holds text back as long as it may be the beginning of a stop string."""
 
     def __init__(self, stops: list[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -109,7 +111,10 @@ class StopText:
         self.found: str | None = None
 
     def take(self, text: str, *, last: bool) -> str:
-        """The text that may leave; all that is left before a stop string once one is ``found``, or with the last."""
+        """Return the text that can go out now.
+
+        After a stop string was ``found`` that is all text before it; with the last token, all text.
+        """
         held = self._held + text
         at, stop = min(((held.find(stop), stop) for stop in self._stops if stop in held), default=(-1, None))
         if stop is not None:
@@ -117,34 +122,34 @@ class StopText:
             return held[:at]
         if last:
             return held
-        keep = max((self._begun(held, stop) for stop in self._stops), default=0)
+        keep = max((self._matching_chars(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
     @staticmethod
-    def _begun(held: str, stop: str) -> int:
-        """How many characters of the stop string the text ends with."""
+    def _matching_chars(held: str, stop: str) -> int:
+        """Number of characters at the text's end that begin the stop string."""
         return next((size for size in range(min(len(stop) - 1, len(held)), 0, -1) if held.endswith(stop[:size])), 0)
 
 
-def pieces(text: str) -> list[str]:
-    """A given text in tokens of four characters."""
+def split_tokens(text: str) -> list[str]:
+    """Split a given text into tokens of four characters."""
     return [text[i : i + _BYTES_PER_TOKEN] for i in range(0, len(text), _BYTES_PER_TOKEN)]
 
 
 def json_like(schema: dict[str, Any] | None, prompt: Prompt, seed: int) -> str:
-    """A JSON value that fits a simple schema. Raises ValueError when it would be too large."""
-    return msgspec.json.encode(_Values(prompt).of(schema or _ANY, seed)).decode()
+    """Return a JSON value that fits a simple schema. Raises ValueError when the value would be too large."""
+    return msgspec.json.encode(_Values(prompt).value(schema or _ANY, seed)).decode()
 
 
 class _Values:
-    """Makes the values of one schema; a schema of a few bytes may ask for any number of them."""
+    """Generates the values of one schema, within a limit: a small schema may ask for any number of values."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self._left = _VALUES_MAX
 
-    def of(self, schema: dict[str, Any], seed: int) -> Any:
+    def value(self, schema: dict[str, Any], seed: int) -> Any:
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"the schema asks for more than {_VALUES_MAX} values")
@@ -157,9 +162,9 @@ class _Values:
         match kind[0] if isinstance(kind, list) else kind:
             case "object":
                 properties = schema.get("properties", {}).items()
-                return {name: self.of(sub, seed + i) for i, (name, sub) in enumerate(properties)}
+                return {name: self.value(sub, seed + i) for i, (name, sub) in enumerate(properties)}
             case "array":
-                return [self.of(schema.get("items", {}), seed + i) for i in range(schema.get("minItems", 2))]
+                return [self.value(schema.get("items", {}), seed + i) for i in range(schema.get("minItems", 2))]
             case "integer":
                 return prompt.number("integer", seed) % 100
             case "number":
@@ -172,7 +177,7 @@ class _Values:
 
 
 def logprobs(token: str, top: int) -> msgspec.Raw:
-    """Made-up but well-formed logprobs of one token, in OpenAI's shape."""
+    """Fictional but well-formed logprobs of one token, in OpenAI's format."""
 
     def item(text: str, rank: int) -> dict[str, Any]:
         return {"token": text, "logprob": -0.1 - rank, "bytes": list(text.encode())}
@@ -182,7 +187,7 @@ def logprobs(token: str, top: int) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode([first]))
 
 
-def _content(content: Any) -> str:
+def _content_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""What the simulator answers to embeddings and rerank: one JSON document, from the inputs alone."""
+"""Simulated answers to embeddings and rerank: one JSON document that depends on the inputs alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from inference.agent.engines.sim.answer import Piece
-from inference.agent.engines.sim.text import Prompt
-from stream_fabric.ids import StreamId, derived_id
+from inference.engines.sim.answer import Piece
+from inference.engines.sim.text import Prompt
+from stream_fabric.stream.ids import StreamId, derived_id
 
 _DIMENSIONS = 64
 _DIMENSIONS_MAX = 4096
 _NUMBERS_MAX = 1 << 20
-"""Of one answer's vectors together."""
+"""Maximum numbers in all vectors of one answer."""
 _WORD = re.compile(r"\w+")
 
 
 class Part:
-    """One input: a prompt of its own to the replica. What it gives is computed when its prefill has ended."""
+    """One input of an embedding or rerank request, which the replica computes as a prompt of its own."""
 
     length = 1
     block = 0
@@ -37,17 +37,17 @@ class Part:
         self._compute = compute
 
     def token(self) -> Iterator[Piece]:
-        """Nothing leaves before all parts have ended."""
+        """Compute the part's result; return no output, because the answer goes out after all parts."""
         self.tokens_made, self.ended = 1, True
         self._compute(self.choice)
         return iter(())
 
-    def untold(self) -> int:
+    def tokens_since_text(self) -> int:
         return 0
 
 
 class Whole(Protocol):
-    """An answer that leaves when its last part has ended."""
+    """An answer that goes out when its last part has ended."""
 
     prompt: Prompt
     parts: Sequence[Part]
@@ -55,24 +55,25 @@ class Whole(Protocol):
     def body(self) -> bytes: ...
 
 
-def _prompt(inputs: list[str], parts: Sequence[Part]) -> Prompt:
-    """All inputs as one, which tells how many tokens they have and whether the request is to fail."""
+def _joined_prompt(inputs: list[str], parts: Sequence[Part]) -> Prompt:
+    """Join all inputs into one prompt, which gives the number of tokens and whether the request must fail."""
     prompt = Prompt({"prompt": "\0".join(inputs)})
     prompt.tokens = sum(part.prompt_tokens for part in parts)
     return prompt
 
 
-def _tokens(text: str) -> int:
+def _count_tokens(text: str) -> int:
     return Prompt({"prompt": text}).tokens
 
 
-def _spelled(model: str, tokens: int, **fields: Any) -> bytes:
+def _document(model: str, tokens: int, **fields: Any) -> bytes:
+    """Encode the answer's JSON document with its usage."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return msgspec.json.encode({**fields, "model": model, "usage": usage, "simulated": True})
 
 
 class Embeddings:
-    """Unit vectors; equal inputs have equal ones, and others have nothing in common."""
+    """Answer with unit vectors: equal for equal inputs, unrelated for different ones."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._model = str(body["model"])
@@ -88,9 +89,10 @@ class Embeddings:
         self._inputs = [text if isinstance(text, str) else " ".join(map(str, text)) for text in inputs]
         self._data: list[dict[str, Any]] = [{} for _ in inputs]
         self.parts: Sequence[Part] = [
-            Part(k, _tokens(one) if isinstance(one, str) else len(one), self._compute) for k, one in enumerate(inputs)
+            Part(k, _count_tokens(one) if isinstance(one, str) else len(one), self._compute)
+            for k, one in enumerate(inputs)
         ]
-        self.prompt = _prompt(self._inputs, self.parts)
+        self.prompt = _joined_prompt(self._inputs, self.parts)
 
     def _compute(self, number: int) -> None:
         count = self._dimensions
@@ -103,11 +105,11 @@ class Embeddings:
         self._data[number] = {"object": "embedding", "index": number, "embedding": vector}
 
     def body(self) -> bytes:
-        return _spelled(self._model, self.prompt.tokens, object="list", data=self._data)
+        return _document(self._model, self.prompt.tokens, object="list", data=self._data)
 
 
 class Rerank:
-    """A document's score is the share of the query's words that it has."""
+    """Answer that scores documents by the share of the query's words in them."""
 
     def __init__(self, stream: StreamId, body: dict[str, Any]) -> None:
         self._model, self._stream = str(body["model"]), stream
@@ -118,13 +120,13 @@ class Rerank:
         self._top = int(body.get("top_n") or 0) or len(self._documents)
         if self._top < 0:
             raise ValueError(f"top_n must be at least 0, got {self._top}")
-        asked = _tokens(query)
+        asked = _count_tokens(query)
         self.parts: Sequence[Part] = [
-            Part(k, asked + _tokens(text), self._compute) for k, text in enumerate(self._documents)
+            Part(k, asked + _count_tokens(text), self._compute) for k, text in enumerate(self._documents)
         ]
         if not self.parts:
             raise ValueError("there are no documents")
-        self.prompt = _prompt([query, *self._documents], self.parts)
+        self.prompt = _joined_prompt([query, *self._documents], self.parts)
 
     def _compute(self, number: int) -> None:
         shared = self._words.intersection(_WORD.findall(self._documents[number].casefold()))
@@ -137,4 +139,4 @@ class Rerank:
             for k in best[: self._top]
         ]
         name = derived_id("rerank-", self._stream)
-        return _spelled(self._model, self.prompt.tokens, id=name, results=results)
+        return _document(self._model, self.prompt.tokens, id=name, results=results)

@@ -1,22 +1,20 @@
-"""OpenAI's streaming chunks into frames. Sans I/O; forgiving of what servers in the field do."""
+"""Translates OpenAI's streaming chunks into frames. Sans I/O; tolerates the deviations of servers in the field."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from stream_fabric.errors import EngineLost
-from stream_fabric.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Note, Open, Usage
-from stream_fabric.ids import StreamId, derived_id
-from stream_fabric.limits import ITEM_CHARS_MAX
+from inference.engines.upstream.answers import upstream_error
+from inference.engines.upstream.chunk_template import ChunkTemplate
 from stream_fabric.ports import FrameSink
+from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Note, Open, Usage
+from stream_fabric.stream.ids import StreamId, derived_id
 
 
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: MaybeRaw = None
-    """A string, as OpenAI has it; of some servers the object itself."""
+    """A JSON string as in OpenAI's API; some servers send the object itself."""
 
 
 class _ToolCall(msgspec.Struct):
@@ -38,7 +36,7 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
     message: _Delta | None = None
-    """In place of the delta, of a server that answers whole."""
+    """Instead of ``delta``, from a server that does not stream."""
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: MaybeRaw = None
@@ -63,30 +61,25 @@ class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
     error: MaybeRaw = None
     metrics: MaybeRaw = None
-    """vLLM's own times of a request, with its last usage; of other servers anything."""
+    """vLLM's own times of the request, in its last chunk; other servers may send anything here."""
 
 
 class _Metrics(msgspec.Struct):
     queue_time_ms: float | None = None
     time_to_first_token_ms: float | None = None
-    """From the moment that it was its turn."""
-
-
-class _Whole(msgspec.Struct):
-    usage: _Usage | None = None
+    """Counted from the end of the queue time."""
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
 _metrics_decoder = msgspec.json.Decoder(_Metrics)
 _OWN_MS_MAX = 86_400_000
-_whole_decoder = msgspec.json.Decoder(_Whole)
 _NULL = b"null"
-_ENGINE_DEAD = "EngineCore encountered an issue"
-"""vLLM's words when its engine has died under its server, in a stream as in an answer."""
+_TRIES_MAX = 8
+"""Chunks of one block from which a template is made: a server whose chunks never equal each other costs no more."""
 
 
 class _Call:
-    """A tool call; it opens when its name is known, and what came before waits."""
+    """A tool call. Its block opens when the name is known; arguments before that are held."""
 
     __slots__ = ("block", "held", "id")
 
@@ -96,8 +89,8 @@ class _Call:
         self.held = ""
 
 
-class _Open:
-    """The blocks of a choice that are open: one of text kind, and the tool calls by the server's index."""
+class _ChoiceState:
+    """State of one choice: its open text block, and its tool calls by the server's index."""
 
     __slots__ = ("block", "by_index", "calls", "counted", "finished", "held", "kind", "last", "made")
 
@@ -109,45 +102,57 @@ class _Open:
         self.last = -1
         self.finished = False
         self.held: list[msgspec.Raw] = []
-        """Logprobs of tokens without a text so far (half a character), to come with the first that has one."""
+        """Logprobs of tokens without text (part of a character); they go out with the next token that has text."""
         self.made: int | None = None
-        """Tokens so far, where the server says it with each chunk."""
+        """Tokens so far, when the server sends the count with each chunk."""
         self.counted = 0
-        """Of them, those that a text has been told for."""
+        """The part of ``made`` that has been counted with a text."""
 
     def take_tokens(self, otherwise: int) -> int:
-        """How many tokens the next text stands for. A chunk may hold several, and some have no text."""
+        """Return the number of tokens since the last text. ``otherwise``: for a server that sends no counts."""
         if self.made is None:
             return otherwise
-        tokens, self.counted = self.made - self.counted, self.made
+        tokens, self.counted = max(self.made - self.counted, 0), self.made
         return tokens
 
 
 class ChunkReader:
-    """One response's chunks. ``receive`` puts frames into the sink; ``end`` says whether the response was whole.
-    ``counts``: each chunk tells the prompt's tokens and its choice's so far (``continuous_usage_stats`` of vLLM)."""
+    """Reads the chunks of one response: ``receive`` puts frames into the sink, ``end`` checks that nothing is missing.
+
+    ``counts``: each chunk has the token counts of the prompt and of its choice (``continuous_usage_stats`` of vLLM).
+    """
 
     def __init__(self, stream: StreamId, sink: FrameSink, choices: int, *, counts: bool = False) -> None:
         self._stream = stream
         self._sink = sink
-        self._choices = [_Open() for _ in range(choices)]
+        self._choices = [_ChoiceState() for _ in range(choices)]
         self._next_block = 0
         self._usage: Usage | None = None
         self._counts = counts
         self._prompt_tokens: int | None = None
         self._done = False
+        self._template: ChunkTemplate | None = None
+        """Form of the chunks of the open text block."""
+        self._tries_left = _TRIES_MAX
         self.error: ErrorInfo | None = None
 
     def receive(self, data: bytes) -> None:
-        """One event's data, or an answer that is whole. Raises msgspec.MsgspecError on what is neither."""
+        """Take the data of one event, or a whole answer. Raises msgspec.MsgspecError for invalid data."""
+        if self._template is not None and (found := self._template.read(data)) is not None:
+            text, made = found
+            (state,) = self._choices
+            if made is not None:
+                state.made = made
+            self._sink.text(state.block, text, state.take_tokens(1))
+            return
         data = data.strip()
-        if not data:  # of some servers a sign of life
+        if not data:  # a keep-alive of some servers
             return
         if data == b"[DONE]":
             self._done = True
             return
         chunk = _decoder.decode(data)
-        error = _given(chunk.error)
+        error = _not_null(chunk.error)
         if error is not None:
             self.error = upstream_error(error, 502)
             return
@@ -157,22 +162,36 @@ class ChunkReader:
                 self._take_counts(usage, chunk.choices)
             usage = None
         for choice in chunk.choices or ():
-            # What comes after a choice's end belongs to nothing
+            # Output after the end of a choice is ignored
             if 0 <= choice.index < len(self._choices) and not self._choices[choice.index].finished:
-                self._choice(self._choices[choice.index], choice)
+                self._receive_choice(self._choices[choice.index], choice)
         if usage is not None:
             self._take_usage(usage)
         if chunk.metrics is not None:
             self._take_metrics(chunk.metrics)
+        if self._tries_left and self._choices[0].kind is not None:
+            self._learn_template(data, chunk)
+
+    def _learn_template(self, data: bytes, chunk: _Chunk) -> None:
+        """Keep the form of a chunk that is a text and nothing else, of an answer with one choice."""
+        usage, texts = chunk.usage, [_only_text(choice) for choice in chunk.choices or ()]
+        if len(self._choices) != 1 or len(texts) != 1 or not texts[0]:
+            return
+        if chunk.metrics is not None or (usage is not None) != self._counts:
+            return
+        self._tries_left -= 1
+        made = usage.completion_tokens if usage is not None else None
+        if made is not None or not self._counts:
+            self._template = ChunkTemplate.of(data, texts[0], made) or self._template
 
     def end(self) -> ErrorInfo | None:
-        """The bytes have ended: put the terminal's usage in place, or say what is missing."""
+        """Return the error of a response whose bytes have ended, or None when the response is complete."""
         if self.error is not None:
             return self.error
         if not all(choice.finished for choice in self._choices):
             return ErrorInfo(
                 "upstream_truncated",
-                "the model server ended its answer before it was whole",
+                "the model server ended its answer before it was complete",
                 retriable=True,
                 http_status=502,
             )
@@ -180,7 +199,7 @@ class ChunkReader:
 
     @property
     def done(self) -> bool:
-        """The server has said that nothing follows."""
+        """True when no more output follows: the server has sent its end mark or an error."""
         return self._done or self.error is not None
 
     @property
@@ -188,6 +207,7 @@ class ChunkReader:
         return self._usage
 
     def _take_counts(self, usage: _Usage, choices: list[_Choice]) -> None:
+        """Take a chunk's counts of prompt tokens and of each choice's tokens."""
         if self._prompt_tokens is None and usage.prompt_tokens:
             self._prompt_tokens = usage.prompt_tokens
             self._sink.usage(usage.prompt_tokens)
@@ -196,6 +216,7 @@ class ChunkReader:
                 self._choices[choice.index].made = usage.completion_tokens
 
     def _take_usage(self, usage: _Usage) -> None:
+        """Take the usage of the whole response."""
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         reasoning = (usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens) or 0
         prompt = usage.prompt_tokens or 0
@@ -204,79 +225,86 @@ class ChunkReader:
         self._usage = Usage(prompt, cached, 0, usage.completion_tokens or 0, reasoning)
 
     def _take_metrics(self, raw: msgspec.Raw) -> None:
+        """Pass on vLLM's own queue and prefill times, if the response has one choice."""
         try:
-            told = _metrics_decoder.decode(raw)
-        except msgspec.MsgspecError:  # another server's word
+            times = _metrics_decoder.decode(raw)
+        except msgspec.MsgspecError:  # not vLLM's format
             return
-        queue_ms, prefill_ms = told.queue_time_ms, told.time_to_first_token_ms
+        queue_ms, prefill_ms = times.queue_time_ms, times.time_to_first_token_ms
         if queue_ms is None or prefill_ms is None or len(self._choices) != 1:
             return
         if 0 <= queue_ms <= _OWN_MS_MAX and 0 <= prefill_ms <= _OWN_MS_MAX:
             self._sink.computed(queue_ms / 1000, prefill_ms / 1000)
 
-    def _choice(self, state: _Open, choice: _Choice) -> None:
+    def _receive_choice(self, state: _ChoiceState, choice: _Choice) -> None:
         delta = choice.delta or choice.message
         if choice.text is not None:
-            self._text(state, choice.index, "text", choice.text, choice.logprobs)
+            self._receive_text(state, choice.index, "text", choice.text, choice.logprobs)
         elif delta is not None:
             thought = delta.reasoning_content or delta.reasoning
             if thought:
-                self._text(state, choice.index, "reasoning", thought, None)
+                self._receive_text(state, choice.index, "reasoning", thought, None)
             if delta.content or not (thought or delta.refusal or delta.tool_calls):
-                self._text(state, choice.index, "text", delta.content or "", choice.logprobs)
+                self._receive_text(state, choice.index, "text", delta.content or "", choice.logprobs)
             if delta.refusal:
-                self._text(state, choice.index, "refusal", delta.refusal, choice.logprobs)
+                self._receive_text(state, choice.index, "refusal", delta.refusal, choice.logprobs)
             for part in delta.tool_calls or ():
-                self._tool(state, choice.index, part)
+                self._receive_tool_call(state, choice.index, part)
         if choice.finish_reason:
             state.finished = True
-            if state.held and not state.calls:  # all that it said was the end
-                self._put(state, choice.index, "text", "", *_joined(state.held))
-            self._close(state)
+            if state.held and not state.calls:  # the choice had no text at all
+                self._put_text(state, choice.index, "text", "", *_join_lists(state.held))
+            self._close_text_block(state)
             for call in state.calls:
                 if call.block < 0:
                     self._open_call(state, choice.index, call, "")
                 self._sink.frame(Close(call.block))
-            self._sink.frame(ChoiceEnd(choice.index, choice.finish_reason, _given(choice.stop_reason)))
+            self._sink.frame(ChoiceEnd(choice.index, choice.finish_reason, _not_null(choice.stop_reason)))
 
-    def _text(self, state: _Open, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None) -> None:
-        given = _given(logprobs)
+    def _receive_text(
+        self, state: _ChoiceState, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None
+    ) -> None:
+        """Put a text with its logprobs into the sink; keep logprobs of tokens without text for the next text."""
+        given = _not_null(logprobs)
         raw, tokens = (None, 1) if given is None else _logprobs(given, kind)
-        if not text:  # half a character, or a token that is none: told for its logprobs alone
+        if not text:  # part of a character or a special token: only its logprobs count
             if raw is None or not tokens or state.kind == "reasoning" or state.calls:
                 return
             if state.kind is None and bytes(raw).startswith(b"["):
                 state.held.append(raw)
                 return
         elif raw is not None and state.held:
-            raw, tokens = _joined([*state.held, raw])
-        self._put(state, index, kind, text, raw, tokens)
+            raw, tokens = _join_lists([*state.held, raw])
+        self._put_text(state, index, kind, text, raw, tokens)
 
-    def _put(
-        self, state: _Open, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None, tokens: int
+    def _put_text(
+        self, state: _ChoiceState, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None, tokens: int
     ) -> None:
+        """Put a text into the sink, after opening a block of its kind if another kind is open."""
         state.held.clear()
         if state.kind != kind:
-            self._close(state)
-            state.kind, state.block = kind, self._take_block()
+            self._close_text_block(state)
+            state.kind, state.block = kind, self._new_block()
+            self._tries_left = _TRIES_MAX
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
         if logprobs is None:
             self._sink.text(state.block, text, state.take_tokens(1))
         else:
             self._sink.frame(Delta(state.block, text, state.take_tokens(max(1, tokens)), logprobs))
 
-    def _tool(self, state: _Open, index: int, part: _ToolCall) -> None:
+    def _receive_tool_call(self, state: _ChoiceState, index: int, part: _ToolCall) -> None:
+        """Put a part of a tool call into the sink. Arguments are held until the call has a name."""
         function = part.function or _Function()
         number = part.index
-        if number is None:  # some servers leave it out: an id begins a call, what has none continues the last
+        if number is None:  # some servers leave it out: an id begins a call, a part without id continues the last one
             number = state.last + 1 if part.id and function.name else max(state.last, 0)
         state.last = number
         call = state.by_index.get(number)
-        if call is None or (part.id and call.id and part.id != call.id):  # some number every call 0
+        if call is None or (part.id and call.id and part.id != call.id):  # some servers number every call 0
             call = state.by_index[number] = _Call(part.id)
             state.calls.append(call)
         call.id = call.id or part.id
-        arguments = _arguments(function.arguments)
+        arguments = _arguments_text(function.arguments)
         if call.block < 0 and function.name:
             self._open_call(state, index, call, function.name)
         if call.block < 0:
@@ -284,33 +312,47 @@ class ChunkReader:
         elif arguments:
             self._sink.text(call.block, arguments, state.take_tokens(1))
 
-    def _open_call(self, state: _Open, index: int, call: _Call, name: str) -> None:
-        self._close(state)
-        call.block = self._take_block()
+    def _open_call(self, state: _ChoiceState, index: int, call: _Call, name: str) -> None:
+        self._close_text_block(state)
+        call.block = self._new_block()
         call.id = call.id or derived_id("call_", self._stream, call.block + 1)
         self._sink.frame(Open(call.block, index, "tool", "function", call.id, name))
         if call.held:
             self._sink.text(call.block, call.held, state.take_tokens(1))
 
-    def _close(self, state: _Open) -> None:
+    def _close_text_block(self, state: _ChoiceState) -> None:
         if state.kind is not None:
             self._sink.frame(Close(state.block))
-            state.kind = None
+            state.kind = self._template = None
 
-    def _take_block(self) -> int:
+    def _new_block(self) -> int:
+        """Return the number of a new block. The first one is preceded by the prompt's note."""
         if not self._next_block and self._prompt_tokens is not None:
-            # Only now: by itself it would be an append before the first token's
+            # With the first block: on its own it would need an append before the first token
             self._sink.frame(Note("prompt", prompt_tokens=self._prompt_tokens))
         self._next_block += 1
         return self._next_block - 1
 
 
-def _given(raw: msgspec.Raw | None) -> msgspec.Raw | None:
+def _only_text(choice: _Choice) -> str | None:
+    """Return the text of a choice that has no more than a text."""
+    delta = choice.delta
+    if choice.index or choice.finish_reason or choice.message is not None or _not_null(choice.logprobs) is not None:
+        return None
+    if delta is None:
+        return choice.text
+    if choice.text is not None or delta.refusal or delta.tool_calls:
+        return None
+    texts = [text for text in (delta.content, delta.reasoning, delta.reasoning_content) if text]
+    return texts[0] if len(texts) == 1 else None
+
+
+def _not_null(raw: msgspec.Raw | None) -> msgspec.Raw | None:
     return None if raw is None or bytes(raw) == _NULL else raw
 
 
-def _arguments(raw: msgspec.Raw | None) -> str:
-    given = _given(raw)
+def _arguments_text(raw: msgspec.Raw | None) -> str:
+    given = _not_null(raw)
     if given is None:
         return ""
     text = bytes(given)
@@ -318,59 +360,15 @@ def _arguments(raw: msgspec.Raw | None) -> str:
 
 
 def _logprobs(raw: msgspec.Raw, kind: BlockKind) -> tuple[msgspec.Raw, int]:
-    """The list of a chunk's tokens, or the older object whole, and how many tokens it is of."""
+    """Return a chunk's logprobs (a list, or the older object) and the number of their tokens."""
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     if "tokens" in fields:
         return raw, len(msgspec.json.decode(fields["tokens"], type=list[msgspec.Raw]))
-    items = _given(fields.get("refusal" if kind == "refusal" else "content")) or msgspec.Raw(b"[]")
+    items = _not_null(fields.get("refusal" if kind == "refusal" else "content")) or msgspec.Raw(b"[]")
     return items, len(msgspec.json.decode(items, type=list[msgspec.Raw]))
 
 
-def _joined(lists: list[msgspec.Raw]) -> tuple[msgspec.Raw, int]:
-    """JSON lists as one, and its length."""
+def _join_lists(lists: list[msgspec.Raw]) -> tuple[msgspec.Raw, int]:
+    """Join JSON lists, and return the joined list and its length."""
     items = [item for raw in lists for item in msgspec.json.decode(raw, type=list[msgspec.Raw])]
     return msgspec.Raw(msgspec.json.encode(items)), len(items)
-
-
-def put_item(sink: FrameSink, body: bytes) -> Usage:
-    """An answer that is one JSON document, as a block whose text is the document. Raises msgspec.MsgspecError on what
-    is none, before the sink hears anything."""
-    told = _whole_decoder.decode(body).usage or _Usage()
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as wrong:  # in a part that the decoder passed over
-        raise msgspec.DecodeError(str(wrong)) from wrong
-    sink.frame(Open(0, 0, "item"))
-    for at in range(0, len(text), ITEM_CHARS_MAX):
-        sink.text(0, text[at : at + ITEM_CHARS_MAX], 0)
-    sink.frame(Close(0))
-    sink.frame(ChoiceEnd(0, "stop"))
-    # Of a rerank some servers tell the total alone, and nothing but the prompt is in it
-    return Usage(prompt=told.prompt_tokens or told.total_tokens or 0)
-
-
-def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
-    """An error object of a server, whatever its shape. ``status``: of the response, or 502 within a stream."""
-    if not 400 <= status < 600:  # no answer that we asked for, and none to give on
-        status = 502
-    message, code = bytes(raw).decode("utf-8", "replace")[:500], None
-    try:
-        parsed: Any = msgspec.json.decode(raw)
-    except msgspec.MsgspecError:
-        parsed = None
-    if isinstance(parsed, dict):
-        parsed = parsed.get("error") or parsed.get("detail") or parsed
-    if isinstance(parsed, str):
-        message = parsed[:2000]
-    elif isinstance(parsed, dict):
-        message = str(parsed.get("message") or message)[:2000]
-        code = parsed.get("code")
-    if message.startswith(_ENGINE_DEAD):
-        return ErrorInfo.of(EngineLost(message))
-    if isinstance(code, int) and status == 502 and 400 <= code < 600:  # within a stream it is all there is
-        status = code
-    refused = 400 <= status < 500
-    if not isinstance(code, str) or code.isdecimal():  # vLLM repeats the status there
-        code = "invalid_request" if refused else "engine_error"
-    type_ = "invalid_request_error" if refused else "server_error"
-    return ErrorInfo(code, message, type_, status, retriable=status >= 500 or status == 429)

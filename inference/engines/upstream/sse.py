@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes, however they were cut. Sans I/O."""
+"""Parser of server-sent events, for bytes in pieces of any size. Sans I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """Takes bytes, gives each event's data. Lines end with LF, CRLF or CR; other fields are passed over."""
+    """Returns the data of each event. Lines end with LF, CRLF or CR; other fields are ignored."""
 
     def __init__(self, event_bytes_max: int) -> None:
         self._max = event_bytes_max
@@ -17,7 +17,15 @@ class EventParser:
         self._size = 0
 
     def receive(self, chunk: bytes) -> list[bytes]:
-        """Raises EventTooLarge."""
+        """Return the data of the events that this piece completes. Raises EventTooLarge."""
+        if (
+            not (self._rest or self._data or b"\r" in chunk)
+            and chunk.startswith(b"data: ")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and 2 < len(chunk) <= self._max
+            and chunk.endswith(b"\n")
+        ):
+            return [chunk[6:-2]]  # one whole event, as servers write them
         buffer = self._rest + chunk
         if b"\r" in buffer:
             # A CR at the very end may be half of a CRLF: it waits for the next bytes
@@ -28,18 +36,18 @@ class EventParser:
             raise EventTooLarge
         events: list[bytes] = []
         for line in lines:
-            self._line(line, events)
+            self._receive_line(line, events)
         return events
 
     def end(self) -> list[bytes]:
-        """The bytes have ended: an event without its blank line is complete enough when a line of it is."""
+        """Return the data of a last event without its blank line, after the end of the bytes."""
         events: list[bytes] = []
         for line in (self._rest.rstrip(b"\r"), b""):
-            self._line(line, events)
+            self._receive_line(line, events)
         self._rest = b""
         return events
 
-    def _line(self, line: bytes, events: list[bytes]) -> None:
+    def _receive_line(self, line: bytes, events: list[bytes]) -> None:
         if not line:
             if self._data:
                 events.append(b"\n".join(self._data))

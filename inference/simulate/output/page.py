@@ -1,4 +1,4 @@
-"""A study as one HTML page: nothing is fetched, nothing runs, and it reads in light and in dark. Pure."""
+"""A study as one HTML page without scripts or external resources, for light and dark mode. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from inference.simulate.elastic import Step
-from inference.simulate.plot import Line, Plot, clock
-from inference.simulate.report import seconds, summary
+from inference.simulate.output.plot import Line, Plot, clock
+from inference.simulate.output.report import format_seconds, summary
 from inference.simulate.study import Outcome, Study
 
 _REASONS_MAX = 500
@@ -55,7 +55,7 @@ details li{break-inside:avoid;padding:2px 0}details b{color:var(--text);font-wei
 
 
 def page(title: str, facts: Sequence[str], study: Study, step: Step | None, outcomes: Sequence[Outcome]) -> str:
-    """``facts``: what was simulated, a sentence each."""
+    """Return the page. ``facts``: sentences about the simulated setup."""
     head, *rows = summary(outcomes)
     colours = [_POLICY_COLOURS[i % len(_POLICY_COLOURS)] for i in range(len(outcomes))]
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
@@ -67,8 +67,11 @@ def page(title: str, facts: Sequence[str], study: Study, step: Step | None, outc
     )
     plots = _Plots(study, step, outcomes)
     sections = [
-        f'<h2>The traffic, and what each made of it</h2><div class="plots">{plots.compared(colours)}</div>',
-        *(f'<h2>{escape(o.policy)}</h2><div class="plots">{plots.of(o)}</div>{_reasons(o)}' for o in outcomes),
+        f'<h2>Traffic and comparison of policies</h2><div class="plots">{plots.comparison(colours)}</div>',
+        *(
+            f'<h2>{escape(o.policy)}</h2><div class="plots">{plots.one_policy(o)}</div>{_reasons_html(o)}'
+            for o in outcomes
+        ),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -82,17 +85,18 @@ def page(title: str, facts: Sequence[str], study: Study, step: Step | None, outc
     )
 
 
-def _reasons(outcome: Outcome) -> str:
+def _reasons_html(outcome: Outcome) -> str:
+    """Collapsible list of the policy's decisions with their reasons; empty without decisions."""
     if not outcome.reasons:
         return ""
     shown = "".join(f"<li><b>{clock(at_s)}</b>{escape(reason)}</li>" for at_s, reason in outcome.reasons[:_REASONS_MAX])
     more = len(outcome.reasons) - _REASONS_MAX
     shown += f"<li>and {more} more</li>" if more > 0 else ""
-    return f"<details><summary>What it decided, and why ({len(outcome.reasons)})</summary><ol>{shown}</ol></details>"
+    return f"<details><summary>Decisions and reasons ({len(outcome.reasons)})</summary><ol>{shown}</ol></details>"
 
 
 class _Plots:
-    """All of one scale, whoever decided."""
+    """Plots of all policies, on the same scales."""
 
     def __init__(self, study: Study, step: Step | None, outcomes: Sequence[Outcome]) -> None:
         self._study, self._outcomes = study, outcomes
@@ -111,9 +115,10 @@ class _Plots:
         self._ttft_least = 10.0 ** math.floor(math.log10(least))
         self._ttft_most = max(most, 10 * self._ttft_least) * 1.3
 
-    def compared(self, colours: Sequence[str]) -> str:
+    def comparison(self, colours: Sequence[str]) -> str:
+        """Plots with one line for each policy. ``colours``: one for each policy."""
         first = max((outcome.bins for outcome in self._outcomes), key=len)
-        arrived = Line("arrive", "c0", [one.arrived / self._bin_s for one in first])
+        arrived = Line("arrivals", "c0", [one.arrived / self._bin_s for one in first])
         replicas = [
             Line(o.policy, colour, [one.ready + one.resting + one.warm + one.coming for one in o.bins])
             for o, colour in zip(self._outcomes, colours, strict=True)
@@ -127,25 +132,26 @@ class _Plots:
             for o, colour in zip(self._outcomes, colours, strict=True)
         ]
         return (
-            self._figure("Requests a second", _number, self._arrived_most, lines=[arrived], legend=False)
-            + self._figure("Replicas, all that cost", _number, self._replicas_most, lines=replicas)
-            + self._figure("Served within the objective", _share, 1.0, lines=met)
+            self._figure_html("Requests a second", _format_number, self._arrived_most, lines=[arrived], legend=False)
+            + self._figure_html("Replicas in total", _format_number, self._replicas_most, lines=replicas)
+            + self._figure_html("Served within the objective", _format_share, 1.0, lines=met)
             + self._ttft("TTFT, 99th percentile", slow)
         )
 
-    def of(self, outcome: Outcome) -> str:
+    def one_policy(self, outcome: Outcome) -> str:
+        """Plots of one policy's run."""
         bins = outcome.bins
         deaths = [death.at_s for death in outcome.deaths]
         return (
-            self._figure(
+            self._figure_html(
                 "Replicas",
-                _number,
+                _format_number,
                 self._replicas_most,
                 areas=[
                     Line("ready", "ready", [one.ready for one in bins]),
-                    Line("finishing", "resting", [one.resting for one in bins]),
+                    Line("resting", "resting", [one.resting for one in bins]),
                     Line("warm", "warm", [one.warm for one in bins]),
-                    Line("coming", "coming", [one.coming for one in bins]),
+                    Line("starting", "coming", [one.coming for one in bins]),
                 ],
                 lines=[Line("needed", "needed", [one.needed for one in bins], dashed=True)],
                 deaths=deaths,
@@ -158,17 +164,17 @@ class _Plots:
                 ],
                 deaths,
             )
-            + self._figure(
+            + self._figure_html(
                 "Requests in the queue",
-                _number,
+                _format_number,
                 self._waiting_most,
                 lines=[Line("waiting", "c2", [one.waiting for one in bins])],
                 deaths=deaths,
                 legend=False,
             )
-            + self._figure(
-                "Slots in use, of those that are ready",
-                _share,
+            + self._figure_html(
+                "Slots in use at ready replicas",
+                _format_share,
                 1.0,
                 lines=[Line("slots in use", "c0", [one.utilisation for one in bins])],
                 deaths=deaths,
@@ -177,12 +183,13 @@ class _Plots:
         )
 
     def _ttft(self, title: str, lines: Sequence[Line], deaths: Sequence[float] = ()) -> str:
-        return self._figure(
-            title, _time, self._ttft_most, lines=lines, deaths=deaths, least=self._ttft_least,
+        """Plot of TTFT on a logarithmic scale, with the objective."""
+        return self._figure_html(
+            title, _format_time, self._ttft_most, lines=lines, deaths=deaths, least=self._ttft_least,
             rule=self._study.objective.ttft_s,
         )  # fmt: skip
 
-    def _figure(
+    def _figure_html(
         self,
         title: str,
         says: Callable[[float], str],
@@ -195,6 +202,7 @@ class _Plots:
         rule: float | None = None,
         legend: bool = True,
     ) -> str:
+        """One plot with its title and legend as HTML. ``says`` formats a value; ``rule`` draws a horizontal line."""
         top = most if least or most == 1.0 else most * 1.06
         plot = Plot(title, says, self._bin_s, self._end_s, top, areas, lines, least, rule, deaths, self._shaded_s)
         keys = [f'<span><i style="background:var(--{a.colour})"></i>{escape(a.label)}</span>' for a in areas]
@@ -204,20 +212,20 @@ class _Plots:
             for line in lines
         ]
         if any(math.isinf(value) for line in lines for value in line.values):
-            keys.append("<span>at the top: not served</span>")
+            keys.append("<span>line at the top: not served</span>")
         if deaths and areas:
             keys.append('<span><i class="stroke dashed" style="border-color:var(--bad)"></i>a replica dies</span>')
         shown = "".join(keys) if legend else ""
         return f"<figure><figcaption>{escape(title)}{shown}</figcaption>{plot.svg()}</figure>"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.1f}"
 
 
-def _time(value: float) -> str:
-    return f"{value:.0f} s" if value >= 1 and value == round(value) else seconds(value)
+def _format_time(value: float) -> str:
+    return f"{value:.0f} s" if value >= 1 and value == round(value) else format_seconds(value)
 
 
-def _share(value: float) -> str:
+def _format_share(value: float) -> str:
     return f"{value:.0%}"

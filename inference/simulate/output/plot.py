@@ -1,4 +1,4 @@
-"""Plots over time as SVG that needs nothing else: colours are the page's variables, figures show on hover. Pure."""
+"""Plots over time as self-contained SVG. Colours are CSS variables of the page; values show on hover. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TICKS_MOST = 7
 class Line(NamedTuple):
     label: str
     colour: str
-    """A variable of the page's: ``ready`` is ``var(--ready)``."""
+    """Name of a CSS variable of the page, without the dashes."""
     values: Sequence[float]
-    """Of each bin; not a number: nothing there; infinite: drawn at the top."""
+    """One value per bin; NaN: none; infinite: drawn at the top."""
     dashed: bool = False
 
 
@@ -27,18 +27,18 @@ class Line(NamedTuple):
 class Plot:
     title: str
     says: Callable[[float], str]
-    """A value as text."""
+    """Formats a value."""
     bin_s: float
     end_s: float
     top: float
-    """The largest value that is shown."""
+    """Largest value of the scale."""
     areas: Sequence[Line] = ()
-    """One on top of the other."""
+    """Stacked areas."""
     lines: Sequence[Line] = ()
     least: float = 0.0
-    """More than 0: the scale is logarithmic, from here."""
+    """Smallest value of a logarithmic scale; 0: the scale is linear."""
     rule: float | None = None
-    """A horizontal line, as an objective is."""
+    """Value of a horizontal line, for example an objective."""
     deaths_s: Sequence[float] = ()
     shaded_s: tuple[float, float] | None = None
     note: str = ""
@@ -47,12 +47,12 @@ class Plot:
         out = [f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(self.title)}">']
         if self.shaded_s is not None:
             x0, x1 = map(self._x, self.shaded_s)
-            out.append(f'<rect class="shaded" {_box(x0, _TOP, x1, HEIGHT - _BOTTOM)}/>')
+            out.append(f'<rect class="shaded" {_box_attributes(x0, _TOP, x1, HEIGHT - _BOTTOM)}/>')
         out += self._axes()
         below = [0.0] * max((len(area.values) for area in self.areas), default=0)
         for area in self.areas:
             above = [low + value for low, value in zip(below, area.values, strict=True)]
-            edge = self._steps(above) + " " + self._steps(below, back=True)
+            edge = self._step_path(above) + " " + self._step_path(below, back=True)
             out.append(f'<path class="area" style="fill:var(--{area.colour})" d="M{edge}Z"/>')
             below = above
         if self.rule is not None:
@@ -64,11 +64,11 @@ class Plot:
             x = self._x(at_s)
             out.append(f'<path class="death" d="M{x:.1f} {HEIGHT - _BOTTOM:g}V{_TOP:g}"/>')
             out.append(f'<path class="cross" d="M{x - 3:.1f} {_TOP - 9:g}l6 6m0 -6l-6 6"/>')
-        return "".join([*out, *self._hovers(), "</svg>"])
+        return "".join([*out, *self._hover_boxes(), "</svg>"])
 
     def _axes(self) -> list[str]:
         out = []
-        for value in self._levels():
+        for value in self._grid_values():
             y = self._y(value)
             out.append(f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{WIDTH - _RIGHT:g}"/>')
             out.append(f'<text x="{_LEFT - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{escape(self.says(value))}</text>')
@@ -80,15 +80,17 @@ class Plot:
             out.append(f'<text x="{x:.1f}" y="{HEIGHT - 6:g}" text-anchor="{anchor}">{clock(number * every_s)}</text>')
         return out
 
-    def _levels(self) -> list[float]:
+    def _grid_values(self) -> list[float]:
+        """Values of the horizontal grid lines."""
         if self.least > 0:
             first, last = round(math.log10(self.least)), math.floor(math.log10(self.top) + 1e-9)
             between = (1, 2, 5) if self.top / self.least < 300 else (1,)
             found = [k * 10.0**power for power in range(first, last + 1) for k in between]
             return [value for value in found if value <= self.top]
-        return levels(self.top)
+        return round_levels(self.top)
 
     def _line(self, line: Line) -> list[str]:
+        """SVG of one line; infinite values are drawn at the top, and missing ones leave a gap."""
         parts: list[str] = []
         begun = False
         for number, value in enumerate(line.values):
@@ -110,8 +112,8 @@ class Plot:
             out.append(f'<path class="over" style="stroke:var(--{line.colour})" d="{marks}"/>')
         return out
 
-    def _hovers(self) -> list[str]:
-        """The figures of each bin, as the browser shows titles."""
+    def _hover_boxes(self) -> list[str]:
+        """Invisible boxes whose titles show the values of each bin."""
         shown = [*self.areas, *self.lines]
         out = []
         for number in range(max((len(line.values) for line in shown), default=0)):
@@ -121,11 +123,12 @@ class Plot:
                 text = "none" if math.isnan(value) else "not served" if math.isinf(value) else self.says(value)
                 says.append(f"{line.label}: {text}")
             x0, x1 = self._x(number * self.bin_s), self._x((number + 1) * self.bin_s)
-            box = _box(x0, _TOP, x1, HEIGHT - _BOTTOM)
+            box = _box_attributes(x0, _TOP, x1, HEIGHT - _BOTTOM)
             out.append(f'<rect class="hover" {box}><title>{escape(chr(10).join(says))}</title></rect>')
         return out
 
-    def _steps(self, values: Sequence[float], *, back: bool = False) -> str:
+    def _step_path(self, values: Sequence[float], *, back: bool = False) -> str:
+        """SVG points of a step function over the bins. ``back``: from right to left."""
         points = []
         for number, value in enumerate(values):
             y = self._y(value)
@@ -145,19 +148,19 @@ class Plot:
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * min(max(share, 0.0), 1.0)
 
 
-def levels(top: float) -> list[float]:
-    """Round values from 0 to ``top``, three to six of them."""
+def round_levels(top: float) -> list[float]:
+    """Three to six round values from 0 to ``top``."""
     power = 10.0 ** math.floor(math.log10(top / 5))
     step = next(power * k for k in (1, 2, 5, 10) if top / (power * k) <= 5)
     return [step * number for number in range(int(top / step + 1e-9) + 1)]
 
 
 def clock(at_s: float) -> str:
-    """Since the start."""
+    """Format a time since the start as hours and minutes."""
     hours, rest_s = divmod(round(at_s), 3600)
     minutes, seconds = divmod(rest_s, 60)
     return f"{hours}:{minutes:02}" + (f":{seconds:02}" if seconds else "")
 
 
-def _box(x0: float, y0: float, x1: float, y1: float) -> str:
+def _box_attributes(x0: float, y0: float, x1: float, y1: float) -> str:
     return f'x="{x0:.1f}" y="{y0:g}" width="{max(x1 - x0, 0.1):.1f}" height="{y1 - y0:g}"'

@@ -18,7 +18,8 @@ from inference.simulate.study import Bin, Outcome
 COLUMNS = 118
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
+    """Format a duration with its unit; infinite is ``never``."""
     if math.isnan(value):
         return "-"
     if math.isinf(value):
@@ -27,71 +28,71 @@ def seconds(value: float) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Head and rows. What happened to nobody has no column."""
+    """Return the summary table: a header and a row per policy. Columns that are 0 everywhere are left out."""
     columns: list[tuple[str, Sequence[str]]] = [
         ("policy", [o.policy for o in outcomes]),
         ("SLO", [f"{o.slo:.1%}" for o in outcomes]),
         ("GPU hours", [f"{o.gpu_h:,.1f}" for o in outcomes]),
         ("dollars", [f"{o.dollars:,.2f}" if o.dollars else "" for o in outcomes]),
         ("most replicas", [f"{o.replicas_most}" for o in outcomes]),
-        ("TTFT p50", [seconds(o.ttft_p50_s) for o in outcomes]),
-        ("TTFT p99", [seconds(o.ttft_p99_s) for o in outcomes]),
-        ("refused", [_count(o.refused) for o in outcomes]),
-        ("timed out", [_count(o.expired) for o in outcomes]),
-        ("too large", [_count(o.impossible) for o in outcomes]),
-        ("rescued", [_count(o.rescued) for o in outcomes]),
-        ("longest pause", [seconds(o.pause_s_max) if o.pause_s_max else "-" for o in outcomes]),
-        ("lost", [_count(o.lost) for o in outcomes]),
+        ("TTFT p50", [format_seconds(o.ttft_p50_s) for o in outcomes]),
+        ("TTFT p99", [format_seconds(o.ttft_p99_s) for o in outcomes]),
+        ("refused", [_format_count(o.refused) for o in outcomes]),
+        ("timed out", [_format_count(o.expired) for o in outcomes]),
+        ("too large", [_format_count(o.impossible) for o in outcomes]),
+        ("rescued", [_format_count(o.rescued) for o in outcomes]),
+        ("longest pause", [format_seconds(o.pause_s_max) if o.pause_s_max else "-" for o in outcomes]),
+        ("lost", [_format_count(o.lost) for o in outcomes]),
     ]
     always = ("refused", "timed out", *(("rescued", "lost") if any(o.deaths for o in outcomes) else ()))
     shown = [(head, cells) for head, cells in columns if set(cells) - {"", "-"} or head in always]
     return [[head for head, _ in shown], *([cells[i] or "0" for _, cells in shown] for i in range(len(outcomes)))]
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     return f"{number:,}" if number else ""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, figures to the right."""
+    """Format a table: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def outcome_json(outcome: Outcome, *, bins: bool = False) -> dict[str, Any]:
-    """What is infinite is null: it never came."""
+    """Return an outcome as JSON values. Infinite values become null."""
     found: dict[str, Any] = msgspec.to_builtins(outcome)
     found["deaths"] = [death._asdict() for death in outcome.deaths]
     found["reasons"] = [{"at_s": at_s, "reason": reason} for at_s, reason in outcome.reasons]
-    found["bins"] = [{name: _finite(value) for name, value in one._asdict().items()} for one in outcome.bins]
+    found["bins"] = [{name: _finite_or_none(value) for name, value in one._asdict().items()} for one in outcome.bins]
     if not bins:
         del found["bins"]
-    return {name: _finite(value) for name, value in found.items()}
+    return {name: _finite_or_none(value) for name, value in found.items()}
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summary_csv(outcomes: Sequence[Outcome]) -> str:
-    """A row for each policy; empty: it never came."""
+    """Return a CSV with one row per policy; an empty cell is an infinite value."""
     rows = []
     for outcome in outcomes:
         found = outcome_json(outcome)
         found["deaths"] = len(outcome.deaths)
         del found["reasons"]
         rows.append(found)
-    return _csv(list(rows[0]), ([row[name] for name in row] for row in rows))
+    return _to_csv(list(rows[0]), ([row[name] for name in row] for row in rows))
 
 
 def timeline_csv(outcomes: Sequence[Outcome]) -> str:
-    """A row for each policy and stretch of time: what the plots show."""
-    rows = ([o.policy, *(_finite(value) for value in one)] for o in outcomes for one in o.bins)
-    return _csv(["policy", *Bin._fields], rows)
+    """Return a CSV with one row per policy and bin: the data of the plots."""
+    rows = ([o.policy, *(_finite_or_none(value) for value in one)] for o in outcomes for one in o.bins)
+    return _to_csv(["policy", *Bin._fields], rows)
 
 
-def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _to_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -100,7 +101,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def wrapped(lines: Iterable[str], indent: str = "") -> list[str]:
-    """What goes on is further in."""
+    """Wrap lines; continuation lines are indented further."""
     further = indent + "    "
     return [
         part
@@ -112,7 +113,7 @@ def wrapped(lines: Iterable[str], indent: str = "") -> list[str]:
 
 
 def capacity_text(answer: Answer, name: str) -> str:
-    """The arithmetic, then what it comes to."""
+    """Return the capacity's arithmetic and then the result as text."""
     out = [f"one replica: {name}", ""]
     for topic, lines in answer.arithmetic.items():
         out.append(topic)

@@ -1,19 +1,20 @@
-"""Engines behind one port (``stream_fabric.ports.Engine``)."""
+"""Makes the engine that an agent's settings ask for."""
 
 from __future__ import annotations
 
 import shlex
 
-from inference.agent.engines.openai import OpenAIEngine
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.vllm import VllmEngine, VllmOptions
 from inference.agent.settings import AgentSettings
+from inference.engines.openai import OpenAIEngine
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from inference.engines.vllm import VllmEngine
+from inference.engines.vllm_flags import VllmOptions
 from stream_fabric.ports import Engine
 
 
 def make_engine(settings: AgentSettings) -> Engine:
-    """Raises ValueError that names the wrong setting."""
+    """Make the engine that the settings ask for. Raises ValueError that names the wrong setting."""
     api_key = settings.upstream_api_key.get_secret_value()
     match settings.engine:
         case "sim":
@@ -22,16 +23,16 @@ def make_engine(settings: AgentSettings) -> Engine:
             url = settings.upstream
             if not url.startswith(("http://", "https://")):
                 raise ValueError(
-                    f"--upstream (STREAM_GW_UPSTREAM): the server's base URL, http:// or https://; got {url!r}"
+                    f"--upstream (STREAM_GW_UPSTREAM) must be the server's base URL, http:// or https://; got {url!r}"
                 )
             return OpenAIEngine(url.rstrip("/").removesuffix("/v1"), api_key, settings.upstream_slots)
         case "vllm":
             if not settings.model:
-                raise ValueError("--model (STREAM_GW_MODEL): engine vllm needs the model's name or folder")
+                raise ValueError("--model (STREAM_GW_MODEL) is missing: engine vllm needs the model's name or folder")
             return VllmEngine(
                 VllmOptions(
                     settings.model,
-                    _words(settings.vllm_flags),
+                    _split_flags(settings.vllm_flags),
                     settings.vllm_python,
                     settings.upstream_slots,
                     api_key,
@@ -41,7 +42,7 @@ def make_engine(settings: AgentSettings) -> Engine:
             )
 
 
-def _words(flags: str) -> tuple[str, ...]:
+def _split_flags(flags: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(flags))
     except ValueError as error:

@@ -1,0 +1,155 @@
+"""Streams that leave this replica: handed over to another one, taken by another one, or ended.
+
+``Failover`` does the work on the fabric; here it is repeated until the fabric takes it. What a stream's earlier
+producers wrote is read here too, for the replica that goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from inference.agent.continuation import CannotContinue
+from inference.agent.replica import AgentPorts, LeasePolicy, ReplicaStatus
+from inference.agent.running import RunningStream
+from inference.agent.streams import Streams
+from stream_fabric.errors import EngineLost, FabricError, ReplicaLost, StreamGwError
+from stream_fabric.pool.records import Work
+from stream_fabric.ports import Engine
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.lease_reaper import LOST
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import ReplicaId, StreamId
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.25
+_PLACED_S = 1.0
+"""A process that takes a stream over has placed it within this time, unless the process has died."""
+
+
+class Handover:
+    def __init__(
+        self,
+        policy: LeasePolicy,
+        replica: ReplicaId,
+        engine: Engine,
+        ports: AgentPorts,
+        failover: Failover,
+        status: ReplicaStatus,
+        streams: Streams,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._policy = policy
+        self._replica = replica
+        self._engine = engine
+        self._log = ports.log
+        self._random = ports.random
+        self._failover = failover
+        self._status = status
+        self._streams = streams
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._released: set[RunningStream] = set()
+        """Streams that another process has taken. They stay on our list, where the pool finds them, until they are on
+        another replica's list."""
+
+    def hand_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
+        """Have another replica continue the stream from its log; where that is impossible, end it with the error."""
+        if not stream.closed:
+            stream.closed = stream.handed_over = True
+            self._tasks.create_task(self._place_elsewhere(stream, error))
+
+    def release(self, stream: RunningStream) -> None:
+        """Stop a stream that another process has taken over (this replica was believed dead) or has ended."""
+        if self._streams.is_running(stream) and stream not in self._released:
+            stream.closed = True
+            self._engine.abort(stream.name)
+            self._released.add(stream)
+            self._tasks.create_task(self._finish_release(stream))
+
+    async def _finish_release(self, stream: RunningStream) -> None:
+        # If the process that took it has died before placing it, the stream is still on our list, and we place it
+        await asyncio.sleep(_PLACED_S)
+        await self._place_elsewhere(stream, LOST)
+        if stream.work.base and not stream.producer.ended:
+            # Or the log has lost our epoch and the part before it, which this replica cannot produce again
+            await self.fence(stream)
+
+    async def _place_elsewhere(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
+        """Abort the request here, and hand the stream to another replica unless it has ended meanwhile."""
+        name = stream.name
+        if self._streams.is_running(stream):
+            self._engine.abort(name)
+
+        async def rescue() -> None:
+            if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch
+                comes_back = self._status.failure is None and not self._status.draining.is_set()
+                await self._failover.rescue(self._policy.pool, self._replica, name, error, comes_back=comes_back)
+
+        done = await self._retry("handover", name, rescue)
+        self._released.discard(stream)
+        if done and self._streams.is_running(stream):
+            stream.producer.stopped = True
+            # Failover has taken it off our list, and the pool may have given it back since: a report that it ended,
+            # sent again after a lost reply, would take that placement from the pool, and the request with it
+            self._streams.remove(stream, keep=False, listed=False)
+
+    async def end_unread(
+        self, name: StreamId, error: StreamGwError, epoch: Epoch | None = None, work: Work | None = None
+    ) -> None:
+        """End a stream that this replica has not begun. The usage is read from the log."""
+
+        async def end() -> None:
+            await self._failover.end(self._policy.pool, self._replica, name, error, epoch, work)
+
+        await self._retry("end", name, end)
+
+    async def end_unstarted(self, stream: RunningStream, error: StreamGwError) -> None:
+        """End a stream that was taken over but cannot be continued here."""
+        if not stream.closed:
+            stream.closed = True
+            await self.end_unread(stream.name, error, stream.work.parsed_epoch(), stream.work)
+            stream.producer.stopped = True
+            self._streams.remove(stream, keep=False)
+
+    async def fence(self, stream: RunningStream) -> None:
+        """End the stream in its log, unless another producer has begun a newer epoch."""
+        epoch = stream.work.parsed_epoch()
+
+        async def fence() -> None:
+            await self._log.fence(stream.name, None, self._random.token_hex(4), ErrorInfo.of(LOST), epoch)
+
+        await self._retry("fence", stream.name, fence)
+
+    async def _retry(self, step: str, stream: StreamId, call: Callable[[], Awaitable[None]]) -> bool:
+        """Repeat a call until the fabric accepts it.
+
+        False: the replica is draining, and the fabric was unreachable for longer than two lease lifetimes. The process
+        that recovers this replica's streams does the rest.
+        """
+        deadline = self._loop.time() + self._policy.ttl_s * 2
+        while True:
+            try:
+                await call()
+                return True
+            except FabricError as error:
+                log.warning("handover step failed, retrying: step=%s stream=%s error=%s", step, stream, error)
+                if self._status.draining.is_set() and self._loop.time() > deadline:
+                    return False
+            await asyncio.sleep(_RETRY_S)
+
+    async def read_earlier_frames(self, stream: RunningStream) -> list[bytes]:
+        """Return the frames that earlier producers wrote, one JSON line each. Raises FabricError or CannotContinue."""
+        lines: list[bytes] = []
+        after = BEGINNING
+        while len(lines) < stream.work.base:
+            page = await self._log.watch(stream.name, stream.work.tenant, None, after)
+            if page is None or not page.entries or page.entries[0].first != len(lines) + 1:
+                raise CannotContinue("the log no longer holds its output")
+            for entry in page.entries:
+                lines += entry.frames.split(b"\n")
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+        return lines[: stream.work.base]

@@ -1,0 +1,304 @@
+"""Requests on this replica: from the inbox to the engine, and what becomes of their streams.
+
+``Requests`` owns the running streams: the engine's calls arrive at it through ``RunningStream``, the log's replies
+through ``Pump``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from inference.agent.continuation import (
+    CannotContinue,
+    ContinuingSink,
+    PriorOutput,
+    can_continue,
+    continuing_request,
+    limit_reached,
+    prior_output,
+)
+from inference.agent.handover import Handover
+from inference.agent.lease import Lease
+from inference.agent.observe.attempt_timing import AttemptTiming, TokenTiming
+from inference.agent.observe.load_tracker import LoadTracker
+from inference.agent.pump import Pump
+from inference.agent.replica import AgentPolicy, AgentPorts, ReplicaStatus
+from inference.agent.running import RunningStream, Urgency
+from inference.agent.streams import Streams
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, ReplicaLost
+from stream_fabric.events import sampled
+from stream_fabric.limits import ATTEMPTS_MAX
+from stream_fabric.pool.records import Arrival, EngineRequest, Work
+from stream_fabric.ports import Engine, FrameSink
+from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
+from stream_fabric.stream.ids import ReplicaId, partition_of
+from stream_fabric.stream.log import CreateCode, Head, Unwatched
+from stream_fabric.stream.producer import Outcome
+
+log = logging.getLogger(__name__)
+
+INBOX_BLOCK_S = 1.0
+_INBOX_RETRY_S = 0.05
+_READERS_RETURN_S = 30.0
+"""Minimum time for readers to come back whose gateway died, whatever the stream's own grace period."""
+_TIMER_EARLY_S = 0.01
+"""A timer may fire so much too early, and the log would find that the grace period still runs."""
+_REPLICA_FAULTS = frozenset({EngineLost.code, "upstream_truncated"})
+"""Error codes that are the replica's fault, not the request's: another replica may succeed."""
+
+
+class Requests:
+    """The ``StreamOwner`` of all streams of this replica."""
+
+    def __init__(
+        self,
+        policy: AgentPolicy,
+        replica: ReplicaId,
+        engine: Engine,
+        ports: AgentPorts,
+        status: ReplicaStatus,
+        lease: Lease,
+        load: LoadTracker,
+        streams: Streams,
+        handover: Handover,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._policy = policy
+        self._replica = replica
+        self._engine = engine
+        self._log = ports.log
+        self._inbox = ports.inbox
+        self._clock = ports.clock
+        self._status = status
+        self._lease = lease
+        self._load = load
+        self._streams = streams
+        self._handover = handover
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._pump = Pump(ports.log, tasks, policy.flush_floor_s)
+
+    async def run(self) -> None:
+        """Take requests from the inbox until cancelled."""
+        while True:
+            try:
+                arrivals = await self._inbox.read(INBOX_BLOCK_S)
+                for arrival in arrivals:
+                    self._start(arrival)
+                if arrivals:
+                    await self._inbox.done([(arrival.entry, arrival.stream) for arrival in arrivals])
+            except FabricError as error:
+                log.warning("read of the inbox failed, retrying: error=%s", error)
+                await asyncio.sleep(_INBOX_RETRY_S)
+
+    # --- start ---------------------------------------------------------------------------------------------
+
+    def _start(self, arrival: Arrival) -> None:
+        """Start an arrived request on the engine, unless its stream is already known in this or a newer epoch."""
+        name, work = arrival.stream, arrival.work
+        if work is None:
+            log.error("request cannot be decoded; do gateways and agents run compatible versions? stream=%s", name)
+            error = EngineFailed(f"replica {self._replica} cannot decode the request of a newer gateway; try again")
+            self._tasks.create_task(self._handover.end_unread(name, error))
+            return
+        previous = self._streams.get(name)
+        if previous is not None:
+            if previous.work.epoch == work.epoch or previous.work.parsed_epoch().n > work.parsed_epoch().n:
+                # The inbox entry was read twice, or the request was placed again after its end: replies were lost
+                if name not in self._streams.running:
+                    self._lease.report_end(name)
+                return
+            if name in self._streams.running:  # taken from this replica, and placed here again before we let go
+                previous.producer.stopped = True
+                self.stop(previous)
+        one_in = self._policy.trace_tokens_one_in
+        kind = TokenTiming if one_in and sampled(name, one_in) else AttemptTiming
+        timing = kind(self._clock, arrival.waited_us, arrival.handed_us)
+        partition = partition_of(name, self._log.partitions)
+        stream = RunningStream(work, partition, self._pump.mark_dirty, self, self._loop.time(), timing)
+        self._streams.add(stream)
+        if work.base:
+            self._tasks.create_task(self._take_over(stream))
+        elif self._set_deadline_timer(stream):
+            # The first append also checks that the stream exists and has not been cancelled
+            stream.frame(self._started_note(work))
+            self._submit(stream, work.request, stream)
+
+    def _started_note(self, work: Work) -> Note:
+        body = {"replica": self._replica, "attempt": work.attempt}
+        return Note("started", body=msgspec.Raw(msgspec.json.encode(body)))
+
+    def _submit(self, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
+        """Submit the request to the engine. A replica that has failed or sleeps hands the stream over."""
+        if self._status.failure is not None:
+            self._handover.hand_over(stream, self._status.failure)
+            return
+        if self._status.asleep is not None:  # after a failover the fabric may place a request here nevertheless
+            self._handover.hand_over(stream, EngineLost(f"the engine of replica {self._replica} sleeps"))
+            return
+        try:
+            self._engine.submit(request, sink)
+        except Exception as error:  # the engine is foreign code: one request must not end the agent with all others
+            log.exception("submit to the engine failed: stream=%s", request.stream)
+            stream.fail(EngineFailed(f"the engine failed on this request: {error!r}"))
+
+    def _set_deadline_timer(self, stream: RunningStream) -> bool:
+        """Set the timer of the request's deadline. False: the deadline has passed, and the stream has failed."""
+        if stream.work.request.deadline_unix_ms:
+            left_s = stream.work.request.deadline_unix_ms / 1e3 - self._clock.now_us() / 1e6
+            if left_s <= 0:
+                self._on_deadline(stream)
+                return False
+            stream.deadline = self._loop.call_later(left_s, self._on_deadline, stream)
+        return True
+
+    def _on_deadline(self, stream: RunningStream) -> None:
+        if not stream.closed and self._streams.is_running(stream):
+            stream.fail(DeadlineExceeded("the request's deadline has passed"))
+            self._engine.abort(stream.name)
+
+    # --- continue another replica's stream -----------------------------------------------------------------
+
+    async def _take_over(self, stream: RunningStream) -> None:
+        """Read the log of another replica's stream, and continue the stream here."""
+        work = stream.work
+        try:
+            before = prior_output(await self._handover.read_earlier_frames(stream), _choice_count(work.request))
+            # No doorbell rings for a stream in which this replica has appended nothing
+            (head,) = await self._log.heads(stream.partition, [stream.name], None)
+            if outcome := stream.producer.receive_head(head):
+                self.on_outcome(stream, outcome)
+            if stream.closed:  # cancelled meanwhile, or taken by another replica
+                return
+            stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens))
+            if self._set_deadline_timer(stream):
+                self._continue(stream, before)
+        except CannotContinue as reason:
+            error = ReplicaLost(f"the replica that produced this stream died, and {reason}; retry the request")
+            await self._handover.end_unstarted(stream, error)
+        except FabricError as error:
+            self._handover.hand_over(stream, ReplicaLost(error.message))
+        except Exception as error:  # a request's content must not end the agent with all other streams
+            log.exception("takeover failed: stream=%s", stream.name)
+            failed = EngineFailed(f"replica {self._replica} failed to continue this stream: {error!r}")
+            await self._handover.end_unstarted(stream, failed)
+
+    def _continue(self, stream: RunningStream, before: PriorOutput) -> None:
+        request = stream.work.request
+        if before.empty:
+            stream.frame(self._started_note(stream.work))
+            self._submit(stream, request, stream)
+        elif before.complete or limit_reached(request, before):
+            if not before.complete:
+                stream.frame(Close(before.block))
+                stream.frame(ChoiceEnd(0, "length"))
+            stream.end("completed")
+        else:
+            rest = continuing_request(request, before)
+            stream.frame(self._started_note(stream.work))
+            self._submit(stream, rest, ContinuingSink(stream, before))
+
+    # --- the engine's calls --------------------------------------------------------------------------------
+
+    def on_first_token(self, stream: RunningStream) -> None:
+        self._load.receive_first_token(stream)
+        self._lease.report_soon()
+
+    def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
+        self._load.receive_prompt(stream, tokens, cached)
+
+    def on_too_large(self, stream: RunningStream) -> None:
+        self._engine.abort(stream.name)
+
+    def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
+        if error.http_status < 500:
+            return False
+        self._load.receive_failure(error.code)
+        if error.code not in _REPLICA_FAULTS or stream.work.attempt >= ATTEMPTS_MAX:
+            return False
+        structure = [line for _, line in stream.producer.structure]
+        if stream.tokens and not can_continue(stream.work.request, structure):
+            return False  # the client hears now, not after another replica has read the log
+        self._handover.hand_over(stream, EngineLost(error.message))
+        return True
+
+    # --- the log's replies ---------------------------------------------------------------------------------
+
+    def on_outcome(self, stream: RunningStream, outcome: Outcome) -> None:
+        match outcome:
+            case "ended":
+                self._streams.remove(stream, keep=True)
+            case "stop":
+                self.stop(stream)
+            case "fenced":
+                self._handover.release(stream)
+            case "create":
+                self._tasks.create_task(self._create_again(stream))
+
+    def on_unwatched(self, stream: RunningStream, why: Unwatched, for_s: float) -> None:
+        grace_s = stream.work.unwatched_s
+        if grace_s is None or stream.unwatched is not None or not self._streams.is_running(stream):
+            return
+        if why == "V":  # the gateway vanished without a word
+            grace_s = max(grace_s, _READERS_RETURN_S)
+        left_s = max(grace_s - for_s, 0.0) + _TIMER_EARLY_S
+        stream.unwatched = self._loop.call_later(left_s, self._on_grace_over, stream, grace_s)
+
+    def receive_watched(self, stream: RunningStream, head: Head) -> None:
+        """Take from the stream's head whether somebody watches it."""
+        if head.status == "live" and head.unwatched:
+            self.on_unwatched(stream, head.unwatched, head.unwatched_ms / 1000)
+
+    def _on_grace_over(self, stream: RunningStream, grace_s: float) -> None:
+        stream.unwatched = None
+        if self._streams.is_running(stream):
+            self._tasks.create_task(self._cancel_unwatched(stream, grace_s))
+
+    async def _cancel_unwatched(self, stream: RunningStream, grace_s: float) -> None:
+        """Cancel the stream, if nobody has watched it for so long; the doorbell or an append brings the answer."""
+        try:
+            reply = await self._log.cancel(stream.name, stream.work.tenant, int(grace_s * 1000))
+            if reply.result == "watched":  # a reader came back, and may have left again before this timer ended
+                (head,) = await self._log.heads(stream.partition, [stream.name], None)
+                if head is not None:
+                    self.receive_watched(stream, head)
+        except FabricError as error:
+            log.warning("cancel of an unwatched stream failed, retrying: stream=%s error=%s", stream.name, error)
+
+    def append_again(self, stream: RunningStream) -> None:
+        """Append again the frames that the log has lost."""
+        self._pump.mark_dirty(stream, Urgency.HIGH)
+
+    def stop(self, stream: RunningStream) -> None:
+        """Stop a stream that another process has ended, or that cannot go on here."""
+        stream.closed = True
+        if self._streams.is_running(stream):  # else it has come back, and the engine works on it again
+            self._engine.abort(stream.name)
+        if stream.work.base and not stream.producer.ended:
+            # It may still be ours: the log has lost the part before our epoch, which we cannot produce again
+            self._tasks.create_task(self._handover.fence(stream))
+        self._streams.remove(stream, keep=stream.producer.ended)
+
+    async def _create_again(self, stream: RunningStream) -> None:
+        """Create a stream that the log has lost, in the same epoch, and append every frame again."""
+        work = stream.work
+        try:
+            code = await self._log.create(
+                stream.name, work.parsed_epoch(), work.tenant, work.facts, None, work.request.model
+            )
+        except FabricError as error:
+            log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)
+        else:
+            if code in (CreateCode.TAKEN, CreateCode.CANCELLED):  # cancelled while it was lost, or taken by another
+                stream.producer.stopped = True
+                self.stop(stream)
+                return
+        self._pump.mark_dirty(stream, Urgency.HIGH)
+
+
+def _choice_count(request: EngineRequest) -> int:
+    body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
+    return int(msgspec.json.decode(body["n"]) or 1) if "n" in body else 1

@@ -1,0 +1,97 @@
+"""The streams of this replica: those that run, and those that ended recently and may have to be repaired."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from inference.agent.lease import Lease
+from inference.agent.observe.attempt_events import AttemptEvents
+from inference.agent.observe.load_tracker import LoadTracker
+from inference.agent.running import RunningStream
+from stream_fabric.events import AttemptEnd
+from stream_fabric.limits import ENDED_KEPT_S
+from stream_fabric.stream.ids import StreamId
+
+_ENDED_BYTES_MAX = 64 << 20
+
+
+class Streams:
+    """Running and recently ended streams. ``running`` is the list that the lease reports to the pool."""
+
+    def __init__(
+        self, running: dict[StreamId, RunningStream], lease: Lease, load: LoadTracker, attempts: AttemptEvents
+    ) -> None:
+        self.running = running
+        self._lease = lease
+        self._load = load
+        self._attempts = attempts
+        self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
+        """Stream → when it may be dropped, and the stream."""
+        self._ended_bytes = 0
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, stream: RunningStream) -> None:
+        self.running[stream.name] = stream
+        self._lease.receive_start(stream.name)
+        self._load.receive_start(stream)
+
+    def get(self, name: StreamId) -> RunningStream | None:
+        """Return the stream if it runs here or ended recently."""
+        return self.running.get(name) or self._ended.get(name, (0.0, None))[1]
+
+    def is_running(self, stream: RunningStream) -> bool:
+        """Whether this object runs. False also when the stream came back in a newer epoch, as another object."""
+        return self.running.get(stream.name) is stream
+
+    def remove(self, stream: RunningStream, *, keep: bool, listed: bool = True) -> None:
+        """Take a stream off the list and report its attempt.
+
+        ``keep``: its terminal is in the log; its frames are kept for a while, because a failover may lose them.
+        ``listed``: the pool may have the stream on this replica's list.
+        """
+        for timer in (stream.deadline, stream.unwatched):  # a timer would keep the stream in memory for hours
+            if timer is not None:
+                timer.cancel()
+        if not self.is_running(stream):
+            return
+        stream.timing.receive_end()
+        self._attempts.report(stream, _attempt_end(stream), self._load.decode_concurrency(stream))
+        del self.running[stream.name]
+        self._load.receive_end(stream, whole=keep)
+        if listed:
+            self._lease.report_end(stream.name)
+        else:
+            self._lease.report_soon()
+        if not keep:
+            return
+        self._ended[stream.name] = (self._loop.time() + ENDED_KEPT_S, stream)
+        self._ended_bytes += stream.producer.bytes_held
+        while self._ended_bytes > _ENDED_BYTES_MAX:
+            self._drop(next(iter(self._ended)))
+
+    def drop_expired(self) -> None:
+        """Drop the streams that ended long enough ago."""
+        now = self._loop.time()
+        while self._ended and next(iter(self._ended.values()))[0] < now:
+            self._drop(next(iter(self._ended)))
+
+    def _drop(self, name: StreamId) -> None:
+        _, stream = self._ended.pop(name)
+        self._ended_bytes -= stream.producer.bytes_held
+
+    def ended(self) -> list[RunningStream]:
+        """Streams that ended recently, oldest first."""
+        return [stream for _, stream in self._ended.values()]
+
+    def __iter__(self) -> Iterator[RunningStream]:
+        yield from list(self.running.values())
+        yield from self.ended()
+
+
+def _attempt_end(stream: RunningStream) -> AttemptEnd:
+    producer = stream.producer
+    if producer.ended and producer.status:
+        return producer.status
+    return "handed_over" if stream.handed_over else "lost"

@@ -1,0 +1,115 @@
+"""When a pool begins and stops to reject requests or to pass them to adjacent pools. Pure: time is an argument.
+
+The input is the pool's own counters, so there is one beginning and one end however many gateways there are. The plan
+keeps what is active, so the next leader reports the end and no second beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from inference.control.policy.fleet_view import pending_work
+from stream_fabric.pool.overload import OverloadMarks, share_rejected
+from stream_fabric.pool.placement import TIERS
+from stream_fabric.pool.plan import ReplicaProfile
+from stream_fabric.pool.records import OverloadTotals, ReplicaInfo, TierQueue
+
+QUIET_S = 15.0
+"""Time without a rejected request, or without overflow, after which it counts as over. A small share rejects seldom."""
+
+OverloadEvent = Literal["shed_begin", "shed_end", "shift_begin", "shift_end"]
+
+
+class OverloadChange(NamedTuple):
+    """Rejection of a tier, or overflow, has begun or ended."""
+
+    event: OverloadEvent
+    tier: str
+    """Empty: overflow, which is not by tier."""
+    requests: int
+    """At the beginning: since the look before. At the end: since the beginning, as far as this controller saw."""
+    seconds: float
+    """Duration, at the end; 0 at the beginning."""
+
+
+_REJECT_EVENTS: tuple[OverloadEvent, OverloadEvent] = ("shed_begin", "shed_end")
+_OVERFLOW_EVENTS: tuple[OverloadEvent, OverloadEvent] = ("shift_begin", "shift_end")
+
+
+class _Action:
+    """One counted reaction to overload: rejecting one tier, or overflow."""
+
+    def __init__(self, is_active: bool) -> None:
+        self.is_active = is_active
+        self._count: int | None = None
+        self._since = self._last = 0.0
+        self._requests = 0
+
+    def update(self, count: int, now: float) -> tuple[bool, int, float] | None:
+        """Return whether the reaction is active from now on, with requests and duration; None: no change."""
+        if self._count is None:
+            self._since = self._last = now
+            self._count = count
+        added = count - self._count if count >= self._count else count  # the pool was lost and counts from 0
+        self._count = count
+        if added:
+            self._requests += added
+            self._last = now
+            if not self.is_active:
+                self.is_active, self._since, self._requests = True, now, added
+                return True, added, 0.0
+        elif self.is_active and now - self._last >= QUIET_S:
+            self.is_active = False
+            return False, self._requests, self._last - self._since
+        return None
+
+
+class OverloadWatch:
+    """Detects in one pool, second by second, when rejection or overflow begins and ends."""
+
+    def __init__(self, rejecting: Sequence[str] = (), overflowing: bool = False) -> None:
+        """``rejecting``, ``overflowing``: the tiers and the overflow that the pool's plan names as active."""
+        self._tiers = [_Action(tier in rejecting) for tier in TIERS]
+        self._overflow = _Action(overflowing)
+        self._changes: list[OverloadChange] = []
+
+    @property
+    def rejecting(self) -> tuple[str, ...]:
+        """Tiers of which requests are rejected."""
+        return tuple(tier for tier, action in zip(TIERS, self._tiers, strict=True) if action.is_active)
+
+    @property
+    def overflowing(self) -> bool:
+        return self._overflow.is_active
+
+    def take_changes(self) -> list[OverloadChange]:
+        """Changes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def update(self, totals: OverloadTotals, marks: OverloadMarks, now: float) -> bool:
+        """Compare the counters with the last look. True: rejection or overflow has begun or ended."""
+        actions: list[tuple[float, str, _Action, int]] = [
+            (marks.reject_s[number], tier, self._tiers[number], totals.rejected[number])
+            for number, tier in enumerate(TIERS)
+        ]
+        actions.append((marks.overflow_s, "", self._overflow, totals.overflowed))
+        before = len(self._changes)
+        for _, tier, action, count in sorted(actions, key=lambda item: item[0]):  # in the order of the marks
+            change = action.update(count, now)
+            if change is not None:
+                is_active, requests, seconds = change
+                begin, end = _REJECT_EVENTS if tier else _OVERFLOW_EVENTS
+                self._changes.append(OverloadChange(begin if is_active else end, tier, requests, seconds))
+        return len(self._changes) > before
+
+
+def reject_shares(
+    infos: Sequence[ReplicaInfo], queues: Sequence[TierQueue], profile: ReplicaProfile | None, marks: OverloadMarks
+) -> list[float]:
+    """Share of each tier's new requests that is rejected, estimated from the agents' last reports."""
+    return [
+        share_rejected(pending_work(infos, queues[: tier + 1], profile).backlog_s, mark_s)
+        for tier, mark_s in enumerate(marks.reject_s)
+    ]

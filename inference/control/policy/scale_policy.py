@@ -1,0 +1,160 @@
+"""The declared scaling policy of a pool, as its section of the pools file says it. Pure."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+
+import msgspec
+
+from stream_fabric.pool.overload import OverloadMarks
+from stream_fabric.pool.placement import TIERS
+
+
+class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Scaling settings of one pool. Shares are from 0 to 1, times in seconds. ``docs/scaling.md`` explains them."""
+
+    models: tuple[str, ...] = ()
+    """Models that the pool accepts requests for, also while it has no replica."""
+    replicas_min: int = 1
+    replicas_max: int = 100
+    """Upper limit for all replicas, warm ones included."""
+    warm_min: int = 0
+    warm_share: float = 0.05
+    """Warm replicas as a share of ready ones (rounded)."""
+    warm_max_share: float = 0.25
+    """Upper limit for warm replicas, as a share of ready ones, when they are kept for jumps of arrivals."""
+    ttft_objective_s: float = 1.0
+    ttft_over: float = 1.2
+    """Factor above the objective from which the pool grows."""
+    ttft_over_s: float = 60.0
+    ttft_step: float = 0.10
+    slo_share: float = 0.99
+    """Share of first tokens promised within the objective. Used for the burn rate; it changes no decision."""
+    backlog_s_max: float = 0.5
+    backlog_over_s: float = 5.0
+    backlog_step: float = 0.05
+    utilisation_max: float = 0.85
+    utilisation_over_s: float = 180.0
+    utilisation_step: float = 0.05
+    utilisation_aimed: float = 0.8
+    """Planned utilisation of a replica in a pool so large that random variation averages out."""
+    spare_sigmas: float = 4.0
+    """Extra capacity for random variation, in standard deviations; at most as much again as the work."""
+    utilisation_low: float = 0.4
+    low_s: float = 900.0
+    zero_s: float = 900.0
+    """Time without a request after which the last replica leaves, if ``replicas_min`` is 0."""
+    cold_start_s: float = 300.0
+    """Time from asking for a replica until it takes requests. Arrivals are forecast this far ahead."""
+    growth_max: float = 1.5
+    """Upper limit of the forecast, as a multiple of the current arrival rate."""
+    sleep_level: int = 0
+    """Sleep level of idle warm replicas; 0: they stay awake."""
+    sleep_after_s: float = 300.0
+    awake_min: int = 1
+    """Warm replicas that stay awake, ready to be promoted at once."""
+    shed_batch_s: float = 0.5
+    """Backlog from which requests of the tier are rejected, in seconds; 0: never."""
+    shed_standard_s: float = 10.0
+    shed_interactive_s: float = 20.0
+    shift_backlog_s: float = 1.0
+    """Backlog from which requests overflow to an adjacent pool, if a cache miss costs them little."""
+    adjacent: tuple[str, ...] = ()
+    """Pools that serve the same models and may take overflow, in order."""
+    shift_utilisation_max: float = 0.6
+    """Highest share of an adjacent pool's slots in use at which it takes overflow."""
+
+    def __post_init__(self) -> None:
+        for rule, holds in (
+            ("replicas_min must be 0 or more", self.replicas_min >= 0),
+            (
+                "replicas_max must be at least 1 and at least replicas_min",
+                self.replicas_max >= max(self.replicas_min, 1),
+            ),
+            ("warm_min must be from 0 to replicas_max", 0 <= self.warm_min <= self.replicas_max),
+            ("warm_share must be from 0 to 1", 0 <= self.warm_share <= 1),
+            ("warm_max_share must be from 0 to 1", 0 <= self.warm_max_share <= 1),
+            ("ttft_objective_s must be more than 0", self.ttft_objective_s > 0),
+            ("ttft_over must be at least 1", self.ttft_over >= 1),
+            ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),
+            ("growth_max must be from 1 to 10", 1 <= self.growth_max <= 10),
+            ("sleep_level must be 0, 1 or 2", self.sleep_level in (0, 1, 2)),
+            ("awake_min must be 0 or more", self.awake_min >= 0),
+            (
+                "these must hold: 0 < utilisation_low < utilisation_aimed <= utilisation_max <= 1",
+                0 < self.utilisation_low < self.utilisation_aimed <= self.utilisation_max <= 1,
+            ),
+            ("spare_sigmas must be 0 or more", self.spare_sigmas >= 0),
+            ("steps must be from 0 to 1", all(0 <= step <= 1 for step in self._step_shares)),
+            ("times must be 0 or more", all(time_s >= 0 for time_s in self._times)),
+            (
+                "marks other than 0 must rise: shed_batch_s <= shed_standard_s <= shed_interactive_s",
+                sorted(self._reject_marks) == self._reject_marks,
+            ),
+            (
+                "with adjacent pools shift_backlog_s must be more than 0 and at least the lowest shed_*_s above 0",
+                not self.adjacent or self.shift_backlog_s >= max(min(self._reject_marks, default=0), 1e-9),
+            ),
+            ("shift_utilisation_max must be more than 0 and at most 1", 0 < self.shift_utilisation_max <= 1),
+        ):
+            if not holds:
+                raise ValueError(rule)
+
+    @property
+    def _step_shares(self) -> tuple[float, ...]:
+        return self.ttft_step, self.backlog_step, self.utilisation_step
+
+    @property
+    def _times(self) -> tuple[float, ...]:
+        """All settings in seconds that must not be negative."""
+        return (
+            self.ttft_over_s, self.backlog_s_max, self.backlog_over_s, self.utilisation_over_s, self.low_s, self.zero_s,
+            self.cold_start_s, self.sleep_after_s,
+            self.shift_backlog_s, self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s,
+        )  # fmt: skip
+
+    @property
+    def _reject_marks(self) -> list[float]:
+        return [mark_s for mark_s in (self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s) if mark_s]
+
+    @property
+    def marks(self) -> OverloadMarks:
+        """Backlogs from which requests are rejected or overflow, as gateways read them from the plan."""
+        by_tier = {"interactive": self.shed_interactive_s, "standard": self.shed_standard_s, "batch": self.shed_batch_s}
+        return OverloadMarks(
+            tuple(by_tier[tier] for tier in TIERS), self.shift_backlog_s, self.adjacent, self.shift_utilisation_max
+        )
+
+    def warm_count(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:
+        """Number of warm replicas to keep beside ``ready`` ready ones.
+
+        ``filled``: planned utilisation of the ready ones. ``jump``: replicas of work by which arrivals may rise within
+        a cold start. Warm replicas cover the part of a jump that the ready ones have no room for.
+        """
+        if not ready:
+            return self.warm_min
+        beyond = math.ceil((ready * filled + jump) / self.utilisation_max - ready - 1e-9)
+        warm = max(self.warm_min, round(self.warm_share * ready), min(beyond, round(self.warm_max_share * ready)))
+        return min(warm, self.replicas_max - ready)
+
+
+class _PoolsFile(msgspec.Struct, forbid_unknown_fields=True):
+    pool: dict[str, dict[str, object]]
+    defaults: dict[str, object] = {}
+
+
+def parse_policies(content: bytes, source: str) -> dict[str, ScalePolicy]:
+    """Read policies by pool from the TOML of a pools file. Raises ValueError that names ``source`` and the mistake."""
+    where = source
+    try:
+        parsed = msgspec.convert(tomllib.loads(content.decode("utf-8")), _PoolsFile)
+        policies = {}
+        for name, own in parsed.pool.items():
+            where = f"{source}: pool {name!r}"
+            policies[name] = policy = msgspec.convert({**parsed.defaults, **own}, ScalePolicy)
+            if name in policy.adjacent:
+                raise ValueError(f"{where}: adjacent names the pool itself")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return policies

@@ -1,0 +1,1 @@
+"""Engines: the model servers behind the ``stream_fabric.ports.Engine`` port."""

@@ -1,0 +1,79 @@
+"""Load of a model server, polled from its metrics, where it shows them under vLLM's names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+
+from inference.engines.prometheus import RestartingCounter, VllmMetrics, missing_metrics, read_metrics
+from stream_fabric.limits import METRICS_BYTES_MAX
+from stream_fabric.process.http_client import read_start
+
+log = logging.getLogger(__name__)
+
+_POLL_EVERY_S = 1.0
+_TIMEOUT_S = 5.0
+_HEADERS = {"accept": "text/plain; version=0.0.4"}
+
+
+class ServerLoad:
+    """The last reading of a server's metrics, and counters that survive a restart of the server."""
+
+    def __init__(self, base_url: str) -> None:
+        self._url = base_url + "/metrics"
+        self.metrics = VllmMetrics()
+        self.missing: list[str] = []
+        """Metrics that the agent relies on and the server lacks."""
+        self.refused = False
+        """True when the server takes no connection."""
+        self.cache_clears = 0
+        """Number of times the server's whole prefix cache was lost."""
+        self._queries = RestartingCounter()
+        self._hits = RestartingCounter()
+
+    @property
+    def prefix_queries(self) -> int:
+        """Number of tokens looked up in the prefix cache."""
+        return self._queries.total
+
+    @property
+    def prefix_hits(self) -> int:
+        """Number of tokens found in the prefix cache."""
+        return self._hits.total
+
+    async def keep_polling(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(_POLL_EVERY_S)
+            await self.poll(session)
+
+    async def poll(self, session: aiohttp.ClientSession) -> None:
+        """Read the metrics once. Failures are only logged, because a server may have no metrics."""
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        try:
+            async with session.get(self._url, headers=_HEADERS, timeout=timeout) as response:
+                text = await read_start(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+        except aiohttp.ClientConnectorError as error:
+            self.refused = True
+            log.debug("model server takes no connection: url=%s error=%s", self._url, error)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.debug("read of the model server's metrics failed: url=%s error=%s", self._url, error)
+        else:
+            self.refused = False
+            self._receive(text)
+
+    def _receive(self, text: bytes) -> None:
+        self.metrics = metrics = read_metrics(text)
+        restarted = self._queries.receive(metrics.prefix_queries)
+        if self._hits.receive(metrics.prefix_hits) or restarted:
+            self.cache_clears += 1  # the new process began with an empty cache
+        lacks = missing_metrics(text)
+        if lacks != self.missing:  # logged once for each change
+            self.missing = lacks
+            if lacks:
+                log.warning(
+                    "vLLM's metrics lack names that the agent relies on, their values count as 0; "
+                    "use a version of vLLM that this release supports: missing=%s",
+                    ", ".join(lacks),
+                )

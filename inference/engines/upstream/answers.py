@@ -1,0 +1,72 @@
+"""Answers of model servers that are no chunks: documents and errors. Sans I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stream_fabric.errors import EngineLost
+from stream_fabric.limits import ITEM_CHARS_MAX
+from stream_fabric.ports import FrameSink
+from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
+
+
+class _DocumentUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Document(msgspec.Struct):
+    usage: _DocumentUsage | None = None
+
+
+_document_decoder = msgspec.json.Decoder(_Document)
+_ENGINE_DEAD = "EngineCore encountered an issue"
+"""Start of vLLM's error message after its engine process has died."""
+
+
+def put_item(sink: FrameSink, body: bytes) -> Usage:
+    """Put an answer that is one JSON document into the sink, as a block with the document as text.
+
+    Raises msgspec.MsgspecError, before anything is put, when the answer is not JSON.
+    """
+    usage = _document_decoder.decode(body).usage or _DocumentUsage()
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as wrong:  # in a part that the decoder skipped
+        raise msgspec.DecodeError(str(wrong)) from wrong
+    sink.frame(Open(0, 0, "item"))
+    for at in range(0, len(text), ITEM_CHARS_MAX):
+        sink.text(0, text[at : at + ITEM_CHARS_MAX], 0)
+    sink.frame(Close(0))
+    sink.frame(ChoiceEnd(0, "stop"))
+    # For a rerank some servers send only the total, which is the prompt's
+    return Usage(prompt=usage.prompt_tokens or usage.total_tokens or 0)
+
+
+def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
+    """Return the error in a server's answer, in any known format. ``status``: of the response; 502 inside a stream."""
+    if not 400 <= status < 600:  # not an error status: the client must not see it
+        status = 502
+    message, code = bytes(raw).decode("utf-8", "replace")[:500], None
+    try:
+        parsed: Any = msgspec.json.decode(raw)
+    except msgspec.MsgspecError:
+        parsed = None
+    if isinstance(parsed, dict):
+        parsed = parsed.get("error") or parsed.get("detail") or parsed
+    if isinstance(parsed, str):
+        message = parsed[:2000]
+    elif isinstance(parsed, dict):
+        message = str(parsed.get("message") or message)[:2000]
+        code = parsed.get("code")
+    if message.startswith(_ENGINE_DEAD):
+        return ErrorInfo.of(EngineLost(message))
+    if isinstance(code, int) and status == 502 and 400 <= code < 600:  # inside a stream the code is the only status
+        status = code
+    refused = 400 <= status < 500
+    if not isinstance(code, str) or code.isdecimal():  # vLLM repeats the status in the code
+        code = "invalid_request" if refused else "engine_error"
+    type_ = "invalid_request_error" if refused else "server_error"
+    return ErrorInfo(code, message, type_, status, retriable=status >= 500 or status == 429)
