@@ -1,4 +1,4 @@
-"""How a board becomes Grafana's JSON."""
+"""Rendering of a board as Grafana's JSON."""
 
 from __future__ import annotations
 

@@ -1,18 +1,46 @@
-"""What the platform promises, and how Prometheus sees whether it keeps it. Alerts and dashboards are made from this."""
+"""The platform's objectives and how Prometheus measures them. Alerts and dashboards are made from this module.
+
+Each objective has a default, and an operator may set another for a pool (``docs/runbook.md``, "Objectives of a model"):
+a recording rule then gives the series ``slo_objective{pool, slo}``, for a latency with the label ``le`` of its bucket.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from stream_fabric.metrics import ITL, READS, TTFT
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metric_names import ITL, READS, TTFT
 
 DAYS = 30
-"""Over which the budget of errors is counted."""
-TTFT_S = 1.0
-ITL_S = 0.098304
-assert TTFT_S in TTFT.buckets and ITL_S in ITL.buckets, "a histogram tells of its own bounds only"
+"""Days over which the error budget is counted."""
+OBJECTIVE = "slo_objective"
+"""Series of an operator's own objectives."""
+TTFT_P50_S, TTFT_P99_S = 0.3, 1.5
+ITL_P99_S = 0.049152
+"""The histogram's bucket bound next to 50 ms."""
+AVAILABILITY = 0.9995
+KV_HIT_RATE_MIN = 0.6
+GPU_UTILIZATION_MIN, GPU_UTILIZATION_MAX = 0.4, 0.95
+BACKLOG_S_MAX = 0.5
+assert {TTFT_P50_S, TTFT_P99_S} <= set(TTFT.buckets), "only a bucket's bound can be measured"
+assert ITL_P99_S in ITL.buckets, "only a bucket's bound can be measured"
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
-_ASKED = 'role=~"created|refused"'
+_NEW_REQUESTS = 'role=~"created|refused"'
+
+
+def own(slo: str, by: str = "pool") -> str:
+    """PromQL: the objectives that operators set, by pool."""
+    return f'max by ({by}) ({OBJECTIVE}{{slo="{slo}"}})'
+
+
+def beyond(value: str, sign: str, slo: str, default: str, limit: str = "{own}", by: str = "pool") -> str:
+    """PromQL: ``value`` (one series a pool) is beyond the pool's own objective, or beyond ``default`` without one.
+
+    ``limit``: expression of the limit in which ``{own}`` stands for the pool's own objective. ``by``: labels to keep.
+    """
+    its_own = own(slo, by)
+    compared = limit.replace("{own}", its_own)
+    return f"({value} {sign} on ({by}) {compared} or ({value} unless on ({by}) {its_own}) {sign} {default})"
 
 
 class Objective(NamedTuple):
@@ -20,7 +48,7 @@ class Objective(NamedTuple):
     about: str
     target: float
     bad: str
-    """Of a window ``{w}``, by pool: the share that was not as promised."""
+    """PromQL: share of bad events by pool in a window ``{w}``."""
 
     @property
     def budget(self) -> float:
@@ -30,33 +58,51 @@ class Objective(NamedTuple):
         return self.bad.replace("{w}", window)
 
 
-def _slower(name: str, bound: float) -> str:
-    within = f'sum by (pool) (rate({name}_bucket{{le="{bound!r}"}}[{{w}}]))'
-    return f"1 - {within} / sum by (pool) (rate({name}_count[{{w}}]))"
+def _slower(name: str, slo: str, bound_s: float) -> str:
+    """Share of a histogram above the bound, or above the bound that an operator set for the pool."""
+    buckets = f"sum by (pool, le) (rate({name}_bucket[{{w}}]))"
+    default = f'sum by (pool, le) (rate({name}_bucket{{le="{bound_s!r}"}}[{{w}}]))'
+    within = (
+        f'sum by (pool) ({buckets} and on (pool, le) {OBJECTIVE}{{slo="{slo}"}}'
+        f' or ({default} unless on (pool) {OBJECTIVE}{{slo="{slo}"}}))'
+    )
+    # No sample without traffic: 0 / 0 would be NaN, and one NaN makes a mean over 30 days NaN
+    return f"1 - {within} / (sum by (pool) (rate({name}_count[{{w}}])) > 0)"
 
 
 OBJECTIVES = (
-    Objective("ttft", f"the first token comes within {TTFT_S:g} s", 0.99, _slower(TTFT.name, TTFT_S)),
-    Objective("itl", f"the next token comes within {ITL_S * 1000:.0f} ms", 0.99, _slower(ITL.name, ITL_S)),
+    Objective("ttft", f"the first token comes within {TTFT_P99_S:g} s", 0.99, _slower(TTFT.name, "ttft", TTFT_P99_S)),
+    Objective(
+        "ttft_p50", f"the first token comes within {TTFT_P50_S:g} s", 0.5, _slower(TTFT.name, "ttft_p50", TTFT_P50_S)
+    ),
+    Objective(
+        "itl", f"the next token comes within {ITL_P99_S * 1000:.0f} ms", 0.99, _slower(ITL.name, "itl", ITL_P99_S)
+    ),
     Objective(
         "availability",
-        "a request is served, or fails for a reason of the client's",
-        0.999,
-        f'(sum by (pool) (rate({READS.name}{{{_ASKED},fault="platform"}}[{{w}}]))'
-        f" or 0 * sum by (pool) (rate({READS.name}{{{_ASKED}}}[{{w}}])))"
-        f" / sum by (pool) (rate({READS.name}{{{_ASKED}}}[{{w}}]))",
+        "a request succeeds, or fails for a reason on the client's side",
+        AVAILABILITY,
+        f'(sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS},fault="platform"}}[{{w}}]))'
+        f" or 0 * sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS}}}[{{w}}])))"
+        f" / (sum by (pool) (rate({READS.name}{{{_NEW_REQUESTS}}}[{{w}}])) > 0)",
     ),
 )
 
+KV_HIT_RATE = (
+    f"sum by (pool) (rate({listed.PREFIX_HITS.name}[30m])) / sum by (pool) (rate({listed.PREFIX_QUERIES.name}[30m]))"
+)
+GPU_UTILIZATION = f"avg by (pool) (avg_over_time({listed.GPU_UTILIZATION.name}[15m]))"
+BACKLOG = f"max by (pool) ({listed.BACKLOG.name})"
+
 
 def error_ratio(window: str) -> str:
-    """The recorded series of a window; its labels are ``slo`` and ``pool``."""
+    """Recorded series of a window, with the labels ``slo`` and ``pool``."""
     assert window in WINDOWS
     return f"slo_error_ratio_{window}"
 
 
 class Burn(NamedTuple):
-    """The budget goes so many times as fast as it may, over a short window and over a long one."""
+    """A rate of burning the error budget, as a multiple of the allowed rate, over a short and a long window."""
 
     rate: float
     short: str
@@ -64,5 +110,5 @@ class Burn(NamedTuple):
 
 
 FAST = (Burn(14.4, "5m", "1h"), Burn(6, "30m", "6h"))
-"""Two per cent of the month's budget in an hour, five in six hours."""
+"""2 % of the month's budget in one hour, 5 % in six hours."""
 SLOW = (Burn(3, "2h", "1d"), Burn(1, "6h", "3d"))

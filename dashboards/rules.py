@@ -1,6 +1,6 @@
-"""Prometheus' rules.
+"""Prometheus' alerts and recording rules.
 
-Each alert carries the series that it must fire on and those that it must not, which ``promtool test rules`` runs.
+Each alert carries series that must fire it and series that must not; ``promtool test rules`` runs both.
 """
 
 from __future__ import annotations
@@ -10,15 +10,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dashboards.objectives import FAST, OBJECTIVES, SLOW, WINDOWS, Burn, Objective, error_ratio
-from stream_fabric import metrics as listed
+from dashboards.objectives import (
+    BACKLOG,
+    BACKLOG_S_MAX,
+    FAST,
+    GPU_UTILIZATION,
+    GPU_UTILIZATION_MAX,
+    GPU_UTILIZATION_MIN,
+    ITL_P99_S,
+    KV_HIT_RATE,
+    KV_HIT_RATE_MIN,
+    OBJECTIVE,
+    OBJECTIVES,
+    SLOW,
+    TTFT_P50_S,
+    TTFT_P99_S,
+    WINDOWS,
+    Burn,
+    Objective,
+    beyond,
+    error_ratio,
+)
+from stream_fabric.process import metric_names as listed
 
 FOLDER = Path(__file__).parent / "alerts"
 RUNBOOK = "docs/runbook.md"
-_MADE = "# Made by python -m dashboards\n"
+_HEADER = "# Made by python -m dashboards\n"
 
 Series = Mapping[str, str]
-"""Name and labels → values, as promtool writes them; a minute apart."""
+"""Name and labels → values, as promtool writes them, one minute apart."""
 
 
 class Alert(NamedTuple):
@@ -26,44 +46,65 @@ class Alert(NamedTuple):
     severity: Literal["page", "ticket"]
     expr: str
     wait: str
-    """For how long it must be so."""
+    """Time for which the expression must hold."""
     summary: str
     fires: Series
     quiet: Series
     at: str = "20m"
     labels: Mapping[str, str] = {}
-    """Of the alert that fires."""
+    """Labels of the alert that fires."""
 
     @property
     def anchor(self) -> str:
         return f"alert-{self.name.lower()}"
 
 
+class Override(NamedTuple):
+    """A test of an objective that an operator set for pool ``p``."""
+
+    alert: str
+    series: Series
+    fires: bool
+    at: str = "20m"
+
+
 def _burns(objective: Objective, burns: tuple[Burn, ...]) -> str:
     def over(burn: Burn, window: str) -> str:
-        return f'{error_ratio(window)}{{slo="{objective.slo}"}} > {burn.rate:g} * {objective.budget:g}'
+        ratio = f'{error_ratio(window)}{{slo="{objective.slo}"}}'
+        if objective.slo != "availability":
+            return f"{ratio} > {burn.rate:g} * {objective.budget:g}"
+        default = f"{burn.rate:g} * {objective.budget:g}"
+        return beyond(ratio, ">", objective.slo, default, f"{burn.rate:g} * (1 - {{own}})", "pool, slo")
 
     return " or ".join(f"({over(burn, burn.short)} and {over(burn, burn.long)})" for burn in burns)
 
 
-def _failing(objective: Objective, percent: float) -> Series:
-    """Traffic of which so much is not as promised."""
+_LATENCIES = {
+    "ttft": (listed.TTFT.name, TTFT_P99_S),
+    "ttft_p50": (listed.TTFT.name, TTFT_P50_S),
+    "itl": (listed.ITL.name, ITL_P99_S),
+}
+
+
+def _failing(slo: str, percent: float) -> Series:
+    """Traffic of pool ``p`` in which this percentage of the events misses the objective."""
     bad = round(percent * 100)
-    match objective.slo:
-        case "ttft":
-            name, le = listed.TTFT.name, "1.0"
-        case "itl":
-            name, le = listed.ITL.name, "0.098304"
-        case _:
-            labels = 'pool="p",role="created"'
-            return {
-                f'{listed.READS.name}{{{labels},ended="completed",fault="none"}}': f"0+{10_000 - bad}x200",
-                f'{listed.READS.name}{{{labels},ended="failed",fault="platform"}}': f"0+{bad}x200",
-            }
+    if slo not in _LATENCIES:
+        labels = 'pool="p",role="created"'
+        return {
+            f'{listed.READS.name}{{{labels},ended="completed",fault="none"}}': f"0+{10_000 - bad}x200",
+            f'{listed.READS.name}{{{labels},ended="failed",fault="platform"}}': f"0+{bad}x200",
+        }
+    name, bound_s = _LATENCIES[slo]
     return {
-        f'{name}_bucket{{pool="p",le="{le}"}}': f"0+{10_000 - bad}x200",
+        f'{name}_bucket{{pool="p",le="{bound_s!r}"}}': f"0+{10_000 - bad}x200",
         f'{name}_count{{pool="p"}}': "0+10000x200",
     }
+
+
+def _own(slo: str, value: float, bucket: bool = False) -> Series:
+    le = f',le="{float(value)!r}"' if bucket else ""
+    return {f'{OBJECTIVE}{{pool="p",slo="{slo}"{le}}}': f"{value:g}x200"}
 
 
 def _burn_alerts(objective: Objective) -> list[Alert]:
@@ -73,38 +114,88 @@ def _burn_alerts(objective: Objective) -> list[Alert]:
     return [
         Alert(
             f"{slo}BurnsFast", "page", _burns(objective, FAST), "2m",
-            f"Pool {{{{ $labels.pool }}}}: too often not so that {objective.about}; the month's budget is gone in days",
-            _failing(objective, 20 * budget), _failing(objective, 4 * budget), "75m", labels,
+            f"Pool {{{{ $labels.pool }}}} misses its objective ({objective.about}): at this rate the month's error "
+            "budget is used up in days",
+            _failing(objective.slo, 20 * budget), _failing(objective.slo, 4 * budget), "75m", labels,
         ),
         Alert(
             f"{slo}BurnsSlow", "ticket", _burns(objective, SLOW), "15m",
-            f"Pool {{{{ $labels.pool }}}}: more often than promised it is not so that {objective.about}",
-            _failing(objective, 4 * budget), _failing(objective, 0.5 * budget), "150m", labels,
+            f"Pool {{{{ $labels.pool }}}} misses its objective ({objective.about}) more often than the error budget "
+            "allows",
+            _failing(objective.slo, 4 * budget), _failing(objective.slo, 0.5 * budget), "150m", labels,
         ),
     ]  # fmt: skip
 
 
+def _median_alert(objective: Objective) -> Alert:
+    slower = f'{error_ratio("30m")}{{slo="{objective.slo}"}} > {objective.budget:g}'
+    now = f'{error_ratio("5m")}{{slo="{objective.slo}"}} > {objective.budget:g}'
+    return Alert(
+        "TtftMedianHigh", "ticket", f"{slower} and {now}", "5m",
+        f"Pool {{{{ $labels.pool }}}}: more than half of the first tokens come later than {TTFT_P50_S:g} s, or than "
+        "the pool's own objective",
+        _failing(objective.slo, 60), _failing(objective.slo, 40), "60m", {"pool": "p", "slo": objective.slo},
+    )  # fmt: skip
+
+
 def _rises(name: str, by: str, window: str = "15m") -> str:
-    """A counter has gone up, or is there for the first time: ``increase`` does not see the first sample of a series."""
+    """PromQL: the counter rose, or its series is new (``increase`` does not see a series' first sample)."""
     return f"sum by ({by}) (increase({name}[{window}])) > 0 or sum by ({by}) ({name} unless {name} offset {window}) > 0"
 
 
 _POOL = '{pool="p"}'
 _PART = '{topic="t",partition="0"}'
 _AGENT = '{pool="p",instance="i"}'
+_GPU = f'{listed.GPU_UTILIZATION.name}{{pool="p",instance="i",gpu="0"}}'
+_HITS = f"{listed.PREFIX_HITS.name}{_AGENT}"
+_QUERIES = f"{listed.PREFIX_QUERIES.name}{_AGENT}"
+_BACKLOG = f"{listed.BACKLOG.name}{_POOL}"
 _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
 _BATCH_AGE = f'{listed.QUEUE_AGE.name}{{pool="p",priority="batch"}}'
 _INTERACTIVE = f'{listed.SHED_LEVEL.name}{{pool="p",tier="interactive"}}'
+_BY_SLO = {objective.slo: objective for objective in OBJECTIVES}
 
 ALERTS: tuple[Alert, ...] = (
-    *(alert for objective in OBJECTIVES for alert in _burn_alerts(objective)),
+    *(alert for slo in ("ttft", "itl", "availability") for alert in _burn_alerts(_BY_SLO[slo])),
+    _median_alert(_BY_SLO["ttft_p50"]),
+    Alert(
+        "KvHitRateLow", "ticket", beyond(KV_HIT_RATE, "<", "kv_hit_rate", f"{KV_HIT_RATE_MIN:g}"), "15m",
+        "Pool {{ $labels.pool }} finds {{ $value | humanizePercentage }} of its prompt tokens in the KV cache, less "
+        "than its objective",
+        {_HITS: "0+50x100", _QUERIES: "0+100x100"}, {_HITS: "0+70x100", _QUERIES: "0+100x100"}, "60m", labels=_P,
+    ),
+    Alert(
+        "GpuUtilizationLow", "ticket", beyond(GPU_UTILIZATION, "<", "gpu_min", f"{GPU_UTILIZATION_MIN:g}"), "30m",
+        "The GPUs of pool {{ $labels.pool }} are busy {{ $value | humanizePercentage }} of the time: there are more "
+        "replicas than the load needs",
+        {_GPU: "0.2x100"}, {_GPU: "0.6x100"}, "60m", labels=_P,
+    ),
+    Alert(
+        "GpuUtilizationHigh", "ticket", beyond(GPU_UTILIZATION, ">", "gpu_max", f"{GPU_UTILIZATION_MAX:g}"), "15m",
+        "The GPUs of pool {{ $labels.pool }} are busy {{ $value | humanizePercentage }} of the time: there is no room "
+        "for a peak",
+        {_GPU: "0.99x100"}, {_GPU: "0.9x100"}, "60m", labels=_P,
+    ),
+    Alert(
+        "ObjectiveNotMeasured", "ticket",
+        f'{OBJECTIVE}{{slo=~"ttft|ttft_p50"}} unless on (pool, le) {listed.TTFT.name}_bucket '
+        f"and on (pool) {listed.TTFT.name}_count "
+        f'or {OBJECTIVE}{{slo="itl"}} unless on (pool, le) {listed.ITL.name}_bucket '
+        f"and on (pool) {listed.ITL.name}_count", "10m",
+        "The objective {{ $labels.slo }} of pool {{ $labels.pool }} is no bound of a bucket, so it is not measured",
+        {f'{OBJECTIVE}{{pool="p",slo="ttft",le="1.7"}}': "1.7x40", f"{listed.TTFT.name}_count{_POOL}": "0+9x40",
+         f'{listed.TTFT.name}_bucket{{pool="p",le="1.5"}}': "0+9x40"},
+        {f'{OBJECTIVE}{{pool="p",slo="ttft",le="1.5"}}': "1.5x40", f"{listed.TTFT.name}_count{_POOL}": "0+9x40",
+         f'{listed.TTFT.name}_bucket{{pool="p",le="1.5"}}': "0+9x40"},
+        labels={"pool": "p", "slo": "ttft"},
+    ),
     Alert(
         "NoReplicaReady", "page",
-        # One that was to be empty a moment ago has its cold start: ReplicasDoNotCome
+        # A pool that was scaled to zero until now gets its cold start first: ReplicasDoNotCome
         f'max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) == 0 '
         f"unless on (pool) min by (pool) (min_over_time({listed.DESIRED.name}[15m])) == 0", "1m",
-        "Pool {{ $labels.pool }} has no replica that takes requests",
+        "Pool {{ $labels.pool }} has no ready replica",
         {_READY: "1 0x40", f"{listed.DESIRED.name}{_POOL}": "1x40"},
         {_READY: "0x40", f"{listed.DESIRED.name}{_POOL}": "0x10 1x40"}, labels=_P,
     ),
@@ -112,7 +203,7 @@ ALERTS: tuple[Alert, ...] = (
         "NoControllerLeads", "page",
         f"count by (job, namespace) (max_over_time({listed.MAX_REPLICAS.name}[15m])) "
         f"unless on (job, namespace) sum by (job, namespace) ({listed.LEADS.name}) > 0", "30s",
-        "Pools are declared, and no controller plans them: their number stays as it is",
+        "Pools are declared and no controller leads: the number of replicas does not change",
         {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x10", listed.LEADS.name: "1x10"},
         {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x40", f'{listed.LEADS.name}{{instance="a"}}': "0x40",
          f'{listed.LEADS.name}{{instance="b"}}': "1x10 0 1x40"},
@@ -121,7 +212,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "TwoControllersLead", "page",
         f"sum by (job, namespace) ({listed.LEADS.name}) > 1", "1m",
-        "{{ $value }} controllers say that they lead: only one can",
+        "{{ $value }} controllers report that they lead; only one may",
         {f'{listed.LEADS.name}{{instance="a"}}': "1x40", f'{listed.LEADS.name}{{instance="b"}}': "0x10 1x40"},
         {f'{listed.LEADS.name}{{instance="a"}}': "1x20 0x40", f'{listed.LEADS.name}{{instance="b"}}': "0x19 1x40"},
         "21m",
@@ -129,14 +220,14 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "ReplicasDoNotCome", "ticket",
         f"max by (pool) ({listed.SHORT.name}) > on (pool) 2 * max by (pool) ({listed.COLD_START.name})", "0m",
-        "Pool {{ $labels.pool }} has lacked replicas for {{ $value }} s, and none came",
+        "Pool {{ $labels.pool }} has been short of replicas for {{ $value }} s and none has come",
         {f"{listed.SHORT.name}{_POOL}": "0x5 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"},
         {f"{listed.SHORT.name}{_POOL}": "0x11 60+60x40", f"{listed.COLD_START.name}{_POOL}": "300x60"}, labels=_P,
     ),
     Alert(
         "PoolAtItsMost", "ticket",
         f"max by (pool) ({listed.NEEDED.name}) > on (pool) max by (pool) ({listed.DESIRED.name})", "5m",
-        "Pool {{ $labels.pool }} needs {{ $value }} replicas, more than it may have",
+        "Pool {{ $labels.pool }} needs {{ $value }} replicas, more than its maximum",
         {f"{listed.NEEDED.name}{_POOL}": "4x5 7x40", f"{listed.DESIRED.name}{_POOL}": "4x5 5x40"},
         {f"{listed.NEEDED.name}{_POOL}": "4x15 7x3 5x40", f"{listed.DESIRED.name}{_POOL}": "5x60"}, labels=_P,
     ),
@@ -146,21 +237,21 @@ ALERTS: tuple[Alert, ...] = (
             f'max by (pool) ({listed.BURN.name}{{window="{window}"}}) > {FAST[0].rate:g}'
             for window in (FAST[0].short, FAST[0].long)
         ), "2m",
-        "Pool {{ $labels.pool }}: {{ $value }} times as many first tokens as may be come later than its objective",
+        "Pool {{ $labels.pool }} burns the error budget of its declared TTFT objective {{ $value }} times too fast",
         {f'{listed.BURN.name}{{pool="p",window="{window}"}}': "0x5 20x40" for window in ("5m", "1h")},
         {f'{listed.BURN.name}{{pool="p",window="5m"}}': "50x40",
          f'{listed.BURN.name}{{pool="p",window="1h"}}': "5x40"}, labels=_P,
     ),
     Alert(
         "ProfileOld", "ticket", f"max by (pool) ({listed.PROFILE_AGE.name}) > 86400", "15m",
-        "What usually arrives at pool {{ $labels.pool }} was last learned {{ $value }} s ago",
+        "The traffic model of pool {{ $labels.pool }} is {{ $value }} s old",
         {f"{listed.PROFILE_AGE.name}{_POOL}": "86500+60x40"}, {f"{listed.PROFILE_AGE.name}{_POOL}": "600x40"},
         labels=_P,
     ),
     Alert(
-        "PoolBacklog", "page", f"max by (pool) ({listed.BACKLOG.name}) > 60", "3m",
-        "Pool {{ $labels.pool }} needs {{ $value }} s for what it has to do",
-        {f"{listed.BACKLOG.name}{_POOL}": "90x40"}, {f"{listed.BACKLOG.name}{_POOL}": "20x40"}, labels=_P,
+        "PoolBacklog", "page", beyond(BACKLOG, ">", "backlog", f"{BACKLOG_S_MAX:g}"), "3m",
+        "Pool {{ $labels.pool }} needs {{ $value }} s to begin the requests that wait for their first token",
+        {_BACKLOG: "0.8x40"}, {_BACKLOG: "0.3x40"}, labels=_P,
     ),
     Alert(
         "InteractiveRefused", "page", f'max by (pool) ({listed.SHED_LEVEL.name}{{tier="interactive"}}) > 0', "2m",
@@ -169,66 +260,83 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "QueueAge", "ticket", f"max by (pool, priority) ({listed.QUEUE_AGE.name}) > 30", "2m",
-        "In pool {{ $labels.pool }} a request of priority {{ $labels.priority }} has waited for {{ $value }} s",
+        "A request of priority {{ $labels.priority }} has waited {{ $value }} s in pool {{ $labels.pool }}",
         {_BATCH_AGE: "45x40"}, {_BATCH_AGE: "45 5x40"}, labels={"pool": "p", "priority": "batch"},
     ),
     Alert(
         "StuckReplica", "ticket", f"sum(increase({listed.STUCK.name}[15m])) > 0", "0m",
-        "A replica was drained because its requests waited far longer than its peers'",
+        "A replica was drained because its requests waited far longer than those of its peers",
         {listed.STUCK.name: "0x12 1x40"}, {listed.STUCK.name: "1x40"},
     ),
     Alert(
         "ReplicaDied", "ticket", f"sum(increase({listed.DEAD.name}[15m])) > 0", "0m",
-        "A replica's lease ended while it had not left",
+        "A replica's lease expired without a shutdown",
         {listed.DEAD.name: "0x12 1x40"}, {listed.DEAD.name: "1x40"},
     ),
     Alert(
         "BreakerOpen", "page", f"max by (pool, instance) ({listed.BREAKER.name}) == 2", "1m",
-        "The engine of {{ $labels.instance }} fails request after request",
+        "The circuit breaker of {{ $labels.instance }} is open: its engine fails every request",
         {f"{listed.BREAKER.name}{_AGENT}": "2x40"}, {f"{listed.BREAKER.name}{_AGENT}": "0 2 0x40"},
         labels={"pool": "p", "instance": "i"},
     ),
     Alert(
         "EngineMetricsMissing", "ticket", f"max by (pool, instance) ({listed.METRICS_MISSING.name}) > 0", "5m",
-        "{{ $labels.instance }}: its vLLM does not show {{ $value }} of the metrics that the agent relies on",
+        "The vLLM of {{ $labels.instance }} does not export {{ $value }} metrics that the agent needs",
         {f"{listed.METRICS_MISSING.name}{_AGENT}": "2x40"}, {f"{listed.METRICS_MISSING.name}{_AGENT}": "0x40"},
         labels={"pool": "p", "instance": "i"},
     ),
     Alert(
         "BillingFactsLost", "page", f"sum(increase({listed.BILLS_DROPPED.name}[1h])) > 0", "0m",
-        "Billing facts were dropped: the bill is no longer whole",
+        "Billing events were dropped: the bill in ClickHouse is incomplete",
         {listed.BILLS_DROPPED.name: "0x12 1x40"}, {listed.BILLS_DROPPED.name: "0x40"},
     ),
     Alert(
         "EventsNotDelivered", "ticket",
         f"max by (instance) ({listed.EVENTS_AWAY.name}) == 1 or max by (instance) ({listed.SPOOL_OLDEST.name}) > 300",
-        "3m", "Events of {{ $labels.instance }} are not delivered; they wait in memory or in its spool",
+        "3m", "Events of {{ $labels.instance }} are not delivered; they wait in memory or in the disk spool",
         {f'{listed.SPOOL_OLDEST.name}{{instance="i"}}': "0+60x40"},
         {f'{listed.EVENTS_AWAY.name}{{instance="i"}}': "0 1 0x40"}, labels={"instance": "i"},
     ),
     Alert(
         "EventsRoomShort", "page", f"max by (instance) ({listed.EVENTS_ROOM.name}) > 0.5", "0m",
-        "Half of the room of {{ $labels.instance }} for events that are not delivered is taken; bills are next",
+        "The memory or spool of {{ $labels.instance }} for undelivered events is half full",
         {f'{listed.EVENTS_ROOM.name}{{instance="i"}}': "0+0.1x40"},
         {f'{listed.EVENTS_ROOM.name}{{instance="i"}}': "0.3x40"}, labels={"instance": "i"},
     ),
     Alert(
         "TelemetryDlq", "ticket", _rises(listed.POISON.name, "topic"), "0m",
-        "Records of {{ $labels.topic }} that are no events were put aside",
+        "Records of {{ $labels.topic }} that cannot be decoded were put into the dead letters",
         {f"{listed.POISON.name}{_PART}": "_x10 1x40"}, {f"{listed.POISON.name}{_PART}": "1x40"},
         labels={"topic": "t"},
     ),
     Alert(
         "TelemetryLag", "ticket", f"sum by (topic) ({listed.LAG.name}) > 100000", "5m",
-        "The consumer is {{ $value }} records behind in {{ $labels.topic }}",
+        "The telemetry consumer is {{ $value }} records behind in {{ $labels.topic }}",
         {f"{listed.LAG.name}{_PART}": "0+20000x40"}, {f"{listed.LAG.name}{_PART}": "500x40"}, labels={"topic": "t"},
     ),
     Alert(
         "TelemetryStuck", "page", f"max by (topic, partition) ({listed.PENDING.name}) > 120", "1m",
-        "The consumer has tried to insert a block of {{ $labels.topic }} for {{ $value }} s",
+        "The telemetry consumer has failed to insert a block of {{ $labels.topic }} for {{ $value }} s",
         {f"{listed.PENDING.name}{_PART}": "0+60x40"}, {f"{listed.PENDING.name}{_PART}": "3x40"},
         labels={"topic": "t", "partition": "0"},
     ),
+)  # fmt: skip
+
+
+OVERRIDES: tuple[Override, ...] = (
+    # Half of the first tokens come within 1.5 s and all within the pool's own 3 s
+    Override("TtftBurnsFast", {**_failing("ttft", 50), **_own("ttft", 3.0, True),
+                               f'{listed.TTFT.name}_bucket{{pool="p",le="3.0"}}': "0+10000x200"}, False, "75m"),
+    Override("TtftBurnsFast", {**_failing("ttft", 0), **_own("ttft", 0.5, True),
+                               f'{listed.TTFT.name}_bucket{{pool="p",le="0.5"}}': "0+5000x200"}, True, "75m"),
+    Override("AvailabilityBurnsFast", {**_failing("availability", 1), **_own("availability", 0.99)}, False, "75m"),
+    Override("AvailabilityBurnsFast", {**_failing("availability", 0.2), **_own("availability", 0.9999)}, True, "75m"),
+    Override("PoolBacklog", {_BACKLOG: "1.5x40", **_own("backlog", 2)}, False),
+    Override("PoolBacklog", {_BACKLOG: "0.3x40", **_own("backlog", 0.2)}, True),
+    Override("KvHitRateLow", {_HITS: "0+30x100", _QUERIES: "0+100x100", **_own("kv_hit_rate", 0.2)}, False, "60m"),
+    Override("KvHitRateLow", {_HITS: "0+80x100", _QUERIES: "0+100x100", **_own("kv_hit_rate", 0.9)}, True, "60m"),
+    Override("GpuUtilizationLow", {_GPU: "0.2x100", **_own("gpu_min", 0.1)}, False, "60m"),
+    Override("GpuUtilizationHigh", {_GPU: "0.9x100", **_own("gpu_max", 0.8)}, True, "60m"),
 )  # fmt: skip
 
 
@@ -256,40 +364,46 @@ def alerting() -> dict[str, Any]:
 
 
 def cases() -> dict[str, Any]:
-    """For ``promtool test rules``: each alert fires on the one, and stays quiet on the other. Without annotations in
-    what is expected it would expect none."""
+    """Input of ``promtool test rules``."""
     tests = []
     for alert in ALERTS:
-        # Whether it fires is asked of what promtool keeps of alerts, so that nothing hangs on the summary's figures
-        query = f'count(ALERTS{{alertname="{alert.name}",alertstate="firing"}}) or vector(0)'
-        labels = "".join(f',{name}="{value}"' for name, value in alert.labels.items())
-        mine = f'count(ALERTS{{alertname="{alert.name}",alertstate="firing",severity="{alert.severity}"{labels}}})'
-        for series, fires in ((alert.fires, True), (alert.quiet, False)):
-            tests.append(
-                {
-                    "name": f"{alert.name} {'fires' if fires else 'is quiet'}",
-                    "interval": "1m",
-                    "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                    "promql_expr_test": [
-                        {
-                            "expr": mine if fires else query,
-                            "eval_time": alert.at,
-                            "exp_samples": [{"labels": "{}", "value": 1 if fires else 0}],
-                        }
-                    ],
-                }
-            )
+        tests.append(_case(alert, f"{alert.name} fires", alert.fires, alert.at, True))
+        tests.append(_case(alert, f"{alert.name} is quiet", alert.quiet, alert.at, False))
+    by_name = {alert.name: alert for alert in ALERTS}
+    for override in OVERRIDES:
+        fires = "fires" if override.fires else "is quiet"
+        name = f"{override.alert} {fires} by the pool's own objective"
+        tests.append(_case(by_name[override.alert], name, override.series, override.at, override.fires))
     return {"rule_files": ["recording.yaml", "alerts.yaml"], "evaluation_interval": "1m", "tests": tests}
 
 
+def _case(alert: Alert, name: str, series: Series, at: str, fires: bool) -> dict[str, Any]:
+    # The series ALERTS is asked, so that nothing depends on the summary's figures
+    any_firing = f'count(ALERTS{{alertname="{alert.name}",alertstate="firing"}}) or vector(0)'
+    labels = "".join(f',{label}="{value}"' for label, value in alert.labels.items())
+    firing = f'count(ALERTS{{alertname="{alert.name}",alertstate="firing",severity="{alert.severity}"{labels}}})'
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": firing if fires else any_firing,
+                "eval_time": at,
+                "exp_samples": [{"labels": "{}", "value": 1 if fires else 0}],
+            }
+        ],
+    }
+
+
 def files() -> dict[str, str]:
-    """Name → contents."""
+    """Contents by file name."""
     made = {"recording.yaml": recording(), "alerts.yaml": alerting(), "tests.yaml": cases()}
-    return {name: _MADE + "\n".join(_yaml(value)) + "\n" for name, value in made.items()}
+    return {name: _HEADER + "\n".join(_yaml(value)) + "\n" for name, value in made.items()}
 
 
 def _yaml(value: Any, indent: str = "") -> list[str]:
-    """Maps, lists and scalars; every scalar as JSON writes it, which YAML reads."""
+    """YAML of maps, lists and scalars; scalars are written as JSON, which is YAML."""
     lines: list[str] = []
     if isinstance(value, Mapping):
         for key, item in value.items():

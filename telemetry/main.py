@@ -1,4 +1,4 @@
-"""The telemetry process: events from the log into ClickHouse, and a door to ask it."""
+"""The telemetry process: inserts events from the log into ClickHouse, and serves queries over HTTP."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from contextlib import asynccontextmanager
 import uvloop
 
 from stream_fabric.errors import BadRequest
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
-from telemetry.api import api
+from telemetry.ask.api import api
+from telemetry.ask.named_queries import QUERIES
 from telemetry.ask.queries import SAVED
-from telemetry.blocks import BlockPolicy
-from telemetry.consume import Consumer
-from telemetry.dlq import DeadLetters
-from telemetry.metrics import ConsumerMetrics
-from telemetry.queries import QUERIES
-from telemetry.redis_dlq import RedisDeadLetters
+from telemetry.consume.blocks import BlockPolicy
+from telemetry.consume.consumer import Consumer
+from telemetry.consume.dlq import DeadLetters
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.consume.redis_dlq import RedisDeadLetters
+from telemetry.consume.source import RedisSource, Source, SourceUnavailable
 from telemetry.settings import TelemetrySettings
-from telemetry.source import RedisSource, Source, SourceUnavailable
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 
 @asynccontextmanager
-async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadLetters]]:
-    """The log that the settings name, not yet started."""
+async def _open_log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadLetters]]:
+    """Open the log and the dead letters that the settings name; the log is not yet started."""
     if settings.events == "off":
         raise BadRequest("STREAM_GW_EVENTS is off: there is nothing to consume")
     if settings.events == "redis":
@@ -47,9 +48,15 @@ async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadL
         return
     # Only who uses Kafka needs its client
     try:
-        from telemetry.kafka import KafkaUnreachable, TopicMissing, connection_options, ensure_topic, limit_logs
-        from telemetry.kafka_dlq import KafkaDeadLetters
-        from telemetry.kafka_source import KafkaSource
+        from telemetry.kafka.dlq import KafkaDeadLetters
+        from telemetry.kafka.source import KafkaSource
+        from telemetry.kafka.transport import (
+            KafkaUnreachable,
+            TopicMissing,
+            connection_options,
+            ensure_topic,
+            limit_logs,
+        )
     except ImportError as error:
         raise SourceUnavailable(f"events travel by Kafka: pip install 'stream-gw[kafka]' ({error})") from None
     limit_logs()
@@ -70,7 +77,7 @@ async def _log(settings: TelemetrySettings) -> AsyncIterator[tuple[Source, DeadL
 
 
 async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) -> None:
-    """Run until SIGTERM. ``on_ready`` is called with the door's URL once it takes part.
+    """Run until SIGTERM or SIGINT. ``on_ready`` gets the HTTP API's URL once the process has joined the group.
 
     Raises StoreUnavailable and StoreRefused when ClickHouse is out of reach or not ours at the start.
     """
@@ -83,24 +90,27 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    store = Store(settings.clickhouse)
+    clock, random = HostClock(), HostRandom()
+    store = Store(settings.clickhouse, settings.clickhouse_reader, clock=clock, random=random)
     metrics = ConsumerMetrics()
     policy = BlockPolicy(settings.telemetry_block_rows, settings.telemetry_block_mb << 20, settings.telemetry_linger_s)
     ready = asyncio.Event()
     try:
         await store.open()
-        await store.keep(settings.telemetry_raw_days, settings.telemetry_rollup_days, settings.telemetry_content_days)
-        async with _log(settings) as (source, dead_letters):
-            consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s)
+        await store.set_retention(
+            settings.telemetry_raw_days, settings.telemetry_rollup_days, settings.telemetry_content_days
+        )
+        async with _open_log(settings) as (source, dead_letters):
+            consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s, random)
             token = settings.telemetry_token.get_secret_value()
             port, host = settings.telemetry_port, settings.telemetry_host
             async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, port, host) as url:
 
-                def begun() -> None:
+                def joined() -> None:
                     ready.set()
                     on_ready(url)
 
-                await consumer.run(stop, begun)
+                await consumer.run(stop, joined)
     finally:
         await store.close()
 
@@ -108,8 +118,8 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
 async def dlq(
     settings: TelemetrySettings, verb: str, count: int, ids: Sequence[str], as_json: bool, say: Callable[[str], None]
 ) -> None:
-    """``stream-gw telemetry dlq``."""
-    async with _log(settings) as (_, dead_letters):
+    """List or replay dead letters, for ``stream-gw telemetry dlq``."""
+    async with _open_log(settings) as (_, dead_letters):
         if verb == "replay":
             replayed = await dead_letters.replay(count, ids)
             say(json.dumps({"replayed": replayed}) if as_json else f"{replayed} replayed")
@@ -127,7 +137,7 @@ async def dlq(
 
 
 def run(settings: TelemetrySettings, on_ready: Callable[[str], None]) -> None:
-    """The process's main."""
+    """Run the telemetry process on its own event loop until SIGTERM."""
     # A block is tens of thousands of objects without a cycle: looking for some halves the rate
     gc.freeze()
     gc.set_threshold(200_000, 20, 20)

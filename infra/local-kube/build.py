@@ -47,7 +47,7 @@ class Program(NamedTuple):
     staging: str = ""
     """Replacements by a folder beside the module: the version of what is published of them. Empty: they are none."""
     variables: tuple[str, ...] = ()
-    """What the linker sets, as ``package.Name=value``."""
+    """Linker variables as ``package.Name=value``."""
 
 
 def programs(versions: dict[str, str]) -> dict[str, list[Program]]:
@@ -148,7 +148,7 @@ class Builder:
             raise SystemExit(f"{self._root} has {free_gb} GB left; to build {what} takes {_FREE_GB[what]} for a while")
 
     def _once(self, name: str, make: Callable[[Path], None]) -> None:
-        """What is made elsewhere and then moved is there whole or not at all."""
+        """Make a file in a temporary folder and move it, so that it exists whole or not at all."""
         to = self._root / name
         if to.exists():
             return

@@ -31,7 +31,7 @@ def lines(*command: str) -> Iterator[str]:
 
 
 def wanted(libraries: list[Path]) -> Symbols:
-    """What ``libraries`` want of CUDA's that none of them defines."""
+    """CUDA symbols that ``libraries`` need and none of them defines."""
     needed: Symbols = {}
     open_symbols: set[tuple[str, str]] = set()
     owner: dict[str, str] = {}

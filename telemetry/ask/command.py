@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import BadRequest, FabricUnavailable
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import RedisStreamLog, held_partitions
 from telemetry.ask.http import HttpAsk
@@ -25,27 +26,27 @@ from telemetry.ask.settings import AskSettings
 from telemetry.ask.text import reconcile_text, request_line, rows_text
 from telemetry.ask.times import window
 from telemetry.ask.views import VIEWS
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 Say = Callable[[str], None]
 
 DISAGREES = 3
-"""The exit code of a reconciliation that found something; 1 is an error."""
+"""Exit code of a reconciliation that found differences; 1 is an error."""
 _TAIL_S = 1.0
 _LATE_US = 60_000_000
-"""An event may come so late, and is still told by ``tail``."""
+"""Maximum delay of an event that ``tail`` still prints, in microseconds."""
 _SEEN_MAX = 20_000
 
 
 async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
-    """The exit code. Raises StreamGwError and OSError."""
-    async with _ask(settings) as ask:
+    """Run one ``traces`` or ``usage`` command and return its exit code. Raises StreamGwError and OSError."""
+    async with _open_ask(settings) as ask:
         if args.command == "usage":
             if args.verb == "reconcile":
                 return await _reconcile(ask, settings, args, say)
-            await _view(ask, "usage", _given(args, "since", "until", "tenant", "model"), args, say)
+            await _print_view(ask, "usage", _flags_given(args, "since", "until", "tenant", "model"), args, say)
         elif args.verb == "tail":
-            await _tail(ask, _given(args, *COHORT, "ended"), args, say)
+            await _tail(ask, _flags_given(args, *COHORT, "ended"), args, say)
         elif args.verb == "sql":
             text = sys.stdin.read() if args.statement == "-" else args.statement
             rows = await ask.sql(text, args.rows)
@@ -53,18 +54,20 @@ async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
             value = {"columns": rows.columns, "types": rows.types, "rows": rows.rows, "truncated": rows.truncated}
             say(_json(value) if args.json else rows_text(found) + ("\n… and more" if rows.truncated else ""))
         elif args.verb == "query":
-            await _view(ask, "query", {**_pairs(args.parameters), "name": args.name}, args, say)
+            await _print_view(ask, "query", {**_parse_parameters(args.parameters), "name": args.name}, args, say)
         else:
-            given = _given(args, "id", "since", "until", "top", "phase", "ended", "a", "b", *COHORT)
-            await _view(ask, args.verb, given, args, say)
+            given = _flags_given(args, "id", "since", "until", "top", "phase", "ended", "a", "b", *COHORT)
+            await _print_view(ask, args.verb, given, args, say)
     return 0
 
 
-def _given(args: argparse.Namespace, *names: str) -> dict[str, str]:
+def _flags_given(args: argparse.Namespace, *names: str) -> dict[str, str]:
+    """Return the values of the named flags, without those that are not set."""
     return {name: value for name in names if (value := getattr(args, name, None))}
 
 
-def _pairs(parameters: list[str]) -> dict[str, str]:
+def _parse_parameters(parameters: list[str]) -> dict[str, str]:
+    """Parse query parameters written as ``NAME=VALUE``. Raises BadRequest."""
     pairs = {}
     for text in parameters:
         name, equals, value = text.partition("=")
@@ -74,12 +77,13 @@ def _pairs(parameters: list[str]) -> dict[str, str]:
     return pairs
 
 
-async def _view(ask: Ask, name: str, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
+async def _print_view(ask: Ask, name: str, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
     view = await VIEWS[name](ask, given, _now_us())
     say(_json(view.value) if args.json else view.text)
 
 
 async def _tail(ask: Ask, given: Mapping[str, str], args: argparse.Namespace, say: Say) -> None:
+    """Print each request once when it ends, until the task is cancelled."""
     seen: OrderedDict[str, None] = OrderedDict()
     started_us = _now_us()
     while True:
@@ -99,46 +103,49 @@ async def _tail(ask: Ask, given: Mapping[str, str], args: argparse.Namespace, sa
 
 
 async def _reconcile(ask: Ask, settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
+    """Print the reconciliation and return its exit code: 0, or ``DISAGREES``."""
     from_us, until_us = window({"since": args.since, "until": args.until}, _now_us(), "24h")
     if args.no_redis:
         report = await reconcile(ask, None, from_us, until_us, args.tenant)
     else:
-        async with _settled(settings.redis_url) as settled:
+        async with _open_settled(settings.redis_url) as settled:
             report = await reconcile(ask, settled, from_us, until_us, args.tenant)
-    say(_json(_report(report)) if args.json else reconcile_text(report))
+    say(_json(_report_value(report)) if args.json else reconcile_text(report))
     return 0 if report.agrees else DISAGREES
 
 
-def _report(report: Report) -> dict[str, Any]:
+def _report_value(report: Report) -> dict[str, Any]:
     return {**asdict(report), "agrees": report.agrees}
 
 
 @asynccontextmanager
-async def _settled(redis_url: str) -> AsyncIterator[Settled]:
+async def _open_settled(redis_url: str) -> AsyncIterator[Settled]:
+    """Connect to the settled usage in Redis. Raises FabricUnavailable."""
     client = RedisClient(redis_url)
     try:
         await client.start()
         partitions = await held_partitions(client)
         if partitions is None:
-            raise FabricUnavailable("no stream-gw has used this Redis; name the platform's with --redis-url")
+            raise FabricUnavailable("this Redis was never used by stream-gw; set the platform's with --redis-url")
         yield RedisStreamLog(client, partitions)
     finally:
         await client.close()
 
 
 @asynccontextmanager
-async def _ask(settings: AskSettings) -> AsyncIterator[Ask]:
+async def _open_ask(settings: AskSettings) -> AsyncIterator[Ask]:
+    """Open the source of answers that the settings name: the telemetry process, or ClickHouse directly."""
     if settings.telemetry_url:
         yield HttpAsk(settings.telemetry_url, settings.telemetry_token.get_secret_value())
         return
     if not settings.clickhouse:
         raise BadRequest(
-            "say whom to ask: STREAM_GW_TELEMETRY_URL=http://host:port of stream-gw telemetry with its "
+            "no source of traces: set STREAM_GW_TELEMETRY_URL=http://host:port of stream-gw telemetry with its "
             "STREAM_GW_TELEMETRY_TOKEN, or STREAM_GW_CLICKHOUSE"
         )
-    store = Store(settings.clickhouse)
+    store = Store(settings.clickhouse, clock=HostClock(), random=HostRandom())
     try:
-        await store.open(migrate=False)
+        await store.open(migrate_schema=False)
         yield StoreAsk(store)
     finally:
         await store.close()

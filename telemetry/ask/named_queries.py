@@ -1,4 +1,4 @@
-"""Queries by name, the only ones that the consumer's own HTTP door answers. ``{name:Type}`` are parameters."""
+"""Named queries of the consumer's HTTP API, beside those of ``queries.py``. ``{name:Type}`` are parameters."""
 
 from __future__ import annotations
 

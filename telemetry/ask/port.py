@@ -1,4 +1,4 @@
-"""Where answers come from: by the name of a saved query, from a store or, over HTTP, from the process that has it."""
+"""The port through which commands read telemetry: saved queries and an analyst's SQL, and its adapter for a store."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from telemetry.ask.queries import Value, saved
-from telemetry.ask.sql import checked
-from telemetry.store import Rows, Store
+from telemetry.ask.sql.check import check_sql
+from telemetry.store.store import Rows, Store
 
 Row = dict[str, Any]
 
 
 class Ask(Protocol):
+    """Port to query telemetry. ``StoreAsk`` asks ClickHouse; ``HttpAsk`` asks the telemetry process."""
+
     async def query(self, name: str, parameters: Mapping[str, Value]) -> list[Row]:
-        """The rows of a saved query. Raises BadRequest, NotFound, StoreUnavailable or StoreRefused."""
+        """Run a saved query. Raises BadRequest, NotFound, StoreUnavailable or StoreRefused."""
 
     async def sql(self, text: str, rows_max: int) -> Rows:
-        """An analyst's own. Raises BadRequest where it may not run."""
+        """Run an analyst's SQL. Raises BadRequest if the check refuses it."""
 
 
 class StoreAsk:
-    """Asks ClickHouse itself."""
+    """Port ``Ask`` on a store that this process has open."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -31,4 +33,4 @@ class StoreAsk:
         return (await self._store.query(query.sql, query.values(parameters))).dicts()
 
     async def sql(self, text: str, rows_max: int) -> Rows:
-        return await self._store.query(checked(text), rows_max=rows_max)
+        return await self._store.query(await check_sql(text), rows_max=rows_max)

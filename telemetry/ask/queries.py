@@ -15,12 +15,12 @@ from string import Template
 
 from stream_fabric.errors import BadRequest, NotFound
 from stream_fabric.events import PHASES
-from telemetry.queries import Query
+from telemetry.ask.named_queries import Query
 
 Value = str | int | float
 
 COHORT = ("model", "pool", "replica", "tenant", "region", "tier")
-"""What a cohort can be told by, beside its time."""
+"""Properties that select a cohort, beside its time."""
 PHASE_NAMES = tuple(name.removesuffix("_us") for name in PHASES)
 TOP = 20
 HOUR_US = 3_600_000_000
@@ -31,11 +31,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"Int64": (int,), "String": (str,)}
 _FROM, _UNTIL = "{from_us:Int64}", "{until_us:Int64}"
 
 
-def _given(name: str) -> str:
+def _matches_if_given(name: str) -> str:
+    """Return the SQL condition that a column equals its parameter, or that the parameter is empty."""
     return f"({{{name}:String}} = '' OR {name} = {{{name}:String}})"
 
 
-def _between(column: str, start: str, end: str) -> str:
+def _in_window(column: str, start: str, end: str) -> str:
+    """Return the SQL condition that a time column lies between two times in µs, the end excluded."""
     return (
         f"({column} >= fromUnixTimestamp64Micro({start}, 'UTC') AND {column} < fromUnixTimestamp64Micro({end}, 'UTC'))"
     )
@@ -43,10 +45,10 @@ def _between(column: str, start: str, end: str) -> str:
 
 _EACH_PHASE = ", ".join(f"{{phase:String}} = '{name.removesuffix('_us')}', {name}" for name in PHASES)
 _PARTS: Mapping[str, str] = {
-    "window": _between("at", _FROM, _UNTIL),
-    "around": _between("at", f"{_FROM} - 7200000000", f"{_UNTIL} + 7200000000"),
-    "cohort": f"({' AND '.join(map(_given, COHORT))})",
-    "tenant": _given("tenant"),
+    "window": _in_window("at", _FROM, _UNTIL),
+    "around": _in_window("at", f"{_FROM} - 7200000000", f"{_UNTIL} + 7200000000"),
+    "cohort": f"({' AND '.join(map(_matches_if_given, COHORT))})",
+    "tenant": _matches_if_given("tenant"),
     "band": "(prompt_tokens >= {prompt_from:Int64} AND prompt_tokens < {prompt_until:Int64})",
     "quantiles": ", ".join(
         f"quantilesBFloat16Weighted(0.5, 0.95, 0.99)({name}, toUInt64(weight)) AS {name}_q" for name in PHASES
@@ -59,18 +61,18 @@ _PARTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Saved(Query):
-    """A named query. ``defaults``: of parameters that need not be given."""
+    """A query of ``saved.sql``. ``defaults``: values of parameters that may be left out."""
 
     name: str = ""
     defaults: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Name → ClickHouse type, as the SQL has them."""
+        """Name → ClickHouse type of each parameter in the SQL."""
         return dict(_ENTRY.findall(self.sql))
 
     def values(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """Everything that the query needs. Raises BadRequest."""
+        """Check the given parameters and add the defaults. Raises BadRequest."""
         wanted = self.parameters
         if unknown := sorted(set(given) - set(wanted)):
             raise BadRequest(f"query {self.name} has no {', '.join(unknown)}; it takes {', '.join(sorted(wanted))}")
@@ -83,7 +85,8 @@ class Saved(Query):
         return values
 
 
-def _read() -> dict[str, Saved]:
+def _read_saved() -> dict[str, Saved]:
+    """Parse ``saved.sql`` and insert the common SQL parts."""
     text = resources.files("telemetry.ask").joinpath("saved.sql").read_text("utf-8")
     found = {}
     for part in text.split("\n-- name: ")[1:]:
@@ -99,11 +102,11 @@ def _read() -> dict[str, Saved]:
     return found
 
 
-SAVED: Mapping[str, Saved] = _read()
+SAVED: Mapping[str, Saved] = _read_saved()
 
 
 def saved(name: str) -> Saved:
-    """Raises NotFound with the names that there are."""
+    """Return the saved query of this name. Raises NotFound, which lists all names."""
     found = SAVED.get(name)
     if found is None:
         raise NotFound(f"there is no query {name!r}; there are {', '.join(sorted(SAVED))}")

@@ -1,8 +1,8 @@
--- The saved queries. A name and what it tells; what need not be given, with its default; then the SQL. $words are the
--- constant parts of queries.py. Moments are microseconds since 1970; where success is sampled, a row stands for weight rows.
+-- The saved queries: name, description, defaults of optional parameters, then the SQL. $words are constants of
+-- queries.py. Times are microseconds since 1970. Where successes are sampled, a row represents weight requests.
 
 -- name: find
--- tells: which streams a stream's, request's or trace's id names
+-- tells: streams by the id of a stream, request or trace
 -- default: stream = ''
 SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
     SELECT stream, toUnixTimestamp64Micro(at) AS at_us FROM requests WHERE $window AND stream IN ({id:String}, {stream:String}) AND stream != ''
@@ -23,16 +23,16 @@ WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.
 ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: attempts
--- tells: every producer's try at a stream
+-- tells: every attempt at a stream
 SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
 
 -- name: content
--- tells: what a stream was asked and its readers were shown, of tenants whose plan lets it be told
+-- tells: prompt and completion of a stream, for tenants whose plan allows it
 SELECT toUnixTimestamp64Micro(at) AS at_us, tenant, role, ended, first_seq, last_seq, prompt, completion FROM requests
 WHERE $window AND stream = {stream:String} AND (prompt != '' OR completion != '') ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: cohort
--- tells: what is usual of finished requests of a model, a size of prompt and a time; without one stream
+-- tells: figures of a cohort: finished requests of a model, prompt size and time, without one stream
 -- default: prompt_from = 0
 -- default: prompt_until = 1099511627776
 -- default: stream = ''
@@ -47,14 +47,14 @@ FROM requests WHERE $window AND ({model:String} = '' OR model = {model:String}) 
     AND role = 'created' AND ended IN ('completed', 'incomplete') AND stream != {stream:String};
 
 -- name: session
--- tells: how much of its prompts a session's earlier requests found cached
+-- tells: share of the prompts that a session's earlier requests found cached
 -- default: stream = ''
 SELECT count() AS members, quantilesBFloat16(0.5)(cached_tokens / prompt_tokens)[1] AS cached_share
 FROM requests WHERE $window AND session_hash = {session:String} AND session_hash != '' AND tenant = {tenant:String}
     AND role = 'created' AND prompt_tokens > 0 AND stream != {stream:String};
 
 -- name: fleet_near
--- tells: what happened to a pool in a window
+-- tells: fleet events of a pool in a time window
 SELECT toUnixTimestamp64Micro(at) AS at_us, what, source, pool, replica, state, reason FROM fleet
 WHERE $window AND pool = {pool:String} ORDER BY fleet.at, id LIMIT 1000;
 
@@ -67,14 +67,14 @@ FROM requests WHERE $window AND $cohort AND ({ended:String} = '' OR ended = {end
 ORDER BY requests.at DESC, id LIMIT {top:Int64};
 
 -- name: slow
--- tells: which requests spent most in one phase
+-- tells: the requests that spent the most time in one phase
 -- default: phase = 'wall'
 SELECT toUnixTimestamp64Micro(at) AS at_us, stream, ended, tenant, model, replica, prompt_tokens, output_tokens,
     $phase AS phase_us, ttft_us, requests.wall_us AS wall_us
 FROM requests WHERE $window AND $cohort ORDER BY phase_us DESC, stream LIMIT {top:Int64};
 
 -- name: profile
--- tells: one cohort: how many, how they ended, and the quantiles of each phase
+-- tells: one cohort: requests, outcomes, and the quantiles of each phase
 SELECT sum(weight) AS requests, count() AS members, sumIf(weight, ended = 'failed') AS failed,
     sumIf(weight, ended = 'refused') AS refused, sumIf(weight, ended = 'cancelled') AS cancelled,
     sumIf(weight, ended IN ('left', 'stalled', 'drained')) AS left_early,
@@ -83,7 +83,7 @@ SELECT sum(weight) AS requests, count() AS members, sumIf(weight, ended = 'faile
 FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused');
 
 -- name: spent_by_replica
--- tells: of the requests that took between two times, where it went, by replica
+-- tells: mean phases by replica, for requests that took between two times
 -- default: by = 'ttft'
 SELECT replica, sum(weight) AS requests, $means FROM requests
 WHERE $window AND $cohort AND role = 'created'
@@ -92,7 +92,7 @@ WHERE $window AND $cohort AND role = 'created'
 GROUP BY replica ORDER BY requests DESC, replica LIMIT 1000;
 
 -- name: ttft_by_minute
--- tells: how the time to the first token went, minute by minute
+-- tells: time to first token by minute
 -- default: top = 1440
 SELECT toUnixTimestamp(minute) * 1000000 AS minute_us, sum(requests) AS requests,
     round(quantilesTDigestWeightedIfMerge(0.5, 0.9, 0.95, 0.99)(ttft_q)[1] / 1000, 1) AS p50_ms,
@@ -103,7 +103,7 @@ WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute <
 GROUP BY minute ORDER BY minute LIMIT {top:Int64};
 
 -- name: pulse
--- tells: the last minutes: how many requests, how they ended and when their first token came, by minute (the first rows) and by pool
+-- tells: the last minutes: requests, outcomes and time to first token, by minute (the first rows) and by pool
 SELECT toUnixTimestamp(minute) * 1000000 AS minute_us, pool, sum(requests_minute.requests) AS requests,
     sumIf(requests_minute.requests, ended = 'failed') AS failed, sumIf(requests_minute.requests, ended = 'refused') AS refused,
     sum(requests_minute.streamed_tokens) AS tokens,
@@ -116,7 +116,7 @@ WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute <
 GROUP BY GROUPING SETS ((minute), (pool)) ORDER BY minute_us = 0, minute_us, requests DESC, pool LIMIT 200;
 
 -- name: where_time_goes
--- tells: on what requests spend their time, by model: percent of it in each phase
+-- tells: percent of the time in each phase, by model
 SELECT model, sum(weight) AS requests, round(sum(requests.wall_us * weight) / sum(weight) / 1000, 1) AS mean_ms,
     round(100 * sum((gateway_us + admission_us) * weight) / sum(requests.wall_us * weight), 1) AS edge,
     round(100 * sum(pool_queue_us * weight) / sum(requests.wall_us * weight), 1) AS pool_queue,
@@ -131,14 +131,14 @@ FROM requests WHERE $window AND $cohort AND role != 'refused'
 GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
 
 -- name: errors
--- tells: what went wrong, how often, and for whom
+-- tells: errors: how many, and for how many tenants
 SELECT model, ended, error_code, sum(weight) AS requests, uniqExact(tenant) AS tenants,
     toUnixTimestamp64Micro(min(at)) AS first_us, toUnixTimestamp64Micro(max(at)) AS last_us, max(stream) AS example
 FROM requests WHERE $window AND $cohort AND error_code != ''
 GROUP BY model, ended, error_code ORDER BY requests DESC, model, error_code LIMIT {top:Int64};
 
 -- name: tenants
--- tells: who uses the platform most, and what it is like for them
+-- tells: the tenants with the most requests, with their failures and time to first token
 SELECT tenant, sum(weight) AS requests, sum(output_tokens * weight) AS output_tokens_sum, sum(price_micro * weight) AS price_micro_sum,
     round(100 * sumIf(weight, ended IN ('failed', 'refused')) / sum(weight), 2) AS failed_percent,
     round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms,
@@ -147,7 +147,7 @@ FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused')
 GROUP BY tenant ORDER BY requests DESC, tenant LIMIT {top:Int64};
 
 -- name: replicas
--- tells: whether one replica is slower than the others of its pool
+-- tells: replicas of a pool compared
 SELECT pool, replica, count() AS attempts, round(quantilesBFloat16(0.5, 0.99)(engine_queue_us)[1] / 1000, 1) AS queue_p50_ms,
     round(quantilesBFloat16(0.5, 0.99)(engine_queue_us)[2] / 1000, 1) AS queue_p99_ms,
     round(quantilesBFloat16(0.5)(prefill_us)[1] / 1000, 1) AS prefill_p50_ms,
@@ -157,7 +157,7 @@ FROM attempts WHERE $window AND $cohort AND ended != 'lost'
 GROUP BY pool, replica ORDER BY pool, replica LIMIT {top:Int64};
 
 -- name: token_gaps
--- tells: how far apart tokens come, by replica; the sketch's buckets are a quarter of a doubling wide
+-- tells: gaps between tokens by replica; four buckets of the sketch are one doubling
 SELECT model, replica, attempts,
     multiIf(b50 < 4, b50, bitShiftLeft(4 + b50 % 4, intDiv(b50, 4) - 1)) / 1000 AS p50_from_ms,
     multiIf(b99 < 4, b99, bitShiftLeft(4 + b99 % 4, intDiv(b99, 4) - 1)) / 1000 AS p99_from_ms, max_ms
@@ -173,7 +173,7 @@ FROM (
 ORDER BY model, replica LIMIT {top:Int64};
 
 -- name: faults
--- tells: which replicas lost streams or gave them away, and what became of those
+-- tells: replicas that lost streams or handed them over, and the outcome of those streams
 SELECT pool, replica, countIf(ended = 'lost') AS lost, countIf(ended = 'handed_over') AS handed_over,
     countIf(ended = 'failed') AS failed, count() AS attempts,
     countIf(ended IN ('lost', 'handed_over') AND stream IN (
@@ -182,7 +182,7 @@ FROM attempts WHERE $window AND $cohort
 GROUP BY pool, replica HAVING lost + handed_over + failed > 0 ORDER BY lost DESC, replica LIMIT {top:Int64};
 
 -- name: placements
--- tells: why requests went where they went, and what it was worth
+-- tells: placement reasons and their effect
 SELECT model, placement, sum(weight) AS requests,
     round(100 * sum(cached_tokens * weight) / greatest(sum(prompt_tokens * weight), 1), 1) AS cached_percent,
     round(quantilesBFloat16WeightedIf(0.5, 0.99)(ttft_us, toUInt64(weight), ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms,
@@ -191,21 +191,21 @@ FROM requests WHERE $window AND $cohort AND role = 'created' AND placement != ''
 GROUP BY model, placement ORDER BY model, requests DESC, placement LIMIT {top:Int64};
 
 -- name: believed
--- tells: where the gateways' belief of what a replica has cached is wrong
+-- tells: expected and real cached prefix tokens
 SELECT pool, replica, count() AS attempts, sum(believed_cached_tokens) AS believed, sum(cached_tokens) AS found,
     round(100 * found / greatest(believed, 1), 1) AS found_percent
 FROM attempts WHERE $window AND $cohort AND believed_cached_tokens > 0 AND ended != 'lost'
 GROUP BY pool, replica ORDER BY found_percent, replica LIMIT {top:Int64};
 
 -- name: cached
--- tells: how much of their prompts tenants find cached, by model
+-- tells: cached share of the prompts by tenant and model
 SELECT tenant, model, sum(weight) AS requests, sum(prompt_tokens * weight) AS prompt_sum,
     round(100 * sum(cached_tokens * weight) / greatest(sum(prompt_tokens * weight), 1), 1) AS cached_percent
 FROM requests WHERE $window AND $cohort AND role = 'created'
 GROUP BY tenant, model ORDER BY prompt_sum DESC, tenant LIMIT {top:Int64};
 
 -- name: sessions
--- tells: which sessions moved between replicas, and what it cost in cached prompt
+-- tells: sessions that moved between replicas, and their cached share
 SELECT tenant, session_hash, count() AS turns, uniqExact(replica) AS replicas_used,
     round(100 * sum(cached_tokens) / greatest(sum(prompt_tokens), 1), 1) AS cached_percent
 FROM requests WHERE $window AND $cohort AND role = 'created' AND session_hash != '' AND replica != ''
@@ -213,14 +213,14 @@ GROUP BY tenant, session_hash HAVING turns > 1
 ORDER BY replicas_used DESC, cached_percent, session_hash LIMIT {top:Int64};
 
 -- name: stalls
--- tells: whose connections take tokens too slowly
+-- tells: tenants whose clients read slowly
 SELECT tenant, user_hash, transport, countIf(client_stall_us > 0) AS stalled, count() AS readers,
     round(max(client_stall_us) / 1000, 1) AS longest_ms, round(sum(client_stall_us) / 1000, 1) AS total_ms
 FROM requests WHERE $window AND $cohort
 GROUP BY tenant, user_hash, transport HAVING stalled > 0 ORDER BY total_ms DESC, user_hash LIMIT {top:Int64};
 
 -- name: resumes
--- tells: how often readers come back, and how long they were away
+-- tells: reconnections of readers, and how long they were away
 SELECT region, transport, countIf(role = 'resumed') AS resumed, countIf(role = 'created') AS created,
     round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[1] / 1000, 1) AS gap_p50_ms,
     round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[2] / 1000, 1) AS gap_p99_ms
@@ -228,7 +228,7 @@ FROM requests WHERE $window AND $cohort GROUP BY region, transport HAVING resume
 ORDER BY resumed DESC, region LIMIT {top:Int64};
 
 -- name: queues
--- tells: when requests waited for a replica, and how long
+-- tells: waits for a replica by time
 -- default: top = 1440
 SELECT toUnixTimestamp(toStartOfMinute(at)) * 1000000 AS minute_us, pool, sumIf(weight, placement = 'queued') AS queued,
     sum(weight) AS requests, max(queue_position) AS deepest, round(max(pool_queue_us) / 1000, 1) AS longest_ms,
@@ -237,20 +237,20 @@ FROM requests WHERE $window AND $cohort AND role IN ('created', 'refused')
 GROUP BY minute_us, pool HAVING queued + refused > 0 ORDER BY minute_us, pool LIMIT {top:Int64};
 
 -- name: refusals
--- tells: who was turned away, and with which answer
+-- tells: refused requests by tenant and answer
 SELECT tenant, tier, error_code, http_status, sum(weight) AS requests, toUnixTimestamp64Micro(max(at)) AS last_us
 FROM requests WHERE $window AND $cohort AND ended = 'refused'
 GROUP BY tenant, tier, error_code, http_status ORDER BY requests DESC, tenant LIMIT {top:Int64};
 
 -- name: wasted
--- tells: how much was computed that nobody was shown: after cancels, and by replicas that died
+-- tells: tokens computed that no reader received: after cancellations, and by dead replicas
 SELECT model, ended, count() AS attempts, sum(generated_tokens) AS generated, sum(if(billed, output_tokens, 0)) AS kept,
     generated - kept AS wasted
 FROM attempts WHERE $window AND $cohort AND ended IN ('cancelled', 'failed', 'lost', 'handed_over')
 GROUP BY model, ended ORDER BY wasted DESC, model, ended LIMIT {top:Int64};
 
 -- name: recoveries
--- tells: how many streams outlived their replica, and what their readers noticed
+-- tells: streams that outlived their replica, and the pause for their readers
 SELECT model, countIf(ended = 'completed') AS completed, countIf(ended = 'failed') AS failed, count() AS requests,
     round(quantilesBFloat16(0.5, 0.99)(recovery_us)[1] / 1000, 1) AS pause_p50_ms,
     round(quantilesBFloat16(0.5, 0.99)(recovery_us)[2] / 1000, 1) AS pause_p99_ms
@@ -258,7 +258,7 @@ FROM requests WHERE $window AND $cohort AND role = 'created' AND (recovery_us > 
 GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
 
 -- name: regions
--- tells: how many requests were served far away, and what that costs
+-- tells: requests served in another region, and their cost in time
 SELECT requests.region AS from_region, served.region AS to_region, sum(requests.weight) AS requests,
     round(quantilesBFloat16(0.5)(requests.fabric_us)[1] / 1000, 2) AS fabric_p50_ms,
     round(quantilesBFloat16If(0.5)(requests.ttft_us, requests.ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms
@@ -269,19 +269,19 @@ WHERE requests.at >= fromUnixTimestamp64Micro({from_us:Int64}, 'UTC') AND reques
 GROUP BY from_region, to_region ORDER BY requests DESC, from_region, to_region LIMIT {top:Int64};
 
 -- name: residuals
--- tells: whether the phases add up: what of the wall time nothing accounts for
+-- tells: wall time that belongs to no phase
 SELECT role, count() AS readers,
     round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[1], 3) AS p50_percent,
     round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[2], 3) AS p99_percent
 FROM requests WHERE $window AND $cohort AND role != 'refused' GROUP BY role ORDER BY readers DESC LIMIT {top:Int64};
 
 -- name: fleet
--- tells: what happened to the fleet
+-- tells: fleet events by kind
 SELECT toUnixTimestamp64Micro(at) AS at_us, what, pool, replica, state, source, asked_by, reason FROM fleet
 WHERE $window AND ({pool:String} = '' OR pool = {pool:String}) ORDER BY fleet.at DESC, id LIMIT {top:Int64};
 
 -- name: timeline
--- tells: what happened to a pool, in order, and in which minutes its requests noticed
+-- tells: fleet events of a pool in order, with the minutes in which requests were affected
 -- default: top = 1000
 SELECT at_us, what, replica, state, told_by, asked_by, reason, rested_on FROM (
     SELECT toUnixTimestamp64Micro(at) AS at_us, toString(what) AS what, toString(fleet.replica) AS replica, toString(state) AS state,
@@ -301,7 +301,7 @@ SELECT at_us, what, replica, state, told_by, asked_by, reason, rested_on FROM (
 ) ORDER BY at_us, what, replica, state LIMIT {top:Int64};
 
 -- name: usage_by_hour
--- tells: what is billed, by hour, tenant and model
+-- tells: billed usage by hour, tenant and model
 -- default: top = 10000
 SELECT toUnixTimestamp(hour) * 1000000 AS hour_us, tenant, model, sum(usage_hour.requests) AS requests,
     sum(usage_hour.prompt_tokens) AS prompt_tokens, sum(usage_hour.cached_tokens) AS cached_tokens,
@@ -313,7 +313,7 @@ FROM usage_hour WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)
 GROUP BY hour, tenant, model ORDER BY hour, tenant, model LIMIT {top:Int64};
 
 -- name: billed_near_hours
--- tells: bills told within some seconds after an hour began: their streams may have ended in the hour before
+-- tells: billing events of the first seconds of an hour: their streams may have ended in the hour before
 -- default: edge_s = 10
 SELECT toUnixTimestamp(toStartOfHour(at)) * 1000000 AS hour_us, tenant, model, count() AS requests,
     sum(attempts.prompt_tokens) AS prompt_tokens, sum(attempts.cached_tokens) AS cached_tokens,
@@ -323,7 +323,7 @@ FROM attempts WHERE $window AND billed AND $tenant
 GROUP BY hour_us, tenant, model ORDER BY hour_us, tenant, model LIMIT 10000;
 
 -- name: tenant_names
--- tells: who asked in a window, or was billed in it or in the week before
+-- tells: tenants with requests or bills in a window or in the week before
 -- default: after = ''
 -- default: top = 10000
 SELECT DISTINCT tenant FROM (
@@ -333,7 +333,7 @@ SELECT DISTINCT tenant FROM (
 ) WHERE tenant > {after:String} ORDER BY tenant LIMIT {top:Int64};
 
 -- name: bills
--- tells: streams that ended in a window, by name: what engines and gateways tell of each
+-- tells: streams that ended in a window: figures of engines and gateways for each
 -- default: after = ''
 -- default: top = 2000
 SELECT stream, max(a.tenant) AS tenant, max(a.model) AS model, countIf(a.billed) AS bills, sumIf(a.output_tokens, a.billed) AS billed_output,
@@ -349,7 +349,7 @@ WHERE stream > {after:String} AND stream IN (
 GROUP BY stream ORDER BY stream;
 
 -- name: shown
--- tells: of streams between two names: what each reader was shown
+-- tells: frames and tokens that each reader received, for streams between two ids
 -- default: after = ''
 SELECT stream, tenant, model, role, ended, first_seq, last_seq, streamed_tokens, output_tokens, gateway
 FROM requests WHERE $around
@@ -357,7 +357,7 @@ FROM requests WHERE $around
 ORDER BY stream, first_seq, requests.at LIMIT 10000;
 
 -- name: unbilled
--- tells: streams that a reader saw the end of and no engine has billed, by name
+-- tells: streams that a reader received whole and no engine has billed
 -- default: after = ''
 -- default: top = 10000
 SELECT stream, max(requests.tenant) AS of_tenant, max(requests.model) AS of_model, max(requests.ended) AS last_ended, max(requests.output_tokens) AS told_output,
@@ -368,7 +368,7 @@ FROM requests WHERE $window AND stream > {after:String} AND ended IN ('completed
 GROUP BY stream HAVING max(requests.output_tokens) > 0 ORDER BY stream LIMIT {top:Int64};
 
 -- name: arrivals
--- tells: what arrived at a pool by minute: requests, prompt tokens that had to be computed, output tokens
+-- tells: arrivals at a pool by minute: requests, computed prompt tokens, output tokens
 SELECT toInt64(toUnixTimestamp(minute)) AS at_s, sum(requests_minute.requests) AS requests,
     sum(requests_minute.prompt_tokens - requests_minute.cached_tokens) AS prompt_tokens, sum(requests_minute.output_tokens) AS output_tokens
 FROM requests_minute
@@ -377,7 +377,7 @@ WHERE minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND minute <
 GROUP BY at_s ORDER BY at_s LIMIT 9000;
 
 -- name: lengths
--- tells: how long a pool's prompts and answers are by route (a model, a dialect, a tier): means, and the 50th, 90th and 99th percentile
+-- tells: prompt and output lengths of a pool by route (model, dialect, tier): means and 50th, 90th, 99th percentile
 SELECT model, dialect, tier, sum(lengths_hour.requests) AS requests,
     round(sum(lengths_hour.prompt_tokens) / sum(lengths_hour.requests), 1) AS prompt_mean,
     quantilesBFloat16WeightedMerge(0.5, 0.9, 0.99)(prompt_q) AS prompt_q,
@@ -389,7 +389,7 @@ WHERE hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) AND hour < fro
 GROUP BY model, dialect, tier ORDER BY requests DESC, model, dialect, tier LIMIT 64;
 
 -- name: speeds
--- tells: how many output tokens a second a pool's replicas make by how many sequences decode at once, and how many prompt tokens they compute
+-- tells: speed of a pool's replicas by decoding sequences: output tokens and prompt tokens per second
 SELECT sum(speeds_hour.attempts) AS tries, round(sum(speeds_hour.decoding_us) / sum(speeds_hour.decode_us), 2) AS batch_mean,
     round(sum(speeds_hour.tokens) / sum(speeds_hour.decode_us) * 1000000 * batch_mean, 1) AS tokens_per_s,
     sum(speeds_hour.uncached_tokens) AS uncached_tokens, sum(speeds_hour.prefill_us) AS prefill_us

@@ -1,23 +1,23 @@
-"""What ``stream-gw traces`` and ``stream-gw usage`` need to know."""
+"""Settings of ``stream-gw traces`` and ``stream-gw usage``."""
 
 from __future__ import annotations
 
 from pydantic import Field, SecretStr, field_validator
 
-from stream_fabric.settings import FabricSettings
-from telemetry.store import Store
+from stream_fabric.process.settings import FabricSettings
+from telemetry.store.connection import Address
 
 
 class AskSettings(FabricSettings):
-    telemetry_url: str = Field("", description="Where stream-gw telemetry answers, for example http://127.0.0.1:9464")
-    telemetry_token: SecretStr = Field(SecretStr(""), description="Its bearer token")
+    telemetry_url: str = Field("", description="URL of stream-gw telemetry, for example http://127.0.0.1:9464")
+    telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token of stream-gw telemetry")
     clickhouse: str = Field(
-        "", description="In place of telemetry_url: the ClickHouse itself, as stream-gw telemetry has it", repr=False
+        "", description="URL of ClickHouse, to query it directly instead of telemetry_url", repr=False
     )
 
     @field_validator("clickhouse")
     @classmethod
     def _is_clickhouse_url(cls, value: str) -> str:
         if value:
-            Store(value)
+            Address.parse(value)
         return value

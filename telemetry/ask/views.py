@@ -1,4 +1,4 @@
-"""What can be asked by name, as both the command line and the HTTP door answer it: a JSON value, and a text of it."""
+"""Questions by name for the command line and the HTTP API: each answers a JSON value and a text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing, request_line, rows_text, timeline_text, token_times, why_text
+from telemetry.ask.text import diff_text, missing_events, request_line, rows_text, timeline_text, token_times, why_text
 from telemetry.ask.times import cohort_of, window
-from telemetry.ask.why import Answer, told, why
+from telemetry.ask.why.explain import Answer, load_story, why
 
 TOP_MAX = 1000
 
@@ -21,25 +21,32 @@ Given = Mapping[str, str]
 
 @dataclass(frozen=True)
 class View:
+    """An answer in its two forms: a JSON value, and text for a terminal."""
+
     value: Any
     text: str
 
 
 async def recent(ask: Ask, given: Given, now_us: int) -> View:
-    rows = await ask.query("recent", {**_common(given, now_us, "1h", "ended"), "ended": given.get("ended", "")})
-    return View(rows, "\n".join(map(request_line, rows)) or "no request in that time")
+    """List the newest requests."""
+    rows = await ask.query(
+        "recent", {**_common_parameters(given, now_us, "1h", "ended"), "ended": given.get("ended", "")}
+    )
+    return View(rows, "\n".join(map(request_line, rows)) or "no requests in that time")
 
 
 async def slow(ask: Ask, given: Given, now_us: int) -> View:
+    """List the requests that spent the most time in a phase."""
     phase = given.get("phase") or "wall"
     if phase not in ("wall", "ttft", *PHASE_NAMES):
-        raise BadRequest(f"there is no phase {phase[:40]!r}; there are wall, ttft, {', '.join(PHASE_NAMES)}")
-    rows = await ask.query("slow", {**_common(given, now_us, "1h", "phase"), "phase": phase})
+        raise BadRequest(f"there is no phase {phase[:40]!r}; choose wall, ttft, {', '.join(PHASE_NAMES)}")
+    rows = await ask.query("slow", {**_common_parameters(given, now_us, "1h", "phase"), "phase": phase})
     return View(rows, rows_text(rows))
 
 
 async def show(ask: Ask, given: Given, now_us: int) -> View:
-    story = await told(ask, given["id"])
+    """Show a request's events, field by field."""
+    story = await load_story(ask, given["id"])
     value: dict[str, Any] = {
         "stream": story.stream,
         "requests": [reader.row for reader in (*story.line, *story.beside)],
@@ -55,11 +62,13 @@ async def show(ask: Ask, given: Given, now_us: int) -> View:
 
 
 async def explain(ask: Ask, given: Given, now_us: int) -> View:
+    """Explain where a request's time went and the likely cause."""
     answer = await why(ask, given["id"])
     return View(why_value(answer), why_text(answer))
 
 
 async def compare(ask: Ask, given: Given, now_us: int) -> View:
+    """Compare two cohorts."""
     if not given.get("a") or not given.get("b"):
         raise BadRequest("name the two cohorts: a=since=2h,until=1h&b=since=1h")
     found = await diff(ask, cohort_of(given["a"], now_us), cohort_of(given["b"], now_us))
@@ -67,20 +76,24 @@ async def compare(ask: Ask, given: Given, now_us: int) -> View:
 
 
 async def pool(ask: Ask, given: Given, now_us: int) -> View:
-    """What happened to one pool, in order."""
+    """List the fleet events of one pool, in order."""
     if not given.get("pool"):
         raise BadRequest("name the pool: pool=NAME")
-    taken = _common({"top": "1000", **given}, now_us, "1h", only=("pool",))
+    taken = _common_parameters({"top": "1000", **given}, now_us, "1h", only=("pool",))
     rows = await ask.query("timeline", taken)
     return View(rows, timeline_text(rows))
 
 
 async def usage(ask: Ask, given: Given, now_us: int) -> View:
-    rows = await ask.query("usage_by_hour", {**_common(given, now_us, "24h", only=("tenant", "model")), "top": 10_000})
+    """List billed usage by hour."""
+    rows = await ask.query(
+        "usage_by_hour", {**_common_parameters(given, now_us, "24h", only=("tenant", "model")), "top": 10_000}
+    )
     return View(rows, rows_text(rows))
 
 
 async def queries(ask: Ask, given: Given, now_us: int) -> View:
+    """List the saved queries."""
     value = [
         {"name": q.name, "tells": q.about, "parameters": q.parameters, "defaults": dict(q.defaults), "sql": q.sql}
         for q in SAVED.values()
@@ -89,7 +102,7 @@ async def queries(ask: Ask, given: Given, now_us: int) -> View:
 
 
 async def query(ask: Ask, given: Given, now_us: int) -> View:
-    """Any saved query. ``since`` and ``until`` stand for its window; numbers are read as such."""
+    """Run any saved query. ``since`` and ``until`` give its window."""
     wanted = saved(given["name"])
     values: dict[str, Value] = {}
     from_us, until_us = window(given, now_us, "1h")
@@ -122,9 +135,11 @@ VIEWS: Mapping[str, Callable[[Ask, Given, int], Awaitable[View]]] = {
 }
 
 
-async def answer(ask: Ask, path: str, given: Given, now_us: int) -> View:
-    """By the path of the HTTP door: ``""``, ``slow``, ``diff``, ``pool``, ``queries``, ``queries/<name>``, ``<id>``,
-    ``<id>/why``. Raises NotFound, BadRequest and what the store raises."""
+async def answer_path(ask: Ask, path: str, given: Given, now_us: int) -> View:
+    """Answer by the path below ``/traces``: ``""``, ``slow``, ``diff``, ``pool``, ``queries/<name>``, ``<id>/why``, …
+
+    Raises NotFound, BadRequest and the store's errors.
+    """
     match [part for part in path.split("/") if part]:
         case []:
             return await recent(ask, given, now_us)
@@ -139,10 +154,13 @@ async def answer(ask: Ask, path: str, given: Given, now_us: int) -> View:
     raise NotFound(f"there is no /{path[:100]} below traces")
 
 
-def _common(given: Given, now_us: int, since: str, *more: str, only: tuple[str, ...] = COHORT) -> dict[str, Value]:
+def _common_parameters(
+    given: Given, now_us: int, since: str, *more: str, only: tuple[str, ...] = COHORT
+) -> dict[str, Value]:
+    """Parse the filters that most views share: window, ``top`` and cohort. Raises BadRequest."""
     taken = {"since", "until", "top", *only, *more}
     if unknown := sorted(set(given) - taken):
-        raise BadRequest(f"there is no {', '.join(unknown)[:100]} to ask by; there are {', '.join(sorted(taken))}")
+        raise BadRequest(f"there is no {', '.join(unknown)[:100]} filter here; there are {', '.join(sorted(taken))}")
     from_us, until_us = window(given, now_us, since)
     try:
         top = int(given.get("top") or TOP)
@@ -171,8 +189,8 @@ def why_value(answer: Answer) -> dict[str, Any]:
         "readers": [reader.row for reader in story.line],
         "beside": [reader.row for reader in story.beside],
         "attempts": list(story.attempts),
-        "cohort": {"what": story.usual.what, "members": story.usual.members, "figures": dict(story.usual.figures)},
-        "missing": missing(story),
+        "cohort": {"what": story.cohort.what, "members": story.cohort.members, "figures": dict(story.cohort.figures)},
+        "missing": missing_events(story),
         "other_streams": list(story.other_streams),
         "fleet": list(story.fleet),
     }
@@ -183,7 +201,10 @@ def diff_value(found: Diff) -> dict[str, Any]:
         "a": dict(found.a.profile),
         "b": dict(found.b.profile),
         **{
-            f"{by}_{at}": {"says": found.says(by, at), "changes": [asdict(change) for change in found.changes(by, at)]}
+            f"{by}_{at}": {
+                "says": found.sentence(by, at),
+                "changes": [asdict(change) for change in found.changes(by, at)],
+            }
             for by in BYS
             for at in ATS
         },

@@ -1,10 +1,12 @@
-"""The law of blocks: how a partition of the log is cut, so that each of its offsets is inserted once.
+"""Rules that cut a partition of the log into blocks, so that each of its offsets is inserted once.
 
-A block is a range of offsets of one partition, and ranges follow each other without a gap. Before a block is inserted
-its range is written down where only the partition's owner may write (it is *claimed*); after the insert the next offset
-is (it is *done*). Whoever owns the partition then, after a crash or a rebalance, finds either no claim, and nothing
-above the next offset was ever inserted, or one, and inserts exactly that range first, under the same name: where it
-was inserted before, ClickHouse drops it. Pure: records and moments are arguments.
+A block is a range of offsets of one partition. Ranges follow each other without a gap. Before the insert the block is
+*claimed*: its range is written where only the partition's owner may write. After the insert it is *done*: the next
+offset is written there.
+
+After a crash or a rebalance the partition's owner reads both. Without a claim, nothing above the next offset was ever
+inserted. With a claim, the owner first inserts exactly that range, under the same name. If the range was inserted
+before, ClickHouse drops it. The module is pure: records and moments are arguments.
 """
 
 from __future__ import annotations
@@ -15,34 +17,42 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from telemetry.record import Record
+from telemetry.emit.record import Record
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Offsets ``first`` to ``last``, both within. ``stamp`` is the time of the first record: a log that was made anew
-    counts its offsets from the start again, and its blocks must not be taken for the old log's."""
+    """Offsets ``first`` to ``last``, both included.
+
+    ``stamp`` is the time of the first record. A log that is created again counts its offsets from the start, and the
+    stamp tells its blocks from the old log's.
+    """
 
     first: int
     last: int
     stamp: int
 
     def name(self, topic: str, partition: int) -> str:
+        """Return the deduplication name of the block's inserts."""
         return f"{topic}:{partition}:{self.first}-{self.last}@{self.stamp}"
 
     def encode(self) -> str:
+        """Encode the claim as text, which is committed with an offset."""
         return f"1 {self.first} {self.last} {self.stamp}"
 
     @classmethod
     def decode(cls, text: str) -> Block | None:
-        """None: no claim. Raises ValueError on what none of our versions wrote."""
+        """Parse a committed claim. None: no claim. Raises ValueError for text that no version of ours wrote."""
         if not text:
             return None
         version, *figures = text.split()
         if version != "1" or len(figures) != 3:
-            raise ValueError(f"the committed claim {text!r} was written by another version or program")
+            raise ValueError(
+                f"the committed claim {text!r} was written by another version or program; "
+                "set STREAM_GW_TELEMETRY_GROUP to a group that nothing else uses"
+            )
         return cls(*map(int, figures))
 
 
@@ -51,29 +61,29 @@ class BlockPolicy:
     rows_max: int = 20_000
     bytes_max: int = 8 << 20
     linger_s: float = 1.0
-    """A record waits for so long at most before its block is cut."""
+    """Maximum time that a record waits before its block is cut, in seconds."""
 
 
 class PartitionBlocks(Generic[R]):
-    """One partition in the hands of its owner. ``next`` and ``claimed`` as they were committed."""
+    """Blocks of one partition, held by its owner. ``next`` and ``claimed`` start as they were committed."""
 
     def __init__(self, policy: BlockPolicy, next: int, claimed: Block | None) -> None:
         assert claimed is None or claimed.first == next
         self._policy = policy
         self._records: deque[R] = deque()
         self._since: deque[tuple[int, float]] = deque()
-        """When records came: (the last's offset, moment) of each delivery."""
+        """(last offset, moment) of each delivery of records."""
         self.next = next
         self.claimed = claimed
         self.held_bytes = 0
         self._seen = next - 1
         self.repeated = 0
-        """Records that came though they are done with."""
+        """Number of records that arrived again after they were processed."""
         self.skipped = 0
-        """Offsets that no record had."""
+        """Number of offsets without a record."""
 
     def receive(self, records: Sequence[R], now: float) -> None:
-        """Records as the log gives them: ascending, perhaps with holes, perhaps some again."""
+        """Take records from the log. Offsets ascend; some may be missing and some may repeat."""
         before = len(self._records)
         for record in records:
             if record.offset <= self._seen:
@@ -88,17 +98,18 @@ class PartitionBlocks(Generic[R]):
 
     @property
     def held(self) -> int:
+        """Number of records in memory."""
         return len(self._records)
 
     @property
-    def wants(self) -> bool:
-        """Whether there is room; a claimed block that is not complete is read whatever it takes."""
+    def has_room(self) -> bool:
+        """True: more records should be read. An incomplete claimed block is read even beyond the limits."""
         if self.claimed is not None and self._seen < self.claimed.last:
             return True
         return len(self._records) < 2 * self._policy.rows_max and self.held_bytes < 2 * self._policy.bytes_max
 
     def due_at(self, now: float) -> float | None:
-        """When there is a block, if nothing more comes; None: only then when something does."""
+        """Return the time at which a block is due if no more records arrive. None: more records are needed first."""
         if self.claimed is not None:
             return now if self._seen >= self.claimed.last else None
         if not self._records:
@@ -108,7 +119,7 @@ class PartitionBlocks(Generic[R]):
         return self._since[0][1] + self._policy.linger_s
 
     def block(self, now: float) -> Block | None:
-        """The block that is due: the claimed one, as it was claimed, or a new one, to be claimed."""
+        """Return the block that is due: the claimed one unchanged, or a new one to be claimed. None: none is due."""
         due = self.due_at(now)
         if due is None or due > now:
             return None
@@ -123,12 +134,12 @@ class PartitionBlocks(Generic[R]):
         return Block(self.next, last, self._records[0].timestamp)
 
     def claim(self, block: Block) -> None:
-        """It is going to be written down; from here on no other range may be inserted."""
+        """Fix the range of the next insert, before the claim is written. No other range may be inserted after this."""
         assert self.claimed is None and block.first == self.next
         self.claimed = block
 
     def records(self) -> list[R]:
-        """Of the claimed block."""
+        """Return the records of the claimed block."""
         assert self.claimed is not None
         taken = []
         for record in self._records:
@@ -138,7 +149,7 @@ class PartitionBlocks(Generic[R]):
         return taken
 
     def done(self) -> None:
-        """The claimed block is inserted."""
+        """Drop the claimed block after its insert."""
         assert self.claimed is not None
         self.next = self.claimed.last + 1
         self._seen = max(self._seen, self.claimed.last)
@@ -150,5 +161,5 @@ class PartitionBlocks(Generic[R]):
 
 
 def _size(record: Record) -> int:
-    """What it takes to hold it, about."""
+    """Estimate the memory of a record in bytes."""
     return 200 + len(record.value or b"") + len(record.key or b"")

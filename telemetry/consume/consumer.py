@@ -1,9 +1,9 @@
-"""The consumer: records of the log become rows of ClickHouse, each once, whatever dies between.
+"""The consumer: inserts each record of the log into ClickHouse once, whichever process dies.
 
-One task reads; one works on each partition that is ours: it waits until a block is due (``blocks.py``), writes its
-claim down, puts aside what is no event, inserts the rest under the block's name, and commits. What fails is tried
-again, the same block under the same name, until it works: a partition waits for it, and its reading stops when two
-blocks are held.
+One task reads the log. Another task works on each assigned partition: it waits until a block is due (``blocks.py``),
+commits its claim, stores invalid records as dead letters, inserts the rest under the block's name, and commits. A step
+that fails is repeated with the same block and name until it succeeds. The partition waits meanwhile, and reading stops
+when two blocks are held.
 """
 
 from __future__ import annotations
@@ -13,41 +13,45 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from telemetry.blocks import Block, BlockPolicy, PartitionBlocks
-from telemetry.dlq import Dead, DeadLetters
-from telemetry.metrics import ConsumerMetrics
-from telemetry.record import Part, Record
-from telemetry.rows import batch
-from telemetry.source import Fenced, Position, Source, SourceUnavailable
-from telemetry.store import Store, StoreRefused, StoreUnavailable
+from stream_fabric.ports import Random
+from stream_fabric.process.backoff import Backoff, BackoffPolicy
+from telemetry.consume.blocks import Block, BlockPolicy, PartitionBlocks
+from telemetry.consume.dlq import Dead, DeadLetters
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.consume.rows import build_batch
+from telemetry.consume.source import Fenced, Position, Source, SourceUnavailable
+from telemetry.emit.record import Part, Record
+from telemetry.store.errors import StoreRefused, StoreUnavailable
+from telemetry.store.store import Store
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _READ_S = 0.2
-_RETRY_S_MIN = 0.1
-_RETRY_S_MAX = 5.0
-_SAY_S = 30.0
-"""What goes on failing is said so often."""
+_RETRY = BackoffPolicy(first_s=0.1, longest_s=5.0)
+_LOG_EVERY_S = 30.0
+"""Minimum time between two log lines about the same failing call, in seconds."""
 
 
 @dataclass
-class _Held:
-    """A partition that is ours."""
+class _OwnedPartition:
+    """A partition that is assigned to this consumer."""
 
     part: Part
     task: asyncio.Task[None] | None = None
-    law: PartitionBlocks[Record] | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    blocks: PartitionBlocks[Record] | None = None
+    """None: the position is not read yet, or the partition was fenced."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     claimed_since: float = 0.0
 
 
 class Consumer:
-    """One member of the consumer group. ``on_ready`` is called when it takes part."""
+    """One member of the consumer group."""
 
     def __init__(
         self,
@@ -56,7 +60,8 @@ class Consumer:
         dead_letters: DeadLetters,
         policy: BlockPolicy,
         metrics: ConsumerMetrics,
-        drain_s: float = 10.0,
+        drain_s: float,
+        random: Random,
     ) -> None:
         self._source = source
         self._store = store
@@ -64,9 +69,11 @@ class Consumer:
         self._policy = policy
         self._metrics = metrics
         self._drain_s = drain_s
-        # More at once would only take memory. Not held while a block is inserted: one that is refused stops no others
+        self._random = random
+        # One block is built at a time, to bound memory. The lock is free during inserts: a refused insert then delays
+        # no other partition
         self._making = asyncio.Lock()
-        self._parts: dict[Part, _Held] = {}
+        self._parts: dict[Part, _OwnedPartition] = {}
         self._stopping = False
         self._failed: asyncio.Future[None] | None = None
 
@@ -75,17 +82,20 @@ class Consumer:
         return list(self._parts)
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Returns when stopped, after the blocks that are claimed are finished, or ``drain_s``. Raises what cannot be
-        tried again: a claim that another version wrote, a bug."""
+        """Consume until ``stop`` is set, then finish the claimed blocks for at most ``drain_s``.
+
+        ``on_ready`` is called when the consumer has joined the group. Raises errors that a retry cannot repair: a claim
+        that another version wrote, or a bug.
+        """
         self._failed = asyncio.get_running_loop().create_future()
-        reading = asyncio.create_task(self._read(on_ready), name="read")
+        reading = asyncio.create_task(self._read_log(on_ready), name="read")
         stopped = asyncio.create_task(stop.wait())
         try:
             watched: list[asyncio.Future[Any]] = [reading, stopped, self._failed]
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             self._stopping = True
             for held in self._parts.values():
-                held.news.set()
+                held.changed.set()
             working = [held.task for held in self._parts.values() if held.task]
             if working and not self._failed.done():
                 await asyncio.wait(working, timeout=self._drain_s)
@@ -97,30 +107,32 @@ class Consumer:
             for task in (reading, stopped):
                 task.cancel()
             await asyncio.gather(reading, stopped, return_exceptions=True)
-            await self._revoked(list(self._parts))
+            await self._on_revoked(list(self._parts))
             await self._source.close()
             self._failed.cancel()
 
     # --- partitions come and go ----------------------------------------------------------------------------
 
-    def _assigned(self, parts: Collection[Part]) -> None:
+    def _on_assigned(self, parts: Collection[Part]) -> None:
         for part in parts:
             assert part not in self._parts
-            held = self._parts[part] = _Held(part)
-            held.task = asyncio.create_task(self._work(held), name=f"{part.topic} {part.partition}")
-            held.task.add_done_callback(self._ended)
+            held = self._parts[part] = _OwnedPartition(part)
+            held.task = asyncio.create_task(self._work_on_partition(held), name=f"{part.topic} {part.partition}")
+            held.task.add_done_callback(self._on_work_ended)
 
-    async def _revoked(self, parts: Collection[Part]) -> None:
+    async def _on_revoked(self, parts: Collection[Part]) -> None:
+        """Stop work on partitions, and wait until no commit of theirs is under way."""
         gone = [held for part in parts if (held := self._parts.pop(part, None)) is not None]
         for held in gone:
             assert held.task is not None
             held.task.cancel()
-        # A commit that is tried again must not outlive the generation it was meant for
+        # A retried commit must not outlive the group generation that it was made for
         await asyncio.gather(*(held.task for held in gone if held.task), return_exceptions=True)
         for held in gone:
-            self._metrics.gone(held.part)
+            self._metrics.remove_partition(held.part)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_work_ended(self, task: asyncio.Task[None]) -> None:
+        """End ``run`` with the error of a partition's task."""
         if not task.cancelled() and (error := task.exception()) is not None:
             assert self._failed is not None
             if not self._failed.done():
@@ -128,76 +140,84 @@ class Consumer:
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    async def _read(self, on_ready: Callable[[], None]) -> None:
-        await self._again("start", lambda: self._source.start(self._assigned, self._revoked))
+    async def _read_log(self, on_ready: Callable[[], None]) -> None:
+        """Join the group, then hand new records to the partitions with room for them."""
+        await self._retry("start", lambda: self._source.start(self._on_assigned, self._on_revoked))
         on_ready()
         while True:
-            wanted = [part for part, held in self._parts.items() if held.law is not None and held.law.wants]
+            wanted = [part for part, held in self._parts.items() if held.blocks is not None and held.blocks.has_room]
             try:
                 found = await self._source.read(wanted, _READ_S)
             except SourceUnavailable as error:
-                _log.warning("reading: %s", error)
-                await asyncio.sleep(_RETRY_S_MIN)
+                _log.warning("reading the log failed, retrying: error=%s", error)
+                await asyncio.sleep(_RETRY.first_s)
                 continue
             now = time.monotonic()
             for part, records in found.items():
                 held = self._parts.get(part)
-                if held is not None and held.law is not None:
-                    held.law.receive(records, now)
-                    held.news.set()
+                if held is not None and held.blocks is not None:
+                    held.blocks.receive(records, now)
+                    held.changed.set()
             for part, held in self._parts.items():
-                if held.law is not None:
-                    self._metrics.state(part, self._source.end(part), held.law, held.claimed_since)
+                if held.blocks is not None:
+                    self._metrics.report_partition(part, self._source.end(part), held.blocks, held.claimed_since)
 
     # --- one partition -------------------------------------------------------------------------------------
 
-    async def _work(self, held: _Held) -> None:
+    async def _work_on_partition(self, held: _OwnedPartition) -> None:
+        """Insert the partition's blocks one after another, until it is revoked, fenced or drained."""
         part = held.part
         try:
-            position = await self._again("position", lambda: self._source.position(part))
-            held.law = law = await self._resume(part, position)
-            held.claimed_since = time.monotonic() if law.claimed else 0.0
-            self._source.seek(part, law.next)
-            while await self._due(held):
-                block = law.block(time.monotonic())
+            position = await self._retry("position", lambda: self._source.position(part))
+            held.blocks = blocks = await self._resume(part, position)
+            held.claimed_since = time.monotonic() if blocks.claimed else 0.0
+            self._source.seek(part, blocks.next)
+            while await self._wait_until_due(held):
+                block = blocks.block(time.monotonic())
                 assert block is not None
-                if law.claimed is None:
-                    law.claim(block)
+                if blocks.claimed is None:
+                    blocks.claim(block)
                     held.claimed_since = time.monotonic()
-                    claim, next = block, law.next
-                    await self._again("claim", lambda: self._source.commit(part, next, claim))  # noqa: B023
-                await self._insert(held, block, law.records())
-                law.done()
+                    claim, next = block, blocks.next
+                    await self._retry("claim", partial(self._source.commit, part, next, claim))
+                await self._insert_block(held, block, blocks.records())
+                blocks.done()
                 held.claimed_since = 0.0
-                held.news.set()  # there is room again
-                due = law.due_at(time.monotonic())
+                held.changed.set()  # there is room again
+                due = blocks.due_at(time.monotonic())
                 if self._stopping or due is None or due > time.monotonic():
-                    # Else the next claim says it too
-                    upto = law.next
-                    await self._again("commit", lambda: self._source.commit(part, upto, None))  # noqa: B023
+                    # Otherwise the next claim's commit covers it
+                    upto = blocks.next
+                    await self._retry("commit", partial(self._source.commit, part, upto, None))
         except Fenced as error:
-            _log.warning("%s", error)
-            held.law = None
+            _log.warning("partition fenced: partition=%s error=%s", part, error)
+            held.blocks = None
 
     async def _resume(self, part: Part, position: Position) -> PartitionBlocks[Record]:
-        """Where to go on. The group's commit decides; without one, what ClickHouse says it has."""
+        """Return the partition's blocks, starting at the committed offset, or without one at ClickHouse's offset."""
         next, claim = position.next, position.claim
         if claim is not None:
             if claim.first != next:
-                raise ValueError(f"the claim of {part} begins at {claim.first}, what is committed is {next}")
+                raise ValueError(f"the claim of {part} begins at {claim.first}, but the committed offset is {next}")
             return PartitionBlocks(self._policy, claim.first, claim)
-        had = await self._again("ingest state", lambda: self._ingested(part))
+        had = await self._retry("ingest state", lambda: self._ingested_offset(part))
         if next is None:
             next = position.begin
             if had and position.begin <= had <= position.end:
-                _log.warning("no committed offset for %s; going on at %s, after what ClickHouse has", part, had)
+                _log.warning("no committed offset, resuming after the last insert: partition=%s offset=%s", part, had)
                 next = had
         elif part.topic == "redis" and had > next:
-            _log.warning("Redis forgot how far %s was consumed: it says %s, ClickHouse has up to %s", part, next, had)
+            _log.warning(
+                "Redis lost the committed offset, resuming after the last insert: partition=%s redis=%s clickhouse=%s",
+                part,
+                next,
+                had,
+            )
             next = had
         return PartitionBlocks(self._policy, next, None)
 
-    async def _ingested(self, part: Part) -> int:
+    async def _ingested_offset(self, part: Part) -> int:
+        """Return the offset after the last insert that ClickHouse has recorded; 0: none."""
         rows = await self._store.query(
             "SELECT argMax(next, inserted_at) FROM ingest_state WHERE topic = {topic:String} "
             "AND partition = {partition:Int32}",
@@ -205,39 +225,40 @@ class Consumer:
         )
         return int(rows.rows[0][0])
 
-    async def _due(self, held: _Held) -> bool:
-        """Wait until a block is due; False: we stop instead. A block that is claimed and complete is finished first."""
-        law = held.law
-        assert law is not None
+    async def _wait_until_due(self, held: _OwnedPartition) -> bool:
+        """Wait until a block is due. False: the consumer stops, and no complete claimed block is left."""
+        blocks = held.blocks
+        assert blocks is not None
         while True:
             now = time.monotonic()
-            due = law.due_at(now)
-            if self._stopping and (law.claimed is None or due is None):
+            due = blocks.due_at(now)
+            if self._stopping and (blocks.claimed is None or due is None):
                 return False
             if due is not None and due <= now:
                 return True
-            held.news.clear()
+            held.changed.clear()
             try:
                 async with asyncio.timeout(None if due is None else due - now):
-                    await held.news.wait()
+                    await held.changed.wait()
             except TimeoutError:
                 continue
 
-    async def _insert(self, held: _Held, block: Block, records: list[Record]) -> None:
+    async def _insert_block(self, held: _OwnedPartition, block: Block, records: list[Record]) -> None:
+        """Store the block's invalid records as dead letters, insert the others, and record the next offset."""
         part = held.part
         name = block.name(*part)
         async with self._making:
             began = time.monotonic()
-            found = await asyncio.to_thread(batch, part, records)
+            found = await asyncio.to_thread(build_batch, part, records)
             build_s = time.monotonic() - began
         if found.poison:
             dead = [Dead.of(part, poison) for poison in found.poison]
-            await self._again("dead letters", lambda: self._dead_letters.put(name, dead))
-            self._metrics.poison(part, found.poison)
+            await self._retry("dead letters", partial(self._dead_letters.put, name, dead))
+            self._metrics.count_poison(part, found.poison)
         insert_s = 0.0
         for table, rows in found.tables.items():
             what = f"insert {name} into {table}"
-            insert_s += await self._again(what, lambda: self._store.insert(table, rows, name))  # noqa: B023
+            insert_s += await self._retry(what, partial(self._store.insert, table, rows, name))
         state = pa.table(
             {
                 "topic": [part.topic],
@@ -248,19 +269,18 @@ class Consumer:
                 "poison": [len(found.poison)],
             }
         )
-        await self._again("ingest state", lambda: self._store.insert("ingest_state", state, name))
-        self._metrics.inserted(part, len(records), found.rows, build_s, insert_s)
+        await self._retry("ingest state", lambda: self._store.insert("ingest_state", state, name))
+        self._metrics.count_insert(part, len(records), found.rows, build_s, insert_s)
 
-    async def _again(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Until it works, or we are cancelled."""
-        wait_s, told = _RETRY_S_MIN, -_SAY_S
+    async def _retry(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call until it succeeds or is cancelled."""
+        backoff, logged_at = Backoff(_RETRY, self._random), float("-inf")
         while True:
             try:
                 return await call()
             except (StoreUnavailable, StoreRefused, SourceUnavailable) as error:
-                self._metrics.failed(error)
-                if time.monotonic() - told > _SAY_S:
-                    told = time.monotonic()
-                    _log.warning("%s: %s; it is tried again until it works", what, error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, _RETRY_S_MAX)
+                self._metrics.count_failure(error)
+                if time.monotonic() - logged_at > _LOG_EVERY_S:
+                    logged_at = time.monotonic()
+                    _log.warning("%s failed, retrying until it succeeds: error=%s", what, error)
+            await asyncio.sleep(backoff.next_s())

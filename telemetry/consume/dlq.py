@@ -1,4 +1,4 @@
-"""Records that are no events are put aside whole, with the reason: never dropped, never in the way."""
+"""Dead letters: records that are no valid events, stored whole with the reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from telemetry.record import Part, Record
-from telemetry.rows import Poison
+from telemetry.consume.rows import Poison
+from telemetry.emit.record import Part, Record
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """A record put aside. ``id`` is where it came from, so a copy of it is known for one."""
+    """A dead letter. ``id`` is the record's origin, so a copy of the same record has the same id."""
 
     id: str
     topic: str
@@ -24,10 +24,11 @@ class Dead(msgspec.Struct, frozen=True):
     key: bytes | None = None
     value: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
-    """Its own."""
+    """The record's own headers."""
 
     @classmethod
     def of(cls, part: Part, poison: Poison) -> Dead:
+        """Make the dead letter of an invalid record."""
         record = poison.record
         return cls(
             f"{part.topic}:{part.partition}:{record.offset}@{record.timestamp}",
@@ -42,7 +43,7 @@ class Dead(msgspec.Struct, frozen=True):
         )
 
     def shown(self) -> dict[str, Any]:
-        """For people and JSON: what is not text comes in base64."""
+        """Return the dead letter as JSON values. Bytes that are not UTF-8 become base64."""
         return {
             **{name: getattr(self, name) for name in ("id", "topic", "partition", "offset", "timestamp", "reason")},
             "key": _text(self.key),
@@ -61,16 +62,19 @@ def _text(value: bytes | None) -> str | None:
 
 
 class DeadLetters(Protocol):
-    """Where they go. Its methods raise SourceUnavailable."""
+    """Store of dead letters. Its methods raise SourceUnavailable."""
 
     async def put(self, name: str, dead: Sequence[Dead]) -> None:
-        """Those of the block of that name. The same again is at most a copy of each, under its id."""
+        """Store the dead letters of the block ``name``. Repeating the call adds at most a copy of each, with its id."""
 
     async def waiting(self, count: int) -> list[Dead]:
-        """The oldest that were not replayed, each once."""
+        """Return the oldest dead letters that were not replayed, each once."""
 
     async def replay(self, count: int, ids: Sequence[str]) -> int:
-        """Send them into the log again, as they were, and forget them here; none named: all. How many it were."""
+        """Append at most ``count`` dead letters to the log unchanged, and return the number. No ``ids``: any.
+
+        A replayed dead letter no longer waits.
+        """
 
     async def close(self) -> None: ...
 
@@ -78,8 +82,8 @@ class DeadLetters(Protocol):
 _HEADER = "dlq-"
 
 
-def headers(dead: Dead) -> list[tuple[str, bytes]]:
-    """Its own, and ours with where it came from and why it is here."""
+def headers_of_dead(dead: Dead) -> list[tuple[str, bytes]]:
+    """Return the headers to store with a dead letter: the record's own, its origin and the reason."""
     ours = {
         "id": dead.id,
         "topic": dead.topic,
@@ -91,8 +95,8 @@ def headers(dead: Dead) -> list[tuple[str, bytes]]:
     return [*dead.headers, *((_HEADER + name, str(value).encode()) for name, value in ours.items())]
 
 
-def parse(record: Record) -> Dead:
-    """What ``headers`` made. A record that somebody else put there is shown as it is."""
+def dead_from_record(record: Record) -> Dead:
+    """Decode a stored dead letter. A record of another program becomes one with offset -1."""
     ours: dict[str, str] = {}
     own = []
     for name, value in record.headers:
@@ -106,7 +110,7 @@ def parse(record: Record) -> Dead:
         _int(ours.get("partition")),
         _int(ours.get("offset")),
         _int(ours.get("timestamp")),
-        ours.get("reason", "it was put here by another program"),
+        ours.get("reason", "another program wrote it to the dead letters"),
         record.key,
         record.value,
         tuple(own),

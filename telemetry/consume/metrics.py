@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from stream_fabric import metrics as listed
 from stream_fabric.errors import StreamGwError
-from stream_fabric.exposition import Exposition, Page
-from telemetry.blocks import PartitionBlocks
-from telemetry.record import Part, Record
-from telemetry.rows import Poison
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metrics_registry import MetricsRegistry, Page
+from telemetry.consume.blocks import PartitionBlocks
+from telemetry.consume.rows import Poison
+from telemetry.emit.record import Part, Record
 
 
 class ConsumerMetrics:
     def __init__(self) -> None:
-        self._exposition = make = Exposition("telemetry")
+        self._exposition = make = MetricsRegistry("telemetry")
         self._events = make.counter(listed.CONSUMED)
         self._poison = make.counter(listed.POISON)
         self._lag = make.gauge(listed.LAG)
@@ -28,31 +28,34 @@ class ConsumerMetrics:
         self._insert = make.histogram(listed.INSERT)
         self._failures = make.counter(listed.CONSUME_FAILURES)
 
-    def state(self, part: Part, end: int | None, law: PartitionBlocks[Record], claimed_since: float) -> None:
+    def report_partition(
+        self, part: Part, end: int | None, blocks: PartitionBlocks[Record], claimed_since: float
+    ) -> None:
+        """Set the gauges of a partition. ``end``: offset after the log's last record. ``claimed_since`` 0: no claim."""
         labels = (part.topic, str(part.partition))
         if end is not None:
-            self._lag.labels(*labels).set(max(end - law.next, 0))
-        self._held.labels(*labels).set(law.held_bytes)
+            self._lag.labels(*labels).set(max(end - blocks.next, 0))
+        self._held.labels(*labels).set(blocks.held_bytes)
         self._pending.labels(*labels).set(time.monotonic() - claimed_since if claimed_since else 0)
-        self._repeated.labels(*labels).set(law.repeated)
-        self._skipped.labels(*labels).set(law.skipped)
+        self._repeated.labels(*labels).set(blocks.repeated)
+        self._skipped.labels(*labels).set(blocks.skipped)
 
-    def gone(self, part: Part) -> None:
-        """Another consumer tells of it now."""
+    def remove_partition(self, part: Part) -> None:
+        """Remove the gauges of a partition that another consumer reports now."""
         for gauge in (self._lag, self._held, self._pending, self._repeated, self._skipped):
             gauge.labels(part.topic, str(part.partition))  # removing one that was never set raises
             gauge.remove(part.topic, str(part.partition))
 
-    def inserted(self, part: Part, records: int, rows: int, build_s: float, insert_s: float) -> None:
+    def count_insert(self, part: Part, records: int, rows: int, build_s: float, insert_s: float) -> None:
         self._events.labels(part.topic, str(part.partition)).inc(records)
         self._rows.observe(rows)
         self._build.observe(build_s)
         self._insert.observe(insert_s)
 
-    def poison(self, part: Part, poison: Sequence[Poison]) -> None:
+    def count_poison(self, part: Part, poison: Sequence[Poison]) -> None:
         self._poison.labels(part.topic, str(part.partition)).inc(len(poison))
 
-    def failed(self, error: StreamGwError) -> None:
+    def count_failure(self, error: StreamGwError) -> None:
         self._failures.labels(error.code).inc()
 
     async def scraped(self) -> Page:

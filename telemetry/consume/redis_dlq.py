@@ -1,17 +1,16 @@
-"""Dead letters where events travel by Redis: a bounded stream beside theirs. Each is in it once."""
+"""Dead letters where events travel by Redis: a bounded Redis Stream of their own, which holds each once."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
-from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
-from telemetry.dlq import Dead
-from telemetry.source import SourceUnavailable
+from telemetry.consume.dlq import Dead
+from telemetry.consume.source import SourceUnavailable, from_redis
 
 T = TypeVar("T")
 _PAGE = 500
@@ -25,12 +24,12 @@ class RedisDeadLetters:
         self._dead = RedisEvents(client, "dlq")
 
     async def put(self, name: str, dead: Sequence[Dead]) -> None:
-        # A block's letters under its name: the stream answers the same batch again as it did before
-        refused = await _told(self._dead.append(name, 1, [(_encoder.encode(letter), True) for letter in dead]))
+        # The block's name makes the append idempotent: a repeated batch gets the first answer
+        refused = await from_redis(self._dead.append(name, 1, [(_encoder.encode(letter), True) for letter in dead]))
         if refused:
             raise SourceUnavailable(
-                "the dead letters' stream is full: see stream-gw telemetry dlq list, mend what made them and replay "
-                "them; until then nothing more is consumed"
+                "the dead letters' stream is full, so the consumer has stopped: run stream-gw telemetry dlq list, "
+                "repair the cause, then run stream-gw telemetry dlq replay"
             )
 
     async def waiting(self, count: int) -> list[Dead]:
@@ -43,24 +42,18 @@ class RedisDeadLetters:
                 after = offset
                 if replayed == count or (ids and letter.id not in ids):
                     continue
-                # Sent again after a crash between the two steps, it is known by its number
-                refused = await _told(self._events.append(f"dlq:{offset}", 1, [(letter.value or b"", True)]))
+                # The number makes the append idempotent after a crash between the two steps
+                refused = await from_redis(self._events.append(f"dlq:{offset}", 1, [(letter.value or b"", True)]))
                 if refused:
                     raise SourceUnavailable(f"the event stream is full; {replayed} were replayed")
-                await _told(self._dead.drop([offset]))
+                await from_redis(self._dead.drop([offset]))
                 replayed += 1
         return replayed
 
     async def close(self) -> None:
-        """The client is its maker's to close."""
+        """Do nothing: ``main`` closes the client."""
 
     async def _page(self, after: int, count: int) -> list[tuple[int, Dead]]:
-        found = await _told(self._dead.read(after, count))
+        """Return up to ``count`` dead letters with their offsets above ``after``."""
+        found = await from_redis(self._dead.read(after, count))
         return [(offset, _decoder.decode(value)) for offset, value in found]
-
-
-async def _told(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except FabricUnavailable as error:
-        raise SourceUnavailable(error.message) from error

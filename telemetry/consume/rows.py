@@ -1,7 +1,7 @@
-"""Records become rows: what is an event goes to its table's columns, what is none is put aside with the reason.
+"""Conversion of records to rows: an event goes to its table's columns, an invalid record is kept with the reason.
 
-The same records give the same rows, whenever and wherever: nothing here looks at a clock or at a setting, so a block
-that is read again after a crash is the block that it was.
+The same records always give the same rows: no clock and no setting is read here. A block that is read again after a
+crash is therefore the same block.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from msgspec import inspect
 from msgspec.structs import astuple
 
 from stream_fabric.events import PHASES, AttemptTrace, Event, FleetEvent, RequestTrace, decode_event
-from telemetry.record import Part, Record
+from telemetry.emit.record import Part, Record
 
 TABLES: dict[type, str] = {RequestTrace: "requests", AttemptTrace: "attempts", FleetEvent: "fleet"}
 RECORD_BYTES_MAX = 1 << 20
-"""A larger value is no event; Kafka's own limit for a record is about the same."""
+"""Maximum size of an event in bytes. Kafka's own limit for a record is about the same."""
 _PIECE = 2000
-"""Events made to columns at once."""
+"""Number of events that are converted to columns at once."""
 _INT_MAX = 1 << 48
-"""Nine years in microseconds. Sums over a minute stay far from 64 bits."""
+"""Maximum of an integer field: nine years in microseconds. Sums over a minute stay far from 64 bits."""
 _WEIGHT_MAX = 1 << 14
 _EARLY_US = 60 * 86_400 * 1_000_000
 _LATE_US = 86_400 * 1_000_000
@@ -43,8 +43,10 @@ class Poison:
 
 @dataclass(frozen=True)
 class Batch:
+    """The rows of one block by table, and its invalid records."""
+
     tables: dict[str, pa.Table]
-    """By name; empty ones are left out."""
+    """Tables by name, without empty ones."""
     poison: list[Poison]
 
     @property
@@ -54,13 +56,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Column:
+    """A table's column, and its conversion from the events' field."""
+
     name: str
     type: pa.DataType
     take: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    """From the events' fields to the column's values; None: they are already."""
+    """Converts the events' fields to the column's values. None: no conversion is needed."""
 
 
-def _columns(event: type) -> list[_Column]:
+def _columns_of(event: type) -> list[_Column]:
+    """Return the columns of an event's table, from the event's fields."""
     info = inspect.type_info(event)
     assert isinstance(info, inspect.StructType)
     return [_column(field.encode_name, field.type) for field in info.fields]
@@ -77,7 +82,7 @@ def _column(name: str, kind: inspect.Type) -> _Column:
         case inspect.VarTupleType(item_type=inspect.IntType()):
             return _Column(name, pa.list_(pa.int64()))
         case inspect.VarTupleType():
-            return _Column(f"{name}_json", pa.string(), _texts)
+            return _Column(f"{name}_json", pa.string(), _json_texts)
         case inspect.DictType():
             return _Column(
                 name, pa.map_(pa.string(), pa.float64()), lambda values: [list(value.items()) for value in values]
@@ -92,39 +97,40 @@ def _column(name: str, kind: inspect.Type) -> _Column:
 _encoder = msgspec.json.Encoder()
 
 
-def _texts(values: Sequence[Any]) -> Sequence[str]:
-    """Each as JSON; empty ones as nothing. All in one call: a line break within a value is escaped."""
+def _json_texts(values: Sequence[Any]) -> Sequence[str]:
+    """Encode each value as JSON, an empty one as the empty string. One call encodes all: JSON escapes line breaks."""
     lines = _encoder.encode_lines(values).decode().split("\n")
     return [line if line != "[]" else "" for line in lines[: len(values)]]
 
 
-_COLUMNS: dict[type, list[_Column]] = {event: _columns(event) for event in TABLES}
+_COLUMNS: dict[type, list[_Column]] = {event: _columns_of(event) for event in TABLES}
 
 
 def columns(event: type) -> list[str]:
-    """The names of the columns that an event's table is filled by, but for where it came from."""
+    """Return the column names of an event's table, without those of the record's origin."""
     names = [column.name for column in _COLUMNS[event] if column.name != "phases"]
     return [*names, *PHASES] if event is RequestTrace else names
 
 
-def batch(part: Part, records: Sequence[Record]) -> Batch:
-    """The rows of one block."""
+def build_batch(part: Part, records: Sequence[Record]) -> Batch:
+    """Convert the records of one block to rows."""
     pieces: dict[type, list[pa.Table]] = {event: [] for event in TABLES}
     poison: list[Poison] = []
-    # Piece by piece: events, several KiB each, then take memory that is in the processor's caches already
+    # Small pieces keep the events, several KiB each, in the processor's caches
     for begin in range(0, len(records), _PIECE):
-        for kind, table in _piece(part, records[begin : begin + _PIECE], poison):
+        for kind, table in _piece_tables(part, records[begin : begin + _PIECE], poison):
             pieces[kind].append(table)
     poison.sort(key=lambda item: item.record.offset)
     tables = {TABLES[kind]: pa.concat_tables(found).combine_chunks() for kind, found in pieces.items() if found}
     return Batch(tables, poison)
 
 
-def _piece(part: Part, records: Sequence[Record], poison: list[Poison]) -> Iterator[tuple[type, pa.Table]]:
+def _piece_tables(part: Part, records: Sequence[Record], poison: list[Poison]) -> Iterator[tuple[type, pa.Table]]:
+    """Convert a few records to tables; invalid records are added to ``poison``."""
     found: dict[type, tuple[list[Event], list[Record]]] = {event: ([], []) for event in TABLES}
     for record in records:
         try:
-            event = _event(record)
+            event = _decode_event(record)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             poison.append(Poison(record, " ".join(str(error).split())[:500]))
         else:
@@ -150,28 +156,32 @@ def _piece(part: Part, records: Sequence[Record], poison: list[Poison]) -> Itera
 
 
 _UNFIT = (OverflowError, ValueError)
-"""pyarrow's ArrowInvalid and UnicodeEncodeError are ValueErrors."""
+"""Errors of values that fit no column. pyarrow's ArrowInvalid and UnicodeEncodeError are ValueErrors."""
 
 
-def _event(record: Record) -> Event:
+def _decode_event(record: Record) -> Event:
+    """Decode and check the event in a record. Raises ValueError or MsgspecError for an invalid record."""
     value = record.value
     if value is None:
         raise ValueError("the record has no value")
     if len(value) > RECORD_BYTES_MAX:
         raise ValueError(f"the record has {len(value)} bytes, an event at most {RECORD_BYTES_MAX}")
     event = decode_event(value)
-    told_us = record.timestamp * 1000
+    record_us = record.timestamp * 1000
     at_us = event.at_us
-    if not (told_us - _EARLY_US <= at_us <= told_us + _LATE_US and _AT_MIN_US <= at_us < _AT_MAX_US):
-        # One partition of a table a day: a wrong clock would litter them
-        raise ValueError(f"at_us {at_us} is not within 60 days before and 1 after the record's own time, {told_us}")
+    if not (record_us - _EARLY_US <= at_us <= record_us + _LATE_US and _AT_MIN_US <= at_us < _AT_MAX_US):
+        # Tables have one partition a day: events of a wrong clock would create many
+        raise ValueError(
+            f"at_us {at_us} is not within 60 days before and 1 day after the record's own time, {record_us}"
+        )
     return event
 
 
 def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part: Part) -> pa.Table:
+    """Build the table of events of one kind. Raises ValueError for a value that fits no column."""
     names: list[str] = []
     arrays: list[pa.Array] = []
-    # One pass in C turns rows to columns
+    # zip transposes rows to columns in C
     for column, values in zip(_COLUMNS[kind], zip(*map(astuple, events), strict=True), strict=True):
         if column.name == "phases":
             continue
@@ -191,6 +201,7 @@ def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part:
 
 
 def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Build one column. Raises ValueError for a value that does not fit its type or limits."""
     try:
         array = pa.array(values, kind)
     except _UNFIT as error:

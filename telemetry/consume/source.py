@@ -1,4 +1,5 @@
-"""Where the consumer's records come from: the port, and the Redis Stream behind it. Kafka is in ``kafka_source.py``."""
+"""Port of the log that the consumer reads, and its adapter for a Redis Stream. Kafka's adapter is in
+``telemetry/kafka/source.py``."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from stream_fabric.errors import FabricUnavailable, StreamGwError
+from stream_fabric.errors import FabricError, StreamGwError
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.redis.ingest import RedisIngest
-from telemetry.blocks import Block
-from telemetry.record import Part, PlainRecord, Record
+from telemetry.consume.blocks import Block
+from telemetry.emit.record import Part, PlainRecord, Record
 
 _T = TypeVar("_T")
 Assigned = Callable[[Collection[Part]], None]
@@ -21,13 +22,13 @@ Revoked = Callable[[Collection[Part]], Awaitable[None]]
 
 
 class Fenced(StreamGwError):
-    """The partition is another consumer's now; nothing was committed."""
+    """Another consumer owns the partition now; nothing was committed."""
 
     code = "fenced"
 
 
 class SourceUnavailable(StreamGwError):
-    """The log cannot be reached; whether a commit is in is unknown."""
+    """The log cannot be reached. A commit that was under way may have succeeded or failed."""
 
     code = "source_unavailable"
     http_status = 503
@@ -36,7 +37,7 @@ class SourceUnavailable(StreamGwError):
 
 @dataclass(frozen=True)
 class Position:
-    """As the partition's group has committed it, and what the log holds."""
+    """Committed state of a partition (``next``, ``claim``), and the offsets that its log holds."""
 
     next: int | None
     claim: Block | None
@@ -48,24 +49,29 @@ class Source(Protocol):
     """A log in partitions, of which this consumer owns some. All methods but ``start`` raise SourceUnavailable."""
 
     async def start(self, assigned: Assigned, revoked: Revoked) -> None:
-        """Connect and take part. ``assigned``: partitions are ours; read them only after ``seek``. ``revoked`` is
-        awaited before another can own them: when it returns, nothing of them may be committed any more."""
+        """Connect and join the group.
+
+        ``assigned`` is called with partitions that this consumer now owns; read them only after ``seek``. ``revoked``
+        is awaited before another consumer can own them. After it returns, nothing of them may be committed.
+        """
 
     async def read(self, wanted: Collection[Part], timeout_s: float) -> Mapping[Part, Sequence[Record]]:
-        """New records of the wanted ones; the others rest. Empty after the timeout."""
+        """Return new records of the wanted partitions only. Empty after the timeout."""
 
-    async def position(self, part: Part) -> Position: ...
+    async def position(self, part: Part) -> Position:
+        """Read a partition's committed state and the offsets in its log."""
 
-    def seek(self, part: Part, offset: int) -> None: ...
+    def seek(self, part: Part, offset: int) -> None:
+        """Set the offset from which ``read`` continues."""
 
     async def commit(self, part: Part, next: int, claim: Block | None) -> None:
-        """Raises Fenced."""
+        """Commit the next offset and the claim. Raises Fenced when another consumer owns the partition."""
 
     def end(self, part: Part) -> int | None:
-        """The offset after the last in the log, as last heard."""
+        """Return the offset after the last record of the log, as last known. None: unknown."""
 
     async def close(self) -> None:
-        """Leave, so that others take over at once."""
+        """Leave the group, so that others take over at once."""
 
 
 _LEASE_S = 10.0
@@ -75,7 +81,7 @@ _READ_MAX = 2000
 
 
 class RedisSource:
-    """One partition; whoever holds the lease owns it. Offsets are the stream's own, and only grow."""
+    """The Redis Stream as one partition. The holder of a lease owns it. Offsets are the Stream's ids and only grow."""
 
     def __init__(self, client: RedisClient, consumer: str, *, lease_s: float = _LEASE_S) -> None:
         self._events = RedisEvents(client)
@@ -90,21 +96,22 @@ class RedisSource:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, assigned: Assigned, revoked: Revoked) -> None:
-        self._task = asyncio.create_task(self._own(assigned, revoked), name="event lease")
+        self._task = asyncio.create_task(self._hold_lease(assigned, revoked), name="event lease")
 
-    async def _own(self, assigned: Assigned, revoked: Revoked) -> None:
-        heard = 0.0
+    async def _hold_lease(self, assigned: Assigned, revoked: Revoked) -> None:
+        """Acquire and renew the lease; report the partition as assigned or revoked when ownership changes."""
+        renewed_at = 0.0
         while True:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 mine = await self._ingest.own() is not None
-            except FabricUnavailable:
-                # Redis does not know our lease's end either; what would be written after it is fenced there
-                mine = self._owner and time.monotonic() - heard < self._lease_s
+            except FabricError:
+                # Keep the partition until our lease has surely expired; Redis fences later commits itself
+                mine = self._owner and time.monotonic() - renewed_at < self._lease_s
             else:
-                heard = asked
+                renewed_at = asked_at
             if self._lost:
-                # Somebody else had it meanwhile, or might have: begin again with what is written down
+                # Another consumer may have had the lease: give the partition up and read its position again
                 mine, self._lost = False, False
             if mine and not self._owner:
                 self._owner = True
@@ -118,23 +125,23 @@ class RedisSource:
         until = time.monotonic() + timeout_s
         while True:
             if self._part in wanted and self._next is not None:
-                found = await _told(self._events.read(self._next - 1, _READ_MAX))
-                # A seek may have come meanwhile
+                found = await from_redis(self._events.read(self._next - 1, _READ_MAX))
+                # seek() may have been called meanwhile
                 found = [item for item in found if self._next is not None and item[0] >= self._next]
                 if found:
                     self._next = found[-1][0] + 1
                     self._end = max(self._end or 0, self._next)
-                    # An offset is the clock's milliseconds times 1024, and what came within one
+                    # An offset is the clock's milliseconds times 1024, plus a count within the millisecond
                     return {self._part: [PlainRecord(offset, offset >> 10, None, value) for offset, value in found]}
             if time.monotonic() >= until:
                 return {}
             await asyncio.sleep(_POLL_S)
 
     async def position(self, part: Part) -> Position:
-        state = await _told(self._ingest.own())
+        state = await from_redis(self._ingest.own())
         if state is None:
-            raise self._fenced()
-        head = await _told(self._events.head())
+            raise self._fenced_error()
+        head = await from_redis(self._events.head())
         self._end = head + 1
         return Position(state.next, Block.decode(state.claim), 0, head + 1)
 
@@ -142,14 +149,15 @@ class RedisSource:
         self._next = offset
 
     async def commit(self, part: Part, next: int, claim: Block | None) -> None:
-        if not await _told(self._ingest.commit(next, claim.encode() if claim else "")):
-            raise self._fenced()
-        head = await _told(self._events.head())
+        if not await from_redis(self._ingest.commit(next, claim.encode() if claim else "")):
+            raise self._fenced_error()
+        head = await from_redis(self._events.head())
         self._end = head + 1
 
-    def _fenced(self) -> Fenced:
+    def _fenced_error(self) -> Fenced:
+        """Mark the lease as lost, and return the error to raise."""
         self._lost = True
-        return Fenced("another consumer holds the event stream, or the lease ended")
+        return Fenced("another consumer holds the lease of the event stream, or our lease has expired")
 
     def end(self, part: Part) -> int | None:
         return self._end
@@ -162,12 +170,13 @@ class RedisSource:
             self._owner = False
             try:
                 await self._ingest.leave()
-            except FabricUnavailable:
-                return  # the lease ends by itself
+            except FabricError:
+                return  # the lease expires by itself
 
 
-async def _told(call: Awaitable[_T]) -> _T:
+async def from_redis(call: Awaitable[_T]) -> _T:
+    """Await a call to Redis; a FabricError becomes SourceUnavailable."""
     try:
         return await call
-    except FabricUnavailable as error:
+    except FabricError as error:
         raise SourceUnavailable(error.message) from error

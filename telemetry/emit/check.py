@@ -1,4 +1,4 @@
-"""What ``stream-gw doctor`` looks at of telemetry: whether events can leave, and where they wait while they cannot."""
+"""Checks of ``stream-gw doctor`` for events: the transport, and the spool for outages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from stream_fabric.settings import EmitSettings
-from telemetry.emit import without_spool
+from stream_fabric.process.settings import EmitSettings
+from telemetry.emit.open import no_spool_advice
 
 
 class Report(Protocol):
+    """Receives the result of each check."""
+
     def ok(self, what: str) -> None: ...
 
     def missing(self, what: str, remedy: str, *, needed: bool = True) -> None: ...
 
 
 async def check_events(report: Report) -> None:
-    """As the environment sets them."""
+    """Check the event settings of the environment, then Kafka and the spool if the settings name them."""
     given: dict[str, Any] = {}
     try:
         settings = EmitSettings(**given)
@@ -29,16 +31,16 @@ async def check_events(report: Report) -> None:
         report.missing("usable settings of events", "; ".join(said))
         return
     if settings.events == "kafka":
-        await _kafka(report, settings)
+        await _check_kafka(report, settings)
     if settings.events_spool:
-        _spool(report, Path(settings.events_spool), settings.events_spool_bytes_max)
+        _check_spool(report, Path(settings.events_spool), settings.events_spool_bytes_max)
     elif settings.events == "kafka":
-        report.missing("a spool for events", without_spool(settings), needed=False)
+        report.missing("a spool for events", no_spool_advice(settings), needed=False)
 
 
-async def _kafka(report: Report, settings: EmitSettings) -> None:
+async def _check_kafka(report: Report, settings: EmitSettings) -> None:
     try:
-        from telemetry.kafka import KafkaUnreachable, TopicMissing, ensure_topic, limit_logs
+        from telemetry.kafka.transport import KafkaUnreachable, TopicMissing, ensure_topic, limit_logs
     except ModuleNotFoundError:
         report.missing("aiokafka, for events by Kafka", "pip install 'stream-gw[kafka]'")
         return
@@ -56,7 +58,7 @@ async def _kafka(report: Report, settings: EmitSettings) -> None:
         report.ok(f"Kafka at {settings.kafka_servers} answers, and has the topic {topic}")
 
 
-def _spool(report: Report, folder: Path, bytes_max: int) -> None:
+def _check_spool(report: Report, folder: Path, bytes_max: int) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         report.missing(

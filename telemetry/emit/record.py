@@ -1,4 +1,4 @@
-"""A record of the log, whichever log it is."""
+"""A record as a consumer reads it, from Kafka or from Redis."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Part(NamedTuple):
 
 
 class Record(Protocol):
-    """aiokafka's ConsumerRecord is one."""
+    """A record read from the log. aiokafka's ConsumerRecord satisfies this protocol."""
 
     @property
     def offset(self) -> int: ...
     @property
     def timestamp(self) -> int:
-        """Milliseconds since 1970, when it came into the log."""
+        """Unix time in milliseconds that the log keeps for the record."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -31,6 +31,8 @@ class Record(Protocol):
 
 
 class PlainRecord(NamedTuple):
+    """A record read from the Redis Stream."""
+
     offset: int
     timestamp: int
     key: bytes | None

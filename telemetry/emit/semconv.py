@@ -1,7 +1,7 @@
-"""The words of OpenTelemetry's conventions for generative AI, by version: the only place that knows them.
+"""Attribute names of OpenTelemetry's conventions for generative AI, by version: the only place that knows them.
 
-They are still in development, and moved to a repository of their own after 1.41; what has no word there is under our
-own prefix. A version is added here, and chosen by ``STREAM_GW_OTLP_NAMES``.
+The conventions are still in development, and moved to a repository of their own after 1.41. An attribute that they do
+not have gets our own prefix. A version is added here, and chosen by ``STREAM_GW_OTLP_NAMES``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ Version = Literal["1.41", "next"]
 
 
 class Names(NamedTuple):
+    """Attribute names of one version."""
+
     schema_url: str
     """Empty: the version has none yet."""
     words: Mapping[str, str]
     """Ours → theirs. What is not here is told under our prefix."""
 
-    def of(self, word: str) -> str:
+    def attribute(self, word: str) -> str:
+        """Return the span attribute for one of our words."""
         return self.words.get(word, f"stream_gw.{word}")
 
 

@@ -1,14 +1,14 @@
-"""A request's trace as OpenTelemetry's spans, made when it is over and sent from a thread.
+"""OpenTelemetry spans of a request, made from its trace event when the request has ended, and sent from a thread.
 
-Only what is told as an event is told as spans, from the same moments: an edge span, and under it, one after the other,
-``place``, ``queue``, ``prefill``, ``decode`` and ``deliver`` as long as those took. The edge span of the request that
-made a stream has the digits that its producer was given as parent, so that an engine's own spans belong to it.
+Only sampled requests, which have an event, get spans, with the event's moments. An edge span covers the request. Its
+children ``place``, ``queue``, ``prefill``, ``decode`` and ``deliver`` follow one after the other. The edge span of the
+request that created a stream has the span id that its producer received as parent, so an engine's own spans are its
+children.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from stream_fabric.events import RequestTrace
 from stream_fabric.limits import SPANS_BATCH_MAX, SPANS_CLOSE_S_MAX, SPANS_HELD_MAX, SPANS_SEND_S_MAX
-from telemetry.semconv import VERSIONS, Names, Version
+from stream_fabric.ports import Random
+from telemetry.emit.semconv import VERSIONS, Names, Version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -33,15 +34,17 @@ _OPERATIONS = {
 
 
 class Spans(Protocol):
-    def told(self, event: RequestTrace, parent: str) -> None:
-        """``parent``: the client's span; empty: none. Never blocks and never raises."""
+    """Sender of the spans of finished requests."""
+
+    def receive(self, event: RequestTrace, parent: str) -> None:
+        """Take a trace event for sending. ``parent``: the client's span id; empty: none. Never blocks, never raises."""
 
     def close(self) -> None:
-        """Send what is there, for a bounded time. Blocks."""
+        """Send the waiting traces. Blocks, for a bounded time."""
 
 
 class NoSpans:
-    def told(self, event: RequestTrace, parent: str) -> None:
+    def receive(self, event: RequestTrace, parent: str) -> None:
         pass
 
     def close(self) -> None:
@@ -49,17 +52,21 @@ class NoSpans:
 
 
 def open_spans(
-    endpoint: str, version: Version, gateway: str, on_sent: Callable[[int], None], on_dropped: Callable[[int], None]
+    endpoint: str,
+    version: Version,
+    gateway: str,
+    on_sent: Callable[[int], None],
+    on_dropped: Callable[[int], None],
+    random: Random,
 ) -> Spans:
-    """``endpoint``: an OTLP receiver over HTTP, as http://host:4318; empty: none. Whether it can be reached does not
-    matter for the start.
+    """Open a sender of spans to ``endpoint``, an OTLP receiver such as http://host:4318. Empty: no spans are sent.
 
-    Raises ValueError where OpenTelemetry is not installed.
+    The endpoint may be unreachable at the start. Raises ValueError when OpenTelemetry is not installed.
     """
     if not endpoint:
         return NoSpans()
     try:
-        return OtlpSpans(endpoint, version, gateway, on_sent, on_dropped)
+        return OtlpSpans(endpoint, version, gateway, on_sent, on_dropped, random)
     except ModuleNotFoundError as error:
         raise ValueError("STREAM_GW_OTLP_ENDPOINT needs OpenTelemetry; pip install 'stream-gw[otel]'") from error
 
@@ -72,13 +79,14 @@ class OtlpSpans:
         gateway: str,
         on_sent: Callable[[int], None],
         on_dropped: Callable[[int], None],
+        random: Random,
     ) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         url = endpoint.rstrip("/")
         url = url if url.endswith("/v1/traces") else f"{url}/v1/traces"
         self._exporter = OTLPSpanExporter(url, timeout=SPANS_SEND_S_MAX)
-        self._maker = Maker(VERSIONS[version], gateway)
+        self._maker = SpanMaker(VERSIONS[version], gateway, random)
         self._on_sent = on_sent
         self._on_dropped = on_dropped
         self._waiting: deque[tuple[RequestTrace, str]] = deque()
@@ -87,7 +95,7 @@ class OtlpSpans:
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def told(self, event: RequestTrace, parent: str) -> None:
+    def receive(self, event: RequestTrace, parent: str) -> None:
         if len(self._waiting) >= SPANS_HELD_MAX or self._closing:
             self._on_dropped(1)
             return
@@ -98,7 +106,7 @@ class OtlpSpans:
         self._wake.set()
         self._thread.join(SPANS_CLOSE_S_MAX)
         if self._thread.is_alive():
-            log.warning("%d traces were not sent as spans", len(self._waiting))
+            log.warning("closing, spans not sent: traces=%d", len(self._waiting))
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _run(self) -> None:
@@ -115,35 +123,37 @@ class OtlpSpans:
         try:
             spans = [span for event, parent in batch for span in self._maker.spans(event, parent)]
             sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        except Exception:  # the thread's root: a fault in a span must not cost the others theirs, nor end the thread
-            log.exception("spans cannot be sent")
+        except Exception:  # the thread's root: a fault in one batch must not end the thread
+            log.exception("sending spans failed, dropped: traces=%d", len(batch))
             sent = False
         (self._on_sent if sent else self._on_dropped)(len(batch))
 
 
-class Maker:
-    """Spans of events."""
+class SpanMaker:
+    """Converts trace events to spans."""
 
-    def __init__(self, names: Names, gateway: str) -> None:
+    def __init__(self, names: Names, gateway: str, random: Random) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self._names = names
+        self._random = random
         attributes = {"service.name": "stream-gw", "service.instance.id": gateway}
         self._resource = Resource(attributes, names.schema_url or None)
         self._scope = InstrumentationScope("stream-gw", schema_url=names.schema_url)
 
     def spans(self, event: RequestTrace, parent: str) -> Iterator[ReadableSpan]:
+        """Yield the edge span of a request, then its children. ``parent``: the client's span id; empty: none."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-        trace_id = int(event.trace_id or secrets.token_hex(16), 16)
+        trace_id = int(event.trace_id or self._random.token_hex(16), 16)
 
         def context(span_id: str, remote: bool = False) -> SpanContext:
             return SpanContext(trace_id, int(span_id, 16), remote, TraceFlags(TraceFlags.SAMPLED))
 
         made = event.role == "created" and event.stream
-        edge = context(event.stream[-16:] if made else secrets.token_hex(8))
+        edge = context(event.stream[-16:] if made else self._random.token_hex(8))
         failed = event.ended == "failed" or (event.ended == "refused" and event.http_status >= 500)
         operation = _OPERATIONS.get(event.dialect, "chat")
         began_us = event.at_us - event.wall_us + event.phases.resume_gap_us
@@ -159,20 +169,20 @@ class Maker:
             end_time=event.at_us * 1000,
             instrumentation_scope=self._scope,
         )
-        for name, from_us, to_us in parts(event):
+        for name, from_us, to_us in phase_spans(event):
             yield ReadableSpan(
                 name,
-                context(secrets.token_hex(8)),
+                context(self._random.token_hex(8)),
                 edge,
                 self._resource,
-                {self._names.of("replica"): event.replica} if event.replica else {},
+                {self._names.attribute("replica"): event.replica} if event.replica else {},
                 start_time=from_us * 1000,
                 end_time=to_us * 1000,
                 instrumentation_scope=self._scope,
             )
 
     def _attributes(self, event: RequestTrace, operation: str) -> dict[str, str | int | float | bool | list[str]]:
-        told: dict[str, str | int | float | bool | list[str]] = {
+        attributes: dict[str, str | int | float | bool | list[str]] = {
             "operation": operation,
             "provider": "stream-gw",
             "model": event.model,
@@ -197,12 +207,14 @@ class Maker:
             "attempts": event.attempts,
             "residual_us": event.phases.residual_us,
         }
-        return {self._names.of(word): value for word, value in told.items() if value not in ("", [])}
+        return {self._names.attribute(word): value for word, value in attributes.items() if value not in ("", [])}
 
 
-def parts(event: RequestTrace) -> Iterator[tuple[str, int, int]]:
-    """Name, from and until, in microseconds: the phases one after the other, in the order in which most of them come.
-    A phase that took no time is no span."""
+def phase_spans(event: RequestTrace) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, start, end) of each phase in Unix µs, one after the other, in their usual order.
+
+    A phase that took no time is left out.
+    """
     phases = event.phases
     at_us = event.at_us - event.wall_us + phases.resume_gap_us + phases.gateway_us
     for name, took_us in (

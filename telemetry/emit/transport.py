@@ -1,4 +1,4 @@
-"""What carries events away from a process: the port that the sink speaks to, and what passes through it."""
+"""The port that sends events out of a process, and its record type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from stream_fabric.events import SCHEMA_VERSION
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An encoded event, with what its transport must know of it. It is also what the spool keeps on disk: fields are
-    only ever added at the end, with a default."""
+    """An encoded event, with the fields that its transport needs.
+
+    The spool stores this record: add fields only at the end, with a default.
+    """
 
     value: bytes
     key: bytes
@@ -25,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """What it counts for in memory."""
+        """Bytes that the record counts for in memory."""
         return len(self.value) + OVERHEAD_BYTES
 
 
@@ -33,7 +35,10 @@ OVERHEAD_BYTES = 256
 
 
 class TransportUnavailable(Exception):
-    """``unsent`` will not arrive unless it is sent again; ``refused`` is too large for the transport, for good."""
+    """The transport did not take all of a batch.
+
+    ``unsent`` records must be sent again; ``refused`` records are too large for the transport and never can be sent.
+    """
 
     def __init__(self, message: str, unsent: Sequence[Record], refused: Sequence[Record] = ()) -> None:
         super().__init__(message)
@@ -42,16 +47,16 @@ class TransportUnavailable(Exception):
 
 
 class Transport(Protocol):
-    """Where a batch goes. One ``send`` at a time."""
+    """Destination of batches. One ``send`` runs at a time."""
 
     name: str
 
     async def send(self, batch: Sequence[Record]) -> None:
-        """Deliver, and return once all of it is acknowledged. Raises TransportUnavailable.
+        """Send a batch, and return when all of it is acknowledged. Raises TransportUnavailable.
 
-        As long as it is unknown whether an attempt arrived it tries again, however long that takes, in a way that lets
-        nothing arrive twice. Cancelled meanwhile, it leaves that unknown.
+        While it is unknown whether a try arrived, the transport repeats that try so that nothing arrives twice. If the
+        caller cancels meanwhile, the outcome stays unknown.
         """
 
     async def close(self) -> None:
-        """Let go of everything, and wait for nothing."""
+        """Close the connections at once, without sending what waits."""

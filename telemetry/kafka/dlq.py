@@ -1,6 +1,6 @@
-"""Dead letters where events travel by Kafka: a topic beside theirs, at least once under stable ids.
+"""Dead letters where events travel by Kafka: a topic of their own, at least once under stable ids.
 
-What was replayed is marked there by a record of its id, in one transaction with the record that goes back into the log.
+A record with its id marks a replayed dead letter there, in one transaction with the record that goes back into the log.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from telemetry.dlq import Dead, headers, parse
-from telemetry.kafka import pace
-from telemetry.source import SourceUnavailable
+from telemetry.consume.dlq import Dead, dead_from_record, headers_of_dead
+from telemetry.consume.source import SourceUnavailable
+from telemetry.kafka.transport import limit_metadata_requests
 
 _REPLAYED = "dlq-replayed"
 _IN_ONE = 100
 
 
 class KafkaDeadLetters:
-    """``options``: aiokafka's for the connection. Both topics must exist."""
+    """``DeadLetters`` in a topic. ``options``: aiokafka's connection options. Both topics must exist."""
 
     def __init__(self, options: Mapping[str, Any], topic: str) -> None:
         self._options = dict(options)
@@ -34,12 +34,16 @@ class KafkaDeadLetters:
                 producer = AIOKafkaProducer(
                     **self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20
                 )
-                pace(producer.client)
+                limit_metadata_requests(producer.client)
                 await producer.start()
                 self._producer = producer
             sent = [
                 await self._producer.send(
-                    self._topic, letter.value, key=letter.key, headers=headers(letter), timestamp_ms=letter.timestamp
+                    self._topic,
+                    letter.value,
+                    key=letter.key,
+                    headers=headers_of_dead(letter),
+                    timestamp_ms=letter.timestamp,
                 )
                 for letter in dead
             ]
@@ -49,12 +53,12 @@ class KafkaDeadLetters:
             raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error
 
     async def waiting(self, count: int) -> list[Dead]:
-        return (await self._waiting())[:count]
+        return (await self._read_waiting())[:count]
 
     async def replay(self, count: int, ids: Sequence[str]) -> int:
         # Started first: another replay that is under way is ended by it, and seen whole or not at all
-        async with self._transactions() as producer:
-            chosen = [letter for letter in await self._waiting() if not ids or letter.id in ids][:count]
+        async with self._transactional_producer() as producer:
+            chosen = [letter for letter in await self._read_waiting() if not ids or letter.id in ids][:count]
             for begin in range(0, len(chosen), _IN_ONE):
                 async with producer.transaction():
                     for letter in chosen[begin : begin + _IN_ONE]:
@@ -74,7 +78,8 @@ class KafkaDeadLetters:
             self._producer = None
 
     @asynccontextmanager
-    async def _transactions(self) -> AsyncIterator[AIOKafkaProducer]:
+    async def _transactional_producer(self) -> AsyncIterator[AIOKafkaProducer]:
+        """Open a producer with transactions; it fences any other replay of this topic."""
         producer = AIOKafkaProducer(**self._options, transactional_id=f"{self._topic}.replay")
         try:
             await producer.start()
@@ -84,21 +89,23 @@ class KafkaDeadLetters:
         finally:
             await producer.stop()
 
-    async def _waiting(self) -> list[Dead]:
-        """All that were not replayed, each once, oldest first."""
+    async def _read_waiting(self) -> list[Dead]:
+        """Read all dead letters that were not replayed, each once, oldest first."""
         found: dict[str, Dead] = {}
         replayed = set()
-        # Without a group it has every partition
+        # Without a group it has every partition, and begins each where auto_offset_reset says. A seek after the start
+        # would race with the client's own first seek
         consumer = AIOKafkaConsumer(
-            self._topic, **self._options, enable_auto_commit=False, isolation_level="read_committed"
+            self._topic,
+            **self._options,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
         )
         try:
             await consumer.start()
             tps = list(consumer.assignment())
             ends = await consumer.end_offsets(tps)
-            # seek_to_beginning would be lost to the client's own first seek, to the end
-            for tp, begin in (await consumer.beginning_offsets(tps)).items():
-                consumer.seek(tp, begin)
             while [tp for tp in tps if await consumer.position(tp) < ends[tp]]:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     for record in records:
@@ -106,7 +113,7 @@ class KafkaDeadLetters:
                         if marks:
                             replayed.update(marks)
                         else:
-                            letter = parse(record)
+                            letter = dead_from_record(record)
                             found.setdefault(letter.id, letter)
         except (KafkaError, OSError) as error:
             raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error

@@ -18,20 +18,20 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from telemetry.blocks import Block
-from telemetry.record import Part, Record
-from telemetry.source import Assigned, Fenced, Position, Revoked, SourceUnavailable
+from telemetry.consume.blocks import Block
+from telemetry.consume.source import Assigned, Fenced, Position, Revoked, SourceUnavailable
+from telemetry.emit.record import Part, Record
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _FETCH_BYTES_MAX = 4 << 20
-"""Of one partition, in one answer: what is held beside the blocks."""
+"""Maximum bytes of one partition in one fetch, held in memory beside the blocks."""
 _READ_MAX = 2000
-"""So much more than it has room for may come to a partition."""
+"""Maximum records of one read, so a partition may hold this many more than its bound."""
 
 
 class KafkaSource:
-    """``options``: aiokafka's for the connection. ``topic`` must exist."""
+    """``Source`` on a topic, which must exist. ``options``: aiokafka's connection options."""
 
     def __init__(
         self,
@@ -89,11 +89,14 @@ class KafkaSource:
             found = await consumer.getmany(*now, timeout_ms=int(timeout_s * 1000), max_records=_READ_MAX)
         except KafkaError as error:
             raise SourceUnavailable(f"Kafka: {error!r}") from error
-        return {Part(*tp): records for tp, records in found.items() if records and self._follows(consumer, tp, records)}
+        return {Part(*tp): records for tp, records in found.items() if records and self._accept(consumer, tp, records)}
 
-    def _follows(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: Sequence[Any]) -> bool:
-        """Whether these are the next ones. Over a hole the log is asked once more: the offsets between may be gone (by
-        retention, or they are a transaction's marks), or the client's position may have been moved."""
+    def _accept(self, consumer: AIOKafkaConsumer, tp: TopicPartition, records: Sequence[Any]) -> bool:
+        """Return True if the records continue at the expected offset, and move that offset behind them.
+
+        After a gap the partition is first read again, because the client may have changed its position by itself.
+        A second time the gap is accepted: retention or a transaction's marks left it.
+        """
         expected = self._expected.get(tp)
         first = records[0].offset
         if expected is None:
@@ -161,16 +164,20 @@ class KafkaSource:
         self._consumer = self._admin = None
 
     def forget(self, parts: Collection[Part]) -> None:
+        """Drop the read state of revoked partitions."""
         for part in parts:
             self._expected.pop(TopicPartition(*part), None)
             self._doubted.pop(TopicPartition(*part), None)
 
     def _running(self) -> AIOKafkaConsumer:
+        """Return the started consumer."""
         assert self._consumer is not None
         return self._consumer
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Passes the group's rebalances on to ``assigned`` and ``revoked``."""
+
     def __init__(self, source: KafkaSource, assigned: Assigned, revoked: Revoked) -> None:
         self._source = source
         self._assigned = assigned

@@ -1,5 +1,8 @@
-"""Events by Kafka. The one module that knows aiokafka, with what every client of ours needs: how to reach the brokers,
-a topic that is there, and a log that an outage does not flood."""
+"""Transport of events through Kafka, and what every aiokafka client needs: options, topics, and a bounded log.
+
+Some private parts of aiokafka are replaced here (``limit_metadata_requests``, ``_end_producer``);
+``tests/telemetry/test_kafka_private.py`` fails when a release renames them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, for_code
 
 from stream_fabric.limits import EVENTS_BATCH_BYTES_MAX
-from stream_fabric.settings import EventSettings
-from telemetry.kafka_trouble import trouble
-from telemetry.transport import Record, TransportUnavailable
+from stream_fabric.ports import Clock
+from stream_fabric.process.settings import EventSettings
+from stream_fabric.stream.ids import spread_of
+from telemetry.emit.transport import Record, TransportUnavailable
+from telemetry.kafka.trouble import diagnose
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +35,19 @@ _SAY_S = 30.0
 _CLOSE_S_MAX = 1.0
 _ALREADY_EXISTS = 36
 _BATCH_BYTES_MAX = EVENTS_BATCH_BYTES_MAX * 3 // 2
-"""Of one partition's: with keys and headers it must still hold a whole batch, as each is sent as one."""
+"""Batch size of a partition. A whole batch of the sink must fit with keys and headers."""
 
 
 class TopicMissing(Exception):
-    """Names the topic and the remedy."""
+    """A topic does not exist or cannot be created. The message names the topic, and the remedy if we know one."""
 
 
 class KafkaUnreachable(Exception):
-    """Names the broker, what is wrong and the setting that mends it."""
+    """No connection to Kafka. The message names the broker, the problem and the setting to change."""
 
 
 def connection_options(settings: EventSettings) -> dict[str, Any]:
-    """What every aiokafka client takes to reach the brokers. Raises ValueError for files that are not what they should
-    be."""
+    """Return the options that every aiokafka client needs to connect. Raises ValueError for unusable files."""
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings.kafka_servers.split(",") if server.strip()],
         "request_timeout_ms": int(_REQUEST_S_MAX * 1000),
@@ -51,7 +55,7 @@ def connection_options(settings: EventSettings) -> dict[str, Any]:
         "security_protocol": ("SASL_" if settings.kafka_sasl else "") + ("SSL" if settings.kafka_tls else "PLAINTEXT"),
     }
     if settings.kafka_tls:
-        options["ssl_context"] = _tls(settings)
+        options["ssl_context"] = _tls_context(settings)
     if settings.kafka_sasl:
         options["sasl_mechanism"] = settings.kafka_sasl
         options["sasl_plain_username"] = settings.kafka_user
@@ -59,7 +63,8 @@ def connection_options(settings: EventSettings) -> dict[str, Any]:
     return options
 
 
-def _tls(settings: EventSettings) -> ssl.SSLContext:
+def _tls_context(settings: EventSettings) -> ssl.SSLContext:
+    """Load the certificates that the settings name. Raises ValueError."""
     try:
         context = ssl.create_default_context(cafile=settings.kafka_ca or None)
     except OSError as error:
@@ -78,10 +83,12 @@ def _tls(settings: EventSettings) -> ssl.SSLContext:
     return context
 
 
-def pace(client: Any) -> None:
-    """Let an aiokafka client ask for news of the brokers once in a backoff. By itself it asks again at once for as long
-    as a partition has no leader: while no broker answers that takes a fifth of a core, on the loop that serves
-    requests."""
+def limit_metadata_requests(client: Any) -> None:
+    """Limit an aiokafka client to one metadata request in each backoff.
+
+    Without it the client repeats the request at once while a partition has no leader. During an outage that takes a
+    fifth of a core on the loop that serves requests.
+    """
     update, loop, asked_at = client._metadata_update, asyncio.get_running_loop(), float("-inf")
 
     async def paced(*args: Any) -> Any:
@@ -96,7 +103,7 @@ def pace(client: Any) -> None:
 
 
 async def ensure_topic(settings: EventSettings, topic: str) -> None:
-    """See to it that a topic is there. Raises TopicMissing or KafkaUnreachable."""
+    """Check that a topic exists, or create it. Raises TopicMissing or KafkaUnreachable."""
     options = connection_options(settings)
     admin = AIOKafkaAdminClient(**options)
     try:
@@ -117,22 +124,24 @@ async def ensure_topic(settings: EventSettings, topic: str) -> None:
                         f"Kafka does not let us create the topic {topic!r}: {for_code(code)()} {message}"
                     )
     except (KafkaError, TimeoutError, OSError) as error:
-        raise KafkaUnreachable(await trouble(settings, options) or _text(error)) from error
+        raise KafkaUnreachable(await diagnose(settings, options) or _error_text(error)) from error
     finally:
         await admin.close()
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
 class KafkaTransport:
     """``Transport`` by an idempotent producer: its sequence numbers let nothing arrive twice, however often a batch is
-    sent. A producer that has failed a batch is thrown away: its numbers have a gap that brokers refuse."""
+    sent. A producer that has failed a batch is thrown away: its numbers have a gap that brokers refuse.
+    """
 
     name = "kafka"
 
-    def __init__(self, settings: EventSettings) -> None:
+    def __init__(self, settings: EventSettings, clock: Clock) -> None:
+        self._clock = clock
         self._settings = settings
         self._topic = settings.events_topic
         connection_options(settings)  # raises for what cannot work
@@ -141,13 +150,13 @@ class KafkaTransport:
 
     async def send(self, batch: Sequence[Record]) -> None:
         try:
-            producer = self._producer or await self._start()
+            producer = self._producer or await self._start_producer()
             partitions = sorted(await producer.partitions_for(self._topic))
         except (KafkaError, KafkaUnreachable, TopicMissing, TimeoutError, OSError) as error:
-            raise TransportUnavailable(_text(error), batch) from error
+            raise TransportUnavailable(_error_text(error), batch) from error
         by_partition: dict[int, list[Record]] = {}
         for record in batch:
-            by_partition.setdefault(partitions[crc32(record.key) % len(partitions)], []).append(record)
+            by_partition.setdefault(partitions[spread_of(record.key) % len(partitions)], []).append(record)
         results = await asyncio.gather(
             *(self._send_to(producer, partition, records) for partition, records in by_partition.items()),
             return_exceptions=True,
@@ -157,20 +166,21 @@ class KafkaTransport:
             if isinstance(result, BaseException):
                 failed.append((records, result))
         if failed:
-            await self._failed(failed)
+            await self._handle_failed(failed)
 
     async def _send_to(self, producer: AIOKafkaProducer, partition: int, records: Sequence[Record]) -> None:
-        """One record batch, acknowledged. It is tried for as long as it takes."""
+        """Send records to a partition as one record batch, and wait for its acknowledgement without a time limit."""
         builder = producer.create_batch()
-        now_ms = int(time.time() * 1000)
+        now_ms = self._clock.now_us() // 1000
         for record in records:
             added = builder.append(timestamp=now_ms, key=record.key, value=record.value, headers=_headers(record))
             assert added is not None, "a batch holds what the sink sends at once"
         builder.close()
         await (await producer.send_batch(builder, self._topic, partition=partition))
 
-    async def _failed(self, failed: Sequence[tuple[list[Record], BaseException]]) -> None:
-        await self._abandon()
+    async def _handle_failed(self, failed: Sequence[tuple[list[Record], BaseException]]) -> None:
+        """End the producer, and resend a too large batch record by record. Raises TransportUnavailable for the rest."""
+        await self._end_producer()
         unsent: list[Record] = []
         refused: list[Record] = []
         why = ""
@@ -192,7 +202,7 @@ class KafkaTransport:
         if unsent or refused:
             raise TransportUnavailable(why or "too large for the topic's max.message.bytes", unsent, refused)
 
-    async def _start(self) -> AIOKafkaProducer:
+    async def _start_producer(self) -> AIOKafkaProducer:
         await ensure_topic(self._settings, self._topic)
         producer = AIOKafkaProducer(
             **connection_options(self._settings),
@@ -203,23 +213,23 @@ class KafkaTransport:
             max_batch_size=_BATCH_BYTES_MAX,
         )
         self._producer = producer
-        pace(producer.client)
+        limit_metadata_requests(producer.client)
         try:
             async with asyncio.timeout(START_S_MAX):
                 await producer.start()
         except BaseException:
-            await self._abandon()
+            await self._end_producer()
             raise
         return producer
 
-    async def _abandon(self) -> None:
-        """End a producer without waiting for what it still has to send, as its own ``stop`` does."""
+    async def _end_producer(self) -> None:
+        """Close the producer at once; its own ``stop`` waits for everything that it still has to send."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
         producer._closed = True
         client, sender = producer.client, producer._sender.sender_task
-        client._maybe_wait_metadata = _at_once  # requests that fail now must not wait for news of the brokers
+        client._maybe_wait_metadata = _no_wait  # requests that fail now must not wait for news of the brokers
         if sender is not None:
             sender.cancel()
         with contextlib.suppress(TimeoutError):
@@ -231,13 +241,15 @@ class KafkaTransport:
             await asyncio.wait({sender}, timeout=_CLOSE_S_MAX)
 
     async def close(self) -> None:
-        await self._abandon()
+        await self._end_producer()
 
 
-async def _at_once() -> None: ...
+async def _no_wait() -> None:
+    """Stand in for aiokafka's wait for metadata, and return at once."""
 
 
 def _headers(record: Record) -> list[tuple[str, bytes]]:
+    """Return Kafka headers: the schema version, and the W3C ``traceparent`` if the event has a trace."""
     headers = [("v", b"%d" % record.v)]
     if len(record.trace_id) == 32:
         span = f"{crc32(record.value):08x}{crc32(record.key) | 1:08x}"
@@ -248,8 +260,8 @@ def _headers(record: Record) -> list[tuple[str, bytes]]:
 # --- its log -------------------------------------------------------------------------------------------------
 
 
-class Limited(logging.Handler):
-    """Passes on one record of each kind in a while; says how many it has kept to itself."""
+class LogRateLimit(logging.Handler):
+    """Passes on one log record of each kind per period, with the number of those left out."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
@@ -269,9 +281,9 @@ class Limited(logging.Handler):
 
 
 def limit_logs() -> None:
-    """aiokafka tells of an outage a thousand times a second."""
+    """Limit the log lines of aiokafka, which writes a thousand a second during an outage."""
     logger = logging.getLogger("aiokafka")
-    if not any(isinstance(handler, Limited) for handler in logger.handlers):
-        logger.addHandler(Limited())
+    if not any(isinstance(handler, LogRateLimit) for handler in logger.handlers):
+        logger.addHandler(LogRateLimit())
         logger.propagate = False
         logger.setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
-"""Why a request took as long as it did: explicit rules over what was told of it and what was usual. Pure.
+"""Rules that name the likely cause of a slow request, from its events and from its cohort. Pure.
 
-Each rule says how much of the client's time it would explain, or nothing. What stands out against the cohort goes
-before what is as slow for everybody; then what cost most; then the order of the rules.
+Each rule returns the time that its cause explains, or None. A cause that is unusual for the cohort comes before one
+that is common in it, then the cause that explains more time, then the order of the rules.
 """
 
 from __future__ import annotations
@@ -9,54 +9,57 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from telemetry.ask.story import Row, Story
+from telemetry.ask.why.story import Row, Story
 
 COST_US_MIN = 50_000
 SHARE_MIN = 0.15
-"""A cause that explains less of the client's time, or less than ``COST_US_MIN``, is none."""
+"""Minimum share of the client's time that a cause explains; it also explains at least ``COST_US_MIN``."""
 EARLY_SHARE_MIN = 0.5
-"""What comes before the first token is a cause also where it is so much of the time until then."""
+"""Share of the time to first token from which a phase before it is a cause too."""
 COMMON_SHARE_MIN = 0.3
 COMMON_US_MIN = 200_000
-"""What is as long for everybody is told from here on: waiting is a cause also where all wait."""
+"""Minimum time of a wait that is common in the cohort and is a cause all the same."""
 SESSION_MIN = 5
-"""A session of so many earlier requests is its own example, also where they found nothing cached."""
+"""Earlier requests from which a session is compared with itself instead of its cohort."""
 STALL_TIMES = 20
-"""A gap between two tokens is a stall when it is so many times what the others are."""
+"""Ratio of a gap to the mean gap from which the gap is a stall."""
 ALSO_SHARE = 0.5
-"""A second cause is told beside the first when it cost so much of it."""
+"""Share of the first cause's time from which a second cause is named too."""
 
 
 @dataclass(frozen=True)
 class Finding:
+    """A likely cause of a slow or failed request, with the time that the cause explains."""
+
     cause: str
     cost_us: int
     says: str
     common: bool = False
-    """As long for the others of its cohort too."""
+    """True when the cohort's requests spend as much time there."""
 
 
 Rule = Callable[[Story], Finding | None]
 
 
 def findings(story: Story) -> list[Finding]:
-    """Every cause that counts, the likeliest first."""
+    """Return all causes, the likeliest first."""
     found = [finding for rule in RULES if (finding := rule(story)) is not None]
     order = [rule.__name__ for rule in RULES]
     assert len(set(order)) == len(order)
     return sorted(found, key=lambda finding: (finding.common, -finding.cost_us))
 
 
-def sentence(found: Sequence[Finding]) -> str:
+def cause_sentence(found: Sequence[Finding]) -> str:
+    """Describe the first cause, and a second one of similar cost."""
     if not found:
-        return "Nothing stands out."
+        return "Nothing is unusual."
     says = found[0].says
     also = [finding for finding in found[1:] if finding.cost_us >= ALSO_SHARE * found[0].cost_us]
     return says + (f" Also: {also[0].says[0].lower()}{also[0].says[1:]}" if also else "")
 
 
-def shown(us: float) -> str:
-    """Microseconds for people."""
+def duration(us: float) -> str:
+    """Format microseconds as ms, s or min."""
     if not us:
         return "0 ms"
     if abs(us) < 1000:
@@ -71,19 +74,21 @@ def shown(us: float) -> str:
 _EARLY = frozenset({"gateway_us", "admission_us", "pool_queue_us", "engine_queue_us", "fabric_us"})
 
 
-def _waited(story: Story, cause: str, phase: str, value_us: int, says: str) -> Finding | None:
-    """A rule for time that is nothing but waiting."""
-    usual = story.usual
+def _wait_finding(story: Story, cause: str, phase: str, value_us: int, says: str) -> Finding | None:
+    """Return the finding for a phase that is only waiting. None: the wait is no cause."""
+    usual = story.cohort
     cost = value_us - (int(usual.p50(phase)) if usual.enough else 0)
-    if _counts(story, cost, early=phase in _EARLY) and (not usual.enough or value_us > usual.p95(phase)):
+    if _is_large(story, cost, early=phase in _EARLY) and (not usual.enough or value_us > usual.p95(phase)):
         return Finding(cause, cost, says)
     if usual.enough and value_us >= max(COMMON_US_MIN, COMMON_SHARE_MIN * story.wall_us):
-        return Finding(cause, value_us, f"{says} Half of its cohort took {shown(usual.p50(phase))} there too.", True)
+        return Finding(
+            cause, value_us, f"{says} This is common: the median of its cohort is {duration(usual.p50(phase))}.", True
+        )
     return None
 
 
-def _counts(story: Story, cost_us: float, *, early: bool = False) -> bool:
-    """``early``: it comes before the first token."""
+def _is_large(story: Story, cost_us: float, *, early: bool = False) -> bool:
+    """Return True if the cost is large enough for a cause. ``early``: the phase comes before the first token."""
     if cost_us < COST_US_MIN:
         return False
     return cost_us >= SHARE_MIN * story.wall_us or (early and 0 < EARLY_SHARE_MIN * story.ttft_us <= cost_us)
@@ -96,16 +101,17 @@ def refused(story: Story) -> Finding | None:
     if story.outcome != "refused":
         return None
     code, status = story.error_code, story.fact("http_status")
+    ahead_s = int(story.fact("backlog_ms") or 0) / 1000
     why = {
-        "pool_full": "the pool's queue was full",
-        "pool_busy": f"{int(story.fact('backlog_ms') or 0) / 1000:.1f} s of work were ahead of its tier "
-        f"({story.fact('tier') or '?'}) in pool {story.fact('pool')}, more than may be",
+        "pool_full": "the queue of the pool was full",
+        "pool_busy": f"pool {story.fact('pool')} had {ahead_s:.1f} s of work ahead of tier "
+        f"{story.fact('tier') or '?'}, more than its limit",
         "no_replica": "no replica could serve the model",
-        "too_many": "a limit of its caller was reached",
-        "draining": "its gateway was going away",
+        "too_many": "the caller reached a rate or concurrency limit",
+        "draining": "its gateway was shutting down",
         "fabric_unavailable": "Redis could not be reached",
-    }.get(code, f"its gateway answered {code}")
-    return Finding("refused", story.wall_us, f"It was refused with {status}: {why}.")
+    }.get(code, f"the gateway answered {code}")
+    return Finding("refused", story.wall_us, f"The request was refused with {status}: {why}.")
 
 
 def killed_replica(story: Story) -> Finding | None:
@@ -114,137 +120,140 @@ def killed_replica(story: Story) -> Finding | None:
     recovery = story.spent("recovery_us")
     if not lost and not failed:
         return None
-    if not failed and not _counts(story, recovery) and story.line:
+    if not failed and not _is_large(story, recovery) and story.line:
         return None
     who = (lost[-1] if lost else story.attempts[-1])["replica"] if story.attempts else story.fact("replica")
     dead = next((row for row in story.fleet if row["what"] == "dead" and row["replica"] == who), None)
     how = f" ({dead['reason']})" if dead and dead["reason"] else ""
     if failed:
         return Finding(
-            "killed replica", story.wall_us, f"Replica {who} died{how} and nobody could take its stream over."
+            "killed replica", story.wall_us, f"Replica {who} died{how} and no other replica could take its stream over."
         )
     to = (story.bill or {}).get("replica", "another")
-    return Finding("killed replica", recovery, f"Replica {who} died{how}; {to} went on after {shown(recovery)}.")
+    return Finding(
+        "killed replica", recovery, f"Replica {who} died{how}; {to} continued the stream after {duration(recovery)}."
+    )
 
 
 def handed_over(story: Story) -> Finding | None:
     gave = [row for row in story.attempts if row["ended"] == "handed_over"]
     recovery = story.spent("recovery_us")
-    if not gave or not _counts(story, recovery):
+    if not gave or not _is_large(story, recovery):
         return None
     to = (story.bill or {}).get("replica", "another")
-    says = f"Replica {gave[-1]['replica']} gave the stream away, as one that drains or whose engine failed does"
-    return Finding("handed over", recovery, f"{says}; {to} went on after {shown(recovery)}.")
+    says = f"Replica {gave[-1]['replica']} handed the stream over because it was draining or its engine failed"
+    return Finding("handed over", recovery, f"{says}; {to} continued the stream after {duration(recovery)}.")
 
 
 def failed(story: Story) -> Finding | None:
     if story.outcome != "failed" or story.error_code == "replica_lost":
         return None
     who = (story.bill or {}).get("replica") or story.fact("replica") or "no replica"
-    return Finding("failed", story.wall_us, f"It failed with {story.error_code} on {who}.")
+    return Finding("failed", story.wall_us, f"The request failed with {story.error_code} on {who}.")
 
 
 def slow_client(story: Story) -> Finding | None:
     stall = story.spent("client_stall_us")
-    return _waited(
-        story, "slow client", "client_stall_us", stall, f"The client's connection took nothing more for {shown(stall)}."
+    return _wait_finding(
+        story, "slow client", "client_stall_us", stall, f"The client did not read for {duration(stall)}."
     )
 
 
 def resume_gap(story: Story) -> Finding | None:
     gap = story.spent("resume_gap_us")
-    return _waited(
+    return _wait_finding(
         story,
         "resume gap",
         "resume_gap_us",
         gap,
-        f"Nobody read the stream for {shown(gap)}: its reader came back late.",
+        f"The stream had no reader for {duration(gap)}: the client reconnected late.",
     )
 
 
 def full_queue(story: Story) -> Finding | None:
     waited = story.spent("pool_queue_us")
     position = int(story.fact("queue_position") or 0)
-    ahead = f", behind {position - 1} others" if position > 1 else ""
-    return _waited(
+    ahead = f" behind {position - 1} others" if position > 1 else ""
+    return _wait_finding(
         story, "full queue", "pool_queue_us", waited,
-        f"No replica of pool {story.fact('pool')} had room: it waited {shown(waited)} in the pool's queue{ahead}.",
+        f"No replica of pool {story.fact('pool')} had a free slot: the request waited {duration(waited)} in the "
+        f"queue{ahead}.",
     )  # fmt: skip
 
 
 def admission_slow(story: Story) -> Finding | None:
     took = story.spent("admission_us")
-    return _waited(
-        story, "admission slow", "admission_us", took, f"Its limits and its placement took {shown(took)} (Redis)."
+    return _wait_finding(
+        story, "admission slow", "admission_us", took, f"Limits and placement took {duration(took)} in Redis."
     )
 
 
 def gateway_slow(story: Story) -> Finding | None:
     took = story.spent("gateway_us")
     who = story.fact("gateway")
-    return _waited(
+    return _wait_finding(
         story, "gateway slow", "gateway_us", took,
-        f"The request was understood only after {shown(took)}: a body that came slowly, or gateway {who} was busy.",
+        f"Reading the request took {duration(took)}: the body came slowly, or gateway {who} was busy.",
     )  # fmt: skip
 
 
 def fabric_slow(story: Story) -> Finding | None:
     took = story.spent("fabric_us")
-    return _waited(
-        story, "fabric slow", "fabric_us", took, f"Between gateway and agent it was under way for {shown(took)}."
+    return _wait_finding(
+        story, "fabric slow", "fabric_us", took, f"The way between gateway and agent took {duration(took)}."
     )
 
 
-def cold_share(story: Story) -> tuple[float, str]:
-    """What of the prompt should have been cached, and by whose example."""
-    cohort = story.usual.cached_share if story.usual.enough else 0.0
+def expected_cached_share(story: Story) -> tuple[float, str]:
+    """Return the share of the prompt expected in the cache, and which requests it is taken from."""
+    cohort = story.cohort.cached_share if story.cohort.enough else 0.0
     told = story.session_members >= 2
     if story.session_members >= SESSION_MIN or (told and story.session_share > cohort):
-        return story.session_share, "its session's earlier prompts"
-    return cohort, "its cohort's prompts"
+        return story.session_share, "earlier prompts of its session"
+    return cohort, "prompts of its cohort"
 
 
 def cold_prefix(story: Story) -> Finding | None:
     prompt, cached, prefill = story.prompt_tokens, story.cached_tokens, story.spent("prefill_us")
-    expected, whose = cold_share(story)
+    expected, whose = expected_cached_share(story)
     if not prompt or expected < 0.3 or cached > 0.5 * expected * prompt:
         return None
     cost = int(prefill * (expected * prompt - cached) / (prompt - cached))
-    if not _counts(story, cost, early=True):
+    if not _is_large(story, cost, early=True):
         return None
     believed = max((int(row["believed_cached_tokens"]) for row in story.attempts), default=0)
-    gone = f"; the gateway believed {believed} were" if believed > cached else ""
+    gone = f"; placement expected {believed}" if believed > cached else ""
     return Finding(
         "cold prefix", cost,
-        f"A cold prefix: {cached} of {prompt} prompt tokens were cached, where of {whose} {expected:.0%} are{gone}.",
+        f"Cold prefix: {cached} of {prompt} prompt tokens were cached; of {whose} it is {expected:.0%}{gone}.",
     )  # fmt: skip
 
 
 def overloaded_engine(story: Story) -> Finding | None:
     queue = story.spent("engine_queue_us")
-    usual = story.usual
+    usual = story.cohort
     who = (story.bill or {}).get("replica") or story.fact("replica")
     slow_us, per_token = _slow_tokens(story)
     queue_cost = queue - (int(usual.p50("engine_queue_us")) if usual.enough else 0)
     if usual.enough and queue <= usual.p95("engine_queue_us"):
         queue_cost = 0
     cost = max(queue_cost, 0) + slow_us
-    if _counts(story, cost, early=queue_cost > slow_us):
+    if _is_large(story, cost, early=queue_cost > slow_us):
         parts = []
         if queue_cost > 0:
-            parts.append(f"it waited {shown(queue)} in the engine before its turn")
+            parts.append(f"the request waited {duration(queue)} in the engine's queue")
         if slow_us:
-            parts.append(f"a token took {shown(per_token)}, usual are {shown(usual.p50('token_us'))}")
+            parts.append(f"a token took {duration(per_token)} instead of {duration(usual.p50('token_us'))}")
         return Finding("overloaded engine", cost, f"Replica {who} was overloaded: {' and '.join(parts)}.")
-    return _waited(
+    return _wait_finding(
         story, "overloaded engine", "engine_queue_us", queue,
-        f"Replica {who} was overloaded: it waited {shown(queue)} in the engine before its turn.",
+        f"Replica {who} was overloaded: the request waited {duration(queue)} in the engine's queue.",
     )  # fmt: skip
 
 
 def _slow_tokens(story: Story) -> tuple[int, float]:
-    """(what tokens that came slower than usual cost, the time of one)."""
-    bill, usual = story.bill, story.usual
+    """Return the time lost to slow tokens, and the mean time per token, in µs."""
+    bill, usual = story.bill, story.cohort
     if bill is None or not usual.enough or not usual.p95("token_us"):
         return 0, 0.0
     tokens = int(bill["generated_tokens"])
@@ -257,10 +266,10 @@ def _slow_tokens(story: Story) -> tuple[int, float]:
 
 
 def token_stall(story: Story) -> Finding | None:
-    """One gap between two tokens far longer than all the others."""
+    """Rule for one gap between tokens that is far longer than the others."""
     row = max(story.attempts, key=_stall_us, default=None)
     gap = _stall_us(row) if row is not None else 0
-    if row is None or not _counts(story, gap):
+    if row is None or not _is_large(story, gap):
         return None
     usual_us = (int(row["decode_us"]) - gap) / max(int(row["generated_tokens"]) - 2, 1)
     which = "two of its tokens"
@@ -271,12 +280,12 @@ def token_stall(story: Story) -> Finding | None:
     who = row["replica"]
     return Finding(
         "token stall", gap,
-        f"Replica {who} made nothing for {shown(gap)} between {which}, where its other tokens took {shown(usual_us)}.",
+        f"Replica {who} paused for {duration(gap)} between {which}; its other tokens took {duration(usual_us)} each.",
     )  # fmt: skip
 
 
 def _stall_us(row: Row) -> int:
-    """The longest gap between a try's tokens, where it is no gap like the others; else 0."""
+    """Return the longest gap between an attempt's tokens if it is a stall, else 0."""
     gap, tokens = int(row.get("itl_max_us") or 0), int(row["generated_tokens"])
     if tokens < 8 or gap < STALL_TIMES * (int(row["decode_us"]) - gap) / (tokens - 2):
         return 0
@@ -284,23 +293,23 @@ def _stall_us(row: Row) -> int:
 
 
 def long_answer(story: Story) -> Finding | None:
-    usual, tokens = story.usual, story.output_tokens
+    usual, tokens = story.cohort, story.output_tokens
     if not usual.enough or tokens <= max(usual.p95("output_tokens"), 2 * usual.p50("output_tokens")):
         return None
     cost = int((tokens - usual.p50("output_tokens")) * usual.p50("token_us"))
-    if not _counts(story, cost):
+    if not _is_large(story, cost):
         return None
     half = usual.p50("output_tokens")
     return Finding(
-        "long answer", cost, f"The answer was long: {tokens} tokens, where half of its cohort have {half:.0f}."
+        "long answer", cost, f"The answer was long: {tokens} tokens; the median of its cohort is {half:.0f}."
     )
 
 
 def unaccounted(story: Story) -> Finding | None:
     missing = abs(story.spent("residual_us"))
-    if not _counts(story, missing):
+    if not _is_large(story, missing):
         return None
-    return Finding("unaccounted", missing, f"{shown(missing)} of its time are not accounted for by anybody.")
+    return Finding("unaccounted", missing, f"{duration(missing)} of the time belong to no phase.")
 
 
 RULES: tuple[Rule, ...] = (
@@ -320,4 +329,4 @@ RULES: tuple[Rule, ...] = (
     fabric_slow,
     unaccounted,
 )
-"""Of two that cost the same the earlier is told."""
+"""Rules in order; the earlier one wins between causes of the same cost."""

@@ -1,5 +1,7 @@
-"""What became of one stream, put together from what was told of it: its readers in order, its producers' tries, what
-was usual at the time. Pure; parts may be missing."""
+"""The story of one stream, put together from its events: readers in order, attempts, and its cohort. Pure.
+
+Events may be missing.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,19 @@ from stream_fabric.events import PHASES
 Row = Mapping[str, Any]
 
 BANDS = (0, 128, 512, 2048, 8192, 32_768, 131_072, 1 << 40)
-"""Sizes of prompts that are compared with each other, in tokens: from one to below the next."""
+"""Bounds of the prompt sizes that are compared with each other, in tokens."""
 MEMBERS_MIN = 30
-"""Fewer say nothing of what is usual."""
+"""Minimum size of a cohort."""
 
 
-def band(prompt_tokens: int) -> tuple[int, int]:
+def prompt_band(prompt_tokens: int) -> tuple[int, int]:
+    """Return the bounds of the prompt sizes that are compared with this one; the upper is excluded."""
     return next((low, high) for low, high in pairwise(BANDS) if low <= prompt_tokens < high)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader: a row of requests. Its time begins with the gap before it, if it came back to a stream."""
+    """One reader, a row of ``requests``. The time of a reader that came back begins with the gap before it."""
 
     row: Row
 
@@ -37,6 +40,7 @@ class Reader:
 
     @property
     def ended(self) -> str:
+        """Outcome of the reader, for example ``completed`` or ``left``."""
         return str(self.row["ended"])
 
     @property
@@ -49,6 +53,7 @@ class Reader:
 
     @property
     def came_us(self) -> int:
+        """Unix time at which the reader connected, after its resume gap."""
         return self.from_us + int(self.row["resume_gap_us"])
 
     def phase(self, name: str) -> int:
@@ -56,7 +61,7 @@ class Reader:
 
     @property
     def phases(self) -> list[tuple[str, int]]:
-        """In the order in which they are likely to have been; the residual last. They add up to ``wall_us``."""
+        """Phases in their likely order, the residual last. They add up to ``wall_us``."""
         ordered = [name for name in _IN_ORDER if self.row[name]]
         return [(name, int(self.row[name])) for name in ordered]
 
@@ -70,26 +75,27 @@ assert sorted(_IN_ORDER) == sorted(PHASES)
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of the client's time. Those of a stream add up to ``Story.wall_us``."""
+    """A part of the client's time. The segments of a stream add up to ``Story.wall_us``."""
 
     name: str
     us: int
     reader: int
-    """Which of the readers in line, from 1; 0: between two, or of nobody's."""
+    """Number of the reader in line, from 1; 0: between two readers."""
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What a cohort's requests are like. Figures: (p50, p95, p99)."""
+class CohortFigures:
+    """Figures of a cohort, each (p50, p95, p99)."""
 
     what: str
     members: int = 0
     figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     cached_share: float = 0.0
-    """Of the prompt, in half of them."""
+    """Median share of the prompt that was cached."""
 
     @property
     def enough(self) -> bool:
+        """True when the cohort is large enough for a comparison."""
         return self.members >= MEMBERS_MIN
 
     def p50(self, name: str) -> float:
@@ -102,7 +108,8 @@ class Usual:
         return self.figures[name][2] if name in self.figures else 0.0
 
     @classmethod
-    def of(cls, what: str, row: Row) -> Usual:
+    def of(cls, what: str, row: Row) -> CohortFigures:
+        """Read a row of the query ``cohort``. ``what`` describes the cohort."""
         figures = {
             name.removesuffix("_q"): (figure(value[0]), figure(value[1]), figure(value[2]))
             for name, value in row.items()
@@ -112,31 +119,33 @@ class Usual:
 
 
 def figure(value: float | None) -> float:
-    """A quantile of nothing is not a number, and over JSON null."""
+    """Return a quantile as a float; NaN and null, which an empty set gives, become 0."""
     return 0.0 if value is None or math.isnan(value) else float(value)
 
 
 @dataclass(frozen=True)
 class Story:
+    """One stream's events, and the cohort and session to compare them with."""
+
     id: str
     stream: str
-    """Empty: refused before there was one."""
+    """Empty: the request was refused before a stream existed."""
     line: tuple[Reader, ...]
-    """The readers who followed each other: what one client saw."""
+    """Readers that followed each other: one client's view."""
     beside: tuple[Reader, ...]
-    """Others, at the same time."""
+    """Readers at the same time as those in line."""
     attempts: tuple[Row, ...]
-    usual: Usual = Usual("")
+    cohort: CohortFigures = CohortFigures("")
     session_share: float = 0.0
-    """Of their prompts, what the session's earlier requests found cached, half of them at least."""
+    """Median share of the prompt that the session's earlier requests found cached."""
     session_members: int = 0
     fleet: tuple[Row, ...] = ()
     other_streams: tuple[str, ...] = ()
-    """Of the same trace."""
+    """Other streams of the same trace."""
 
     @property
     def created(self) -> Reader | None:
-        """The request that made the stream; None: nobody told of it."""
+        """The request that created the stream. None: its event is missing."""
         return next((reader for reader in self.line if reader.role in ("created", "refused")), None)
 
     @property
@@ -149,10 +158,11 @@ class Story:
 
     @property
     def bill(self) -> Row | None:
+        """Last attempt with a billing event. None: no such event arrived."""
         return next((row for row in reversed(self.attempts) if row["billed"]), None)
 
     def fact(self, name: str) -> Any:
-        """Of the first who tells it: the request that made the stream, another reader, a try."""
+        """Return the first value of a field: from the creating request, another reader, or an attempt."""
         rows = [reader.row for reader in (*self.line, *self.beside)]
         if self.created is not None:
             rows.insert(0, self.created.row)
@@ -177,7 +187,7 @@ class Story:
 
     @property
     def ttft_us(self) -> int:
-        """0: there was no token, or nobody told of the first."""
+        """Time to first token in microseconds; 0: no token, or the event is missing."""
         return int(self.created.row["ttft_us"]) if self.created else 0
 
     @property
@@ -187,13 +197,14 @@ class Story:
 
     @property
     def outcome(self) -> str:
+        """Outcome of the last reader in line; without readers, of the billed attempt."""
         if self.last is not None:
             return self.last.ended
         return str(self.bill["ended"]) if self.bill else "unknown"
 
     @property
     def began_us(self) -> int:
-        """From where on something is known: of an unrecorded first reader, from when its request reached a replica."""
+        """Start of the known time; without the creating request, when an attempt began to wait."""
         known = [reader.from_us for reader in self.line[:1]]
         if self.created is None and self.attempts:
             known.append(min(attempt_from_us(row) for row in self.attempts))
@@ -201,16 +212,18 @@ class Story:
 
     @property
     def until_us(self) -> int:
+        """End of the known time: of the last reader in line, else of the latest attempt."""
         if self.last is not None:
             return self.last.until_us
         return max((int(row["at_us"]) for row in self.attempts), default=0)
 
     @property
     def wall_us(self) -> int:
+        """Time from the client's request to the end of its last reader, in µs."""
         return self.until_us - self.began_us
 
     def segments(self) -> list[Segment]:
-        """Where the client's time went, in order; adds up to ``wall_us``."""
+        """Return the client's time by phase, in order; it adds up to ``wall_us``."""
         found: list[Segment] = []
         at = self.began_us
         for number, reader in enumerate(self.line, 1):
@@ -224,7 +237,7 @@ class Story:
         return found
 
     def spent(self, name: str) -> int:
-        """In a phase, over all the readers in line; what lies between two is a gap."""
+        """Return the µs in a phase over all readers in line. Time between two readers counts as a resume gap."""
         total = sum(reader.phase(name) for reader in self.line)
         if name == "resume_gap_us":
             total += sum(max(segment.us, 0) for segment in self.segments() if segment.name == "between")
@@ -232,15 +245,17 @@ class Story:
 
 
 def attempt_from_us(row: Row) -> int:
-    """When a try began to wait; the moment it was told where it knows nothing of itself."""
+    """Return the time at which an attempt began to wait; without its durations, when it was reported."""
     known = sum(int(row[name]) for name in ("waited_us", "inbox_us", "engine_queue_us", "prefill_us", "decode_us"))
     return int(row["at_us"]) - known
 
 
 def assemble(id: str, stream: str, readers: Sequence[Row], attempts: Sequence[Row]) -> Story:
-    """Who followed whom: the one who made the stream, then whoever went on where it had ended. A reader that began
-    while another still read is beside it, unless it went on from the middle and outlasted it: then a connection had
-    died without anybody noticing yet."""
+    """Assemble a story. Its line is the creating request, then each reader that continued.
+
+    A reader that began while another still read is beside the line. But if it continued from the middle and outlasted
+    the other, the other connection was dead, and the reader is in line.
+    """
     waiting = sorted(map(Reader, readers), key=lambda reader: (reader.role != "created", reader.came_us))
     line: list[Reader] = []
     beside: list[Reader] = []
@@ -256,6 +271,8 @@ def assemble(id: str, stream: str, readers: Sequence[Row], attempts: Sequence[Ro
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A replica that placement scored for the request."""
+
     replica: str
     score_ms: float = 0.0
     matched_tokens: int = 0
@@ -265,5 +282,6 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 
 
 def candidates(story: Story) -> list[Candidate]:
+    """Return the replicas that placement scored; empty: the scores were not recorded."""
     text = story.fact("scores_json")
     return msgspec.json.decode(text, type=list[Candidate]) if text else []

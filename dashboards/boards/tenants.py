@@ -1,0 +1,50 @@
+"""Usage and cost by tenant."""
+
+from __future__ import annotations
+
+from dashboards.build import Board, Panel, Sql
+
+_HOURS = "hour >= toStartOfHour($__fromTime) AND hour <= $__toTime"
+_AT = "at >= $__fromTime AND at <= $__toTime"
+
+TENANTS = Board(
+    "stream-gw-tenants",
+    "stream-gw: tenants and cost",
+    [
+        Panel(
+            "Cost", Sql(
+                "SELECT hour AS time, tenant, sum(price_micro) / 1e6 AS cost FROM usage_hour "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ), "currencyUSD", about="In the currency of the prices in the keys file.",
+        ),
+        Panel(
+            "Output tokens", Sql(
+                "SELECT hour AS time, tenant, sum(output_tokens) AS tokens FROM usage_hour "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ),
+        ),
+        Panel(
+            "Requests", Sql(
+                "SELECT hour AS time, tenant, sum(requests) AS requests FROM usage_hour "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ),
+        ),
+        Panel(
+            "Usage and cost by tenant and model", Sql(
+                "SELECT tenant, model, sum(requests) AS requests, sum(prompt_tokens) AS prompt, "
+                "sum(cached_tokens) AS cached, sum(output_tokens) AS output, sum(reasoning_tokens) AS reasoning, "
+                f"sum(price_micro) / 1e6 AS cost FROM usage_hour WHERE {_HOURS} "
+                "GROUP BY tenant, model ORDER BY cost DESC, output DESC LIMIT 200"
+            ), kind="table",
+        ),
+        Panel(
+            "Failures and time to first token by tenant", Sql(
+                "SELECT tenant, sum(weight) AS requests, "
+                "round(sumIf(weight, ended IN ('failed', 'refused')) / requests, 4) AS failed_share, "
+                "round(quantileIf(0.5)(ttft_us, ttft_us > 0) / 1000, 1) AS ttft_p50_ms, "
+                "round(quantileIf(0.99)(ttft_us, ttft_us > 0) / 1000, 1) AS ttft_p99_ms "
+                f"FROM requests WHERE {_AT} GROUP BY tenant ORDER BY requests DESC LIMIT 200"
+            ), kind="table",
+        ),
+    ],
+)  # fmt: skip

@@ -1,0 +1,195 @@
+"""Connections to ClickHouse: a server by URL, or the engine in this process on a folder. The only importer of
+clickhouse_connect.
+
+    http://user:password@host:8123/database    a server; https:// with TLS
+    chdb:///var/lib/stream-gw/telemetry        the embedded engine; one process opens the folder, others ask it
+
+The driver blocks and a client serves one call at a time, so each use has a client and a thread of its own. Limits of
+the embedded engine: a second process cannot open the folder, and a process cannot open a second folder. A table with
+the Kafka engine makes the folder impossible to open again, so ``Store.command`` takes this package's statements only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from telemetry.store.errors import StoreRefused, StoreUnavailable
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+T = TypeVar("T")
+
+QUERY_ROWS_MAX = 10_000
+"""Maximum rows that a query returns; more are cut off and ``Rows.truncated`` is set."""
+QUERY_S_MAX = 30.0
+_QUERY_MEMORY_BYTES_MAX = 2 << 30
+
+WRITE_SETTINGS: Mapping[str, Any] = {
+    # One insert is one block with its own name; the server must not merge several
+    "async_insert": 0,
+    "insert_deduplicate": 1,
+    # The process may have died between the raw table and the roll-ups: a block that the raw table has is still
+    # offered to the roll-ups
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "materialized_views_ignore_errors": 0,
+    # A block may hold events of many days; a refusal would repeat for ever
+    "max_partitions_per_insert_block": 0,
+    "date_time_input_format": "best_effort",
+}
+_SERVER_SETTINGS: Mapping[str, Any] = {
+    # Without it an error after the first byte of an HTTP answer looks like success
+    "wait_end_of_query": 1,
+}
+READ_SETTINGS: Mapping[str, Any] = {
+    "max_execution_time": QUERY_S_MAX,
+    "max_memory_usage": _QUERY_MEMORY_BYTES_MAX,
+    "max_result_rows": QUERY_ROWS_MAX + 1,
+    "result_overflow_mode": "break",
+    # Must be the last: after it no setting can be changed. It also forbids table functions such as file() and url()
+    "readonly": 1,
+}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A ClickHouse URL, checked."""
+
+    url: str
+    embedded: bool
+    database: str
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Parse a ClickHouse URL. Raises ValueError for any other URL."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https", "chdb"):
+            raise ValueError("a ClickHouse URL begins with http://, https:// or chdb:///")
+        embedded = parts.scheme == "chdb"
+        named = dict(parse_qsl(parts.query)).get("database", "") if embedded else parts.path.strip("/")
+        database = named or "default"
+        if not re.fullmatch(r"[A-Za-z_]\w{0,63}", database):
+            raise ValueError("the path of a ClickHouse URL is a database name: letters, digits and _")
+        return cls(url, embedded, database)
+
+    @property
+    def shown(self) -> str:
+        """URL without user and password."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+    def default_database(self) -> Address:
+        """Return the address of the same server with its default database."""
+        parts = urlsplit(self.url)
+        path, query = (parts.path, "") if self.embedded else ("", parts.query)
+        return Address.parse(urlunsplit((parts.scheme, parts.netloc, path, query, "")))
+
+
+def connect(address: Address, settings: Mapping[str, Any]) -> Client:
+    """Open a client. Blocks. Raises StoreUnavailable, and the driver's own errors (see ``ClientThread``)."""
+    try:
+        import clickhouse_connect
+    except ImportError:
+        raise StoreUnavailable(
+            "clickhouse-connect is not installed: pip install 'stream-gw[clickhouse]', "
+            "or with the engine itself: pip install 'stream-gw[chdb]'"
+        ) from None
+    for noisy in ("clickhouse_connect", "urllib3"):
+        # Their warnings repeat what they raise or retry
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    if not address.embedded:
+        return clickhouse_connect.get_client(
+            dsn=address.url,
+            # A session would allow one query at a time
+            autogenerate_session_id=False,
+            settings={**_SERVER_SETTINGS, **settings},
+            tz_mode="aware",
+            connect_timeout=5,
+            send_receive_timeout=60,
+        )
+    try:
+        return clickhouse_connect.get_client(dsn=address.url, settings=dict(settings), tz_mode="aware")
+    except ImportError:
+        raise StoreUnavailable(
+            "the embedded ClickHouse is not installed: pip install 'stream-gw[chdb]', or set a server's URL"
+        ) from None
+    except clickhouse_connect.driver.exceptions.ProgrammingError as error:
+        raise StoreUnavailable(
+            f"the embedded ClickHouse cannot open {urlsplit(address.url).path}: another process has it open (ask that "
+            f"process), this process has another folder open, or the folder is not writable ({_message(error)})"
+        ) from error
+
+
+def connect_writer(address: Address) -> Client:
+    """Open a client for inserts; the database is created if it is missing."""
+    if address.database != "default":
+        client = connect(address.default_database(), WRITE_SETTINGS)
+        try:
+            client.command(f"CREATE DATABASE IF NOT EXISTS {address.database}")
+        finally:
+            client.close()
+    return connect(address, WRITE_SETTINGS)
+
+
+def connect_reader(address: Address) -> Client:
+    """Open a client for queries, with read-only settings and limits."""
+    return connect(address, READ_SETTINGS)
+
+
+class ClientThread:
+    """A client with its own thread. It connects at the first call; a refused connection is tried again at the next."""
+
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="clickhouse")
+        self._closed = threading.Event()
+
+    async def run(self, work: Callable[[Client], T]) -> T:
+        """Run blocking work with the client. Raises StoreUnavailable or StoreRefused for the driver's errors."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, work)
+
+    def _run(self, work: Callable[[Client], T]) -> T:
+        if self._closed.is_set():
+            raise StoreUnavailable("the store is closed")
+        from clickhouse_connect.driver import exceptions
+
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            return work(self._client)
+        except (exceptions.OperationalError, exceptions.InterfaceError, OSError) as error:
+            raise StoreUnavailable(_message(error)) from error
+        except exceptions.Error as error:
+            if getattr(error, "code", None) in _TEMPORARY:
+                raise StoreUnavailable(_message(error)) from error
+            raise StoreRefused(_message(error)) from error
+
+    async def close(self) -> None:
+        def end() -> None:
+            self._closed.set()
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+        await asyncio.get_running_loop().run_in_executor(self._pool, end)
+        self._pool.shutdown()
+
+
+_TEMPORARY = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 279, 319, 425, 999})
+"""ClickHouse error codes that may pass: time and memory limits, too many queries or parts, network, disk."""
+
+
+def _message(error: BaseException) -> str:
+    # The driver appends the request's URL, which has the password
+    text = " ".join(str(error).partition(" with url:")[0].split())
+    return text if len(text) <= 500 else text[:500] + "…"

@@ -1,0 +1,155 @@
+"""The telemetry store: inserts of blocks, queries, and how long rows are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stream_fabric.ports import Clock, Random
+from telemetry.store.connection import QUERY_ROWS_MAX, Address, ClientThread, connect_reader, connect_writer
+from telemetry.store.errors import StoreRefused
+from telemetry.store.migrations import check_schema, migrate, schema_too_old
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from clickhouse_connect.driver.client import Client
+
+_CONTENT = ("prompt", "completion")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The result of a query."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return each row as column name → value."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class Store:
+    """ClickHouse with our schema. Call ``open`` first, ``close`` last. Methods raise StoreUnavailable or StoreRefused.
+
+    ``reader_url``: the same ClickHouse with the user that queries run as; empty: the user of ``url``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reader_url: str = "",
+        *,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._address = Address.parse(url)
+        reader = Address.parse(reader_url or url)
+        if (reader.embedded or self._address.embedded) and reader != self._address:
+            raise ValueError("the embedded ClickHouse has one user; a reader's URL is for a server")
+        if reader.database != self._address.database:
+            raise ValueError("the reader's ClickHouse URL must name the same database")
+        self._clock = clock
+        self._random = random
+        self._writer = ClientThread(lambda: connect_writer(self._address))
+        self._reader = ClientThread(lambda: connect_reader(reader))
+
+    def __repr__(self) -> str:
+        return f"Store({self.shown})"
+
+    @property
+    def embedded(self) -> bool:
+        """True for the embedded engine in this process."""
+        return self._address.embedded
+
+    @property
+    def shown(self) -> str:
+        """URL without user and password."""
+        return self._address.shown
+
+    async def open(self, *, migrate_schema: bool = True) -> None:
+        """Connect and migrate the schema; without ``migrate_schema`` only check it, which needs SELECT only."""
+        if migrate_schema:
+            await self._writer.run(lambda client: migrate(client, self.shown, self._random))
+        else:
+            await self._check()
+
+    async def _check(self) -> None:
+        try:
+            await self._reader.run(lambda client: check_schema(client, self.shown))
+        except StoreRefused as error:
+            if "UNKNOWN_DATABASE" not in error.message:
+                raise
+            raise schema_too_old(0, self.shown) from error
+
+    async def close(self) -> None:
+        """Close the clients after the calls that are running."""
+        await self._writer.close()
+        await self._reader.close()
+
+    async def insert(self, table: str, rows: pa.Table, name: str) -> float:
+        """Insert a block under a name, and return the seconds that the insert took.
+
+        A second insert under the same name changes nothing, in the table and in the roll-ups.
+        """
+
+        def put(client: Client) -> float:
+            began = self._clock.monotonic_us()
+            client.insert_arrow(table, rows, settings={"insert_deduplication_token": f"{name}:{table}"})
+            return (self._clock.monotonic_us() - began) / 1e6
+
+        return await self._writer.run(put)
+
+    async def query(
+        self, sql: str, parameters: Mapping[str, Any] | None = None, *, rows_max: int = QUERY_ROWS_MAX
+    ) -> Rows:
+        """Run a read-only query of at most ``QUERY_S_MAX`` seconds. ``{name:Type}`` in the SQL are parameters."""
+        assert 0 < rows_max <= QUERY_ROWS_MAX
+
+        def ask(client: Client) -> Rows:
+            result = client.query(sql, parameters=dict(parameters or {}))
+            rows = [tuple(row) for row in result.result_rows[:rows_max]]
+            types = tuple(kind.name for kind in result.column_types)
+            return Rows(tuple(result.column_names), types, rows, len(result.result_rows) > rows_max)
+
+        return await self._reader.run(ask)
+
+    async def command(self, sql: str) -> None:
+        """Run a statement of this package, never one from outside."""
+        await self._writer.run(lambda client: client.command(sql))
+
+    async def set_retention(self, raw_days: int, rollup_days: int, content_days: int = 7) -> None:
+        """Set for how many days rows are kept, and for how many the prompts and completions in them.
+
+        Billed usage, ``usage_hour``, is kept without limit.
+        """
+        wanted = [(table, "toDateTime(at)", raw_days) for table in ("requests", "attempts", "fleet")]
+        wanted += [(table, "minute", rollup_days) for table in ("requests_minute", "attempts_minute")]
+        wanted += [(table, "hour", rollup_days) for table in ("lengths_hour", "speeds_hour")]
+
+        def alter(client: Client) -> None:
+            sql = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"
+            tables = {str(row[0]): str(row[1]) for row in client.query(sql).result_rows}
+            for table, column, days in wanted:
+                if f"toIntervalDay({days})" not in tables[table]:
+                    client.command(
+                        f"ALTER TABLE {table} MODIFY TTL {column} + INTERVAL {days} DAY",
+                        settings={"materialize_ttl_after_modify": 0},
+                    )
+            sql = (
+                "SELECT create_table_query FROM system.tables WHERE database = currentDatabase() AND name = 'requests'"
+            )
+            made = str(client.query(sql).result_rows[0][0])
+            for column in _CONTENT:
+                if not re.search(rf"`{column}` [^`]*TTL [^`]*toIntervalDay\({content_days}\)", made):
+                    client.command(
+                        f"ALTER TABLE requests MODIFY COLUMN {column} String CODEC(ZSTD(3)) "
+                        f"TTL toDate(at) + INTERVAL {content_days} DAY",
+                        settings={"materialize_ttl_after_modify": 0},
+                    )
+
+        await self._writer.run(alter)
