@@ -7,9 +7,12 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
+from playwright.async_api import Browser
 
 from stream_fabric.redis.client import RedisClient
+from tests.client.browser import chromium
 from tests.support.figures import Tell
 from tests.support.kafka import KafkaServer
 from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
@@ -33,6 +36,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
     for line in told:
         terminalreporter.write_line(line)
+
+
+_BROWSER_ROOMS = ("tests/client/", "tests/e2e/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of the rooms with pages on one loop a process: the browser they share belongs to a loop."""
+    for item in items:
+        if item.nodeid.startswith(_BROWSER_ROOMS) and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """A Chromium that tests share, each with a context of its own."""
+    async with chromium() as launched:
+        yield launched
 
 
 @pytest.fixture

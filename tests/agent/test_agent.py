@@ -11,24 +11,29 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from inference.agent.agent import Agent, AgentPolicy, new_replica_id
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.lease import LeasePolicy
-from stream_fabric.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.errors import EngineFailed, EngineLost, ReplicaLost
+from inference.agent.agent import Agent
+from inference.agent.replica import AgentPolicy, LeasePolicy
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, ReplicaLost
 from stream_fabric.events import AttemptTrace, Prices
-from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
-from stream_fabric.ids import StreamId, TenantId, new_stream_id
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
-from stream_fabric.log import Append
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, SleepLevel
-from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl
+from stream_fabric.pool.placement import Placed, Queued
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
+from stream_fabric.ports import Clock, FrameSink, SleepLevel
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.failover import Failover, FailoverReporter
+from stream_fabric.recovery.lease_reaper import LOST, SEEN_DEAD_S
+from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
-from stream_fabric.redis.pool import Candidate, Placed, Queued, RedisPools, Work
-from stream_fabric.redis.reaper import LOST, SEEN_DEAD_S
-from stream_fabric.redis.rescue import Rescue, Witness
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis_url import RedisUrl
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import Append
+from tests.support.agents import make_agent
 from tests.support.events import Heard
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -45,7 +50,7 @@ class Fragile(SimEngine):
     def __init__(self, settings: SimSettings) -> None:
         super().__init__(settings)
         self.told: list[tuple[str, StreamId]] = []
-        """What it was asked, in order."""
+        """Calls in order."""
         self.slept = 0
         self.sleep_error: EngineFailed | None = None
         self.wake_error: EngineFailed | None = None
@@ -111,6 +116,8 @@ class Bench:
         prompt: list[int] | None = None,
         deadline_s: float = 0.0,
         prefix: bytes = b"",
+        gateway: GatewayId | None = None,
+        unwatched_s: float | None = None,
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
@@ -119,8 +126,8 @@ class Bench:
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
         )
-        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", None, prefix=prefix, prices=PRICES)
-        await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", None)
+        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", unwatched_s, prefix=prefix, prices=PRICES)
+        await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", gateway)
         await self.place(work)
         return stream
 
@@ -132,7 +139,8 @@ class Bench:
 
     async def rescue(self, stream: StreamId) -> None:
         """As a reaper that takes this replica for dead."""
-        await Rescue(self.pools, self.log).rescue(self.pool, self.agent.replica, stream, LOST)
+        failover = Failover(self.pools, self.log, HostClock(), HostRandom())
+        await failover.rescue(self.pool, self.agent.replica, stream, LOST)
 
     async def epoch(self, stream: StreamId) -> int:
         page = await self.log.watch(stream, ACME, None, BEGINNING)
@@ -173,6 +181,7 @@ async def running(
     trace_tokens_one_in: int = 0,
     standby: bool = False,
     asleep: SleepLevel | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
     """``proxy``: between the agent and Redis, which the bench asks directly. ``asleep``: how its agent finds the
     engine."""
@@ -184,7 +193,7 @@ async def running(
     await direct.start()
     await client.start()
     pool = pool or f"pool-{os.urandom(4).hex()}"
-    agent = Agent(
+    agent = make_agent(
         AgentPolicy(
             LeasePolicy(pool, "sim", models, True, lease_ttl_s, 4.0),
             lease_renew_s,
@@ -192,11 +201,11 @@ async def running(
             standby=standby,
             trace_tokens_one_in=trace_tokens_one_in,
         ),
-        new_replica_id("r"),
         engine,
         client,
         PARTITIONS,
         heard,
+        clock,
     )
     task = asyncio.create_task(agent.run())
     try:
@@ -239,6 +248,48 @@ async def test_a_request_that_the_engine_chokes_on_ends_alone(redis_url: str) ->
         assert not task.done()
 
 
+async def test_a_stream_that_nobody_watches_is_cancelled_at_the_end_of_its_grace_period(redis_url: str) -> None:
+    """Also before its first token, which no append tells of."""
+    gateway = GatewayId("g")
+    async with running(redis_url) as (bench, _):
+        left, back = [await bench.ask(model="mute", gateway=gateway, unwatched_s=0.3) for _ in range(2)]
+        await eventually(lambda: _above(bench, left, 0), "the note of its start")
+        await eventually(lambda: _above(bench, back, 0), "the note of its start")
+        began = time.monotonic()
+        for stream in (left, back):
+            await bench.log.unwatch(stream, gateway)
+        await bench.log.watch(back, ACME, gateway, BEGINNING)
+        assert (await bench.end(left)).status == "cancelled"
+        assert 0.3 <= time.monotonic() - began < 4.0
+        await eventually(lambda: ("abort", left) in bench.engine.told, "its abort", 5)
+        assert ("abort", back) not in bench.engine.told and back in bench.agent.running
+        await bench.log.unwatch(back, gateway)
+        assert (await bench.end(back)).status == "cancelled"
+
+
+async def test_a_reader_who_comes_back_and_leaves_again_begins_a_new_grace_period(redis_url: str) -> None:
+    """Before the first token and within the first grace period; the log check comes only seconds later."""
+    gateway = GatewayId("g")
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(model="mute", gateway=gateway, unwatched_s=0.5)
+        await eventually(lambda: _above(bench, stream, 0), "the note of its start")
+        await bench.log.unwatch(stream, gateway)
+        await asyncio.sleep(0.2)
+        await bench.log.watch(stream, ACME, gateway, BEGINNING)
+        began = time.monotonic()
+        await bench.log.unwatch(stream, gateway)
+        assert (await bench.end(stream)).status == "cancelled"
+        assert 0.5 <= time.monotonic() - began < 2.5
+
+
+async def test_an_append_tells_that_nobody_watches(redis_url: str) -> None:
+    """No doorbell rang: this stream never had a reader."""
+    async with running(redis_url) as (bench, _):
+        began = time.monotonic()
+        ended = await bench.end(await bench.ask(unwatched_s=0.2))
+        assert ended.status == "cancelled" and 0.2 <= time.monotonic() - began < 4.0
+
+
 async def test_a_replica_of_which_no_first_token_comes_tells_how_long_it_stands_still(redis_url: str) -> None:
     async with running(redis_url) as (bench, _):
         await bench.end(await bench.ask(max_tokens=3))
@@ -273,7 +324,7 @@ async def test_every_try_is_told_once_and_a_stream_has_one_bill(redis_url: str) 
         await bench.end(poison)
         again = await bench.ask()
         await eventually(lambda: _above(bench, again, 5), "tokens")
-        rescue = Rescue(bench.pools, bench.log)
+        rescue = Failover(bench.pools, bench.log, HostClock(), HostRandom())
         await rescue.rescue(bench.pool, bench.agent.replica, again, LOST, comes_back=True)
         found = await eventually(lambda: _told(bench, {whole, cut, poison, again}), "the tries are told")
         by_stream = {trace.stream: trace for trace in found}
@@ -326,7 +377,7 @@ async def test_a_drain_that_is_hurried_waits_for_nothing(redis_url: str) -> None
         await eventually(lambda: bench.agent.state == "draining")
         head = await bench.head(stream)
         await eventually(lambda: _above(bench, stream, head + 100), "what runs to go on")
-        bench.agent.hurry()
+        bench.agent.end_grace_period()
         end = await bench.end(stream)
         assert end.error is not None
         assert (end.status, end.error.code, end.error.retriable) == ("failed", ReplicaLost.code, True)
@@ -349,9 +400,9 @@ async def test_who_ends_a_dead_replicas_stream_tells_its_bill(redis_url: str) ->
         work = await bench.pools.work(bench.pool, stream)
         assert work is not None
         heard = Heard()
-        witness = Witness(heard, FabricClock(bench.client), bench.log)
+        witness = FailoverReporter(heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log)
         hopeless = msgspec.structs.replace(work, attempt=ATTEMPTS_MAX)
-        rescue = Rescue(bench.pools, bench.log, witness)
+        rescue = Failover(bench.pools, bench.log, HostClock(), HostRandom(), witness)
         await rescue.end(bench.pool, bench.agent.replica, stream, LOST, hopeless.parsed_epoch(), hopeless)
         await rescue.end(bench.pool, bench.agent.replica, stream, LOST, hopeless.parsed_epoch(), hopeless)
         settled = await bench.log.settled(stream)
@@ -372,7 +423,7 @@ async def _above(bench: Bench, stream: StreamId, seq: int) -> bool:
 
 
 async def test_a_stream_that_is_handed_on_a_second_time_is_not_ended_by_the_one_that_lost_it(redis_url: str) -> None:
-    """Who took it over stops when it is taken from him in turn, and leaves it to the next."""
+    """A replica that took a stream over stops when a third takes it, and leaves it to that one."""
     async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
         stream = await one.ask(max_tokens=200)
         await eventually(lambda: _above(one, stream, 3), "tokens")
@@ -419,9 +470,9 @@ async def test_what_ends_while_it_is_being_taken_over_never_reaches_the_engine(r
         await bench.place(Work(request, str(taken.epoch), ACME, b"{}", None, base=taken.base, attempt=2))
         await eventually(lambda: stream in bench.agent.running, "the takeover to begin")
         await bench.log.cancel(stream, ACME)
-        await eventually(lambda: stream not in bench.agent.running, "the cancel to be found")
         assert _taking_over(), "it is still read"
         await eventually(lambda: not _taking_over(), "all to be read")
+        assert stream not in bench.agent.running
         assert ("submit", stream) not in bench.engine.told
 
 
@@ -496,11 +547,11 @@ async def test_reports_that_cross_do_not_take_a_stream_away_that_was_given_back(
         body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000})
         work = Work(EngineRequest(stream, "chat", "sim-small", msgspec.Raw(body)), "1.aa", ACME, b"{}", None)
         assert isinstance(await bench.pools.place(bench.pool, work, [], wait_s=60, jitter=0.0), Queued)
-        lease = bench.agent._lease
-        lease._unsaid[stream] = 1
+        lease = bench.agent.lease
+        lease._unreported_ends[stream] = 1
         await asyncio.gather(lease.renew(), lease.renew())
         await eventually(lambda: _above(bench, stream, 3), "tokens")
-        assert await bench.pools.where(bench.pool, stream) == bench.agent.replica
+        assert await bench.pools.holder(bench.pool, stream) == bench.agent.replica
         assert await bench.pools.work(bench.pool, stream) == work, "another could take it over"
 
 
@@ -555,7 +606,7 @@ async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: 
     ):
         proxy.refuse = True
         proxy.cut_all()
-        await eventually(lambda: "the lease cannot be renewed" in caplog.text)
+        await eventually(lambda: "lease renewal failed" in caplog.text)
         assert await bench.pools.expired(bench.pool) == [bench.agent.replica]
         proxy.refuse = False
         await eventually(lambda: _alive(bench), "the lease", SEEN_DEAD_S)
@@ -579,6 +630,27 @@ async def test_what_an_idle_replica_holds_of_prompts_stays_known(
         assert await bench.pools.prefix(bench.pool, bench.agent.replica) == summary
 
 
+class SkewedClock(HostClock):
+    """The fabric's clock, as a host sees it whose own clock is wrong."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_us = int(ahead_s * 1e6)
+
+    def now_us(self) -> int:
+        return super().now_us() + self._ahead_us
+
+
+@pytest.mark.parametrize(("ahead_s", "deadline_s", "status"), [(-30.0, -20.0, "completed"), (30.0, 20.0, "failed")])
+async def test_a_deadline_is_compared_on_the_fabrics_clock(
+    redis_url: str, ahead_s: float, deadline_s: float, status: str
+) -> None:
+    """The gateway that set it runs on another host: 30 s of difference to this host's clock must not matter."""
+    async with running(redis_url, clock=SkewedClock(ahead_s)) as (bench, _):
+        end = await bench.end(await bench.ask(max_tokens=3, deadline_s=deadline_s))
+        assert end.status == status
+        assert end.error is None or end.error.code == DeadlineExceeded.code
+
+
 async def test_a_deadline_does_not_keep_what_has_ended(redis_url: str) -> None:
     async with running(redis_url) as (bench, _):
         stream = await bench.ask(max_tokens=60, deadline_s=3600)
@@ -591,7 +663,7 @@ async def test_a_deadline_does_not_keep_what_has_ended(redis_url: str) -> None:
 
 async def test_a_replicas_life_is_told_from_its_first_lease_until_it_has_left(redis_url: str) -> None:
     async with running(redis_url) as (bench, task):
-        await bench.pools.desire(bench.pool, bench.agent.replica, "draining")
+        await bench.pools.request_state(bench.pool, bench.agent.replica, "draining")
         await asyncio.wait_for(asyncio.shield(task), 10)
     told = [(event.what, event.state, event.asked_by) for event in bench.heard.fleet]
     assert told == [

@@ -1,4 +1,4 @@
-"""What can be continued, how the rest is asked for, and that nothing is spelled twice."""
+"""Which streams can be continued, the request for the rest, and that no text is repeated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.agent.continuation import CannotContinue, ContinuingSink, Said, continued, may_continue, said, spent
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from stream_fabric.frames import ChoiceEnd, Close, Delta, Frame, Note, Open, Usage, encode, encode_text
-from stream_fabric.ports import EngineRequest
+from inference.agent.continuation import (
+    CannotContinue,
+    ContinuingSink,
+    PriorOutput,
+    can_continue,
+    continuing_request,
+    limit_reached,
+    prior_output,
+)
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Note, Open, Usage, encode, encode_text
 from tests.agent.engines.recorder import Recorder, chat, completion
-from tests.agent.engines.virtual import run_virtual
+from tests.support.virtual import run_virtual
 
 TEXT = [Note("started"), Note("prompt", prompt_tokens=7, cached_tokens=3), Open(0, 0, "text")]
 
@@ -25,14 +33,16 @@ def lines(*frames: Frame) -> list[bytes]:
 
 
 def test_what_was_said() -> None:
-    assert said([], 1).nothing
-    assert said(lines(*TEXT[:2]), 1) == Said(prompt_tokens=7)
-    assert said([*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)], 1) == Said("Once more", 4, 0, 7)
+    assert prior_output([], 1).empty
+    assert prior_output(lines(*TEXT[:2]), 1) == PriorOutput(prompt_tokens=7)
+    assert prior_output([*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)], 1) == PriorOutput(
+        "Once more", 4, 0, 7
+    )
     ended = [*TEXT, Delta(0, "x"), Close(0), ChoiceEnd(0, "stop")]
-    assert said(lines(*ended), 1).complete
+    assert prior_output(lines(*ended), 1).complete
     both = [Open(0, 0, "text"), Delta(0, "x"), Close(0), ChoiceEnd(0, "stop")]
     with pytest.raises(CannotContinue, match="text"):
-        said(lines(*both), 2)
+        prior_output(lines(*both), 2)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +51,13 @@ def test_what_was_said() -> None:
         ([Open(0, 0, "tool", "function", "c", "f"), Delta(0, "{")], "kind tool"),
         ([Open(0, 0, "reasoning", "raw"), Delta(0, "hm"), Close(0), Open(1, 0, "text")], "kind reasoning"),
         ([Open(0, 0, "text"), Delta(0, "x", 1, msgspec.Raw(b"[]"))], "logprobs"),
-        ([Open(0, 0, "text"), Delta(0, "x"), Close(0)], "not why"),
+        ([Open(0, 0, "text"), Delta(0, "x"), Close(0)], "without a finish reason"),
         ([Open(0, 0, "text"), Delta(0, "x"), Open(1, 0, "tool", "function", "c", "f")], "kind tool"),
     ],
 )
 def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> None:
     with pytest.raises(CannotContinue, match=why):
-        said(lines(*frames), 1)
+        prior_output(lines(*frames), 1)
 
 
 @pytest.mark.parametrize(
@@ -57,38 +67,39 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "guided"),
         ({"guided_regex": "a+"}, "guided"),
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "continues a message"),
+        ({"messages": [{"role": "assistant", "content": "I"}]}, "last message"),
     ],
 )
 def test_a_request_that_cannot_be_continued_says_why(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(CannotContinue, match=why):
-        continued(chat(1, **fields), Said("x", 1, 0))
+        continuing_request(chat(1, **fields), PriorOutput("x", 1, 0))
 
 
 def test_the_rest_is_asked_for() -> None:
-    body = msgspec.json.decode(continued(chat(1, max_tokens=10, min_tokens=2, seed=3), Said("Once", 4, 0)).body)
+    request = chat(1, max_tokens=10, min_tokens=2, seed=3)
+    body = msgspec.json.decode(continuing_request(request, PriorOutput("Once", 4, 0)).body)
     assert body["messages"][-1] == {"role": "assistant", "content": "Once"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     assert (body["max_tokens"], body["min_tokens"], body["seed"]) == (6, 0, 3)
-    body = msgspec.json.decode(continued(completion(1, "A", max_tokens=10), Said(" b", 4, 0)).body)
+    body = msgspec.json.decode(continuing_request(completion(1, "A", max_tokens=10), PriorOutput(" b", 4, 0)).body)
     assert (body["prompt"], body["max_tokens"]) == ("A b", 6)
-    body = msgspec.json.decode(continued(completion(1, prompt=["A"]), Said(" b", 4, 0)).body)
+    body = msgspec.json.decode(continuing_request(completion(1, prompt=["A"]), PriorOutput(" b", 4, 0)).body)
     assert body["prompt"] == "A b"
     with pytest.raises(CannotContinue, match="token ids"):
-        continued(completion(1, prompt=[[1, 2]]), Said(" b", 4, 0))
-    assert spent(chat(1, max_tokens=4), Said("Once", 4, 0))
-    assert not spent(chat(1, max_tokens=5), Said("Once", 4, 0))
-    assert not spent(chat(1), Said("Once", 4, 0))
+        continuing_request(completion(1, prompt=[[1, 2]]), PriorOutput(" b", 4, 0))
+    assert limit_reached(chat(1, max_tokens=4), PriorOutput("Once", 4, 0))
+    assert not limit_reached(chat(1, max_tokens=5), PriorOutput("Once", 4, 0))
+    assert not limit_reached(chat(1), PriorOutput("Once", 4, 0))
 
 
 def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opened() -> None:
-    assert may_continue(chat(1), lines(*TEXT))
-    assert not may_continue(chat(1, n=2), lines(*TEXT))
-    assert not may_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
+    assert can_continue(chat(1), lines(*TEXT))
+    assert not can_continue(chat(1, n=2), lines(*TEXT))
+    assert not can_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
 
 
 class Log(Recorder):
-    """What two producers wrote, checked by the law of frames as one stream."""
+    """The frames of two producers, checked as one stream."""
 
     def follow(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -98,7 +109,7 @@ class Log(Recorder):
 async def test_a_continuation_that_goes_on_with_a_tool_call_closes_the_text_first() -> None:
     log = Log()
     log.follow([Open(0, 0, "text"), Delta(0, "Let me see")])
-    sink = ContinuingSink(log, Said("Let me see", 3, 0, 5))
+    sink = ContinuingSink(log, PriorOutput("Let me see", 3, 0, 5))
     for frame in (
         Note("prompt", prompt_tokens=8),
         Open(0, 0, "tool", "function", "c", "f"),
@@ -115,7 +126,7 @@ async def test_a_continuation_that_goes_on_with_a_tool_call_closes_the_text_firs
 async def test_a_continuation_with_nothing_to_add_ends_the_text() -> None:
     log = Log()
     log.follow([Open(0, 0, "text"), Delta(0, "All.")])
-    sink = ContinuingSink(log, Said("All.", 1, 0, 5))
+    sink = ContinuingSink(log, PriorOutput("All.", 1, 0, 5))
     sink.frame(ChoiceEnd(0, "stop"))
     sink.end("completed")
     assert log.status == "completed"
@@ -127,7 +138,7 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
     more = {"max_tokens": 40, "seed": seed} if by_max else {"seed": seed, "stop": ["the"]}
     request = chat(1, f"Tell me of {seed}", **more)
 
-    async def run(asked: EngineRequest, wrap: Said | None, log: Log, kept: list[Frame]) -> None:
+    async def run(asked: EngineRequest, wrap: PriorOutput | None, log: Log, kept: list[Frame]) -> None:
         log.follow(kept)
         engine = SimEngine(SimSettings.parse("itl_ms=1,ttft_ms=0,length_min=10,length_max=60"))
         await engine.start()
@@ -142,14 +153,14 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
         if isinstance(frame, Close) or sum(isinstance(f, Delta) for f in kept) >= cut + 1:
             break
         kept.append(frame)
-    before = said([encode(frame) for frame in kept], 1)
+    before = prior_output([encode(frame) for frame in kept], 1)
     log = Log()
-    if before.nothing:
+    if before.empty:
         return
-    if spent(request, before):
+    if limit_reached(request, before):
         assert len(kept) == len(whole.frames) - 2
         return
-    run_virtual(run(continued(request, before), before, log, kept))
+    run_virtual(run(continuing_request(request, before), before, log, kept))
     assert log.body() == whole.body()
     if by_max:
         assert log.choice_ends() == whole.choice_ends()

@@ -1,24 +1,28 @@
-"""What a replica tells its pool."""
+"""A replica's reports to its pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from inference.agent.chronicle import Chronicle
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.lease import Lease, LeasePolicy
+from inference.agent.lease import Lease
+from inference.agent.observe.attempt_timing import AttemptTiming
+from inference.agent.observe.load_tracker import LoadTracker
+from inference.agent.observe.replica_events import ReplicaEvents
+from inference.agent.replica import LeasePolicy, ReplicaStatus
 from inference.agent.running import RunningStream
-from inference.agent.times import Times
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId, StreamId, TenantId
-from stream_fabric.ports import EngineRequest, NoEvents
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo, Report, Work
+from stream_fabric.pool.records import EngineRequest, LeaseReport, ReplicaInfo, Work
+from stream_fabric.ports import NoEvents
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 from tests.support.events import SetClock
 
 
@@ -30,7 +34,7 @@ class Pools(RedisPools):
         self.heard: list[list[StreamId]] = []
         self.ended: list[list[StreamId]] = []
         self.meanwhile: list[Callable[[], None]] = []
-        """What happens while the answer to a report is on its way."""
+        """Actions during the round trip of a report."""
 
     async def report(
         self,
@@ -39,7 +43,7 @@ class Pools(RedisPools):
         ttl_s: float | None,
         ended: Sequence[StreamId] = (),
         running: Mapping[StreamId, str] | None = None,
-    ) -> Report:
+    ) -> LeaseReport:
         if self.fails:
             self.fails.pop(0)()
             raise FabricUnavailable("lost")
@@ -47,34 +51,27 @@ class Pools(RedisPools):
         self.ended.append(list(ended))
         if self.meanwhile:
             self.meanwhile.pop(0)()
-        return Report("", 0, 0)
+        return LeaseReport("", 0, 0)
 
 
-def lease_of(
-    pools: Pools, running: list[RunningStream], spawn: Callable[[Coroutine[Any, Any, None]], None] | None = None
-) -> Lease:
-    def no_one(*args: Any) -> None:
-        raise AssertionError
-
-    policy = LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
-    return Lease(
-        policy, ReplicaId("r"), SimEngine(SimSettings()), pools, lambda: running, lambda: "ready",
-        no_one, spawn or no_one,
-        Chronicle(Herald(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3),
-    )  # fmt: skip
+def lease_of(pools: Pools, running: dict[StreamId, RunningStream], tasks: asyncio.TaskGroup | None = None) -> Lease:
+    engine, policy = SimEngine(SimSettings()), LeasePolicy("p", "sim", ("m",), True, 0.3, 1.0)
+    events = ReplicaEvents(FleetEventReporter(NoEvents(), SetClock(), "agent"), "p", ReplicaId("r"), 0.3)
+    status, load = ReplicaStatus(engine, events, standby=False), LoadTracker(engine, running, events)
+    return Lease(policy, ReplicaId("r"), pools, running, status, load, events, tasks or asyncio.TaskGroup())
 
 
 def stream(name: str, **more: Any) -> RunningStream:
     request = EngineRequest(StreamId(name), "chat", "m", msgspec.Raw(b"{}"))
     work = Work(request, "1.aa", TenantId("t"), b"", None, **more)
     owner: Any = None
-    return RunningStream(work, 0, lambda stream, urgent: None, owner, 0.0, Times(0, 0, 0))
+    return RunningStream(work, 0, lambda stream, urgent: None, owner, 0.0, AttemptTiming(SetClock(), 0, 0))
 
 
 async def test_a_renewal_that_was_lost_is_composed_again() -> None:
     """The stream that came meanwhile is on the list that arrives, or its pool would forget it."""
-    running: list[RunningStream] = []
-    pools = Pools([lambda: running.append(stream("s"))])
+    running: dict[StreamId, RunningStream] = {}
+    pools = Pools([lambda: running.update(s=stream("s"))])
     await lease_of(pools, running).renew()
     assert pools.heard == [[StreamId("s")]]
     pools.fails = [lambda: None] * 100
@@ -82,24 +79,26 @@ async def test_a_renewal_that_was_lost_is_composed_again() -> None:
         await lease_of(pools, running).renew()
 
 
-async def test_an_end_that_is_said_again_while_a_report_is_on_its_way_is_told_again() -> None:
-    """That report was made before, so the stream may have been placed here behind it."""
+async def test_an_end_that_is_reported_again_while_a_report_is_in_flight_is_sent_again() -> None:
+    """The report in flight is older than the second end: the stream may have been placed here after it."""
     pools = Pools([])
-    lease = lease_of(pools, [], lambda soon: soon.close())
-    lease.say_ended(StreamId("s"))
-    pools.meanwhile = [lambda: lease.say_ended(StreamId("s"))]
-    for _ in range(3):
-        await lease.renew()
-    assert pools.ended == [[StreamId("s")], [StreamId("s")], []]
+    async with asyncio.TaskGroup() as tasks:
+        lease = lease_of(pools, {}, tasks)
+        lease.report_end(StreamId("s"))
+        pools.meanwhile = [lambda: lease.report_end(StreamId("s"))]
+        for _ in range(3):
+            await lease.renew()
+        assert pools.ended == [[StreamId("s")], [StreamId("s")], []]
 
 
-async def test_what_is_still_to_come_is_what_answers_of_its_kind_have_within_its_limit() -> None:
+async def test_pending_output_is_the_typical_length_of_such_outputs_within_the_limit() -> None:
     long, short = stream("long", output_tokens=1000), stream("short", output_tokens=20)
     limited = stream("limited", output_tokens=1000, output_limit=50)
-    lease = lease_of(Pools([]), some := [long, short])
+    running = {one.name: one for one in (long, short)}
+    lease = lease_of(Pools([]), running)
     per_ms = lease.info().decode_per_s / 1000
     assert lease.info().decode_ms * per_ms == pytest.approx(1020)
-    some.append(limited)
+    running[limited.name] = limited
     limited.tokens = 40
     long.tokens = 5000  # it is no nearer to its end
     assert lease.info().decode_ms * per_ms == pytest.approx(1030)

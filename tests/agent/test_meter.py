@@ -1,10 +1,11 @@
-"""What an agent measures of its engine, and when it stops sending it requests."""
+"""An agent's measurements of its engine, and when its breaker opens."""
 
 from __future__ import annotations
 
 import pytest
 
-from inference.agent.meter import Breaker, Company, Meter, PrefillSpeed, UsualLength
+from inference.agent.observe.meter import Breaker, DecodeConcurrency, Meter
+from stream_fabric.pool.replica_load import PrefillSpeed, TypicalLength
 
 
 def test_speeds_settle_at_what_passes() -> None:
@@ -30,19 +31,19 @@ def test_prefill_is_measured_in_rows_and_not_by_short_prompts() -> None:
 
 
 def test_the_company_that_a_sequence_had_is_its_mean_over_time() -> None:
-    company = Company(0.0)
+    company = DecodeConcurrency(0.0)
     company.receive(1, 10.0)
-    began = company.upto(10.0)
+    began = company.sequence_seconds(10.0)
     company.receive(4, 12.0)
     company.receive(3, 13.0)
     assert company.mean(began, 10.0, 15.0) == (2 * 1 + 1 * 4 + 2 * 3) / 5
-    assert company.mean(company.upto(15.0), 15.0, 15.0) == 3, "of no time at all: as it is"
+    assert company.mean(company.sequence_seconds(15.0), 15.0, 15.0) == 3, "of no time at all: as it is"
     company.receive(0, 15.0)
-    assert company.mean(company.upto(16.0), 16.0, 20.0) == 1, "whoever asks is one"
+    assert company.mean(company.sequence_seconds(16.0), 16.0, 20.0) == 1, "whoever asks is one"
 
 
 def test_the_usual_length_follows_answers_slowly() -> None:
-    usual = UsualLength()
+    usual = TypicalLength()
     for _ in range(500):
         usual.receive_end(40)
     assert usual.tokens == pytest.approx(40, rel=0.01)

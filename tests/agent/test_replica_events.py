@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from inference.agent.chronicle import Chronicle
-from inference.agent.meter import Breaker
+from inference.agent.observe.meter import Breaker
+from inference.agent.observe.replica_events import ReplicaEvents
 from stream_fabric.events import FleetEvent
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId
-from stream_fabric.placement import ReplicaState
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import ReplicaInfo
+from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.stream.ids import ReplicaId
 from tests.support.events import Heard, SetClock
 
 ONE = ReplicaId("one")
@@ -18,13 +17,15 @@ ONE = ReplicaId("one")
 class Life:
     def __init__(self, *, standby: bool = False) -> None:
         self.heard = Heard()
-        self.chronicle = Chronicle(Herald(self.heard, SetClock(), "agent"), "p", ONE, 3.0, standby=standby)
+        self.replica_events = ReplicaEvents(
+            FleetEventReporter(self.heard, SetClock(), "agent"), "p", ONE, 3.0, standby=standby
+        )
         self.now = 100.0
 
     def renew(self, state: ReplicaState, after_s: float = 1.0) -> None:
         self.now += after_s
         info = ReplicaInfo(ONE, "p", "sim", ("m",), state, EngineLoad(2, 1, 8), room=10)
-        self.chronicle.receive_renewal(info, 3, self.now)
+        self.replica_events.receive_renewal(info, 3, self.now)
 
     @property
     def states(self) -> list[tuple[str, str]]:
@@ -50,12 +51,12 @@ def test_each_state_is_told_once_and_what_came_by_itself_was_asked_for_by_nobody
 def test_who_asked_for_a_state_is_told_with_it() -> None:
     life = Life(standby=True)
     life.renew("warm")
-    life.chronicle.receive_wish("ready", "operator")
+    life.replica_events.receive_state_request("ready", "operator")
     life.renew("ready")
-    life.chronicle.receive_wish("draining", "health")
-    life.chronicle.receive_wish("draining", "SIGTERM")  # too late to be why
+    life.replica_events.receive_state_request("draining", "health")
+    life.replica_events.receive_state_request("draining", "SIGTERM")  # too late to be why
     life.renew("draining")
-    life.chronicle.receive_gone(0)
+    life.replica_events.receive_left(0)
     assert life.states == [("warm", "standby"), ("ready", "operator"), ("draining", "health"), ("gone", "")]
     assert [event.what for event in life.heard.fleet] == ["lease"] * 4, "health tells of its own drains"
 
@@ -63,7 +64,7 @@ def test_who_asked_for_a_state_is_told_with_it() -> None:
 def test_an_operators_drain_is_told_when_it_is_heard() -> None:
     life = Life()
     life.renew("ready")
-    life.chronicle.receive_wish("draining", "operator")
+    life.replica_events.receive_state_request("draining", "operator")
     assert (life.last.what, life.last.source, life.last.asked_by) == ("drain", "operator", "operator")
     life.renew("draining")
     assert life.states[-1] == ("draining", "operator")
@@ -72,7 +73,7 @@ def test_an_operators_drain_is_told_when_it_is_heard() -> None:
 def test_a_failed_engine_is_the_reason_of_its_own_drain() -> None:
     life = Life()
     life.renew("ready")
-    life.chronicle.receive_wish("draining", "", "its engine failed")
+    life.replica_events.receive_state_request("draining", "", "its engine failed")
     life.renew("draining")
     assert (life.last.state, life.last.reason, life.last.asked_by) == ("draining", "its engine failed", "")
 
@@ -93,7 +94,7 @@ def test_the_breakers_changes_are_told_with_their_figures() -> None:
     breaker = Breaker(failures_max=2, open_s=2.0)
 
     def look(now: float, reason: str = "") -> None:
-        life.chronicle.look_at(breaker, now, reason)
+        life.replica_events.receive_breaker(breaker, now, reason)
 
     breaker.receive_failure(0.0)
     look(0.0, "engine_error")

@@ -13,13 +13,13 @@ from bench.routing import bounds, hot, policies, report
 from bench.routing.__main__ import main
 from bench.routing.policies import OURS, POLICIES
 from bench.routing.scene import scene
-from inference.agent.engines.sim.settings import SimSettings
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.agents import Agent
 from inference.simulate.engine import SETTINGS, Engine
 from inference.simulate.traces import Request, Trace, cut, scaled, sessions_of
-from inference.simulate.world import Everyone, Run, World
-from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.prefix import PrefixView
+from inference.simulate.world import AllReplicas, Run, World
+from stream_fabric.pool.prefix import PrefixView
+from stream_fabric.stream.ids import ReplicaId, StreamId
 
 REPLICAS = 4
 SMALL = msgspec.structs.replace(SETTINGS, num_blocks=160)
@@ -108,7 +108,7 @@ def test_a_seed_replays_a_run_and_another_one_does_not(trace: Trace, runs: dict[
 def test_steps_taken_in_one_go_change_nothing(settings: SimSettings) -> None:
     short = tuple(r for r in chats(150, seed=5).requests if r.prompt_tokens < 5_000)
     requests = tuple(replace(r, number=n) for n, r in enumerate(short))
-    worlds = [World(requests, 2, Everyone(), 0, settings, coasts=coasts).run() for coasts in (True, False)]
+    worlds = [World(requests, 2, AllReplicas(), 0, settings, coasts=coasts).run() for coasts in (True, False)]
     assert told(worlds[0]) == told(worlds[1])
     for quick, plain in zip(worlds[0].engines, worlds[1].engines, strict=True):
         assert (quick.replica.preemptions, quick.replica.blocks.evictions) == (
@@ -137,19 +137,19 @@ def test_ours_beats_what_ignores_caches_and_what_ignores_load(runs: dict[str, Ru
 
 
 def test_an_agent_does_not_know_how_long_answers_get() -> None:
-    seats = []
+    slots = []
     for output_tokens in (40, 1000):
         agent = Agent(ReplicaId("r"), Engine(SETTINGS, lambda at_s: None), 4)
         agent.take(StreamId("a"), Request(0, 0.0, 3000, output_tokens, (), "a"), 0.0)
         agent.take(StreamId("b"), Request(1, 0.0, 3000, output_tokens, (), "b"), 0.0)
-        agent.first_tokens([(StreamId("a"), 0)], 0.2)
-        seats.append(agent.seat(0.3))
-    assert seats[0] == seats[1]
-    assert seats[0].decode_ms > 0
+        agent.receive_first_tokens([(StreamId("a"), 0)], 0.2)
+        slots.append(agent.slot(0.3))
+    assert slots[0] == slots[1]
+    assert slots[0].decode_ms > 0
 
 
 def test_hints_are_stale_between_gateways_and_fresh_where_they_were_sent(trace: Trace) -> None:
-    world = World(trace.requests, REPLICAS, Everyone(), 0)
+    world = World(trace.requests, REPLICAS, AllReplicas(), 0)
     here, there = world.gateways[:2]
     request = trace.requests[0]
     here.views[1].sent(request.hint_hashes)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from bench import scaling
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Elastic, Scaler, Step, stepped
-from inference.simulate.scalers import Fixed, GpuUtilisation, Oracle, Ours, Waiting
+from inference.simulate.scalers import ControllerScaler, Fixed, GpuUtilisation, Oracle, Waiting
 from inference.simulate.traces import Request
 
 COLD_S = 30.0
@@ -39,8 +39,8 @@ def fleets() -> dict[str, Elastic]:
     oracle = Oracle(REQUESTS, SETTINGS, 0.5, COLD_S)
     return {
         "fixed": world(Fixed(), 3),
-        "oracle": world(oracle, oracle.at(0)),
-        "ours": world(Ours(policy), 3),
+        "oracle": world(oracle, oracle.needed_at(0)),
+        "ours": world(ControllerScaler(policy), 3),
         "gpu": world(GpuUtilisation(1, 40), 3),
         "waiting": world(Waiting(1, 40), 3),
     }

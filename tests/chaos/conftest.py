@@ -1,4 +1,4 @@
-"""What an undisturbed run says."""
+"""Fixtures: the responses of an undisturbed run."""
 
 from __future__ import annotations
 

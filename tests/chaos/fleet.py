@@ -7,17 +7,19 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import astuple
 
-from stream_fabric.cursor import BEGINNING, Cursor
-from stream_fabric.frames import End, Frame, Usage, decode, is_end
-from stream_fabric.ids import StreamId, TenantId
-from stream_fabric.log import Head
-from stream_fabric.redis.client import Partitions, RedisClient, slot_of
-from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.stream.cursor import BEGINNING, Cursor
+from stream_fabric.stream.frames import End, Frame, Usage, decode, is_end
+from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.log import Head
 from tests.gateway.processes import Process
 from tests.gateway.wire import MODEL, Gate
 from tests.support.waiting import eventually
@@ -38,10 +40,12 @@ class Fleet:
     agents: dict[str, Process] = field(default_factory=dict)
     controllers: list[Process] = field(default_factory=list)
     started: list[Process] = field(default_factory=list)
+    tree: Path | None = None
+    """Source tree of the next processes; None: this one."""
 
     async def _start(self, *flags: str, url: str | None = None, **env: str) -> Process:
         env |= {"STREAM_GW_REDIS_URL": url or self.redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
-        process = await asyncio.to_thread(Process, *flags, **env)
+        process = await asyncio.to_thread(Process, *flags, tree=self.tree, **env)
         self.started.append(process)
         return process
 
@@ -97,9 +101,10 @@ async def fleet(
     gateway_urls: Sequence[str] = ("", ""),
     agent_urls: Sequence[str] = ("", ""),
     controller: bool = True,
+    tree: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """``gateway_urls`` and ``agent_urls``: a process each, with its own way to Redis or, empty, the common one."""
-    running = Fleet(redis_url, sim)
+    running = Fleet(redis_url, sim, tree=tree)
     try:
         first: list[Any] = [running.add_agent(f"replica{k}", url or None) for k, url in enumerate(agent_urls)]
         if controller:
@@ -124,7 +129,7 @@ async def log_of(redis_url: str) -> AsyncIterator[LogReader]:
 
 
 class LogReader:
-    """What the log holds, and what the pools believe, read past every gateway."""
+    """Reads the log and the pools directly, past every gateway."""
 
     def __init__(self, client: RedisClient) -> None:
         self.client = client

@@ -22,7 +22,7 @@ RETRY_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """What the same prompt and seed always give."""
+    """The response that one prompt and seed always give."""
 
     text: str
     finish_reason: str | None
@@ -34,7 +34,7 @@ def body(seed: int, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 class Reader:
-    """What every reader ends up with."""
+    """A client's result: the chunks, times and terminal that it received."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -72,7 +72,7 @@ class Reader:
         self.check_prefix(undisturbed)
 
     def check_prefix(self, undisturbed: Answer) -> None:
-        """Of a stream that was ended before its time: what came is the beginning of the answer."""
+        """Check a stream that ended early: its text is a prefix of the undisturbed response."""
         assert undisturbed.text.startswith(self.text), f"{self.stream} said what the undisturbed answer does not"
 
     def hears(self) -> None:

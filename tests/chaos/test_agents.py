@@ -69,7 +69,7 @@ def _silent_s(reader: Reader, killed_at: float) -> float:
 
 
 async def test_invariant_9_an_agents_deploy_is_invisible(redis_server: RedisServer, undisturbed: Undisturbed) -> None:
-    """What does not end within its grace goes on at another agent, with hardly a pause."""
+    """A stream that does not end within the grace continues on another agent, with hardly a pause."""
     tokens = 120
     expected = await undisturbed(SEEDS, tokens)
     async with (

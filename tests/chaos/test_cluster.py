@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from stream_fabric.redis.client import Partitions, slot_of
+from stream_fabric.pool.home import home_partition
+from stream_fabric.redis.client import Partitions
+from stream_fabric.redis.topology import slot_of
 from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import PARTITIONS, Fleet, fleet, log_of
 from tests.chaos.readers import Answer, Reader, SseReader, body, python_clients, until_running
@@ -52,11 +54,17 @@ async def _cancels_exactly(running: Fleet) -> None:
     await asyncio.gather(*map(cancel, range(20)))
 
 
+def home_slots() -> list[int]:
+    """Slots of the partitions that hold the streams."""
+    homes = {home_partition(MODEL, 2, PARTITIONS, draw) for draw in range(2)}
+    return [Partitions(PARTITIONS).slots[home] for home in sorted(homes, key=str) if home is not None]
+
+
 async def test_streams_cancels_and_resumes(redis_cluster: RedisCluster, undisturbed: Undisturbed) -> None:
     expected = await undisturbed(SEEDS, TOKENS)
     async with fleet(redis_cluster.url, sim=SIM) as running, log_of(redis_cluster.url) as log:
-        holders = {redis_cluster.primary_of(slot).port for slot in Partitions(PARTITIONS).slots}
-        assert len(holders) > 1, "the partitions lie on several primaries"
+        holders = {redis_cluster.primary_of(slot).port for slot in home_slots()}
+        assert len(holders) > 1, "the streams lie on several primaries"
         await _cancels_exactly(running)
         await _resume_elsewhere(running, expected)
         await log.until_no_slot_is_taken()
@@ -74,11 +82,12 @@ async def test_a_primary_dies_and_a_slot_moves_under_streams(
             reading = [asyncio.create_task(reader.read()) for reader in readers]
             await until_running(readers)
             # The partition first, then the pool: leases, inboxes and placement move with it
-            for slot in (Partitions(PARTITIONS).slots[0], slot_of(f"pool:{MODEL}")):
+            moved, lost = home_slots()
+            for slot in (moved, slot_of(f"pool:{MODEL}")):
                 move = redis_cluster.move_slot(slot)
                 await asyncio.to_thread(move.finish)
-            killed = redis_cluster.kill_primary_of(Partitions(PARTITIONS).slots[1])
-            await asyncio.to_thread(redis_cluster.wait_failover, Partitions(PARTITIONS).slots[1], killed)
+            killed = redis_cluster.kill_primary_of(lost)
+            await asyncio.to_thread(redis_cluster.wait_failover, lost, killed)
             await asyncio.gather(*reading)
         for reader in readers:
             reader.check_whole(expected[reader.seed])

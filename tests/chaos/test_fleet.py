@@ -17,7 +17,7 @@ from tests.gateway.wire import tokens_of_chunks
 from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 AGENTS, GATEWAYS = 32, 4
 REQUESTS = int(os.environ.get("STREAM_GW_CHAOS_REQUESTS", "10000"))

@@ -12,17 +12,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inference.agent.agent import Agent, AgentPolicy, new_replica_id
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.lease import LeasePolicy
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import NoEvents
+from inference.agent.replica import AgentPolicy, LeasePolicy
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
 from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.stream.ids import StreamId
 from tests.chaos.conftest import Undisturbed
 from tests.chaos.fleet import PARTITIONS, Fleet, fleet, log_of
 from tests.chaos.readers import Reader, SseReader, body, figures, python_clients, share, until_running
 from tests.gateway.wire import MODEL, events
+from tests.support.agents import make_agent
 from tests.support.figures import Tell
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
@@ -106,7 +105,7 @@ async def agent_here(url: str, sim: str) -> AsyncIterator[Aborts]:
     client = RedisClient(url)
     await client.start()
     policy = AgentPolicy(LeasePolicy(MODEL, "sim", models, True, 3.0, 4.0), 1.0, 1.0)
-    agent = Agent(policy, new_replica_id("here"), engine, client, Partitions(PARTITIONS), NoEvents())
+    agent = make_agent(policy, engine, client, Partitions(PARTITIONS), name="here")
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)

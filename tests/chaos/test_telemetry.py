@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from telemetry.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.figures import Tell
 from tests.support.kafka import KafkaServer
+from tests.support.stores import make_store
 from tests.support.waiting import eventually
 from tests.telemetry.load import ConsumerProcess, Log, check, make_topics
 
@@ -51,7 +51,7 @@ async def test_400_000_events_through_kills_a_reassignment_refusals_and_restarts
             "telemetry_block_rows": 3000,
         }
     )
-    store = Store(front.url)
+    store = make_store(front.url)
     await store.open()
     draw = random.Random()
     began = time.monotonic()

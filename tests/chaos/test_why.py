@@ -1,4 +1,4 @@
-"""What the traces say of a request whose replica was really killed."""
+"""Traces of a request whose replica was killed for real."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.ask.http import HttpAsk
-from telemetry.ask.why import Answer, why
+from telemetry.ask.why.explain import Answer, why
 from tests.chaos.fleet import PARTITIONS, fleet, log_of
 from tests.chaos.readers import SseReader, until_running
 from tests.gateway.processes import Process, run_cli
@@ -63,10 +63,10 @@ async def test_why_names_the_replica_that_was_killed_and_its_recovery_adds_up(
                 continue
             answer = found[reader.stream]
             assert answer.cause == "killed replica", answer.likely
-            assert f"Replica {killed} died (its lease has ended); " in answer.likely
+            assert f"Replica {killed} died (its lease expired); " in answer.likely
             assert [row["ended"] for row in story.attempts] == ["lost", "completed"]
             assert story.bill is not None and story.bill["replica"] in answer.likely
-            # What the client did not hear is the recovery, and the prompt's computation once more
+            # The client's silence is the recovery plus a second prefill
             silent_s = max(b - a for a, b in pairwise(reader.heard_at))
             after = story.spent("recovery_us") + story.bill["prefill_us"] + story.bill["engine_queue_us"]
             assert after / 1e6 == pytest.approx(silent_s, rel=0.1, abs=0.15)

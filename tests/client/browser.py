@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
+PATIENCE_MS = 30_000
+"""Longest wait for something to appear on a page: tests run beside busy processes."""
 _ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -37,6 +39,7 @@ async def chromium() -> AsyncIterator[Browser]:
             if os.environ.get("CI"):
                 pytest.fail(reason)
             pytest.skip(reason)
+        expect.set_options(timeout=PATIENCE_MS)
         browser = await playwright.chromium.launch(executable_path=executable, args=_ARGS)
         try:
             yield browser

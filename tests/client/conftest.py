@@ -4,14 +4,13 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser
+import pytest_asyncio
 
-from tests.client.browser import chromium
 from tests.client.contract import Target
 from tests.client.fake_gateway import KEY, FakeGateway
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def fake() -> AsyncIterator[FakeGateway]:
     async with FakeGateway().serve() as gateway:
         yield gateway
@@ -22,15 +21,9 @@ def target(fake: FakeGateway) -> Target:
     return Target(fake.url, KEY, fake.model)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def any_target(fake: FakeGateway) -> Target:
     """Where the contract is tried: the gateway that STREAM_GW_URL, _KEY and _MODEL name, or else the fake."""
     if "STREAM_GW_URL" in os.environ:
         return Target(os.environ["STREAM_GW_URL"], os.environ["STREAM_GW_KEY"], os.environ["STREAM_GW_MODEL"])
     return Target(fake.url, KEY, fake.model)
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as launched:
-        yield launched

@@ -1,4 +1,4 @@
-"""What the Python client does on any gateway: each function takes a target, and everything else from the wire.
+"""Contract of the Python client on any gateway: each function takes a target, and all else from the wire.
 
 Nothing here knows what the engine says: an answer is compared with the gateway's own replay of it.
 """

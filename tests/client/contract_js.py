@@ -1,4 +1,4 @@
-"""What the JavaScript client does on any gateway, as scripts for a page of that gateway's origin.
+"""Contract of the JavaScript client on any gateway, as scripts for a page of that gateway's origin.
 
 A script gets `sg` (the module), `options` (url, token), `body(prompt, tokens)`, and `network` (cut, refuse, accept),
 which is a proxy before the gateway. It returns when it holds and throws when not.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stream_gw.client import Data, Gap, GatewayError, Position, Reset, StreamBroken, StreamGateway
-from stream_gw.client.backoff import BACKOFF_S_MAX, Judge, backoff_s
+from stream_gw.client.backoff import BACKOFF_S_MAX, ReconnectPolicy, backoff_s
 from stream_gw.client.gateway import socket_url
 from stream_gw.client.position import Filter, Verdict
 from stream_gw.client.wire import decode
@@ -26,6 +26,7 @@ WHOLE = " ".join(f"word{n}" for n in range(1, 41))
 
 
 async def test_duplicates_and_holes_never_reach_the_reader(fake: FakeGateway, target: Target) -> None:
+    fake.token_delay_s = 0.03  # a hole must be answered before the next one is sent
     fake.faults.duplicate = True
     fake.faults.skip = {3, 17, 40}
     async with target.gateway() as gateway:
@@ -332,7 +333,7 @@ def test_backoff_is_full_jitter_under_a_ceiling() -> None:
 
 
 def test_policy_closes_are_bounded() -> None:
-    judge = Judge(random=lambda: 0.0, can_refresh=False)
+    judge = ReconnectPolicy(random=lambda: 0.0, can_refresh=False)
     verdicts: list[Any] = [judge.receive_close(1008, "", 0) for _ in range(3)]
     assert verdicts[:2] == [None, None] and verdicts[2].code == "refused"
 

@@ -1,13 +1,14 @@
-"""What usually arrives, learned from rows, and what a pool makes of it."""
+"""The arrival profile: learned from rows, and used by a pool's plan."""
 
 from __future__ import annotations
 
 import pytest
 
-from inference.control.profile import DAY_S, SLOT_S, SLOTS, WEEK_S, ArrivalProfile, learned
-from inference.control.scaling import ScalePolicy
-from stream_fabric.redis.pool import Arrived
-from tests.control.test_scaling import World
+from inference.control.policy.arrival_profile import DAY_S, SLOT_S, SLOTS, WEEK_S, ArrivalProfile, learn_profile
+from inference.control.policy.scale_policy import ScalePolicy
+from inference.control.policy.traffic_model import PoolTrafficModel
+from stream_fabric.pool.records import DemandTotals
+from tests.control.scaled_pool import World
 
 NOW_S = 100.0 * WEEK_S
 NOON_S = 12 * 3600
@@ -18,37 +19,37 @@ def rows(*at: tuple[float, float]) -> list[tuple[float, float, float, float]]:
 
 
 def test_what_comes_every_day_is_known_after_three() -> None:
-    two = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0) for day in (1, 2))), NOW_S)
+    two = learn_profile(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0) for day in (1, 2))), NOW_S)
     assert two.at(NOW_S + NOON_S).requests == 0
-    three = learned(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0 * day) for day in (1, 2, 3))), NOW_S)
-    assert three.at(NOW_S + NOON_S) == Arrived(2.0, 20.0, 200.0), "a second, the mean of the three"
+    three = learn_profile(rows(*((NOW_S - day * DAY_S + NOON_S, 60.0 * day) for day in (1, 2, 3))), NOW_S)
+    assert three.at(NOW_S + NOON_S) == DemandTotals(2.0, 20.0, 200.0), "a second, the mean of the three"
     assert three.at(NOW_S + 6 * DAY_S + NOON_S).requests == 2.0, "on whichever day"
     assert three.at(NOW_S + NOON_S + SLOT_S).requests == 0 == three.at(NOW_S + NOON_S - SLOT_S).requests
 
 
 def test_what_comes_once_a_week_is_known_after_one() -> None:
-    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 60.0)), NOW_S)
+    profile = learn_profile(rows((NOW_S - WEEK_S + NOON_S, 60.0)), NOW_S)
     assert profile.at(NOW_S + NOON_S).requests == 1.0
     assert profile.at(NOW_S + DAY_S + NOON_S).requests == 0
     older = rows(*((NOW_S - week * WEEK_S + NOON_S, 60.0 * week) for week in (1, 2, 3, 4, 5)))
-    assert learned(older, NOW_S).at(NOW_S + NOON_S).requests == 2.5, "the mean of the last four"
+    assert learn_profile(older, NOW_S).at(NOW_S + NOON_S).requests == 2.5, "the mean of the last four"
 
 
 def test_a_minute_tells_of_itself_only_what_is_more_than_chance() -> None:
     """One request in one of five minutes is chance; an hour that begins with ten times as many is not."""
     begin = NOW_S - WEEK_S + NOON_S
-    few = learned(rows((begin, 1.0)), NOW_S)
+    few = learn_profile(rows((begin, 1.0)), NOW_S)
     minutes = [60 * few.at(begin + k * SLOT_S).requests for k in range(-3, 4)]
     assert minutes == pytest.approx([0, 0.2, 0.2, 0.2, 0.2, 0.2, 0], abs=0.01)
-    step = learned(rows(*((begin + k * SLOT_S, 600.0 if k >= 0 else 60.0) for k in range(-10, 10))), NOW_S)
+    step = learn_profile(rows(*((begin + k * SLOT_S, 600.0 if k >= 0 else 60.0) for k in range(-10, 10))), NOW_S)
     assert step.at(begin).requests == 10.0 and step.at(begin - SLOT_S).requests == 1.0, "not smeared over its edge"
 
 
 def test_the_most_of_a_while_is_of_every_slot_that_it_touches() -> None:
-    profile = learned(rows((NOW_S - WEEK_S + NOON_S, 600.0), (NOW_S - WEEK_S + NOON_S + SLOT_S, 1800.0)), NOW_S)
-    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S - 1).requests == 10.0
-    assert profile.most(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S).requests == 30.0
-    assert learned([], NOW_S).most(NOW_S, NOW_S + WEEK_S) == Arrived(0, 0, 0)
+    profile = learn_profile(rows((NOW_S - WEEK_S + NOON_S, 600.0), (NOW_S - WEEK_S + NOON_S + SLOT_S, 1800.0)), NOW_S)
+    assert profile.highest(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S - 1).requests == 10.0
+    assert profile.highest(NOW_S + NOON_S, NOW_S + NOON_S + SLOT_S).requests == 30.0
+    assert learn_profile([], NOW_S).highest(NOW_S, NOW_S + WEEK_S) == DemandTotals(0, 0, 0)
     with pytest.raises(ValueError, match="rates"):
         ArrivalProfile(0.0, (1.0,), (1.0,), (1.0,))
 
@@ -64,7 +65,8 @@ def test_what_is_known_to_come_is_there_before_it_comes() -> None:
     worst = []
     for profile in (known(5.0, 1800), None):
         world = World(lambda t: 5.0 if t >= 800 else 1.0).boot(2)
-        world.scaler.profile = profile
+        if profile is not None:
+            world.scaler.learn(PoolTrafficModel(arrivals=profile))
         most = 0.0
         for _ in range(1000):
             world.step()
@@ -75,10 +77,10 @@ def test_what_is_known_to_come_is_there_before_it_comes() -> None:
 
 def test_a_profile_only_raises_and_little_is_made_of_a_wrong_one() -> None:
     busy = World(lambda t: 5.0).boot(8)
-    busy.scaler.profile = known(0.0, 0)
+    busy.scaler.learn(PoolTrafficModel(arrivals=known(0.0, 0)))
     busy.run(300)
     assert min(plan.ready for _, plan in busy.plans) == 8, "that nothing usually comes takes nothing away"
     wrong = World(lambda t: 1.0, ScalePolicy(replicas_max=100, cold_start_s=60)).boot(2)
-    wrong.scaler.profile = known(5.0, 0)
+    wrong.scaler.learn(PoolTrafficModel(arrivals=known(5.0, 0)))
     wrong.run(7200)
     assert wrong.figures is not None and wrong.figures.foreseen == pytest.approx(2.5, rel=0.05), "half of it, in time"

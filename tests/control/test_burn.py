@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inference.control.burn import LONG_S, SHORT_S, Burn
-from inference.control.scaling import PoolScaler, ScalePolicy, Seen
-from stream_fabric.ids import ReplicaId
-from stream_fabric.metrics import TTFT_BUCKETS_S
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import Arrived, Line, ReplicaInfo
-from stream_gw.pools import Row, as_text
+from inference.control.policy.burn import LONG_S, SHORT_S, Burn
+from inference.control.policy.fleet_view import Observation
+from inference.control.policy.pool_scaler import PoolScaler
+from inference.control.policy.scale_policy import ScalePolicy
+from stream_fabric.pool.records import DemandTotals, EngineLoad, ReplicaInfo, TierQueue
+from stream_fabric.pool.replica_load import TTFT_BUCKETS_S
+from stream_fabric.stream.ids import ReplicaId
+from stream_gw.cli.commands.pools import Row, as_text
 
 
 def replica(**at: int) -> ReplicaInfo:
@@ -77,12 +78,14 @@ def test_a_look_stands_for_the_time_since_the_one_before() -> None:
 def test_it_is_a_figure_of_every_decision_and_an_operator_sees_it() -> None:
     policy = ScalePolicy(replicas_min=1, ttft_objective_s=1.0, slo_share=0.9)
     scaler, now = PoolScaler(policy), 0.0
-    lines = [Line(0, 0.0, 0, 0)] * 3
+    lines = [TierQueue(0, 0.0, 0, 0)] * 3
     for running in [5] * 150 + [10] * 50:
         now += 1
         busy = msgspec.structs.replace(replica(above=30, le_0_5=70), load=EngineLoad(running, 0, 10))
-        plan, _, figures = scaler.look(Seen([busy], lines, Arrived(0, 0, 0)), now)
+        plan, _, figures = scaler.decide(Observation([busy], lines, DemandTotals(0, 0, 0)), now)
     assert figures.burn_5m == figures.burn_1h == pytest.approx(3.0)
     assert plan.ready > 1 and plan.figures["burn_1h"] == pytest.approx(3.0)
     said = as_text("a", [Row("p", plan, [busy], 0, 0.0)], now)
-    assert "first tokens over the objective then, as a multiple of what may be: 3.0 over 5 min, 3.0 over 1 h" in said
+    assert (
+        "burn rate of the first-token objective then (1: the whole error budget): 3.0 over 5 min, 3.0 over 1 h" in said
+    )

@@ -14,12 +14,13 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from inference.control.health import Health, HealthPolicy, HealthState, Stuck
-from stream_fabric.herald import Herald
-from stream_fabric.ids import ReplicaId
-from stream_fabric.placement import ReplicaState
-from stream_fabric.ports import EngineLoad
+from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo
+from stream_fabric.process.fleet_events import FleetEventReporter
+from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
 from tests.support.events import Heard, SetClock
@@ -58,7 +59,7 @@ STUCK = info("s", 5000)
 def first_drained(state: HealthState, infos: Sequence[ReplicaInfo], looks: int = 20) -> tuple[int, Stuck] | None:
     """Looked at each second: at which look, from 1, and what."""
     for number in range(1, looks + 1):
-        for stuck in state.look({"p": infos}, float(number)):
+        for stuck in state.find_stuck({"p": infos}, float(number)):
             return number, stuck
     return None
 
@@ -116,15 +117,15 @@ def test_looks_that_find_it_must_be_in_a_row() -> None:
     state = HealthState(POLICY)
     well, ill = {"p": [*FINE, info("s", 100)]}, {"p": [*FINE, STUCK]}
     for number, fleet in enumerate([ill, ill, well, ill, ill, {"p": FINE}, ill, ill]):
-        assert state.look(fleet, float(number)) == []
-    assert state.look(ill, 8.0) != []
+        assert state.find_stuck(fleet, float(number)) == []
+    assert state.find_stuck(ill, 8.0) != []
 
 
 def test_looks_before_an_outage_do_not_count() -> None:
     state = HealthState(POLICY)
     ill = {"p": [*FINE, STUCK]}
-    assert [state.look(ill, now) for now in (0.0, 1.0, 1.0 + POLICY.gap_s + 0.1, 7.0)] == [[], [], [], []]
-    assert state.look(ill, 8.0) != []
+    assert [state.find_stuck(ill, now) for now in (0.0, 1.0, 1.0 + POLICY.gap_s + 0.1, 7.0)] == [[], [], [], []]
+    assert state.find_stuck(ill, 8.0) != []
 
 
 def test_a_pool_rests_after_a_drain_and_others_do_not() -> None:
@@ -134,7 +135,7 @@ def test_a_pool_rests_after_a_drain_and_others_do_not() -> None:
     for now in range(200):
         if now == 10:
             both["q"] = [*FINE, info("u", 5000)]
-        drained += [(now, stuck.pool, stuck.replica) for stuck in state.look(both, float(now))]
+        drained += [(now, stuck.pool, stuck.replica) for stuck in state.find_stuck(both, float(now))]
         both["p"] = [one for one in both["p"] if one.replica not in {replica for _, _, replica in drained}]
         both["q"] = [one for one in both["q"] if one.replica not in {replica for _, _, replica in drained}]
     # The next one of p after the rest and as many looks as the first took
@@ -181,9 +182,9 @@ def test_a_drain_is_always_earned_and_never_takes_too_much(
     now, before, drained_at, drains = 0.0, [], float("-inf"), 0
     for infos, step_s in looks:
         now += step_s
-        found = state.look({"p": infos}, now)
+        found = state.find_stuck({"p": infos}, now)
         shuffled = random.sample(infos, len(infos))
-        assert other.look({"p": shuffled}, now) == found, "controllers that see the same do the same"
+        assert other.find_stuck({"p": shuffled}, now) == found, "controllers that see the same do the same"
         slow = {one.replica for one in infos if too_slow(one, infos, policy)}
         may = now - drained_at >= policy.rest_s and not any(one.state == "draining" for one in infos)
         ripe = slow & set(before) if may and step_s <= policy.gap_s else set()
@@ -217,13 +218,15 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
 
     counted: list[str] = []
     heard = Heard()
-    here = Health(pools, policy, lambda: counted.append("here"), Herald(heard, SetClock(), "health"))
-    there = Health(pools, policy, lambda: counted.append("there"))
+    here = Health(
+        pools, policy, HostRandom(), lambda: counted.append("here"), FleetEventReporter(heard, SetClock(), "health")
+    )
+    there = Health(pools, policy, HostRandom(), lambda: counted.append("there"))
     await report([*FINE, STUCK])
-    await here._look()
+    await here._drain_stuck()
     # The first's word has not been heard, and by now the other sees another that is worse
     await report([*FINE, info("t", 9000)])
-    await there._look()
+    await there._drain_stuck()
     desired.clear()
     await report([*FINE, STUCK, info("t", 9000)])
     assert desired == ["s draining"]
@@ -233,6 +236,7 @@ async def test_two_controllers_drain_one_replica_of_a_pool(redis_client: RedisCl
     assert told.figures["queue_p99_ms"] > told.figures["ratio"] * told.figures["median_ms"]
 
 
+@pytest.mark.platform
 async def test_a_slow_replica_is_drained_its_streams_finish_whole_and_the_others_stay(
     redis_server: RedisServer,
 ) -> None:
@@ -291,12 +295,13 @@ async def test_a_slow_replica_is_drained_its_streams_finish_whole_and_the_others
             assert await states() == {one.facts["replica"]: "ready" for one in fine}
         finally:
             await client.close()
-        said = [line for one in controllers for line in one.log.splitlines() if "is drained" in line]
+        said = [line for one in controllers for line in one.log.splitlines() if "replica drained" in line]
         assert len(said) == 1, said
         assert slow.facts["replica"] in said[0]
-        assert "of its 3 ready peers" in said[0]
+        assert "peers=3" in said[0]
 
 
+@pytest.mark.platform
 async def test_a_controller_told_so_drains_nobody(redis_server: RedisServer) -> None:
     """The same figures, one controller with the setting off and one with it on, in turn."""
     env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}

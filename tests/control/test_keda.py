@@ -1,4 +1,4 @@
-"""What KEDA is told by gRPC, over real connections: figures, changes at once, and never a 0 for what is not known."""
+"""KEDA's external scaler over real gRPC: figures, immediate changes, and never 0 for an unknown figure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from pydantic import ValidationError
 
 from inference.control import externalscaler_pb2 as wire
 from inference.control import keda
-from inference.control.desired import STALE_S, Desired
+from inference.control.desired import STALE_S, DesiredReplicas
 from inference.control.keda import METRIC, SERVICE, KedaScaler, Tls
 from inference.control.metrics import ControllerMetrics
 from inference.control.settings import ControllerSettings
-from stream_fabric.plans import PoolPlan
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import Gate, chat
-from tests.support.redis import RedisServer, free_port
+from tests.support.redis import RedisServer
+from tests.support.server import free_port
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -65,9 +67,9 @@ class Asker:
 
 class Stage:
     def __init__(self) -> None:
-        self.desired = Desired()
+        self.desired = DesiredReplicas()
         self.metrics = ControllerMetrics()
-        self.scaler = KedaScaler(self.desired, self.metrics)
+        self.scaler = KedaScaler(self.desired, self.metrics, HostRandom())
 
     def plan(self, ago_s: float = 0.0, **counts: int) -> None:
         self.desired.receive(plans(**counts), asyncio.get_running_loop().time() - ago_s)
@@ -224,14 +226,14 @@ async def test_only_who_has_a_certificate_is_answered_and_a_new_one_of_ours_is_t
         put(authority, authority)
         broken.write_text("nothing")
         with pytest.raises(ValueError, match=says):
-            async with KedaScaler(stage.desired, stage.metrics).served("127.0.0.1", 0, files):
+            async with KedaScaler(stage.desired, stage.metrics, HostRandom()).served("127.0.0.1", 0, files):
                 pass
 
 
 async def test_a_port_that_is_taken_is_said() -> None:
     stage = Stage()
     async with stage.scaler.served("127.0.0.1", 0, None) as port:
-        with pytest.raises(OSError, match=f"STREAM_GW_SCALER_PORT: 127.0.0.1:{port}"):
+        with pytest.raises(OSError, match=f"STREAM_GW_SCALER_PORT: cannot listen on 127.0.0.1:{port}"):
             async with Stage().scaler.served("127.0.0.1", port, None):
                 pass
 
@@ -241,7 +243,7 @@ async def test_a_port_that_is_taken_is_said() -> None:
     [
         ({"scaler_port": 1}, "needs STREAM_GW_POOLS_FILE"),
         ({"scaler_port": 1, "pools_file": "p", "scaler_host": "0.0.0.0"}, "is not loopback"),
-        ({"scaler_port": 1, "pools_file": "p", "scaler_cert": "c", "scaler_key": "k"}, "go together"),
+        ({"scaler_port": 1, "pools_file": "p", "scaler_cert": "c", "scaler_key": "k"}, "set all or none"),
     ],
 )
 def test_who_decides_the_fleet_is_not_open(given: dict[str, Any], says: str) -> None:
@@ -263,6 +265,7 @@ def test_what_is_committed_is_what_the_description_makes(tmp_path: Path) -> None
 # --- real processes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.platform
 async def test_a_request_to_an_empty_pool_is_told_within_a_second_by_every_controller(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -8,89 +8,90 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.control.chronicle import Chronicle
-from inference.control.scaling import ScalePolicy
-from inference.control.surge import QUIET_S, SurgeWatch, Turn, levels
-from stream_fabric.ids import ReplicaId
+from inference.control.decision_log import DecisionLog
+from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch, reject_shares
+from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
-from stream_fabric.plans import PoolPlan, Usual, decode_plan, encode_plan
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import Line, ReplicaInfo, Surged
+from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, decode_plan, encode_plan
+from stream_fabric.pool.records import EngineLoad, OverloadTotals, ReplicaInfo, TierQueue
+from stream_fabric.stream.ids import ReplicaId
 from tests.support.events import Heard, SetClock
 
 POLICY = ScalePolicy(adjacent=("south",))
 MARKS = POLICY.marks
 
 
-def counts(batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0) -> Surged:
-    return Surged((interactive, standard, batch), shifted)
+def counts(batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0) -> OverloadTotals:
+    return OverloadTotals((interactive, standard, batch), shifted)
 
 
 def test_each_layer_begins_and_ends_once_in_the_order_of_the_marks() -> None:
-    watch, told = SurgeWatch(), list[Turn]()
+    watch, told = OverloadWatch(), list[OverloadChange]()
     refused = shifted = standard = 0
     for second in range(60):
         if 5 <= second < 30:
             refused, shifted, standard = refused + 3, shifted + 2, standard + (second > 20)
-        watch.look(counts(refused, standard, 0, shifted), MARKS, float(second))
-        told += watch.taken()
-        assert watch.shedding == tuple(
+        watch.update(counts(refused, standard, 0, shifted), MARKS, float(second))
+        told += watch.take_changes()
+        assert watch.rejecting == tuple(
             tier for tier, since in (("standard", 21), ("batch", 5)) if since <= second < 29 + QUIET_S
         )
-    assert [(turn.what, turn.tier) for turn in told] == [
+    assert [(change.event, change.tier) for change in told] == [
         ("shed_begin", "batch"), ("shift_begin", ""), ("shed_begin", "standard"),
         ("shed_end", "batch"), ("shift_end", ""), ("shed_end", "standard"),
     ]  # fmt: skip
     assert (told[3].requests, told[3].seconds) == (75, 24.0) and told[4].requests == 50
-    assert not watch.shifting
+    assert not watch.overflowing
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_whatever_comes_beginnings_and_ends_take_turns_and_are_not_many(seconds: list[bool]) -> None:
-    watch, count, told = SurgeWatch(), 0, list[tuple[int, str]]()
-    watch.look(counts(), MARKS, 0.0)
+    watch, count, told = OverloadWatch(), 0, list[tuple[int, str]]()
+    watch.update(counts(), MARKS, 0.0)
     for second, refuses in enumerate(seconds, 1):
         count += refuses
-        watch.look(counts(count), MARKS, float(second))
-        told += [(second, turn.what) for turn in watch.taken()]
+        watch.update(counts(count), MARKS, float(second))
+        told += [(second, change.event) for change in watch.take_changes()]
     turns = ["shed_begin", "shed_end"] * len(told)
     assert [what for _, what in told] == turns[: len(told)]
     assert all(end - begin >= QUIET_S for (begin, what), (end, _) in pairwise(told) if what == "shed_begin")
-    assert bool(watch.shedding) == (len(told) % 2 == 1)
+    assert bool(watch.rejecting) == (len(told) % 2 == 1)
 
 
 def test_who_leads_next_tells_of_the_end_and_of_no_second_beginning() -> None:
-    plan = decode_plan(encode_plan(PoolPlan(1, 0, 1, surge=MARKS, shedding=("batch",), shifting=True)))
-    assert plan.surge == MARKS
-    watch = SurgeWatch(plan.shedding, plan.shifting)
-    watch.look(counts(batch=900, shifted=80), MARKS, 100.0)
-    assert watch.taken() == []
-    watch.look(counts(batch=901, shifted=80), MARKS, 101.0)
-    assert watch.taken() == [], "it goes on"
-    watch.look(counts(batch=901, shifted=80), MARKS, 101.0 + QUIET_S)
-    assert [turn.what for turn in watch.taken()] == ["shed_end", "shift_end"]
+    plan = decode_plan(
+        encode_plan(PoolPlan(1, 0, 1, overload_marks=MARKS, rejecting_tiers=("batch",), is_overflowing=True))
+    )
+    assert plan.overload_marks == MARKS
+    watch = OverloadWatch(plan.rejecting_tiers, plan.is_overflowing)
+    watch.update(counts(batch=900, shifted=80), MARKS, 100.0)
+    assert watch.take_changes() == []
+    watch.update(counts(batch=901, shifted=80), MARKS, 101.0)
+    assert watch.take_changes() == [], "it goes on"
+    watch.update(counts(batch=901, shifted=80), MARKS, 101.0 + QUIET_S)
+    assert [change.event for change in watch.take_changes()] == ["shed_end", "shift_end"]
 
 
 def test_a_pool_that_is_lost_counts_anew() -> None:
-    watch = SurgeWatch()
-    watch.look(counts(batch=900), MARKS, 0.0)
-    watch.look(counts(batch=0), MARKS, 1.0)
-    assert watch.taken() == []
-    watch.look(counts(batch=2), MARKS, 2.0)
-    assert [(turn.what, turn.requests) for turn in watch.taken()] == [("shed_begin", 2)]
+    watch = OverloadWatch()
+    watch.update(counts(batch=900), MARKS, 0.0)
+    watch.update(counts(batch=0), MARKS, 1.0)
+    assert watch.take_changes() == []
+    watch.update(counts(batch=2), MARKS, 2.0)
+    assert [(change.event, change.requests) for change in watch.take_changes()] == [("shed_begin", 2)]
 
 
 def test_the_level_is_of_what_is_ahead_of_each_tier() -> None:
     info = ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), "ready", EngineLoad(0, 0, 4), prefill_ms=200)
-    usual = Usual(4, 1000.0, 100.0, 100, 4)
-    lines = [Line(1, 0, 100, 90), Line(0, 0, 0, 0), Line(1, 0, 100, 90)]
+    usual = ReplicaProfile(4, 1000.0, 100.0, 100, 4)
+    lines = [TierQueue(1, 0, 100, 90), TierQueue(0, 0, 0, 0), TierQueue(1, 0, 100, 90)]
     policy = ScalePolicy(shed_batch_s=1.1, shed_standard_s=1.1, shed_interactive_s=2)
-    assert levels([info], lines, usual, policy.marks) == pytest.approx([0, 1 / 11, 1])
+    assert reject_shares([info], lines, usual, policy.marks) == pytest.approx([0, 1 / 11, 1])
 
 
 def test_by_default_the_layers_stand_in_their_order() -> None:
     policy = ScalePolicy(adjacent=("south",))
-    interactive_s, standard_s, batch_s = policy.marks.shed_s
+    interactive_s, standard_s, batch_s = policy.marks.reject_s
     assert batch_s < policy.shift_backlog_s < standard_s < interactive_s
     assert batch_s <= policy.backlog_s_max and policy.backlog_over_s > 0, "refusing takes no time, growing does"
 
@@ -110,19 +111,19 @@ def test_what_cannot_be_meant_is_not_taken(wrong: dict[str, float], said: str) -
         ScalePolicy(**wrong)  # type: ignore[arg-type]
 
 
-# --- the chronicle -------------------------------------------------------------------------------------------
+# --- the decisions -------------------------------------------------------------------------------------------
 
 
 def test_what_changes_each_second_is_told_so_often_and_its_last_word_always() -> None:
     heard, clock = Heard(), SetClock()
     clock.at_us = 0
-    chronicle = Chronicle(heard, clock, "c")
+    decisions = DecisionLog(heard, clock, "c")
     for second in range(600):
         clock.at_us = second * 1_000_000
-        chronicle.catch_up()
-        chronicle.tell("scale", "flapping", state=f"{second}", reason=f"reason {second}", figures={"n": second})
+        decisions.catch_up()
+        decisions.report("scale", "flapping", state=f"{second}", reason=f"reason {second}", figures={"n": second})
         if second % 100 == 0:
-            chronicle.tell("scale", "calm", state=f"{second}")
+            decisions.report("scale", "calm", state=f"{second}")
     flapping = [event for event in heard.fleet if event.pool == "flapping"]
     for minute in range(10):
         of = [event for event in flapping if event.at_us // 60_000_000 == minute]
@@ -130,7 +131,7 @@ def test_what_changes_each_second_is_told_so_often_and_its_last_word_always() ->
     assert [event.state for event in heard.fleet if event.pool == "calm"] == ["0", "100", "200", "300", "400", "500"]
     assert flapping[-1].state != "599"
     clock.at_us = 600 * 1_000_000
-    chronicle.catch_up()
+    decisions.catch_up()
     last = heard.fleet[-1]
     assert (last.state, last.reason, last.figures["n"]) == ("599", "reason 599", 599), "what holds is told"
     told = len([event for event in heard.fleet if event.pool == "flapping"])
@@ -139,23 +140,23 @@ def test_what_changes_each_second_is_told_so_often_and_its_last_word_always() ->
 
 def test_what_ends_a_minute_of_change_is_told_when_the_process_ends() -> None:
     heard, clock = Heard(), SetClock()
-    chronicle = Chronicle(heard, clock, "c")
+    decisions = DecisionLog(heard, clock, "c")
     for number in range(DECISIONS_PER_MINUTE_MAX + 3):
-        chronicle.tell("scale", "p", state=f"{number}")
-    chronicle.close()
+        decisions.report("scale", "p", state=f"{number}")
+    decisions.close()
     assert heard.fleet[-1].state == f"{DECISIONS_PER_MINUTE_MAX + 2}" and heard.fleet[-1].figures["untold"] == 2
     count = len(heard.fleet)
-    chronicle.close()
+    decisions.close()
     assert len(heard.fleet) == count
 
 
 def test_what_is_told_in_one_moment_keeps_its_order_and_kinds_do_not_take_each_others_room() -> None:
     heard, clock = Heard(), SetClock()
-    chronicle = Chronicle(heard, clock, "c")
+    decisions = DecisionLog(heard, clock, "c")
     for _ in range(2 * DECISIONS_PER_MINUTE_MAX):
-        chronicle.tell("scale", "p")
+        decisions.report("scale", "p")
     for what in ("shed_begin", "shift_begin", "promote"):
-        chronicle.tell(what, "p")  # type: ignore[arg-type]
+        decisions.report(what, "p")  # type: ignore[arg-type]
     assert [event.what for event in heard.fleet[-3:]] == ["shed_begin", "shift_begin", "promote"]
     ats = [event.at_us for event in heard.fleet]
     assert ats == sorted(set(ats)) and len({event.id for event in heard.fleet}) == len(heard.fleet)

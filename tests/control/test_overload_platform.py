@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_fabric.plans import PoolPlan
+import pytest
+
+from inference.control.policy.pool_scaler import FIRST_PLAN
+from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
-from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.pools import RedisPools
 from tests.gateway.processes import Process, need_redis, run_cli
 from tests.gateway.wire import Gate, chat
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 from tests.telemetry.asked import TOKEN
+
+pytestmark = pytest.mark.platform
 
 MODEL = "m"
 TOKENS = 50
@@ -29,7 +34,7 @@ TOKENS = 50
 
 @dataclass
 class Told:
-    """What one client was told."""
+    """One client's response."""
 
     status: int
     tier: str
@@ -126,7 +131,7 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
 
         pinned = [await ask(gate, "standard", 1, session_id="kept") for gate in up.gates]
         assert [told.placement["replica"][:2] for told in pinned] == ["n1", "n1"]
-        arrived = (await up.pools.arrived("south")).requests
+        arrived = (await up.pools.demand_totals("south")).requests
         asked: list[asyncio.Task[Told]] = []
 
         async def surge() -> None:
@@ -157,9 +162,11 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
             assert figures["backlog_s"] >= 0.6
         kept = [told[number] for number in range(120) if number % 12 == 1]
         assert all(one.status == 200 and "shift" not in one.placement for one in kept), "sessions stay at home"
-        assert (await up.pools.arrived("south")).requests == arrived, "what is shifted is its home's demand"
-        surged = await up.pools.surged("north")
-        assert (surged.shed[2], surged.shifted) == (len(shed), len(shifted)), "counted exactly, over all gateways"
+        assert (await up.pools.demand_totals("south")).requests == arrived, "what is shifted is its home's demand"
+        surged = await up.pools.overload_totals("north")
+        assert (surged.rejected[2], surged.overflowed) == (len(shed), len(shifted)), (
+            "counted exactly, over all gateways"
+        )
         assert (await up.planned("south")).pods == 1, "who takes guests asks for nothing"
 
         env = {"STREAM_GW_TELEMETRY_URL": telemetry.facts["url"], "STREAM_GW_TELEMETRY_TOKEN": TOKEN}
@@ -169,7 +176,7 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
             done = await asyncio.to_thread(run_cli, "traces", "pool", "north", "--json", **env)
             assert done.returncode == 0, done.stderr
             told = json.loads(done.stdout)
-            rows = [row for row in told if row["what"] in layers and row["reason"] != "what was there"]
+            rows = [row for row in told if row["what"] in layers and row["reason"] != FIRST_PLAN]
             return rows if {row["what"] for row in rows} == set(layers) else None
 
         rows: list[dict[str, Any]] = await eventually(timeline, "the surge to be over and told", 60)
@@ -179,10 +186,10 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
         assert begun["state"] == "batch" and "mark_s 0.3" in begun["rested_on"]
         assert sum(row["what"] == "shed_begin" for row in rows) == 1, "one surge is one beginning"
         assert next(row for row in rows if row["what"] == "promote")["replica"].startswith("n2")
-        assert "in all" in next(row for row in rows if row["what"] == "scale")["reason"]
+        assert "replicas in total" in next(row for row in rows if row["what"] == "scale")["reason"]
 
         done = await asyncio.to_thread(run_cli, "traces", "why", shifted[0].stream, **env)
-        assert "placement: shift" in done.stdout and "taken by adjacent pool south" in done.stdout, done.stdout
+        assert "placement: shift" in done.stdout and "moved to adjacent pool south" in done.stdout, done.stdout
         shown = await asyncio.to_thread(run_cli, "traces", "pool", "north", **env)
         print(shown.stdout)
 

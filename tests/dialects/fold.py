@@ -1,4 +1,4 @@
-"""A client that adds up chunks as the common helpers do, and what it should come to."""
+"""A client that adds up chunks as common SDK helpers do, and the expected result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _add(acc: dict[str, Any], delta: dict[str, Any]) -> None:
 
 
 def fold(chunks: list[bytes]) -> dict[str, Any]:
-    """Everything that the chunks said, by choice, and the usage."""
+    """The content of all chunks by choice, and the usage."""
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     for chunk in chunks:
@@ -66,12 +66,12 @@ def fold(chunks: list[bytes]) -> dict[str, Any]:
 
 
 def _said(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what is null or empty, but with its content."""
+    """Without null and empty fields, except ``content``."""
     return {"content": "", **{key: value for key, value in message.items() if value}}
 
 
 def folded_answer(body: bytes) -> dict[str, Any]:
-    """A whole answer in the shape of ``fold``."""
+    """A whole response in the shape of ``fold``."""
     parsed = msgspec.json.decode(body)
     choices = []
     for number, choice in enumerate(parsed["choices"]):

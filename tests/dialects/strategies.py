@@ -1,4 +1,4 @@
-"""Well-formed streams: blocks of several choices in any interleaving, with everything that frames can hold."""
+"""Well-formed streams: blocks of several choices in any order, with all that frames can hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Literal
 import msgspec
 from hypothesis import strategies as st
 
-from stream_fabric.frames import (
-    Annotation,
+from stream_fabric.stream.frames import (
     BlockKind,
     ChoiceEnd,
     Close,
@@ -23,7 +22,7 @@ from stream_fabric.frames import (
     Usage,
     encode,
 )
-from stream_fabric.ids import StreamId
+from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.facts import StreamFacts
 
 STREAM = StreamId("resp_0193b2c4d5e670008a1b2c3d4e5f6071")
@@ -59,7 +58,7 @@ class Stream:
         return [encode(frame) for frame in self.frames]
 
     def structure(self, seq: int) -> list[bytes]:
-        """What of the frames up to ``seq`` a log keeps beside them for readers that start later."""
+        """Structural frames up to ``seq``, which a log keeps for readers that start later."""
         return [
             encode(frame)
             for frame in self.frames[:seq]
@@ -121,14 +120,12 @@ def _block(draw: st.DrawFn, choice: int, kinds: list[BlockKind], chat: bool, log
         item = raw({"type": "web_search_call"})
     id_ = draw(st.none() | st.just("call_1")) if kind == "tool" else None
     body = [] if kind == "item" else draw(_deltas(kind, chat, logprobs))
-    if kind == "text" and draw(st.booleans()):
-        body.append(Annotation(0, raw({"type": "url_citation"})))
     opaque = draw(st.none() | st.just("c2lnbmF0dXJl")) if kind == "reasoning" else None
     return [Open(0, choice, kind, form, id_, name, item), *body, Close(0, opaque)]
 
 
 def _numbered(frame: Frame, block: int) -> Frame:
-    assert isinstance(frame, Open | Delta | Close | Annotation)
+    assert isinstance(frame, Open | Delta | Close)
     return msgspec.structs.replace(frame, block=block)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every stream: a spelling does not depend on where a reader started or how frames were batched."""
+"""Laws of every encoding: it depends neither on a reader's start nor on the batching of frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.frames import Delta, coalesce, decode, encode
+from stream_fabric.stream.frames import Delta, coalesce, decode, encode
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.accumulate import Accumulator, snapshot
 from stream_gw.dialects.base import Encoder
@@ -25,7 +25,7 @@ def encoder(stream: Stream, after: int = 0) -> Encoder:
 
 
 def placeless(body: bytes) -> bytes:
-    """Without the tokens' places in the text, which a reader from the middle is not told."""
+    """Without text offsets, which a reader from the middle does not get."""
     return re.sub(rb'"text_offset":(\[[0-9,]*\]|null)', b'"text_offset":?', body)
 
 
@@ -44,7 +44,7 @@ def accumulated(stream: Stream, lines: list[bytes]) -> dict[str, Any]:
 
 
 @given(streams())
-def test_from_the_middle_the_spelling_is_the_tail_of_the_whole(stream: Stream) -> None:
+def test_a_reader_from_the_middle_gets_the_tail_of_the_whole(stream: Stream) -> None:
     lines = stream.lines
     one = encoder(stream)
     parts = [one.sse([line], 2, seq) for seq, line in enumerate(lines, 1)]
@@ -65,7 +65,7 @@ def test_observing_every_frame_is_observing_the_structure(stream: Stream) -> Non
 
 
 @given(streams("completions"))
-def test_who_was_shown_the_text_knows_every_place(stream: Stream) -> None:
+def test_a_reader_that_observed_the_text_knows_every_offset(stream: Stream) -> None:
     lines = stream.lines
     one = encoder(stream)
     parts = [one.sse([line], 1, seq) for seq, line in enumerate(lines, 1)]
@@ -100,7 +100,7 @@ def test_chunks_and_events_are_the_same_json(stream: Stream) -> None:
 
 
 @given(streams(status="completed"))
-def test_the_chunks_add_up_to_the_whole_answer(stream: Stream) -> None:
+def test_the_chunks_add_up_to_the_whole_response(stream: Stream) -> None:
     whole = accumulated(stream, stream.lines)
     streamed = fold(encoder(stream).chunks(stream.lines))
     if not stream.facts.include_usage:
@@ -110,7 +110,7 @@ def test_the_chunks_add_up_to_the_whole_answer(stream: Stream) -> None:
 
 
 @given(streams(status="completed"))
-def test_joined_deltas_say_the_same(stream: Stream) -> None:
+def test_joined_deltas_encode_to_the_same_text(stream: Stream) -> None:
     joined = coalesce(stream.lines)
     assert len(joined) <= len(stream.lines)
     assert fold(encoder(stream).chunks(joined)) == fold(encoder(stream).chunks(stream.lines))
@@ -118,7 +118,7 @@ def test_joined_deltas_say_the_same(stream: Stream) -> None:
 
 
 @given(streams(status="completed"), st.data())
-def test_a_snapshot_stands_for_all_before(stream: Stream, data: st.DataObject) -> None:
+def test_a_snapshot_equals_all_chunks_before_it(stream: Stream, data: st.DataObject) -> None:
     after = data.draw(st.integers(0, len(stream.lines) - 1))
     lines = stream.lines
     first = snapshot(stream.facts, lines[:after])

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream_fabric.cursor import Cursor
 from stream_fabric.errors import BadRequest, TooMany, Unsupported
-from stream_fabric.frames import (
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.frames import (
     ChoiceEnd,
     Close,
     Delta,
@@ -104,7 +104,7 @@ def test_chat() -> None:
 CHAT_LOGPROBS = '{"content":[{"token":"!","logprob":-0.5,"bytes":[33],"top_logprobs":[]}],"refusal":null}'
 
 
-def test_every_choice_has_its_role_before_anything() -> None:
+def test_every_choice_starts_with_its_role() -> None:
     frames = (Open(0, 1, "text"), Delta(0, "b"), Open(1, 0, "refusal"), Delta(1, "no"))
     assert spelled(facts(n=2), *frames) == "".join(
         (
@@ -193,7 +193,7 @@ FAILED = ErrorInfo("replica_lost", 'the "replica" died', "server_error", 502, Tr
     ],
     ids=["failed", "cancelled", "incomplete"],
 )
-def test_an_end_that_is_no_completion(end: End, error: str) -> None:
+def test_an_end_other_than_completion(end: End, error: str) -> None:
     for kind in ("chat", "completions"):
         made = facts(kind=kind, include_usage=True)
         body = f'{{"error":{{{error},"stream_id":"{STREAM}","cursor":"7-58"}}}}'
@@ -259,7 +259,7 @@ PLACES = {6: [0], 7: [4, 5], 8: [5, 6], 11: [11, 12]}
 
 
 def places(body: bytes) -> dict[int, Any]:
-    """By the seq of each event with logprobs, the tokens' places."""
+    """Text offsets by the seq of each event with logprobs."""
     found = {}
     for block in body.decode().split("\n\n")[:-1]:
         data, cursor = block.split("\n")
@@ -269,7 +269,7 @@ def places(body: bytes) -> dict[int, Any]:
     return found
 
 
-def test_the_places_of_tokens_count_from_the_start_of_their_choices_text() -> None:
+def test_text_offsets_count_from_the_start_of_their_choice() -> None:
     made = facts(kind="completions", n=2, logprobs=True)
     lines = [encode(frame) for frame in PLACED]
     assert places(encoder_for("openai.completions", made).sse(lines, 1, 1)) == PLACES
@@ -281,7 +281,7 @@ def test_the_places_of_tokens_count_from_the_start_of_their_choices_text() -> No
 
 
 @pytest.mark.parametrize("after", range(1, len(PLACED)))
-def test_a_reader_from_the_middle_is_told_no_places_rather_than_wrong_ones(after: int) -> None:
+def test_a_reader_from_the_middle_gets_no_text_offsets(after: int) -> None:
     made = facts(kind="completions", n=2, logprobs=True)
     lines = [encode(frame) for frame in PLACED]
     encoder = encoder_for("openai.completions", made)
@@ -291,7 +291,7 @@ def test_a_reader_from_the_middle_is_told_no_places_rather_than_wrong_ones(after
     assert places(encoder.sse(lines[after:], 1, after + 1)) == {seq: None for seq in PLACES if seq > after}
 
 
-def test_without_having_asked_for_logprobs_nothing_is_measured() -> None:
+def test_text_is_not_measured_without_logprobs() -> None:
     lines = [encode(frame) for frame in PLACED]
     told = places(encoder_for("openai.completions", facts(kind="completions", n=2)).sse(lines, 1, 1))
     assert told == dict.fromkeys(PLACES)
@@ -304,7 +304,7 @@ def accumulated(made: StreamFacts, *frames: Frame) -> Any:
     return msgspec.json.decode(accumulator.result())
 
 
-def test_a_whole_chat_answer() -> None:
+def test_a_whole_chat_response() -> None:
     answer = accumulated(
         facts(n=2),
         Open(0, 0, "reasoning", "raw"),
@@ -371,7 +371,7 @@ def test_the_registry() -> None:
         encoder_for("openai.chatt", facts())
     assert unknown.value.param == "dialect"
     for dialect, kind in (("openai.completions", "chat"), ("openai.chat", "completions")):
-        with pytest.raises(Unsupported, match=f"made as openai.{kind} and cannot be read as {dialect}"):
+        with pytest.raises(Unsupported, match=f"created as openai.{kind} and cannot be read as {dialect}"):
             encoder_for(dialect, facts(kind=kind))
     with pytest.raises(Unsupported, match="encoder 2"):
         encoder_for("openai.chat", facts(encoder=2))

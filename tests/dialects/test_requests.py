@@ -1,4 +1,4 @@
-"""Create bodies: what is taken, what the engine gets of it, and how a refusal names its field."""
+"""Create bodies: accepted ones, the body for the engine, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
-from stream_fabric.ids import StreamId
-from stream_fabric.limits import BATCH_MAX, CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, USER_CHARS_MAX
-from stream_fabric.prefix import block_hashes
+from stream_fabric.limits import (
+    BATCH_MAX,
+    CHOICES_MAX,
+    JSON_CONTAINERS_MAX,
+    JSON_DEPTH_MAX,
+    MESSAGES_MAX,
+    USER_CHARS_MAX,
+)
+from stream_fabric.pool.prefix import block_hashes
+from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.facts import StreamFacts
@@ -33,7 +40,7 @@ def completions(prompt: Any, **more: Any) -> CreateRequest:
     return parse_create(msgspec.json.encode({"model": "m", "prompt": prompt, **more}), "completions")
 
 
-def test_the_least_body() -> None:
+def test_the_minimal_body() -> None:
     assert chat() == CreateRequest(
         kind="chat",
         model="m",
@@ -50,7 +57,7 @@ def test_the_least_body() -> None:
     )
 
 
-def test_what_placement_goes_by() -> None:
+def test_the_fields_that_placement_uses() -> None:
     request = chat(service_tier="flex", deadline_s=2.5, max_tokens=7, tools=[{"type": "function"}])
     assert (request.tier, request.deadline_s, request.max_tokens) == (2, 2.5, 7)
     assert request.prompt == (b'[{"type":"function"}]', b'{"role":"user","content":"hi"}')
@@ -76,12 +83,12 @@ def test_a_conversations_next_turn_begins_with_the_blocks_of_the_one_before() ->
     )
 
 
-def test_whether_logprobs_were_asked_for() -> None:
+def test_logprobs_are_requested() -> None:
     assert chat(logprobs=True).logprobs and completions("p", logprobs=0).logprobs
     assert not (chat(logprobs=False).logprobs or completions("p", logprobs=None).logprobs)
 
 
-def test_what_is_ours_is_read_and_taken_out() -> None:
+def test_our_own_fields_are_read_and_removed() -> None:
     request = chat(
         stream=True,
         stream_options={"include_usage": True, "include_obfuscation": False},
@@ -115,14 +122,14 @@ def test_what_is_ours_is_read_and_taken_out() -> None:
     ],
     ids=lambda more: str(more)[:50],
 )
-def test_what_clients_send_is_taken(more: dict[str, Any]) -> None:
+def test_real_client_bodies_are_accepted(more: dict[str, Any]) -> None:
     sent = {"model": "m", "messages": MESSAGES, **more}
     kept = msgspec.json.decode(chat(**more).body)
     assert kept == {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
 
 
 @pytest.mark.parametrize("prompt", ["", "x", ["x"], [1, 2, 3], [[1, 2]], ["é\n"]])
-def test_prompts_that_are_taken(prompt: Any) -> None:
+def test_accepted_prompts(prompt: Any) -> None:
     assert msgspec.json.decode(completions(prompt).body)["prompt"] == prompt
 
 
@@ -185,7 +192,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("more", "field", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_a_refusal_names_the_field_and_what_was_given(more: dict[str, Any], field: str, words: str) -> None:
+def test_an_error_names_the_field_and_its_value(more: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(BadRequest) as raised:
         chat(**more)
     assert raised.value.param == field
@@ -195,7 +202,7 @@ def test_a_refusal_names_the_field_and_what_was_given(more: dict[str, Any], fiel
 
 
 @pytest.mark.parametrize("prompt", [[], [""] * 2 + [1], [[]], [[], []], None, 5, {"a": 1}, [1.5], [[1, "x"]]])
-def test_prompts_that_are_refused(prompt: Any) -> None:
+def test_refused_prompts(prompt: Any) -> None:
     with pytest.raises(BadRequest) as raised:
         completions(prompt)
     assert raised.value.param == "prompt"
@@ -203,14 +210,14 @@ def test_prompts_that_are_refused(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
-def test_one_prompt_a_request(prompts: Any) -> None:
+def test_one_prompt_per_request(prompts: Any) -> None:
     with pytest.raises(Unsupported, match="one prompt, got 2") as raised:
         completions(prompts)
     assert raised.value.param == "prompt"
 
 
 @pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completions", "prompt")])
-def test_what_is_missing_is_named(kind: Generated, field: str) -> None:
+def test_a_missing_field_is_named(kind: Generated, field: str) -> None:
     for body, name in ((b"{}", "model"), (b'{"model":"m"}', field)):
         with pytest.raises(BadRequest, match=f"{name} is missing") as raised:
             parse_create(body, kind)
@@ -232,8 +239,8 @@ def test_what_is_missing_is_named(kind: Generated, field: str) -> None:
         (b'{"model":"m","x":{"y":"\xff"}}', "UTF-8"),
         (b'{"model":"m","\xff":1}', "UTF-8"),
         (b'\xef\xbb\xbf{"model":"m"}', "JSON object"),
-        (b'{"model":"m","model":"m"}', "model is given more than once"),
-        (b'{"model":"m","mod\\u0065l":"x"}', "model is given more than once"),
+        (b'{"model":"m","model":"m"}', "model occurs more than once"),
+        (b'{"model":"m","mod\\u0065l":"x"}', "model occurs more than once"),
         (b"{%b}" % b",".join(b'"f%d":1' % k for k in range(1001)), "more than 1000 fields"),
         (b'{"model":"m","messages":[{"role":"user"}],"temperature":1e400}', "out of range"),
         (b'{"model":"m","messages":[{"role":"user"}],"temperature":1' + b"0" * 400 + b"}", "temperature"),
@@ -241,7 +248,7 @@ def test_what_is_missing_is_named(kind: Generated, field: str) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_is_no_body(body: bytes, words: str) -> None:
+def test_invalid_bodies(body: bytes, words: str) -> None:
     with pytest.raises(BadRequest, match=words) as raised:
         parse_create(body, "chat")
     assert len(raised.value.message) < 400
@@ -259,7 +266,7 @@ def test_what_is_no_body(body: bytes, words: str) -> None:
         ),
     )
 )
-def test_any_json_is_taken_or_refused(value: dict[str, Any]) -> None:
+def test_any_json_is_accepted_or_refused(value: dict[str, Any]) -> None:
     try:
         request = parse_create(json.dumps(value).encode(), "chat")
     except BadRequest:
@@ -289,7 +296,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
 
 
-def test_the_depth_that_is_read() -> None:
+def test_the_depth_limit() -> None:
     check_depth(nested(JSON_DEPTH_MAX))
     for body in (nested(JSON_DEPTH_MAX + 2), b"[" * 200_000, b'{"a":' * 200_000, b'["\\""' + b"[" * 65):
         with pytest.raises(TooDeep):
@@ -362,7 +369,7 @@ def rerank(query: Any = "q", documents: Any = ("a", "b"), **more: Any) -> Create
     return parse_rerank(msgspec.json.encode({"model": "m", "query": query, "documents": documents, **more}))
 
 
-def test_the_least_embeddings_and_rerank() -> None:
+def test_minimal_embeddings_and_rerank() -> None:
     asked = embeddings("é")
     assert asked == CreateRequest(
         kind="embeddings",
@@ -385,7 +392,7 @@ def test_the_least_embeddings_and_rerank() -> None:
 
 
 @pytest.mark.parametrize("make", [embeddings, rerank])
-def test_embeddings_and_rerank_take_our_fields_and_rest_on_no_prefix(make: Callable[..., CreateRequest]) -> None:
+def test_embeddings_and_rerank_take_our_fields_and_have_no_prefix(make: Callable[..., CreateRequest]) -> None:
     long = "x" * 5000
     request = make(
         long, stream=False, session_id="s", user="u", service_tier="flex", deadline_s=2, background=True, vendor=[1.50]
@@ -403,12 +410,12 @@ def test_embeddings_and_rerank_take_our_fields_and_rest_on_no_prefix(make: Calla
     ["", "x", ["x"] * BATCH_MAX, [1] * (BATCH_MAX + 1), [[1, 2], [3]], [[1]] * BATCH_MAX],
     ids=lambda given: str(given)[:20],
 )
-def test_inputs_that_are_taken(given: Any) -> None:
+def test_accepted_inputs(given: Any) -> None:
     assert msgspec.json.decode(embeddings(given).body)["input"] == given
 
 
 @pytest.mark.parametrize("more", [{"dimensions": 1}, {"encoding_format": "base64", "dimensions": None}, {"user": "x"}])
-def test_embeddings_that_are_taken(more: dict[str, Any]) -> None:
+def test_accepted_embeddings(more: dict[str, Any]) -> None:
     assert msgspec.json.decode(embeddings(**more).body) == {"model": "m", "input": "x", **more}
 
 
@@ -424,23 +431,23 @@ def test_embeddings_that_are_taken(more: dict[str, Any]) -> None:
         ({"given": [1.5]}, "input", "1.5"),
         ({"given": [True]}, "input", "bool"),
         ({"given": {"text": "x"}}, "input", "object"),
-        ({"given": ["x"] * (BATCH_MAX + 1)}, "input", f"at most {BATCH_MAX} inputs, got {BATCH_MAX + 1}"),
+        ({"given": ["x"] * (BATCH_MAX + 1)}, "input", f"at most {BATCH_MAX} items, got {BATCH_MAX + 1}"),
         ({"given": [[1]] * (BATCH_MAX + 1)}, "input", f"got {BATCH_MAX + 1}"),
         ({"encoding_format": "bytes"}, "encoding_format", "float, base64; got 'bytes'"),
         ({"encoding_format": 1}, "encoding_format", "1"),
         ({"dimensions": 0}, "dimensions", "got 0"),
         ({"dimensions": "64"}, "dimensions", '"64"'),
-        ({"stream": True}, "stream", "whole"),
+        ({"stream": True}, "stream", "not streamed"),
         ({"session_id": ""}, "session_id", "got 0"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_refusal_of_embeddings_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
+def test_an_embeddings_error_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
     _refused(lambda: embeddings(**more), name, words)
 
 
 @pytest.mark.parametrize("documents", [["a"], ["a"] * BATCH_MAX, [{"text": "a", "title": "b"}, "c"], [{"text": ""}]])
-def test_documents_that_are_taken(documents: Any) -> None:
+def test_accepted_documents(documents: Any) -> None:
     assert msgspec.json.decode(rerank("", documents, top_n=0).body)["documents"] == documents
 
 
@@ -451,18 +458,18 @@ def test_documents_that_are_taken(documents: Any) -> None:
         ({"query": ["q"]}, "query", "array"),
         ({"documents": None}, "documents", "null"),
         ({"documents": "a"}, "documents", '"a"'),
-        ({"documents": []}, "documents", f"1 to {BATCH_MAX} documents, got 0"),
+        ({"documents": []}, "documents", f"1 to {BATCH_MAX} items, got 0"),
         ({"documents": ["a"] * (BATCH_MAX + 1)}, "documents", f"got {BATCH_MAX + 1}"),
         ({"documents": [1]}, "documents", "int"),
         ({"documents": [{"title": "a"}]}, "documents", "text"),
         ({"documents": [{"text": 1}]}, "documents", "text"),
         ({"top_n": -1}, "top_n", "got -1"),
         ({"top_n": 1.5}, "top_n", "1.5"),
-        ({"stream": True}, "stream", "whole"),
+        ({"stream": True}, "stream", "not streamed"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_refusal_of_rerank_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
+def test_a_rerank_error_names_the_field(more: dict[str, Any], name: str, words: str) -> None:
     _refused(lambda: rerank(**more), name, words)
 
 
@@ -484,7 +491,7 @@ def _refused(parse: Callable[[], object], name: str, words: str) -> None:
         (parse_rerank, b'{"model":"m","query":"q"}', "documents"),
     ],
 )
-def test_what_embeddings_and_rerank_miss_is_named(
+def test_missing_fields_of_embeddings_and_rerank_are_named(
     parse: Callable[[bytes], CreateRequest], body: bytes, name: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"{name} is missing"):
@@ -492,8 +499,18 @@ def test_what_embeddings_and_rerank_miss_is_named(
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "rerank"])
-def test_what_comes_whole_has_no_dialect(kind: Kind) -> None:
+def test_unstreamed_responses_have_no_dialect(kind: Kind) -> None:
     facts = StreamFacts(StreamId("resp_" + "0" * 32), 1, "m", kind)
     for dialect in (f"openai.{kind}", "openai.chat", "nonsense"):
         with pytest.raises(Unsupported, match=f"/v1/{kind}"):
             encoder_for(dialect, facts)
+
+
+def test_the_number_of_messages_is_bounded() -> None:
+    message = {"role": "user", "content": "hi, you"}
+    body = {"model": "m", "messages": [message] * MESSAGES_MAX}
+    assert len(parse_create(msgspec.json.encode(body), "chat").prompt) == MESSAGES_MAX
+    body["messages"] = [message] * (MESSAGES_MAX + 1)
+    with pytest.raises(BadRequest, match=f"holds {MESSAGES_MAX + 1} messages; the limit is {MESSAGES_MAX}") as refused:
+        parse_create(msgspec.json.encode(body), "chat")
+    assert refused.value.param == "messages"

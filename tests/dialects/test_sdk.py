@@ -1,4 +1,4 @@
-"""The official SDK's accumulating helper reads our bytes and comes to our own answer."""
+"""The official SDK's accumulating helper builds our own whole response from our bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.frames import End, Open, coalesce, encode, encode_text
+from stream_fabric.stream.frames import End, Open, coalesce, encode, encode_text
 from stream_gw.dialects.accumulate import Accumulator, snapshot
 from stream_gw.dialects.facts import StreamFacts
 from tests.dialects.fold import fold
 from tests.dialects.strategies import STREAM, Stream, streams
-from tests.dialects.test_spelling import encoder
+from tests.dialects.test_encoders import encoder
 
 
 class Canned:
@@ -53,7 +53,7 @@ def canned() -> Iterator[Canned]:
 
 
 def _said(completion: dict[str, Any]) -> dict[str, Any]:
-    """What a completion says, without what differs in being null, empty or absent, or is the helper's own."""
+    """A completion without fields that are null, empty, absent or the SDK helper's own."""
     for choice in completion["choices"]:
         choice.pop("stop_reason", None)
         message = choice["message"]
@@ -84,12 +84,12 @@ def whole(stream: Stream) -> dict[str, Any]:
 
 
 @given(streams("chat", "completed"))
-def test_the_helper_comes_to_the_same_answer(canned: Canned, stream: Stream) -> None:
+def test_the_helper_builds_the_same_response(canned: Canned, stream: Stream) -> None:
     assert canned.streamed(encoder(stream).sse(stream.lines, 1, 1), stream.facts.n) == whole(stream)
 
 
 @given(streams("chat", "completed"))
-def test_the_helper_takes_a_first_event_that_says_when_to_come_back(canned: Canned, stream: Stream) -> None:
+def test_the_helper_accepts_a_first_event_with_a_retry_time(canned: Canned, stream: Stream) -> None:
     body = b": hb\nretry: 500\n" + encoder(stream).sse(stream.lines, 1, 1)
     assert canned.streamed(body, stream.facts.n) == whole(stream)
 
@@ -116,7 +116,7 @@ def test_the_raw_iterator_reads_completions(canned: Canned, stream: Stream) -> N
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "incomplete"])
-def test_an_end_that_is_no_answer_raises(canned: Canned, status: Any) -> None:
+def test_an_end_other_than_completion_raises(canned: Canned, status: Any) -> None:
     stream = Stream(StreamFacts(STREAM, 1, "sim-small"), [])
     lines = [encode(Open(0, 0, "text")), encode_text(0, "half"), encode(End(status))]
     with pytest.raises(openai.APIError) as raised:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
 
-from tests.client.browser import chromium
 from tests.gateway.processes import Running, running
 from tests.gateway.wire import Gate
 
@@ -31,12 +29,6 @@ def one(platform: Running) -> Gate:
 @pytest.fixture
 def two(platform: Running) -> Gate:
     return platform.gates[1]
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as launched:
-        yield launched
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import NODE_FOLDER
 from tests.gateway.wire import MODEL, Gate, chat, text_of_chunks
 from tests.support.proxy import Proxy
+
+pytestmark = pytest.mark.platform
 
 SCRIPT_S = 60
 
@@ -34,7 +38,7 @@ async def script(node: str, name: str, gate: Gate, **env: str) -> AsyncIterator[
 
 
 async def result(process: asyncio.subprocess.Process) -> Any:
-    """What it prints, once it has ended well."""
+    """The program's printed result, after it ended with exit code 0."""
     async with asyncio.timeout(SCRIPT_S):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
@@ -58,7 +62,8 @@ async def test_openai_aborts_cancel(node: str, one: Gate, two: Gate) -> None:
 
 
 async def test_eventsource_resumes_and_ends(node: str, one: Gate, two: Gate) -> None:
-    stream = await one.background(60, seed=6)
+    count = 400  # lasts six seconds: it still runs when a busy machine cuts it
+    stream = await one.background(count, seed=6)
     async with Proxy.before(two.port) as proxy:
         gate = Gate(f"http://127.0.0.1:{proxy.port}", two.pid, two.key)
         async with script(node, "eventsource.mjs", gate, STREAM=stream) as process:
@@ -73,5 +78,5 @@ async def test_eventsource_resumes_and_ends(node: str, one: Gate, two: Gate) -> 
     numbers = [int(name.partition("-")[2]) for name in told["ids"]]
     assert numbers == sorted(set(numbers)), "every event once and in order"
     assert int(told["asked"][1].partition("-")[2]) in numbers and told["asked"][2] == told["ids"][-1]
-    whole = await one.ask("POST", "/v1/chat/completions", {**chat(60, 6), "stream": False})
+    whole = await one.ask("POST", "/v1/chat/completions", {**chat(count, 6), "stream": False})
     assert text_of_chunks(told["chunks"]) == whole.json["choices"][0]["message"]["content"]

@@ -8,11 +8,14 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
 from tests.gateway.processes import Running
 from tests.gateway.wire import MODEL, Gate
+
+pytestmark = pytest.mark.platform
 
 ASK: dict[str, Any] = {
     "model": MODEL,
@@ -45,7 +48,7 @@ def client(one: Gate) -> Iterator[OpenAI]:
         yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def aclient(one: Gate) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{one.url}/v1", api_key=one.key, max_retries=0, timeout=20) as made:
         yield made
@@ -216,7 +219,7 @@ def test_errors_are_the_sdks_classes(client: OpenAI, one: Gate) -> None:
 
 
 def test_a_retried_request_generates_once(client: OpenAI) -> None:
-    """What the SDK does after a lost connection, with a key of the caller's."""
+    """The SDK retries after a lost connection, with the caller's idempotency key."""
     headers = {"Idempotency-Key": f"retry-{id(client)}"}
     answers = [client.chat.completions.create(**ASK, extra_headers=headers) for _ in range(2)]
     assert answers[0].id == answers[1].id and answers[0].choices == answers[1].choices

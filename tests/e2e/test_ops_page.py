@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 
+from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
+from tests.client.browser import PATIENCE_MS
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import Gate, chat
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.platform
+
 HOSTILE = "<img src=x onerror=document.title='owned'><b>&amp;"
-PATIENCE_MS = 20_000
 
 WATERFALL = """(table) => ({
     rows: [...table.querySelectorAll("tbody tr.segment")].map((row) => {
@@ -56,7 +60,7 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     need_redis()
     folder: Path = tmp_path_factory.mktemp("ops")
-    operator, tenant = new_key(), new_key()
+    operator, tenant = new_key(HostRandom()), new_key(HostRandom())
     keys = folder / "keys.toml"
     keys.write_text(
         f"""
@@ -89,14 +93,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             yield Fleet(gates, Gate(gateway.facts["url"], gateway.pid, tenant), operator, model, facts)
 
 
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    expect.set_options(timeout=PATIENCE_MS)
-    yield
-    expect.set_options(timeout=5000)
-
-
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     made = await browser.new_context()
     made.set_default_timeout(PATIENCE_MS)
@@ -165,7 +162,7 @@ async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: 
         await expect(detail.get_by_role("heading", name=streams[0])).to_be_visible()
         await expect(detail).to_contain_text("Likely cause:")
         await expect(detail.get_by_role("region", name="Candidates of the placement")).to_contain_text("taken")
-        await expect(detail.get_by_role("region", name="Tries of replicas")).to_contain_text("billed")
+        await expect(detail.get_by_role("region", name="Attempts by replica")).to_contain_text("billed")
         shown = await detail.locator("table.waterfall").evaluate(WATERFALL)
         why = (await one.ask("GET", f"/v1/admin/traces/{streams[0]}/why")).json
         check_waterfall(shown, why["wall_us"])
@@ -180,7 +177,7 @@ async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: 
 
         await page.get_by_label("Id of a request").fill("resp_nobody")
         await page.get_by_role("button", name="Find").click()
-        await expect(page.get_by_role("dialog")).to_contain_text("nothing is known of resp_nobody")
+        await expect(page.get_by_role("dialog")).to_contain_text("there are no events of resp_nobody")
         await page.keyboard.press("Escape")
         await page.get_by_role("button", name="Refused").click()
         await expect(page.get_by_role("button", name="Refused")).to_have_attribute("aria-pressed", "true")
@@ -254,8 +251,8 @@ async def test_by_the_keyboard_alone(context: BrowserContext, fleet: Fleet) -> N
 async def test_who_may_not_is_told_why(context: BrowserContext, fleet: Fleet) -> None:
     async with opened(context, f"{fleet.hostile.url}/ops") as page:
         for key, says in (
-            ("sk-nobody", "the credential is unknown or has been revoked"),
-            (fleet.hostile.key, "this token may not admin"),
+            ("sk-nobody", "the credential is unknown or revoked"),
+            (fleet.hostile.key, "this credential has no scope 'admin'"),
         ):
             await page.get_by_label("API key").fill(key)
             await page.keyboard.press("Enter")

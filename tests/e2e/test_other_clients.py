@@ -17,6 +17,8 @@ from tests.client.contract import CONTRACT, Target
 from tests.client.contract_js import CONTRACT_JS, run_on
 from tests.gateway.wire import MODEL, Gate, chat, text_of_chunks
 
+pytestmark = pytest.mark.platform
+
 
 @pytest.fixture
 def target(one: Gate) -> Target:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -24,10 +22,10 @@ from stream_fabric.events import (
     event_key,
     itl_bounds_us,
     itl_bucket,
-    itl_quantile_us,
     sampled,
 )
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.process.stats import locate_quantile, percentile
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 
 STREAM = StreamId("resp_" + "0" * 32)
 REQUEST = RequestTrace(
@@ -89,8 +87,9 @@ def test_a_sketch_tells_quantiles_within_an_eighth(gaps: list[int], share: float
     sketch = [0] * ITL_BUCKETS
     for gap in gaps:
         sketch[itl_bucket(gap)] += 1
-    exact = sorted(gaps)[math.ceil(share * len(gaps)) - 1]
-    assert itl_quantile_us(sketch, share) == pytest.approx(exact, rel=0.126, abs=1)
+    found = locate_quantile(sketch, share, len(gaps))
+    assert found is not None
+    assert sum(itl_bounds_us(found.bucket)) / 2 == pytest.approx(percentile(sorted(gaps), share), rel=0.126, abs=1)
 
 
 def test_money_is_rounded_once() -> None:

@@ -1,4 +1,4 @@
-"""What fails on real Redis: links, servers, replicas that lack the tail, sentinels, slots on the move.
+"""Failures of a real Redis: links, servers, replicas that lack the tail, sentinels, moving slots.
 
 A real agent with a small engine writes; a follower made of ``Reader``, ``Subscriber`` and ``watch`` reads, as a gateway
 does. The claim is the same in every test: whole, once, in order, and the same bytes for ever.
@@ -15,21 +15,27 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import pytest
 
-from inference.agent.agent import Agent, AgentPolicy, new_replica_id
-from inference.agent.lease import LeasePolicy
-from stream_fabric.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.errors import FabricUnavailable
-from stream_fabric.frames import End, decode, is_end, is_text, text_parts
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from inference.agent.agent import Agent
+from inference.agent.replica import AgentPolicy, LeasePolicy
+from stream_fabric.errors import FabricFull, FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
-from stream_fabric.log import CreateCode, unpack_parts
-from stream_fabric.ports import EngineLoad, EngineRequest, FrameSink, NoEvents
-from stream_fabric.reader import Gap, Need, Reader, Reset, Run, Step
-from stream_fabric.redis.client import SLOTS, Address, Partitions, RedisClient, RedisUrl, slot_of
-from stream_fabric.redis.pool import Candidate, Placed, RedisPools, Work
+from stream_fabric.pool.placement import Placed
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
+from stream_fabric.ports import FrameSink
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.redis.topology import SLOTS, slot_of
+from stream_fabric.redis_url import Address, RedisUrl
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.frames import End, decode, is_end, is_text, text_parts
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import CreateCode
+from stream_fabric.stream.reader import Gap, Need, Reader, Reset, Run, Step
+from tests.support.agents import make_agent
 from tests.support.proxy import Proxy
+from tests.support.published import unpack_parts
 from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
 from tests.support.waiting import eventually
 
@@ -183,7 +189,7 @@ async def running(url: str, engine: Teller, *, agent_url: str = "") -> AsyncIter
     await agents.start()
     follower = Follower(ours)
     policy = AgentPolicy(LeasePolicy(POOL, "teller", ("m",), True, 3.0, 1.0), 0.3, 1.0)
-    agent = Agent(policy, new_replica_id("r"), engine, agents, Partitions(PARTITIONS), NoEvents())
+    agent = make_agent(policy, engine, agents, Partitions(PARTITIONS))
     tasks = [asyncio.create_task(work) for work in (follower.subscriber.run(), follower.pages(), agent.run())]
     try:
         await follower.subscriber.wait_ready()
@@ -356,8 +362,8 @@ async def test_a_server_out_of_memory_is_an_outage_not_a_crash(redis_server: Red
         redis_server("CONFIG", "SET", "maxmemory", 1)
         small = RedisClient(redis_server.url, timeout_s=0.2)
         await small.start()
-        with pytest.raises(FabricUnavailable, match="OOM"):
-            await RedisStreamLog(small, Partitions(PARTITIONS)).cancel(stream, ACME)
+        with pytest.raises(FabricFull, match="memory limit"):
+            await RedisStreamLog(small, Partitions(PARTITIONS)).put_placement(stream, b"{}")
         await small.close()
         redis_server("CONFIG", "SET", "maxmemory", 0)
         await eventually(lambda: follower.ended(stream), "the end")

@@ -1,13 +1,14 @@
-"""What streams are found by besides their id, on real Redis."""
+"""Idempotency keys and users' running streams, on real Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
-from stream_fabric.ids import StreamId, TenantId, UserId
-from stream_fabric.redis.client import RedisClient, RedisUrl
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.index import RedisIndex
+from stream_fabric.redis_url import RedisUrl
+from stream_fabric.stream.ids import StreamId, TenantId, UserId
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 

@@ -6,17 +6,27 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-from stream_fabric.cursor import BEGINNING, Cursor, Epoch
 from stream_fabric.errors import TooMany
-from stream_fabric.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
-from stream_fabric.limits import INPUTS_MAX, LIVE_TTL_S, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S, RETENTION_S
-from stream_fabric.log import (
+from stream_fabric.limits import (
+    INPUTS_BYTES_MAX,
+    INPUTS_MAX,
+    LIVE_TTL_S,
+    PAGE_ENTRIES_MAX,
+    PENDING_CANCEL_TTL_S,
+    RETENTION_S,
+)
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import (
     UNIT,
     Append,
     AppendCode,
@@ -27,12 +37,9 @@ from stream_fabric.log import (
     Takeover,
     cancelled_end,
     failed_end,
-    unpack_parts,
 )
-from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.streams import RedisStreamLog
-from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from tests.support.memory_log import MemoryStreamLog
+from tests.support.published import unpack_parts
 from tests.support.waiting import eventually
 
 ACME, OTHER = TenantId("acme"), TenantId("other")
@@ -41,6 +48,13 @@ EPOCH = Epoch(1, "aa")
 FACTS = b'{"model":"m \xc3\xa9"}'
 LOST = ErrorInfo("replica_lost", 'it "died"\nhere', "server_error", 502, True)
 PARTITIONS = 4
+
+
+class Reply(NamedTuple):
+    """``AppendReply`` without whether somebody watches."""
+
+    code: AppendCode
+    seq: int
 
 
 class Fabric:
@@ -75,8 +89,9 @@ class Fabric:
         assert await self.log.create(stream, EPOCH, ACME, FACTS, gateway) is CreateCode.CREATED
         return stream
 
-    async def append(self, *items: Append) -> list[AppendReply]:
-        return await self.log.append(self.log.partition(items[0].stream), items)
+    async def append(self, *items: Append) -> list[Reply]:
+        replies = await self.log.append(self.log.partition(items[0].stream), items)
+        return [Reply(reply.code, reply.seq) for reply in replies]
 
     async def watch(self, stream: StreamId, after: Cursor = BEGINNING, gateway: GatewayId | None = None) -> Any:
         page = await self.log.watch(stream, ACME, gateway, after)
@@ -89,7 +104,7 @@ class Fabric:
 
 
 class Ear:
-    """What one peer has heard."""
+    """Messages that one peer received."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
@@ -230,7 +245,7 @@ async def test_invariant_5_exact_cancel_before_the_stream_exists(fabric: Fabric)
     assert await fabric.log.cancel(stream, ACME) == CancelReply("pending", None, "")
     assert await fabric.log.cancel(stream, OTHER) == CancelReply("none", None, "")
     assert await fabric.log.create(stream, EPOCH, ACME, FACTS, None) is CreateCode.CANCELLED
-    assert await fabric.append(batch(stream, 1, 2)) == [AppendReply(AppendCode.NOSTREAM, 0)]
+    assert await fabric.append(batch(stream, 1, 2)) == [(AppendCode.NOSTREAM, 0)]
     assert await fabric.log.watch(stream, ACME, None, BEGINNING) is None
     assert await fabric.head(stream) is None
     # Another tenant's cancel of an id it guessed stops nothing
@@ -423,7 +438,7 @@ async def test_invariant_5_exact_cancel_among_racing_appends(fabric: Fabric) -> 
         for seq in range(1, 200):
             (reply,) = await fabric.append(batch(stream, seq, seq))
             if reply.code is AppendCode.CANCELLED:
-                return int(reply.seq)
+                return reply.seq
             await asyncio.sleep(0)
         raise AssertionError("the cancel never came")
 
@@ -492,7 +507,7 @@ async def test_invariant_1_single_writer_across_a_takeover(fabric: Fabric) -> No
     await eventually(lambda: [p for p in bell.payloads if stream.encode() in p])
     assert bell.payloads[-1] == UNIT.join((b"fence", stream.encode(), b"1.aa", b"3"))
     assert (await fabric.append(batch(stream, 4, 4)))[0].code is AppendCode.FENCED
-    ((code, seq),) = await fabric.log2.append(
+    ((code, seq, *_),) = await fabric.log2.append(
         fabric.log2.partition(stream), [batch(stream, 4, 5, epoch=Epoch(2, "bb"))]
     )
     assert (code, seq) == (AppendCode.OK, 5)
@@ -511,7 +526,7 @@ async def test_invariant_1_one_epoch_is_one_replicas(fabric: Fabric) -> None:
     stream = await fabric.create()
     await fabric.append(batch(stream, 1, 3))
     for again in (batch(stream, 1, 2), batch(stream, 4, 4)):
-        ((code, seq),) = await fabric.log2.append(fabric.log2.partition(stream), [again])
+        ((code, seq, *_),) = await fabric.log2.append(fabric.log2.partition(stream), [again])
         assert (code, seq) == (AppendCode.FENCED, 3)
     assert (await fabric.append(batch(stream, 4, 4)))[0].code is AppendCode.OK
 
@@ -641,6 +656,49 @@ async def test_reading_is_the_tenants_own(fabric: Fabric) -> None:
     assert await fabric.log.watch(fabric.stream(), None, gateway, BEGINNING) is None
 
 
+async def test_an_append_tells_that_nobody_watches(fabric: Fabric) -> None:
+    gateway = fabric.name("g")
+    await fabric.listen(gateway)
+    stream, watched = await fabric.create(gateway, partition=1), await fabric.create(gateway, partition=1)
+
+    async def append(seq: int, item: Append | None = None) -> AppendReply:
+        mine, other = await fabric.log.append(1, [item or batch(stream, seq, seq), batch(watched, seq, seq)])
+        assert other == AppendReply(AppendCode.OK, seq)
+        assert mine[:2] == (AppendCode.OK, seq)
+        return AppendReply(*mine)
+
+    assert (await append(1)).unwatched == ""
+    await fabric.log.unwatch(stream, gateway)
+    assert (await append(2)).unwatched == "L"
+    await eventually(lambda: _older(fabric, stream, 30))
+    reply = await append(3)
+    assert reply.unwatched == "L" and 30 <= reply.unwatched_ms < 60_000
+    await fabric.watch(stream, gateway=gateway)
+    assert (await append(4)).unwatched == ""
+    await fabric.log.unwatch(stream, gateway)
+    assert (await append(5, ending(stream, 5))).unwatched == "", "it has ended"
+
+
+async def test_the_last_reader_s_leaving_rings_the_replica(fabric: Fabric) -> None:
+    g, gg = fabric.name("g"), fabric.name("gg")
+    bell = await fabric.listen(R1)
+    stream, unbegun, last = [await fabric.create(g, partition=1) for _ in range(3)]
+    await fabric.append(batch(stream, 1, 1))
+    await fabric.append(batch(last, 1, 1))
+    await fabric.watch(stream, gateway=gg)
+    await fabric.log.unwatch(unbegun, g)
+    await fabric.log.unwatch(stream, g)
+    await fabric.log.unwatch(stream, gg)
+    rung = UNIT.join((b"unwatched", stream.encode(), str(EPOCH).encode(), b"0"))
+    await eventually(lambda: bell.payloads)
+    assert bell.payloads == [rung], "once, by the stream that has a replica"
+    await fabric.append(ending(stream, 2))
+    await fabric.log.unwatch(stream, gg)
+    await fabric.log.unwatch(last, g)
+    await eventually(lambda: len(bell.payloads) > 1)
+    assert bell.payloads == [rung, rung.replace(stream.encode(), last.encode())], "not of one that has ended"
+
+
 async def test_unwatch(fabric: Fabric) -> None:
     g, gg = fabric.name("g"), fabric.name("gg")
     stream = await fabric.create(g)
@@ -689,6 +747,15 @@ async def test_inputs_are_bounded(fabric: Fabric) -> None:
     with pytest.raises(TooMany):
         await fabric.log.input(stream, ACME, "more", msgspec.Raw(b"1"))
     assert await fabric.log.input(stream, ACME, "i5", msgspec.Raw(b"1")) == "duplicate"
+
+
+async def test_inputs_are_bounded_in_bytes(fabric: Fabric) -> None:
+    stream = await fabric.create()
+    item = msgspec.Raw(b'"' + b"x" * (INPUTS_BYTES_MAX * 2 // 3) + b'"')
+    assert await fabric.log.input(stream, ACME, "a", item) == "accepted"
+    with pytest.raises(TooMany):
+        await fabric.log.input(stream, ACME, "b", item)
+    assert await fabric.log.input(stream, ACME, "c", msgspec.Raw(b"1")) == "accepted"
 
 
 # --- what only Redis has -----------------------------------------------------------------------------------

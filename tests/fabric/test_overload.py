@@ -1,4 +1,4 @@
-"""What a pool does with more than it can begin: the law of it, and that it holds whoever asks at the same time."""
+"""Overload of a pool: the law, and that it holds under concurrent requests."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
-from stream_fabric.placement import TIERS, Ask, Placed, PoolState, Queued, Refused, Seat
-from stream_fabric.ports import EngineLoad, EngineRequest
-from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo, Work
-from stream_fabric.surge import (
+from stream_fabric.pool.overload import (
     RETRY_S_MAX,
     SPAN,
     UNDER_SHARE,
-    Marks,
-    Surge,
-    drawn,
-    guest_backlog_s,
-    is_refused,
+    OverloadMarks,
+    OverloadTerms,
+    is_rejected,
+    overflow_in_backlog_s,
+    rejection_draw,
     retry_after_s,
-    share_refused,
+    share_rejected,
 )
+from stream_fabric.pool.placement import TIERS, Placed, PlacementRequest, Queued, Refused, ReplicaSlot
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
+from stream_fabric.pool.state import PoolState
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 
 BATCH = TIERS.index("batch")
-SEAT = Seat(1e15, True, 4, 5, 0, 0.0, 0.0, 1000.0, 100.0)
+SEAT = ReplicaSlot(1e15, True, 4, 5, 0, 0.0, 0.0, 1000.0, 100.0)
 HALF = 0.5 + 0.5 / 1024
-"""Of which also the second draw is a half."""
+"""A jitter whose second draw is also one half."""
 seconds = st.floats(0, 1000)
 marks = st.floats(0.01, 100)
 draws = st.floats(0, 1, exclude_max=True)
@@ -43,9 +44,9 @@ draws = st.floats(0, 1, exclude_max=True)
 
 def asked(
     *, tier: int = 1, tenant: str = "acme", session: str = "", prompt: int = 100, output: int = 90, jitter: float = HALF
-) -> Ask:
+) -> PlacementRequest:
     stream = new_stream_id(1_700_000_000_000, os.urandom(10))
-    return Ask(stream, TenantId(tenant), tier, "m", session, prompt, output, 1e15, jitter)
+    return PlacementRequest(stream, TenantId(tenant), tier, "m", session, prompt, output, 1e15, jitter)
 
 
 def pool(replicas: int = 1, **seat: float) -> tuple[PoolState, list[ReplicaId]]:
@@ -55,7 +56,9 @@ def pool(replicas: int = 1, **seat: float) -> tuple[PoolState, list[ReplicaId]]:
     return state, names
 
 
-def place(state: PoolState, names: list[ReplicaId], ask: Ask, surge: Surge, held: int = 0) -> Placed | Queued | Refused:
+def place(
+    state: PoolState, names: list[ReplicaId], ask: PlacementRequest, surge: OverloadTerms, held: int = 0
+) -> Placed | Queued | Refused:
     return state.place(ask, names, [held] * len(names), 0, None, surge)
 
 
@@ -67,16 +70,16 @@ def test_the_longer_the_backlog_the_more_are_refused_from_none_at_the_mark_to_al
     one_s: float, other_s: float, mark_s: float
 ) -> None:
     low_s, high_s = sorted((one_s, other_s))
-    assert 0 <= share_refused(low_s, mark_s) <= share_refused(high_s, mark_s) <= 1
-    assert share_refused(mark_s, mark_s) == 0 and share_refused(SPAN * mark_s, mark_s) == 1
-    assert share_refused(high_s, 0) == 0, "a tier without a mark is never refused"
+    assert 0 <= share_rejected(low_s, mark_s) <= share_rejected(high_s, mark_s) <= 1
+    assert share_rejected(mark_s, mark_s) == 0 and share_rejected(SPAN * mark_s, mark_s) == 1
+    assert share_rejected(high_s, 0) == 0, "a tier without a mark is never refused"
 
 
 @given(seconds, marks, draws)
 def test_a_request_is_refused_where_its_draw_is_under_the_share(backlog_s: float, mark_s: float, draw: float) -> None:
-    share = share_refused(backlog_s, mark_s)
+    share = share_rejected(backlog_s, mark_s)
     if abs(draw - share) > 1e-9:  # what rounding decides
-        assert is_refused(backlog_s, mark_s, draw) == (draw < share)
+        assert is_rejected(backlog_s, mark_s, draw) == (draw < share)
 
 
 @given(seconds, st.tuples(marks, marks, marks), draws)
@@ -84,7 +87,7 @@ def test_a_tier_is_never_refused_where_a_better_one_is_and_it_is_not(
     backlog_s: float, unordered: tuple[float, float, float], draw: float
 ) -> None:
     batch_s, standard_s, interactive_s = sorted(unordered)
-    refused = [is_refused(backlog_s, mark_s, draw) for mark_s in (batch_s, standard_s, interactive_s)]
+    refused = [is_rejected(backlog_s, mark_s, draw) for mark_s in (batch_s, standard_s, interactive_s)]
     assert refused == sorted(refused, reverse=True)
 
 
@@ -99,14 +102,14 @@ def test_who_is_refused_is_told_a_time_within_which_the_backlog_is_done(
 
 @given(draws)
 def test_the_second_draw_is_another(jitter: float) -> None:
-    assert 0 <= drawn(jitter) < 1
+    assert 0 <= rejection_draw(jitter) < 1
 
 
 def test_a_host_takes_guests_only_far_from_its_own_marks() -> None:
-    home = Marks((20.0, 10.0, 0.5), 1.0, ("b",))
-    assert guest_backlog_s(home, None) == 0.5
-    assert guest_backlog_s(home, Marks((0.0, 2.0, 0.2), 4.0)) == 0.2
-    assert guest_backlog_s(home, Marks((0.0, 0.0, 0.0))) == 0.5
+    home = OverloadMarks((20.0, 10.0, 0.5), 1.0, ("b",))
+    assert overflow_in_backlog_s(home, None) == 0.5
+    assert overflow_in_backlog_s(home, OverloadMarks((0.0, 2.0, 0.2), 4.0)) == 0.2
+    assert overflow_in_backlog_s(home, OverloadMarks((0.0, 0.0, 0.0))) == 0.5
 
 
 # --- a pool --------------------------------------------------------------------------------------------------
@@ -115,26 +118,26 @@ def test_a_host_takes_guests_only_far_from_its_own_marks() -> None:
 def test_an_unloaded_pool_refuses_nobody_whatever_its_marks() -> None:
     state, names = pool()
     for _ in range(4):
-        assert isinstance(place(state, names, asked(tier=BATCH), Surge(0.45, 0.45)), Placed)
-    assert state.shed == [0, 0, 0] and state.sent == 0
+        assert isinstance(place(state, names, asked(tier=BATCH), OverloadTerms(0.45, 0.45)), Placed)
+    assert state.rejected == [0, 0, 0] and state.overflowed == 0
 
 
 def test_what_waits_behind_a_tier_is_not_ahead_of_it() -> None:
     state, names = pool(in_flight=5)
     state.report(names[0], SEAT, ("m",), (), {StreamId(f"s{k}"): "" for k in range(5)}, 0)
     for _ in range(10):  # a second each
-        assert isinstance(place(state, names, asked(tier=BATCH), Surge()), Queued)
-    assert place(state, names, asked(tier=BATCH), Surge(5.0)) == Refused(7, "shed", 10.0)
-    assert isinstance(place(state, names, asked(tier=0), Surge(5.0)), Queued), "it goes before them all"
-    refused = place(state, names, asked(tier=BATCH), Surge(5.5))
+        assert isinstance(place(state, names, asked(tier=BATCH), OverloadTerms()), Queued)
+    assert place(state, names, asked(tier=BATCH), OverloadTerms(5.0)) == Refused(7, "shed", 10.0)
+    assert isinstance(place(state, names, asked(tier=0), OverloadTerms(5.0)), Queued), "it goes before them all"
+    refused = place(state, names, asked(tier=BATCH), OverloadTerms(5.5))
     assert refused == Refused(7, "shed", 11.0)
-    assert state.shed == [0, 0, 2]
+    assert state.rejected == [0, 0, 2]
 
 
 def test_what_has_no_first_token_yet_counts_where_there_is_no_line() -> None:
     state, names = pool(2, prefill_ms=3000)
-    assert place(state, names, asked(), Surge(1.0)) == Refused(3, "shed", 3.0)
-    assert isinstance(place(state, names, asked(), Surge(3.0)), Placed)
+    assert place(state, names, asked(), OverloadTerms(1.0)) == Refused(3, "shed", 3.0)
+    assert isinstance(place(state, names, asked(), OverloadTerms(3.0)), Placed)
 
 
 def test_a_large_pools_line_is_shared_by_all_its_replicas() -> None:
@@ -142,9 +145,9 @@ def test_a_large_pools_line_is_shared_by_all_its_replicas() -> None:
     for name in names:
         state.report(name, SEAT, ("m",), (), {StreamId(f"{name}-{k}"): "" for k in range(5)}, 0)
     for _ in range(10):
-        place(state, names, asked(), Surge())
-    named = place(state, names, asked(), Surge(1.0))
-    of_ten = place(state, names, asked(), Surge(0.4, replicas=10))
+        place(state, names, asked(), OverloadTerms())
+    named = place(state, names, asked(), OverloadTerms(1.0))
+    of_ten = place(state, names, asked(), OverloadTerms(0.4, replicas=10))
     assert isinstance(named, Refused) and isinstance(of_ten, Refused)
     assert (named.backlog_s, of_ten.backlog_s) == (5.0, 1.0)
 
@@ -153,19 +156,19 @@ def test_a_tenant_under_its_share_of_the_line_is_refused_later() -> None:
     state, names = pool(in_flight=5)
     state.report(names[0], SEAT, ("m",), (), {StreamId(f"s{k}"): "" for k in range(5)}, 0)
     for _ in range(10):
-        place(state, names, asked(tenant="greedy"), Surge())
-    surge = Surge(10 / SPAN)
+        place(state, names, asked(tenant="greedy"), OverloadTerms())
+    surge = OverloadTerms(10 / SPAN)
     assert isinstance(place(state, names, asked(tenant="greedy"), surge), Refused)
     assert isinstance(place(state, names, asked(tenant="modest"), surge), Queued)
     for _ in range(int(10 * UNDER_SHARE)):
-        place(state, names, asked(tenant="greedy"), Surge())
+        place(state, names, asked(tenant="greedy"), OverloadTerms())
     assert isinstance(place(state, names, asked(tenant="modest"), surge), Refused), "later, not never"
 
 
 def test_only_who_tolerates_a_miss_goes_elsewhere() -> None:
     state, names = pool(prefill_ms=1500)
-    home = Surge(0.0, 1.0)
-    assert isinstance(place(state, names, asked(session="s"), Surge()), Placed)  # 1.6 s ahead of the next
+    home = OverloadTerms(0.0, 1.0)
+    assert isinstance(place(state, names, asked(session="s"), OverloadTerms()), Placed)  # 1.6 s ahead of the next
     assert isinstance(place(state, names, asked(session="s"), home), Placed), "its session's replica is here"
     assert isinstance(place(state, names, asked(prompt=2000), home, held=1500), Placed), "a second and a half is spared"
     elsewhere = place(state, names, asked(prompt=2000), home, held=100)
@@ -174,42 +177,42 @@ def test_only_who_tolerates_a_miss_goes_elsewhere() -> None:
     state.report(ReplicaId("r1"), SEAT._replace(prefill_ms=1500), ("m",), (), {}, 0)
     gone = place(state, [ReplicaId("r0"), ReplicaId("r1")], asked(session="s"), home)
     assert isinstance(gone, Refused) and gone.why == "elsewhere", "what it was bound to is gone"
-    assert state.sent == 2
+    assert state.overflowed == 2
 
 
 def test_where_no_replica_takes_requests_they_may_go_elsewhere_and_are_not_refused() -> None:
     state, names = pool(ready=False)
-    assert isinstance(place(state, names, asked(), Surge(0.1)), Queued), "it is a waiting room"
-    assert place(state, names, asked(), Surge(0.1, 1.0)) == Refused(0, "elsewhere", 0.0)
+    assert isinstance(place(state, names, asked(), OverloadTerms(0.1)), Queued), "it is a waiting room"
+    assert place(state, names, asked(), OverloadTerms(0.1, 1.0)) == Refused(0, "elsewhere", 0.0)
 
 
 def test_a_tier_that_is_refused_first_is_not_shifted_and_the_others_are_not_refused_before() -> None:
     state, names = pool(prefill_ms=4000)
-    assert place(state, names, asked(tier=BATCH), Surge(0.5, 1.0)) == Refused(5, "shed", 4.0)
-    assert place(state, names, asked(tier=1), Surge(2.0, 1.0)) == Refused(0, "elsewhere", 4.0)
-    assert place(state, names, asked(tier=1), Surge(2.0, again=True)) == Refused(3, "shed", 4.0)
-    assert (state.sent, state.back) == (1, 1)
+    assert place(state, names, asked(tier=BATCH), OverloadTerms(0.5, 1.0)) == Refused(5, "shed", 4.0)
+    assert place(state, names, asked(tier=1), OverloadTerms(2.0, 1.0)) == Refused(0, "elsewhere", 4.0)
+    assert place(state, names, asked(tier=1), OverloadTerms(2.0, again=True)) == Refused(3, "shed", 4.0)
+    assert (state.overflowed, state.returned) == (1, 1)
 
 
 def test_demand_is_counted_once_and_at_home() -> None:
     home, names = pool(prefill_ms=4000)
     host, others = pool()
     asks = asked()
-    place(home, names, asks, Surge(0.0, 1.0))
-    place(host, others, asks, Surge(0.5, guest_max=0.6))
-    place(home, names, asks, Surge(0.0, again=True))
+    place(home, names, asks, OverloadTerms(0.0, 1.0))
+    place(host, others, asks, OverloadTerms(0.5, overflow_in_max=0.6))
+    place(home, names, asks, OverloadTerms(0.0, again=True))
     assert home.arrived == (1, 100, 90) and host.arrived == (0, 0, 0)
 
 
 def test_a_guest_is_taken_at_once_or_not_at_all() -> None:
     host, names = pool(slots=10, room=12)
-    guest = Surge(0.5, guest_max=0.6)
+    guest = OverloadTerms(0.5, overflow_in_max=0.6)
     answers = [place(host, names, asked(prompt=1), guest) for _ in range(7)]
     assert all(isinstance(answer, Placed) for answer in answers[:6])
     assert answers[6] == Refused(0, "crowded", 0.6)
     busy, names = pool(prefill_ms=600)
     assert isinstance(place(busy, names, asked(), guest), Refused), "its own are behind already"
-    assert not any(host.tiers) and not any(busy.tiers)
+    assert not any(host.queue.tiers) and not any(busy.queue.tiers)
 
 
 def test_under_a_steady_overload_what_is_refused_settles_and_does_not_swing() -> None:
@@ -223,7 +226,7 @@ def test_under_a_steady_overload_what_is_refused_settles_and_does_not_swing() ->
             ahead_ms = max(ahead_ms - 50, 0.0)
             state.inboxes[name].clear()
             state.report(name, SEAT._replace(prefill_ms=ahead_ms, room=10_000, slots=10_000), ("m",), (), {}, 0)
-            answer = place(state, [name], asked(tier=BATCH, output=0, jitter=rng.random()), Surge(1.0))
+            answer = place(state, [name], asked(tier=BATCH, output=0, jitter=rng.random()), OverloadTerms(1.0))
             refused += isinstance(answer, Refused)
             ahead_ms += 0 if isinstance(answer, Refused) else 100
         shares.append(refused / 200)
@@ -268,7 +271,7 @@ async def test_of_a_burst_over_many_gateways_no_more_gets_in_than_the_marks_allo
     async def ask(number: int) -> Placed | Queued | Refused:
         work = work_of(BATCH, 100, 90)  # a second in line
         pools = gateways[number % GATEWAYS]
-        return await pools.place(name, work, candidates, wait_s=60, jitter=random.random(), surge=Surge(mark_s))
+        return await pools.place(name, work, candidates, wait_s=60, jitter=random.random(), terms=OverloadTerms(mark_s))
 
     answers = await asyncio.gather(*(ask(number) for number in range(400)))
     shed = [answer for answer in answers if isinstance(answer, Refused)]
@@ -276,10 +279,10 @@ async def test_of_a_burst_over_many_gateways_no_more_gets_in_than_the_marks_allo
     assert sum(isinstance(answer, Placed) for answer in answers) == 5
     assert len(queued) <= SPAN * mark_s and {answer.why for answer in shed} == {"shed"}
     assert all(answer.backlog_s > mark_s for answer in shed)
-    lines = await gateways[0].lines(name)
+    lines = await gateways[0].tier_queues(name)
     assert lines[BATCH].depth == len(queued)
-    assert (await gateways[0].surged(name)).shed == (0, 0, len(shed))
-    assert (await gateways[0].arrived(name)).requests == 400, "who is refused is demand"
+    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, len(shed))
+    assert (await gateways[0].demand_totals(name)).requests == 400, "who is refused is demand"
 
 
 async def test_of_guests_over_many_gateways_no_more_get_in_than_there_is_room_for(gateways: list[RedisPools]) -> None:
@@ -287,13 +290,13 @@ async def test_of_guests_over_many_gateways_no_more_get_in_than_there_is_room_fo
     candidates = [Candidate(await joined(gateways[0], name, 20, 25), 0) for _ in range(2)]
 
     async def ask(number: int) -> Placed | Queued | Refused:
-        pools, surge = gateways[number % GATEWAYS], Surge(0.5, guest_max=0.6)
-        return await pools.place(name, work_of(1, 1, 10), candidates, wait_s=0, jitter=random.random(), surge=surge)
+        pools, surge = gateways[number % GATEWAYS], OverloadTerms(0.5, overflow_in_max=0.6)
+        return await pools.place(name, work_of(1, 1, 10), candidates, wait_s=0, jitter=random.random(), terms=surge)
 
     answers = await asyncio.gather(*(ask(number) for number in range(300)))
     assert sum(isinstance(answer, Placed) for answer in answers) == 24
     assert {answer.why for answer in answers if isinstance(answer, Refused)} == {"crowded"}
-    assert (await gateways[0].arrived(name)).requests == 0
+    assert (await gateways[0].demand_totals(name)).requests == 0
     assert await gateways[0].waiting(name) == []
 
 
@@ -303,7 +306,7 @@ async def test_what_is_counted_of_a_line_is_the_line_also_after_all_have_left_it
     works = [work_of(1, 100 + number, 50) for number in range(6)]
 
     async def backlog_s() -> float:
-        probe = await pools.place(name, work_of(1, 1, 1), candidates, wait_s=60, jitter=0.0, surge=Surge(1e-9))
+        probe = await pools.place(name, work_of(1, 1, 1), candidates, wait_s=60, jitter=0.0, terms=OverloadTerms(1e-9))
         return probe.backlog_s if isinstance(probe, Refused) else 0.0
 
     await pools.place(name, work_of(1, 1000, 1), candidates, wait_s=60, jitter=0.0)
@@ -311,7 +314,7 @@ async def test_what_is_counted_of_a_line_is_the_line_also_after_all_have_left_it
         await pools.place(name, work, candidates, wait_s=60, jitter=0.0)
     in_line_s = sum((100 + number) / 1000 + 0.5 for number in range(6))
     assert await backlog_s() == pytest.approx(1.0 + in_line_s)
-    await pools.leave(name, [works[2].request.stream])
+    await pools.remove_queued(name, [works[2].request.stream])
     assert await backlog_s() == pytest.approx(1.0 + in_line_s - 0.602)
-    await pools.leave(name, [work.request.stream for work in works])
+    await pools.remove_queued(name, [work.request.stream for work in works])
     assert await backlog_s() == pytest.approx(1.0), "what the replica has yet to begin is left"

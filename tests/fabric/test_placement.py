@@ -12,12 +12,22 @@ from itertools import count
 import msgspec
 import pytest
 
-from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
-from stream_fabric.placement import PASSED_MAX, Ask, Placed, PoolState, Queued, Refused, Seat, choose
-from stream_fabric.ports import EngineLoad, EngineRequest
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.placement import (
+    PASSED_MAX,
+    Placed,
+    PlacementRequest,
+    Queued,
+    Refused,
+    ReplicaSlot,
+    choose,
+)
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, OverloadTotals, ReplicaInfo, Work
+from stream_fabric.pool.state import PoolState
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Surged, Work
-from stream_fabric.surge import NO_SURGE, Surge
+from stream_fabric.redis.inbox import RedisInbox
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 
 FAR_S = 3600.0
 QUEUE_MAX = 12
@@ -38,7 +48,11 @@ class LawPool:
         self.state = PoolState(queue_max)
 
     async def place(
-        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None, surge: Surge = NO_SURGE
+        self,
+        ask: PlacementRequest,
+        candidates: Sequence[Candidate],
+        instead: ReplicaId | None,
+        surge: OverloadTerms = NO_OVERLOAD_TERMS,
     ) -> Placed | Queued | Refused:
         names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
         return self.state.place(ask, names, matched, _now_ms(), instead, surge)
@@ -47,15 +61,15 @@ class LawPool:
         self, info: ReplicaInfo, ended: Sequence[StreamId], running: dict[StreamId, str] | None
     ) -> tuple[int, int]:
         expires = _now_ms() + FAR_S * 1000
-        seat = info.seat()._replace(expires_ms=expires)
+        seat = info.slot()._replace(expires_ms=expires)
         taken = self.state.report(info.replica, seat, info.models, ended, running, _now_ms())
-        return len(taken), sum(map(len, self.state.tiers))
+        return len(taken), sum(map(len, self.state.queue.tiers))
 
     async def leave(self, stream: StreamId) -> int:
-        return int(self.state.leave(stream))
+        return int(self.state.remove_queued(stream))
 
     async def line(self, streams: Sequence[StreamId]) -> list[int]:
-        return [self.state.position(stream) for stream in streams]
+        return [self.state.queue.position(stream) for stream in streams]
 
     async def where(self, stream: StreamId) -> str | None:
         return (self.state.at[stream] or "queue") if stream in self.state.at else None
@@ -75,11 +89,15 @@ class RedisPool:
         self.name = f"pool-{os.urandom(4).hex()}"
 
     async def place(
-        self, ask: Ask, candidates: Sequence[Candidate], instead: ReplicaId | None, surge: Surge = NO_SURGE
+        self,
+        ask: PlacementRequest,
+        candidates: Sequence[Candidate],
+        instead: ReplicaId | None,
+        surge: OverloadTerms = NO_OVERLOAD_TERMS,
     ) -> Placed | Queued | Refused:
         wait_s = (ask.wait_until_ms - _now_ms()) / 1000
         return await self.pools.place(
-            self.name, work_of(ask), candidates, wait_s=wait_s, jitter=ask.jitter, instead=instead, surge=surge
+            self.name, work_of(ask), candidates, wait_s=wait_s, jitter=ask.jitter, instead=instead, terms=surge
         )
 
     async def report(
@@ -91,19 +109,19 @@ class RedisPool:
         return reply.pulled, reply.waiting
 
     async def leave(self, stream: StreamId) -> int:
-        return await self.pools.leave(self.name, [stream])
+        return await self.pools.remove_queued(self.name, [stream])
 
     async def line(self, streams: Sequence[StreamId]) -> list[int]:
-        return (await self.pools.line(self.name, streams))[1]
+        return (await self.pools.queue_positions(self.name, streams))[1]
 
     async def where(self, stream: StreamId) -> str | None:
-        return await self.pools.where(self.name, stream)
+        return await self.pools.holder(self.name, stream)
 
     async def flight(self, replica: ReplicaId) -> set[StreamId]:
         return set(await self.pools.in_flight(self.name, replica))
 
     async def read_inbox(self, replica: ReplicaId) -> list[StreamId]:
-        inbox = Inbox(self.client, self.name, replica)
+        inbox = RedisInbox(self.client, self.name, replica)
         entries = await inbox.read(0.001)
         if entries:
             await inbox.done([(e.entry, e.stream) for e in entries])
@@ -115,10 +133,11 @@ def _now_ms() -> float:
     return time.time() * 1000
 
 
-def work_of(ask: Ask) -> Work:
+def work_of(ask: PlacementRequest) -> Work:
     request = EngineRequest(ask.stream, "chat", ask.model, msgspec.Raw(b"{}"))
     return Work(
-        request, "1.aa", ask.tenant, b"", 2.0, ask.tier, ask.session, ask.prompt_tokens, ask.output_tokens
+        request, "1.aa", ask.tenant, b"", 2.0, ask.tier, ask.session, ask.prompt_tokens, ask.output_tokens,
+        tried=ask.tried,
     )  # fmt: skip
 
 
@@ -136,9 +155,9 @@ def info_of(
 def ask(
     *, tenant: str = "acme", tier: int = 1, session: str = "", prompt: int = 1000, output: int = 100,
     wait_s: float = 60, jitter: float = 0.0, model: str = "m",
-) -> Ask:  # fmt: skip
+) -> PlacementRequest:  # fmt: skip
     until = _now_ms() + wait_s * 1000
-    return Ask(new_stream(), TenantId(tenant), tier, model, session, prompt, output, until, jitter)
+    return PlacementRequest(new_stream(), TenantId(tenant), tier, model, session, prompt, output, until, jitter)
 
 
 Pool = LawPool | RedisPool
@@ -159,7 +178,7 @@ def to(*names: str, **matched: int) -> list[Candidate]:
     return [Candidate(ReplicaId(name), matched.get(name, 0)) for name in names]
 
 
-async def placed(pool: Pool, asked: Ask, candidates: Sequence[Candidate]) -> tuple[str, str]:
+async def placed(pool: Pool, asked: PlacementRequest, candidates: Sequence[Candidate]) -> tuple[str, str]:
     reply = await pool.place(asked, candidates, None)
     assert isinstance(reply, Placed), reply
     return reply.replica, reply.reason
@@ -373,7 +392,7 @@ async def test_a_stream_is_taken_from_a_replica_that_can_run_it_no_more(pool: Po
     moved = await pool.place(asked, to("b"), ReplicaId("a"))
     assert isinstance(moved, Placed) and moved.replica == "b"
     assert await pool.flight(ReplicaId("a")) == set()
-    # Who comes second finds it there
+    # The second placement finds it there
     assert (await pool.place(asked, to("a"), ReplicaId("a"))) == Placed(ReplicaId("b"), "only", ())
     # and the first one's late word that it has ended does not take it from the second
     await pool.report(info_of("a"), [asked.stream], None)
@@ -401,6 +420,27 @@ async def test_who_lost_a_replica_is_first_of_its_tier_also_where_the_queue_is_f
     assert await pool.where(mine.stream) == "b" and await pool.line([line[0].stream]) == [1]
 
 
+async def test_a_stream_waits_for_a_replica_that_has_not_lost_it_while_one_lives(pool: Pool) -> None:
+    for name in "abc":
+        await pool.report(info_of(name, room=1, models=("m",) if name != "c" else ("other",)), [], {})
+    mine, other, behind = ask(), ask(), ask()
+    assert (await placed(pool, mine, to("a")))[0] == "a"
+    assert (await placed(pool, other, to("b")))[0] == "b"
+    moved = await pool.place(mine._replace(tried=(ReplicaId("a"),)), to("b"), ReplicaId("a"))
+    assert isinstance(moved, Queued) and moved.position == 1
+    assert isinstance(await pool.place(behind, to("b"), None), Queued)
+    # It has room again, and takes the next one; the other replica gets the stream
+    await pool.report(info_of("a", room=1), [mine.stream], None)
+    assert [await pool.where(asked.stream) for asked in (mine, behind)] == ["queue", "a"]
+    await pool.report(info_of("b", room=1), [other.stream], None)
+    assert await pool.where(mine.stream) == "b"
+    # Without another one that serves the model, it is better than nobody
+    lost = mine._replace(tried=(ReplicaId("a"), ReplicaId("b")))
+    assert isinstance(await pool.place(lost, [], ReplicaId("b")), Queued)
+    await pool.report(info_of("a", room=1), [behind.stream], None)
+    assert await pool.where(mine.stream) == "a"
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["redis", "cluster"])
 async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.FixtureRequest) -> None:
@@ -410,7 +450,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
     law, real = LawPool(QUEUE_MAX), RedisPool(client, QUEUE_MAX)
     rng = random.Random(seed)
     names = [f"r{k}" for k in range(rng.choice([1, 3, 6]))]
-    known: list[Ask] = []
+    known: list[PlacementRequest] = []
     running: dict[str, dict[StreamId, str]] = {name: {} for name in names}
     kinds = Counter[str]()
     for _ in range(150):
@@ -439,6 +479,9 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                     assert at is not None
                     running[at].pop(asked.stream, None)
                     others = to(*(n for n in names if n != at))
+                    asked = asked._replace(
+                        tried=tuple(map(ReplicaId, {at, *rng.sample(names, rng.randint(0, 2) % len(names))}))
+                    )
                     moved = [await pool.place(asked, others, ReplicaId(at)) for pool in (law, real)]
                     _check_same(*moved)
             case "end":
@@ -468,24 +511,26 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
             assert await law.where(asked.stream) == await real.where(asked.stream)
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
-        assert await real.pools.arrived(real.name) == law.state.arrived
+        assert await real.pools.demand_totals(real.name) == law.state.arrived
         state = law.state
-        assert await real.pools.surged(real.name) == Surged(tuple(state.shed), max(state.sent - state.back, 0))
+        assert await real.pools.overload_totals(real.name) == OverloadTotals(
+            tuple(state.rejected), max(state.overflowed - state.returned, 0)
+        )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
     await client.close()
 
 
-def _random_surge(rng: random.Random) -> Surge:
+def _random_surge(rng: random.Random) -> OverloadTerms:
     mark_s = rng.choice([0, 0.05, 0.5, 4])
     match rng.choice(["none", "none", "home", "home", "guest", "again"]):
         case "home":
-            return Surge(mark_s, rng.choice([0, 0.1, 1]), replicas=rng.choice([0, 0, 9]))
+            return OverloadTerms(mark_s, rng.choice([0, 0.1, 1]), replicas=rng.choice([0, 0, 9]))
         case "again":
-            return Surge(mark_s, again=True)
+            return OverloadTerms(mark_s, again=True)
         case "guest":
-            return Surge(rng.choice([0.5, 60]), guest_max=rng.choice([0.3, 0.6, 1]))
+            return OverloadTerms(rng.choice([0.5, 60]), overflow_in_max=rng.choice([0.3, 0.6, 1]))
         case _:
-            return NO_SURGE
+            return NO_OVERLOAD_TERMS
 
 
 def _random_info(rng: random.Random, name: str) -> ReplicaInfo:
@@ -513,7 +558,7 @@ def _check_same(ours: Placed | Queued | Refused, theirs: Placed | Queued | Refus
 
 
 def test_every_candidate_is_explained() -> None:
-    seat = Seat(1e15, True, 4, 5, 0, 0.0, 0.0, 8000.0, 2000.0)
+    seat = ReplicaSlot(1e15, True, 4, 5, 0, 0.0, 0.0, 8000.0, 2000.0)
     seats = [seat, None, seat._replace(in_flight=5), seat._replace(ready=False), seat._replace(decode_ms=1e6)]
     names = [ReplicaId(f"r{k}") for k in range(5)]
     choice = choose(names, seats, [100, 0, 0, 0, 5000], ask(), "", 0.0)

@@ -11,30 +11,22 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from stream_fabric.cursor import BEGINNING, Epoch
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.frames import End, ErrorInfo, Usage, decode, encode_text
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.limits import CANDIDATES_MAX
-from stream_fabric.log import Append, AppendCode
-from stream_fabric.ports import EngineLoad, EngineRequest
-from stream_fabric.redis.client import Partitions, RedisClient, slot_of
-from stream_fabric.redis.pool import (
-    LINE_LOOKED_AT,
-    Arrival,
-    Candidate,
-    Inbox,
-    Placed,
-    Queued,
-    RedisPools,
-    ReplicaInfo,
-    ReplicaState,
-    Report,
-    Work,
-)
-from stream_fabric.redis.reaper import LOST, Reaper
-from stream_fabric.redis.rescue import Rescue
+from stream_fabric.pool.placement import Placed, Queued, ReplicaState
+from stream_fabric.pool.records import Arrival, Candidate, EngineLoad, EngineRequest, LeaseReport, ReplicaInfo, Work
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.failover import Failover
+from stream_fabric.recovery.lease_reaper import LOST, LeaseReaper
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.inbox import RedisInbox
+from stream_fabric.redis.pools import QUEUE_SAMPLE_MAX, RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.stream.cursor import BEGINNING, Epoch
+from stream_fabric.stream.frames import End, ErrorInfo, Usage, decode, encode_text
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import Append, AppendCode
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
@@ -67,7 +59,7 @@ class Pool:
         room: int | None = None,
         ttl_s: float = 30.0,
         ended: Sequence[StreamId] = (),
-    ) -> Report:
+    ) -> LeaseReport:
         info = self.info(replica, state, slots, room)
         return await self.pools.report(info, ttl_s=ttl_s, ended=ended, running=dict.fromkeys(running, ""))
 
@@ -80,8 +72,8 @@ class Pool:
     async def flight(self, replica: ReplicaId) -> set[StreamId]:
         return set(await self.pools.in_flight(self.name, replica))
 
-    def inbox(self, replica: ReplicaId) -> Inbox:
-        return Inbox(self.client, self.name, replica)
+    def inbox(self, replica: ReplicaId) -> RedisInbox:
+        return RedisInbox(self.client, self.name, replica)
 
 
 @pytest.fixture(params=["redis", "cluster"])
@@ -106,7 +98,7 @@ def work(stream: StreamId) -> Work:
 
 
 async def test_who_sits_in_a_pool_is_told_the_dead_too(pool: Pool) -> None:
-    assert await pool.pools.seats(pool.name) == []
+    assert await pool.pools.slot_uses(pool.name) == []
     busy, dead = replica("busy"), replica("dead")
     await pool.renew(busy, new_stream(), new_stream(), ttl_s=30)
     await pool.renew(dead, new_stream(), ttl_s=0.05)
@@ -116,7 +108,7 @@ async def test_who_sits_in_a_pool_is_told_the_dead_too(pool: Pool) -> None:
         return dead in await pool.pools.expired(pool.name)
 
     await eventually(over, "the lease to end")
-    seats = {held.replica: held for held in await pool.pools.seats(pool.name)}
+    seats = {held.replica: held for held in await pool.pools.slot_uses(pool.name)}
     assert seats.keys() == {busy, dead}
     assert 20 < seats[busy].left_s <= 30 and seats[busy].in_flight == 3
     assert -10 < seats[dead].left_s < 0 and seats[dead].in_flight == 1
@@ -125,15 +117,15 @@ async def test_who_sits_in_a_pool_is_told_the_dead_too(pool: Pool) -> None:
 async def test_the_lines_of_a_pool_are_told_by_tier(pool: Pool) -> None:
     full = replica("full")
     await pool.renew(full, room=0)
-    assert await pool.pools.lines(pool.name) == [(0, 0.0, 0, 0)] * 3
-    for number in range(LINE_LOOKED_AT + 4):
+    assert await pool.pools.tier_queues(pool.name) == [(0, 0.0, 0, 0)] * 3
+    for number in range(QUEUE_SAMPLE_MAX + 4):
         asked = msgspec.structs.replace(work(new_stream()), tier=2 if number else 0, prompt_tokens=10, output_tokens=3)
         candidates = [Candidate(full, 0)]
         assert isinstance(await pool.pools.place(pool.name, asked, candidates, wait_s=60, jitter=0.0), Queued)
-    one, none, many = await pool.pools.lines(pool.name)
+    one, none, many = await pool.pools.tier_queues(pool.name)
     assert none == (0, 0.0, 0, 0)
     assert (one.depth, one.prompt_tokens, one.output_tokens) == (1, 10, 3)
-    count = LINE_LOOKED_AT + 3
+    count = QUEUE_SAMPLE_MAX + 3
     assert (many.depth, many.prompt_tokens, many.output_tokens) == (count, 10 * count, 3 * count), (
         "of more than is read"
     )
@@ -148,8 +140,8 @@ async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:
     assert await pool.place(stream, one, two) == one
     for _ in range(3):
         assert await pool.place(stream, two, one) == one
-    assert await pool.pools.holds(pool.name, one, stream)
-    assert not await pool.pools.holds(pool.name, two, stream)
+    assert await pool.pools.in_flight(pool.name, one) == [stream]
+    assert stream not in await pool.pools.in_flight(pool.name, two)
     inbox = pool.inbox(one)
     ((entry_id, name, got, waited_us, handed_us),) = await inbox.read(0.1)
     assert waited_us == 0
@@ -180,7 +172,7 @@ async def test_only_ready_and_living_replicas_get_work(pool: Pool) -> None:
     waiting = new_stream()
     assert await pool.place(waiting, draining, starting, dead, replica("unknown")) == "queue"
     assert (await pool.renew(draining, state="draining")).pulled == 0
-    assert await pool.renew(ready, slots=2) == Report("", 1, 0)
+    assert await pool.renew(ready, slots=2) == LeaseReport("", 1, 0)
     assert await pool.place(new_stream(), draining, ready, dead) == ready
     assert await pool.place(new_stream(), draining, ready, dead) == "queue"
     assert {info.replica for info in await pool.pools.replicas(pool.name)} == {ready, draining, starting}
@@ -200,13 +192,13 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
     assert await pool.place(c, one) == "queue"
     inbox = pool.inbox(one)
     entries = await inbox.read(0.1)
-    # What the agent has not taken from its inbox counts, whatever its list says
+    # Requests still in the inbox count, whatever the agent's list says
     await pool.renew(one, slots=2)
     assert await pool.flight(one) == {a, b}
     await inbox.done([(e.entry, e.stream) for e in entries])
     assert (await pool.renew(one, a, b, slots=2)).waiting == 1
     # `b` ended, however it did: with the next renewal its slot goes to who waits
-    assert await pool.renew(one, a, slots=2) == Report("", 1, 0)
+    assert await pool.renew(one, a, slots=2) == LeaseReport("", 1, 0)
     assert await pool.flight(one) == {a, c}
     # A renewal that was composed before the agent read the inbox leaks nothing and loses nothing
     await pool.renew(one, a, slots=2)
@@ -222,9 +214,9 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
     ((entry_id, *_),) = await inbox.read(0.1)
     await inbox.done([(entry_id, stream)])
     inbox.close()
-    assert await pool.pools.where(pool.name, stream) == one
+    assert await pool.pools.holder(pool.name, stream) == one
     await pool.pools.report(pool.info(one), ttl_s=None, ended=[stream])
-    assert await pool.pools.where(pool.name, stream) is None
+    assert await pool.pools.holder(pool.name, stream) is None
     assert await pool.pools.work(pool.name, stream) is None
     assert await pool.flight(one) == set()
 
@@ -232,11 +224,11 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
 async def test_what_an_operator_asks_for_is_heard_at_the_next_report(pool: Pool) -> None:
     one = replica("one")
     assert (await pool.renew(one)).desired == ""
-    await pool.pools.desire(pool.name, one, "ready", "controller")
+    await pool.pools.request_state(pool.name, one, "ready", "controller")
     heard = await pool.renew(one)
     assert (heard.desired, heard.asked_by) == ("ready", "controller")
-    await pool.pools.desire(pool.name, one, "draining")
-    await pool.pools.desire(pool.name, one, "draining", "health")
+    await pool.pools.request_state(pool.name, one, "draining")
+    await pool.pools.request_state(pool.name, one, "draining", "health")
     heard = await pool.renew(one)
     assert (heard.desired, heard.asked_by) == ("draining", "operator"), "who asked first"
     assert await pool.pools.retire(pool.name, one, leaving=True)
@@ -279,7 +271,7 @@ async def test_retire_spares_a_replica_that_came_back_and_one_whose_streams_are_
     assert not await pool.pools.retire(pool.name, one)
     assert not await pool.pools.retire(pool.name, one, leaving=True)
     assert await pool.flight(one) == {stream}
-    await pool.pools.drop(pool.name, one, [stream])
+    await pool.pools.remove_in_flight(pool.name, one, [stream])
     assert await pool.pools.retire(pool.name, one, leaving=True)
     assert await pool.pools.replicas(pool.name) == []
     assert await pool.place(new_stream(), one) == "queue"
@@ -290,7 +282,7 @@ async def test_every_key_of_a_pool_expires(pool: Pool) -> None:
     await pool.renew(one, new_stream(), slots=3)
     await pool.place(new_stream(), one)
     await pool.pools.put_prefix(pool.name, one, b"1234")
-    await pool.pools.desire(pool.name, one, "ready")
+    await pool.pools.request_state(pool.name, one, "ready")
     await pool.renew(one, new_stream())
     slot = slot_of(f"pool:{pool.name}")
     keys = []
@@ -337,7 +329,7 @@ class Streams:
         stream = new_stream()
         await self.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
         item = Append(stream, "1.aa", 1, 1, encode_text(0, "x"), Usage(output=1))
-        ((code, _),) = await self.log.append(self.log.partition(stream), [item])
+        ((code, *_),) = await self.log.append(self.log.partition(stream), [item])
         assert code is AppendCode.OK
         return stream
 
@@ -345,6 +337,14 @@ class Streams:
         page = await self.log.watch(stream, ACME, None, BEGINNING)
         assert page is not None
         return page.status
+
+
+def failover_of(pool: Pool, log: RedisStreamLog) -> Failover:
+    return Failover(pool.pools, log, HostClock(), HostRandom())
+
+
+def reaper_of(pool: Pool, log: RedisStreamLog) -> LeaseReaper:
+    return LeaseReaper(pool.pools, log, HostClock(), HostRandom())
 
 
 async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end(pool: Pool) -> None:
@@ -359,7 +359,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     await pool.renew(dead, lost, begun, ttl_s=0.3)  # nobody knows what `lost` was asked to be
     await pool.renew(alive, kept)
     await pool.place(unread, dead)  # in its inbox when it dies
-    reapers = [asyncio.create_task(Reaper(pool.pools, of_alive.log).run()) for _ in range(3)]
+    reapers = [asyncio.create_task(reaper_of(pool, of_alive.log).run()) for _ in range(3)]
     started = asyncio.get_running_loop().time()
     try:
         await eventually(lambda: _gone(pool, dead), "the reaper", 5)
@@ -379,7 +379,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     assert {(w.epoch[:2], w.base, w.attempt) for w in moved.values() if w is not None} == {("2.", 0, 2), ("2.", 1, 2)}
     # The dead one's late words do not count
     item = Append(begun, "1.aa", 2, 2, encode_text(0, "x"), Usage(output=2))
-    ((code, _),) = await of_dead.log.append(of_dead.log.partition(begun), [item])
+    ((code, *_),) = await of_dead.log.append(of_dead.log.partition(begun), [item])
     assert code is AppendCode.FENCED
 
 
@@ -395,7 +395,7 @@ async def test_a_stream_that_kills_its_replicas_is_not_handed_on_for_ever(pool: 
     streams = Streams(pool, replica("any"))
     stream = new_stream()
     await streams.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
-    rescue = Rescue(pool.pools, streams.log)
+    rescue = failover_of(pool, streams.log)
     first, second, third, fourth = (replica(name) for name in ("one", "two", "three", "four"))
     await pool.renew(first)
     assert await pool.place(stream, first) == first
@@ -403,12 +403,12 @@ async def test_a_stream_that_kills_its_replicas_is_not_handed_on_for_ever(pool: 
         await pool.renew(one, state="draining")
         await pool.renew(other)
         await rescue.rescue(pool.name, one, stream, LOST)
-        assert await pool.pools.where(pool.name, stream) == other
+        assert await pool.pools.holder(pool.name, stream) == other
         assert await streams.status(stream) == "live"
     await pool.renew(fourth)
     await rescue.rescue(pool.name, third, stream, LOST)
     assert await streams.status(stream) == "failed"
-    assert await pool.pools.where(pool.name, stream) is None
+    assert await pool.pools.holder(pool.name, stream) is None
 
 
 async def test_many_who_rescue_a_stream_at_once_hand_it_to_one_that_can_go_on(pool: Pool) -> None:
@@ -420,17 +420,17 @@ async def test_many_who_rescue_a_stream_at_once_hand_it_to_one_that_can_go_on(po
     for _ in range(10):
         stream = await streams.begin()
         assert await pool.place(stream, dead) == dead
-        await asyncio.gather(*(Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST) for _ in range(5)))
+        await asyncio.gather(*(failover_of(pool, streams.log).rescue(pool.name, dead, stream, LOST) for _ in range(5)))
         ((_, _, got, *_),) = await _read(pool, alive)
         assert got is not None
         mine = Append(stream, got.epoch, got.base + 1, got.base + 1, encode_text(0, "y"), Usage(output=2))
         # One more that comes late, before the new producer's first word
-        await Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST)
-        ((code, _),) = await RedisStreamLog(pool.client, Partitions(4), alive).append(
+        await failover_of(pool, streams.log).rescue(pool.name, dead, stream, LOST)
+        ((code, *_),) = await RedisStreamLog(pool.client, Partitions(4), alive).append(
             streams.log.partition(stream), [mine]
         )
         assert code is AppendCode.OK
-        assert await pool.pools.where(pool.name, stream) == alive
+        assert await pool.pools.holder(pool.name, stream) == alive
     await pool.renew(late)
 
 
@@ -442,7 +442,7 @@ async def test_a_rescue_looks_at_no_more_candidates_than_placement_may(pool: Poo
     assert await pool.place(stream, dead) == dead
     for _ in range(CANDIDATES_MAX + 6):
         await pool.renew(replica("other"))
-    await Rescue(pool.pools, streams.log).rescue(pool.name, dead, stream, LOST)
+    await failover_of(pool, streams.log).rescue(pool.name, dead, stream, LOST)
     (record,) = await streams.log.placements(stream)
     assert len(msgspec.json.decode(record)["candidates"]) == CANDIDATES_MAX
 
@@ -459,12 +459,12 @@ async def test_one_pool_that_cannot_be_read_keeps_no_other_from_its_reaper(pool:
     assert await pool.place(stream, dead) == dead
     await pool.renew(dead, ttl_s=0.001)
     await pool.renew(alive)
-    reaper = asyncio.create_task(Reaper(pool.pools, streams.log).run())
+    reaper = asyncio.create_task(reaper_of(pool, streams.log).run())
 
     async def rescued() -> bool:
         if reaper.done():
             reaper.result()
-        return await pool.pools.where(pool.name, stream) == alive
+        return await pool.pools.holder(pool.name, stream) == alive
 
     try:
         await eventually(rescued, "the rescue", 5)
@@ -482,7 +482,7 @@ async def test_the_queue_is_read_by_one_reaper_at_a_time_and_survives_work_of_an
     assert isinstance(await pool.pools.place(pool.name, asked, [], wait_s=1.0, jitter=0.0), Queued)
     slot, prefix = slot_of(f"pool:{pool.name}"), f"sg:{{pool:{pool.name}}}:"
     await pool.client.execute(slot, "HSET", prefix + "work", stream, b'{"of":"tomorrow"}')
-    reaper = Reaper(pool.pools, streams.log)
+    reaper = reaper_of(pool, streams.log)
     await reaper._sweep_queue(pool.name)  # nobody watches it, and for how long it may go on is not known
     assert await streams.status(stream) == "live"
 
@@ -503,7 +503,7 @@ async def test_who_does_not_sweep_a_queue_does_not_read_it(redis_server: RedisSe
     assert await pool.place(new_stream()) == "queue"
     await pool.client.execute(0, "SET", f"sg:{{pool:{pool.name}}}:(queue):rescue", "another's", "PX", 60_000)
     redis_server("CONFIG", "RESETSTAT")
-    await Reaper(pool.pools, streams.log)._sweep_queue(pool.name)
+    await reaper_of(pool, streams.log)._sweep_queue(pool.name)
     assert b"zrangebyscore" not in redis_server("INFO", "commandstats")
     await client.close()
 
@@ -519,7 +519,7 @@ async def test_a_pool_that_everybody_has_left_is_forgotten(pool: Pool) -> None:
     await pool.renew(two, state="draining")
     assert await pool.pools.retire(pool.name, two, leaving=True)
     assert pool.name in await pool.pools.pools(), "somebody waits in its queue"
-    await pool.pools.leave(pool.name, [waits])
+    await pool.pools.remove_queued(pool.name, [waits])
     await pool.renew(one)
     assert await pool.pools.retire(pool.name, one, leaving=True)
     assert pool.name not in await pool.pools.pools()
@@ -536,7 +536,7 @@ async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -
         wait_s = 0.0 if stream == overdue else 60
         assert isinstance(await pool.pools.place(pool.name, asked, [], wait_s=wait_s, jitter=0.0), Queued)
     await streams.log.cancel(cancelled, ACME)
-    reaper = asyncio.create_task(Reaper(pool.pools, streams.log).run())
+    reaper = asyncio.create_task(reaper_of(pool, streams.log).run())
 
     async def settled() -> bool:
         if reaper.done():
@@ -567,12 +567,12 @@ async def test_the_reaper_waits_for_a_replica_that_renews_after_an_outage(pool: 
     stream = await streams.begin()
     await pool.renew(one, stream, ttl_s=0.001)
     await eventually(lambda: _is_expired(pool, one))
-    reaper = Reaper(pool.pools, streams.log)
+    reaper = reaper_of(pool, streams.log)
     await reaper._reap()
     await pool.renew(one, stream)
-    reaper._dead_since = {key: since - 10 for key, since in reaper._dead_since.items()}
+    reaper._expired_s = dict.fromkeys(reaper._expired_s, 10.0)
     await reaper._reap()
-    assert reaper._dead_since == {}
+    assert reaper._expired_s == {}
     assert await streams.status(stream) == "live"
 
 

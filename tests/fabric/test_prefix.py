@@ -1,4 +1,4 @@
-"""What is known of prefixes: hashes, the agent's ledger against a cache that it cannot see, the gateway's view."""
+"""Prefixes: block hashes, the agent's ledger against a cache that it cannot see, the gateway's view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.limits import PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_MAX, PREFIX_SUMMARY_BLOCKS_MAX
-from stream_fabric.prefix import PrefixLedger, PrefixView, block_hashes
+from stream_fabric.pool.prefix import PrefixLedger, PrefixView, block_hashes
 
 CHAINS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
@@ -45,7 +45,7 @@ def test_the_ledger_follows_an_engine_that_evicts_the_least_recently_used(
 ) -> None:
     """With the engine's own capacity it believes what the engine holds, and what it holds is always a beginning."""
     ledger, cache = PrefixLedger(), OrderedDict[int, None]()
-    ledger.bound(capacity)
+    ledger.set_capacity(capacity)
     for path in prompts:
         hashes = chain(path)
         held = 0
@@ -77,11 +77,11 @@ def test_beliefs_that_prove_wrong_shrink_the_ledger_and_right_ones_let_it_grow()
     for hashes in chains:
         ledger.touch(hashes)
     for hashes in chains[:20]:
-        ledger.settle(ledger.match(hashes), 0)
+        ledger.adjust_limit(ledger.match(hashes), 0)
     shrunk = len(ledger)
     assert shrunk < 4000
     for _ in range(2000):
-        ledger.settle(100, 100)
+        ledger.adjust_limit(100, 100)
     for hashes in chains:
         ledger.touch(hashes)
     assert len(ledger) == 5000

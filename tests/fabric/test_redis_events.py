@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from stream_fabric.redis.client import RedisClient, slot_of
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
+from stream_fabric.redis.topology import slot_of
 from tests.support.redis import RedisServer
 
 

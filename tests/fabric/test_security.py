@@ -20,14 +20,17 @@ from urllib.error import HTTPError
 import pytest
 
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId
-from stream_fabric.redis.client import Partitions, RedisClient, RedisUrl, slot_of
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.settings import FabricSettings
+from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.redis.client import Partitions, RedisClient, logins
 from stream_fabric.redis.index import RedisIndex
-from stream_fabric.redis.pool import RedisPools
-from stream_fabric.redis.reaper import Reaper
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
-from stream_fabric.settings import FabricSettings
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.redis_url import RedisUrl
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId
 from tests.fabric import test_log_contract, test_pools
 from tests.fabric.test_log_contract import PARTITIONS, Fabric, RedisFabric, batch, joined, text
 from tests.fabric.test_pools import Pool
@@ -40,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
 ADMIN, LIMITED, OF_SENTINELS = "hunter2admin", "hunter2limited", "hunter2sentinel"
 OF_TESTS = ("+pttl", "+scan", "+script|flush", "+pubsub|numsub", "+pubsub|shardnumsub")
-"""What the contracts' suites ask for themselves."""
+"""Commands that the contract suites themselves need."""
 AT_ONCE_S = 2.0
 """Far under the 5 s that an outage may last, and above what a busy machine needs for a handshake."""
 
@@ -58,7 +61,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def rights(cluster: bool = False) -> list[str]:
-    """What the runbook gives the user."""
+    """Rights that the runbook gives the Redis user."""
     line = re.search(r"^ACL SETUSER stream-gw on ><password> (.*)$", RUNBOOK, re.MULTILINE)
     more = re.search(r"In a Cluster also `([^`]+)`", RUNBOOK)
     assert line and more
@@ -108,7 +111,7 @@ async def connected(url: str, timeout_s: float = 5.0) -> AsyncIterator[RedisClie
 
 
 async def told(url: str) -> str:
-    """What is said of a start that cannot be, which must not take the time of an outage."""
+    """Error of a start that cannot succeed; it must come at once, not after the time of an outage."""
     began = asyncio.get_running_loop().time()
     with pytest.raises(FabricUnavailable) as raised:
         async with connected(url):
@@ -132,7 +135,7 @@ def test_a_url_with_every_parameter(authority: Authority) -> None:
     assert (url.ca, url.cert, url.key) == (str(ca), str(client.cert), str(client.key))
     assert (url.username, url.password) == ("me", "p@ss")
     assert (url.sentinel_user, url.sentinel_password) == ("guard", "p&+ss")
-    servers, sentinels = url.logins()
+    servers, sentinels = logins(url)
     assert servers.ssl is not None and servers.ssl is sentinels.ssl
     assert servers.ssl.check_hostname
     for shown in (url, servers, sentinels):
@@ -386,15 +389,21 @@ async def test_a_password_changed_while_running_is_an_outage(
         subscriber = Subscriber(client, partition_channels("me", slots), heard.append, lambda names: None)
         log_, pools = RedisStreamLog(client, Partitions(PARTITIONS)), RedisPools(client)
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(subscriber.run()), tasks.create_task(Reaper(pools, log_).run())]
+            background = [
+                tasks.create_task(subscriber.run()),
+                tasks.create_task(LeaseReaper(pools, log_, HostClock(), HostRandom()).run()),
+            ]
             await subscriber.wait_ready()
             change_password(own_server, "hunter2new")
             await eventually(lambda: not subscriber.healthy, "the subscription to be lost")
             with pytest.raises(FabricUnavailable, match="refuses the password of user 'stream-gw'") as raised:
                 await pools.pools()
             assert "did not answer" not in raised.value.message
-            await eventually(lambda: "dead replicas cannot be looked for" in caplog.text, "the reaper's complaint")
-            await eventually(lambda: "cannot subscribe at" in caplog.text, "the subscriber's complaint")
+            await eventually(lambda: "failed, retrying: error=" in caplog.text, "the reaper's complaint")
+            await eventually(
+                lambda: "retrying: server=" in caplog.text,
+                "the subscriber's complaint",
+            )
             assert not any(task.done() for task in background)
             change_password(own_server, LIMITED)
             await eventually(lambda: subscriber.healthy, "the subscription to be back")
@@ -407,6 +416,7 @@ async def test_a_password_changed_while_running_is_an_outage(
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.platform
 async def test_processes_outlive_a_changed_password(own_server: RedisServer) -> None:
     """A gateway, an agent and a controller: alive, not ready while refused, ready again, and nothing is told."""
     env = {"STREAM_GW_REDIS_URL": limited(own_server.url), "STREAM_GW_PARTITIONS": "4"}
@@ -429,8 +439,8 @@ async def test_processes_outlive_a_changed_password(own_server: RedisServer) -> 
         status, body = await readiness()
         assert status == 503
         assert "refuses the password" in body
-        await eventually(lambda: "the lease cannot be renewed" in agent.log, "the agent's complaint")
-        await eventually(lambda: "cannot be looked for" in controller.log, "the controller's complaint")
+        await eventually(lambda: "lease renewal failed" in agent.log, "the agent's complaint")
+        await eventually(lambda: "failed, retrying: error=" in controller.log, "the controller's complaint")
         assert [process.poll() for process in processes] == [None, None, None]
         change_password(own_server, LIMITED)
         await eventually(lambda: _is(readiness, 200), "the gateway to be ready")

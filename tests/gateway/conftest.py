@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Process, Running, on_cluster, running
 from tests.gateway.wire import MODEL, Gate
@@ -54,7 +55,7 @@ class Tenants:
 
 @pytest.fixture(scope="session")
 def tenants(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
-    keys = [new_key() for _ in range(4)]
+    keys = [new_key(HostRandom()) for _ in range(4)]
     digests = [key_digest(key) for key in keys]
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text(

@@ -13,11 +13,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stream_gw.up import redis_binary
+from stream_gw.cli.platform.redis_server import redis_binary
 from tests.gateway.wire import Gate
 from tests.support.redis import RedisCluster
 
@@ -50,11 +51,13 @@ def alive(pid: int) -> bool:
 class Process:
     """One process of ours that prints a JSON line when it is ready."""
 
-    def __init__(self, *flags: str, **env: str) -> None:
+    def __init__(self, *flags: str, tree: Path | None = None, **env: str) -> None:
+        """``tree``: a source tree to run instead of this one."""
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._popen = subprocess.Popen(
             [*CLI, flags[0], "--json", *flags[1:]],
-            env=clean_env(**env),
+            cwd=tree,
+            env=clean_env(**env | ({"PYTHONPATH": str(tree)} if tree else {})),
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
@@ -87,12 +90,12 @@ class Process:
 
     @property
     def log(self) -> str:
-        """What it and its children have said on stderr."""
+        """Output of the process and its children on stderr."""
         self._log.seek(0)
         return self._log.read()
 
     def rest_of_stdout(self) -> bytes:
-        """What came after the first line, once the process has ended."""
+        """Output on stdout after the first line, once the process has ended."""
         assert self._popen.stdout is not None
         return self._popen.stdout.read()
 
@@ -116,7 +119,9 @@ class Process:
                 self.wait()
         log = self.log
         self._release()
-        assert "Traceback" not in log, log
+        # An engine's own lines may hold a traceback: its clients leave in the middle of answers
+        own = "\n".join(line for line in log.splitlines() if '"event": "vLLM: ' not in line)
+        assert "Traceback" not in own, log
 
     def __enter__(self) -> Process:
         return self
@@ -144,6 +149,18 @@ class Running:
         if "STREAM_GW_KEYS_FILE" not in settings:
             settings["STREAM_GW_DEV_KEY"] = self.key
         return contextlib.closing(Process("gateway", "--port", "0", *flags, **settings))
+
+    def agent(self, name: str, *flags: str) -> Process:
+        """One more agent: a replica of its own pool and model, both of this name."""
+        env = {"STREAM_GW_REDIS_URL": self.redis_url, "STREAM_GW_PARTITIONS": "4"}
+        sim = f"model={name},itl_ms=20,ttft_ms=0"
+        return Process("agent", "--replica", name, "--sim", sim, *flags, **env)
+
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """Output of ``stream-gw replicas --json``, by replica."""
+        done = run_cli("replicas", "--json", STREAM_GW_REDIS_URL=self.redis_url)
+        assert done.returncode == 0, done.stderr
+        return {replica["replica"]: replica for pool in json.loads(done.stdout) for replica in pool["replicas"]}
 
     @contextlib.contextmanager
     def silent(self, within_s: float = 2.5) -> Iterator[None]:

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.pools import RedisPools
 from tests.gateway.processes import Process, Running
 from tests.gateway.test_placement import placement, reasons
-from tests.gateway.test_traces import Told, told
+from tests.gateway.test_request_traces import Told, told
 from tests.gateway.wire import DONE, Exchange, Gate, events, refusal
 from tests.support.waiting import eventually
 from tests.vllm import fake
+
+pytestmark = pytest.mark.platform
 
 __all__ = ["told"]  # a fixture
 
@@ -36,7 +38,7 @@ class Adapters:
         return found
 
     async def told(self) -> dict[str, tuple[str, ...]]:
-        """Of each replica in the pool, what its lease says that it serves."""
+        """Models in the lease of each replica of the pool."""
         client = RedisClient(self.redis_url)
         await client.start()
         try:

@@ -1,4 +1,4 @@
-"""What operators watch: one snapshot for all, bounded whoever looks and however slowly, and for operators alone."""
+"""The operations feed: one shared snapshot, bounded for slow viewers, and visible to operators only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ import pytest
 
 from stream_fabric import limits
 from stream_fabric.errors import Draining, FabricUnavailable, TooMany
-from stream_fabric.ids import ReplicaId, TenantId
-from stream_fabric.metrics import TTFT_BUCKETS_S
-from stream_fabric.placement import TIERS
-from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import Held, Line, ReplicaInfo
-from stream_gw.admin import Traces, TracesUnavailable
+from stream_fabric.pool.placement import TIERS
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo, SlotUse, TierQueue
+from stream_fabric.pool.replica_load import TTFT_BUCKETS_S
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.stream.ids import ReplicaId, TenantId
+from stream_gw.admin.feed import Ops
+from stream_gw.admin.records import GatewayStats
+from stream_gw.admin.traces import Traces, TracesUnavailable
+from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import ALL_SCOPES, Principal, key_digest, new_key
-from stream_gw.ops import Itself, Ops, Viewer
-from stream_gw.recent import Recent
-from stream_gw.trace import Over
+from stream_gw.observe.local_stats import LocalStatsWindow
+from stream_gw.observe.trace import ReaderOutcome
 from tests.gateway.processes import Running
 from tests.gateway.wire import MODEL, Exchange, Gate, chat, refusal
 from tests.support.waiting import eventually
@@ -37,7 +39,7 @@ OPERATOR = Principal(TenantId("operations"), frozenset({"admin"}))
 
 
 class Transport:
-    """A socket that takes what it is given, or nothing."""
+    """A connection that accepts everything or, when stopped, nothing."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -65,20 +67,20 @@ class Connection:
 
 
 class Pools:
-    """A fleet, and how often it was read."""
+    """A fleet that counts how often it is read."""
 
     def __init__(self) -> None:
         self.by_pool: dict[str, list[ReplicaInfo]] = {}
         self.plans: dict[str, PoolPlan] = {}
-        self.held: dict[str, list[Held]] = {}
-        self.lined: dict[str, list[Line]] = {}
+        self.held: dict[str, list[SlotUse]] = {}
+        self.lined: dict[str, list[TierQueue]] = {}
         self.reads = 0
         self.away = False
         self.silent = asyncio.Event()
         self.silent.set()
 
     def add(self, pool: str, replica: str, *, left_s: float = 2.0, state: Any = "ready", known: bool = True) -> None:
-        self.held.setdefault(pool, []).append(Held(ReplicaId(replica), left_s, 3))
+        self.held.setdefault(pool, []).append(SlotUse(ReplicaId(replica), left_s, 3))
         if known:
             load = EngineLoad(2, 1, 8, kv_used_ratio=0.25, prefix_queries_tokens=100, prefix_hits_tokens=40)
             info = ReplicaInfo(ReplicaId(replica), pool, "vllm", ("m", "m:lora"), state, load, room=10, tokens_per_s=50)
@@ -92,11 +94,11 @@ class Pools:
             raise FabricUnavailable("Redis did not answer in 5 s")
         return sorted(self.held)
 
-    async def seats(self, pool: str) -> list[Held]:
+    async def slot_uses(self, pool: str) -> list[SlotUse]:
         return self.held.get(pool, [])
 
-    async def lines(self, pool: str) -> list[Line]:
-        return self.lined.get(pool, [Line(0, 0.0, 0, 0)] * len(TIERS))
+    async def tier_queues(self, pool: str) -> list[TierQueue]:
+        return self.lined.get(pool, [TierQueue(0, 0.0, 0, 0)] * len(TIERS))
 
 
 class Telemetry(Traces):
@@ -112,11 +114,13 @@ class Telemetry(Traces):
         return self.answer
 
 
-class Clock:
+class Clock(HostClock):
+    """The host's clock, of which the monotonic part stands still until the test moves it."""
+
     now = 1000.0
 
-    def __call__(self) -> float:
-        return self.now
+    def monotonic_us(self) -> int:
+        return round(self.now * 1e6)
 
 
 class Desk:
@@ -125,13 +129,13 @@ class Desk:
     def __init__(self, telemetry: Traces | None = None) -> None:
         self.clock = Clock()
         self.pools = Pools()
-        self.recent = Recent(self.clock)
+        self.recent = LocalStatsWindow(self.clock)
         self.ops = Ops(
             self.pools,  # type: ignore[arg-type]
             self.pools,
             telemetry or Traces("", ""),
-            lambda viewers: Itself("gateway0", "eu", 7, 1, 0, viewers),
-            self.recent.told,
+            lambda viewers: GatewayStats("gateway0", "eu", 7, 1, 0, viewers),
+            self.recent.stats,
             self.clock,
         )
 
@@ -139,11 +143,11 @@ class Desk:
         connection = Connection()
         viewer = Viewer(connection, who, "req_1")  # type: ignore[arg-type]
         self.ops.watch(viewer)
-        viewer.open(retry=False)
+        viewer.open(None)
         return viewer, connection
 
     async def snapshot(self) -> Any:
-        body = (await self.ops.piece()).split(b"\r\n", 1)[1]
+        body = (await self.ops.snapshot_chunk()).split(b"\r\n", 1)[1]
         return json.loads(body.split(b"data: ", 1)[1])
 
 
@@ -155,7 +159,7 @@ async def desk() -> Desk:
 # --- the feed --------------------------------------------------------------------------------------------------
 
 
-async def test_all_who_watch_get_the_same_snapshot_and_it_is_made_once(desk: Desk) -> None:
+async def test_all_viewers_share_one_snapshot(desk: Desk) -> None:
     desk.pools.add("llama", "a")
     await asyncio.sleep(0)
     assert not desk.pools.reads, "nobody looks"
@@ -175,7 +179,7 @@ async def test_all_who_watch_get_the_same_snapshot_and_it_is_made_once(desk: Des
     assert not desk.ops.viewers
 
 
-async def test_no_more_than_so_many_watch(desk: Desk) -> None:
+async def test_the_number_of_viewers_is_limited(desk: Desk) -> None:
     viewers = [desk.viewer()[0] for _ in range(limits.OPS_VIEWERS_MAX)]
     with pytest.raises(TooMany):
         desk.viewer()
@@ -200,34 +204,34 @@ async def test_a_stalled_viewer_costs_one_snapshot_that_all_share(desk: Desk) ->
     assert connection.transport.written[-1] is pieces[0]
 
 
-async def test_a_token_that_runs_out_ends_the_feed_with_the_reason(desk: Desk) -> None:
+async def test_an_expired_token_ends_the_feed_with_the_reason(desk: Desk) -> None:
     who = Principal(OPERATOR.tenant, OPERATOR.scopes, expires_at=time.time() - 1)
     viewer, connection = desk.viewer(who)
     assert await asyncio.wait_for(viewer.done, 5)
     assert connection.events()[-1]["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_fault_of_the_feed_is_told_and_the_next_viewer_begins_anew(
+async def test_a_failed_feed_sends_an_error_and_the_next_viewer_starts_it_again(
     desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(desk.ops, "_here", broken)
+        patch.setattr(desk.ops, "_local_stats", broken)
         viewer, connection = desk.viewer()
         assert await asyncio.wait_for(viewer.done, 5)
     assert connection.events()[-1]["error"]["code"] == "internal_error"
-    assert "the operations feed failed" in caplog.text
+    assert "operations feed failed" in caplog.text
     desk.ops.leave(viewer)
     _, connection = desk.viewer()
     await eventually(connection.events, "a snapshot")
     assert "error" not in connection.events()[0]
 
 
-async def test_a_gateway_that_drains_sends_its_viewers_on(desk: Desk) -> None:
+async def test_a_draining_gateway_sends_its_viewers_to_another(desk: Desk) -> None:
     viewer, connection = desk.viewer()
-    desk.ops.send_on()
+    desk.ops.drain()
     assert await viewer.done
     told = connection.events()[-1]["error"]
     assert (told["code"], told["retriable"]) == ("draining", True)
@@ -238,12 +242,12 @@ async def test_a_gateway_that_drains_sends_its_viewers_on(desk: Desk) -> None:
 # --- what it tells ---------------------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_tells_of_pools_and_replicas(desk: Desk) -> None:
+async def test_a_snapshot_shows_pools_and_replicas(desk: Desk) -> None:
     desk.pools.add("llama", "b")
     desk.pools.add("llama", "a", state="draining")
     desk.pools.add("llama", "gone", left_s=-4.0, known=False)
     desk.pools.add("qwen", "fresh", known=False)
-    desk.pools.lined["llama"] = [Line(2, 8.25, 0, 0), Line(0, 0.0, 0, 0), Line(5, 40.0, 0, 0)]
+    desk.pools.lined["llama"] = [TierQueue(2, 8.25, 0, 0), TierQueue(0, 0.0, 0, 0), TierQueue(5, 40.0, 0, 0)]
     told = await desk.snapshot()
     llama, qwen = told["fleet"]["pools"]
     assert llama["states"] == {"ready": 1, "draining": 1, "lost": 1}
@@ -260,7 +264,7 @@ async def test_a_snapshot_tells_of_pools_and_replicas(desk: Desk) -> None:
     assert [row["state"] for row in qwen["replicas"]] == ["new"]
 
 
-async def test_a_declared_pool_is_told_with_what_is_wanted_of_it(desk: Desk) -> None:
+async def test_a_declared_pool_is_shown_with_its_plan(desk: Desk) -> None:
     desk.pools.plans["asleep"] = PoolPlan(0, 0, 0, models=("m",), at_us=5_000_000, reason="no request for 900 s")
     desk.pools.add("planned", "a")
     desk.pools.plans["planned"] = PoolPlan(3, 1, 4, reason="more arrives than one can do")
@@ -273,7 +277,7 @@ async def test_a_declared_pool_is_told_with_what_is_wanted_of_it(desk: Desk) -> 
     assert wild["plan"] is None
 
 
-async def test_first_tokens_of_a_pool_are_those_of_all_its_replicas(desk: Desk) -> None:
+async def test_a_pools_time_to_first_token_covers_all_its_replicas(desk: Desk) -> None:
     desk.pools.add("llama", "a")
     desk.pools.add("llama", "b")
     (pool,) = (await desk.snapshot())["fleet"]["pools"]
@@ -288,11 +292,11 @@ async def test_first_tokens_of_a_pool_are_those_of_all_its_replicas(desk: Desk) 
     assert pool["ttft_p99_ms"] == 1000 * TTFT_BUCKETS_S[-1]
 
 
-async def test_of_a_large_fleet_those_in_trouble_are_shown_and_all_are_counted(
+async def test_a_large_fleet_shows_replicas_in_trouble_and_counts_all(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_gw.ops.OPS_REPLICAS_MAX", 5)
-    monkeypatch.setattr("stream_gw.ops.OPS_POOLS_MAX", 2)
+    monkeypatch.setattr("stream_gw.admin.feed.OPS_REPLICAS_MAX", 5)
+    monkeypatch.setattr("stream_gw.admin.feed.OPS_POOLS_MAX", 2)
     for number in range(20):
         desk.pools.add("large", f"r{number:02}", state="draining" if number == 17 else "ready")
     desk.pools.add("other", "s")
@@ -319,10 +323,10 @@ async def test_while_redis_is_away_the_last_figures_are_shown_with_their_age(des
     assert (await desk.snapshot())["fabric"]["state"] == "ok"
 
 
-async def test_a_redis_that_says_nothing_holds_no_snapshot_up_and_is_asked_once(
+async def test_a_hanging_redis_delays_no_snapshot_and_gets_one_query(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_gw.ops.OPS_WAIT_S_MAX", 0.01)
+    monkeypatch.setattr("stream_gw.admin.feed.OPS_WAIT_S_MAX", 0.01)
     desk.pools.silent.clear()
     for _ in range(3):
         desk.clock.now += 2
@@ -334,7 +338,7 @@ async def test_a_redis_that_says_nothing_holds_no_snapshot_up_and_is_asked_once(
     await asyncio.sleep(0)
 
 
-async def test_telemetry_is_asked_every_ten_seconds_however_many_look() -> None:
+async def test_telemetry_is_queried_every_ten_seconds_for_any_number_of_viewers() -> None:
     row = {
         "minute_us": 0, "pool": "llama", "requests": 60, "failed": 1, "refused": 2, "tokens": 5,
         "ttft_p50_ms": 40.5, "ttft_p95_ms": None, "ttft_p99_ms": None,
@@ -362,19 +366,19 @@ async def test_telemetry_is_asked_every_ten_seconds_however_many_look() -> None:
 
 def over(
     pool: str = "llama", *, ttft_ms: float = 0, ended: Any = "completed", error: str = "", tokens: int = 10
-) -> Over:
+) -> ReaderOutcome:
     role: Any = "refused" if ended == "refused" else "created"
-    return Over(pool, role, ended, 200, error, 1, int(ttft_ms * 1000), 10, "", "", "", TenantId("acme"))
+    return ReaderOutcome(pool, role, ended, 200, error, 1, int(ttft_ms * 1000), 10, "", "", "", TenantId("acme"))
 
 
-def test_a_gateway_remembers_its_last_minutes() -> None:
+def test_local_stats_cover_the_last_minutes() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = LocalStatsWindow(clock)
     for _ in range(600):
-        recent.receive_over(over(ttft_ms=100))
-        recent.receive_over(over("qwen", ttft_ms=1000))
+        recent.receive_outcome(over(ttft_ms=100))
+        recent.receive_outcome(over("qwen", ttft_ms=1000))
         clock.now += 1
-    told = recent.told()
+    told = recent.stats()
     assert told.window_s == limits.OPS_RECENT_S
     assert told.requests_per_s == pytest.approx(2, rel=0.05)
     assert told.tokens_per_s == pytest.approx(20, rel=0.05)
@@ -384,23 +388,23 @@ def test_a_gateway_remembers_its_last_minutes() -> None:
     assert llama.p50_ms == llama.p99_ms == pytest.approx(100, rel=0.125)
     assert everyone.p50_ms < 200 < everyone.p95_ms == pytest.approx(1000, rel=0.125)
     for layer in ("pool_full", "pool_full", "deadline_exceeded"):
-        recent.receive_over(over(ended="refused", error=layer))
-    recent.receive_over(over(ended="failed", error="replica_lost", ttft_ms=5))
-    told = recent.told()
+        recent.receive_outcome(over(ended="refused", error=layer))
+    recent.receive_outcome(over(ended="failed", error="replica_lost", ttft_ms=5))
+    told = recent.stats()
     assert told.sheds == {"pool": 2, "queue": 1}
     assert (told.ended["refused"], told.ended["failed"]) == (3, 1)
     clock.now += limits.OPS_RECENT_S
-    told = recent.told()
+    told = recent.stats()
     assert (told.ended, told.sheds, told.ttft, told.requests_per_s) == ({}, {}, [], 0)
 
 
-def test_what_a_gateway_remembers_is_bounded() -> None:
+def test_local_stats_are_bounded() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = LocalStatsWindow(clock)
     for number in range(5000):
-        recent.receive_over(over(f"pool{number}", ttft_ms=number))
+        recent.receive_outcome(over(f"pool{number}", ttft_ms=number))
         clock.now += 1
-    assert len(recent.told().ttft) <= 66
+    assert len(recent.stats().ttft) <= 66
 
 
 # --- a real gateway --------------------------------------------------------------------------------------------
@@ -408,7 +412,7 @@ def test_what_a_gateway_remembers_is_bounded() -> None:
 
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
-    return {name: new_key() for name in ("operator", "tenant", "some_models")}
+    return {name: new_key(HostRandom()) for name in ("operator", "tenant", "some_models")}
 
 
 @pytest.fixture(scope="module")
@@ -437,7 +441,7 @@ def keys_file(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def gates(platform: Running, keys: dict[str, str], keys_file: Path) -> Iterator[dict[str, Gate]]:
-    """A gateway as each key sees it."""
+    """The gateway with the key of each kind of caller."""
     env = {"STREAM_GW_KEYS_FILE": str(keys_file), "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
     with platform.gateway(**env) as process:
         yield {name: Gate(process.facts["url"], process.pid, key) for name, key in keys.items()}
@@ -467,7 +471,7 @@ async def test_an_operator_sees_the_fleet_through_a_gateway(gates: dict[str, Gat
     assert (await operator.ask("HEAD", PATH)).status == 200
 
 
-async def test_nobody_else_sees_it(gates: dict[str, Gate]) -> None:
+async def test_only_operators_see_the_feed(gates: dict[str, Gate]) -> None:
     operator = gates["operator"]
     refusal(await gates["tenant"].ask("GET", PATH), 403, "forbidden")
     refusal(await gates["some_models"].ask("GET", PATH), 403, "forbidden")
@@ -480,7 +484,7 @@ async def test_nobody_else_sees_it(gates: dict[str, Gate]) -> None:
     assert ALL_SCOPES.isdisjoint({"admin"})
 
 
-async def test_one_more_than_may_watch_is_told_so_and_finds_room_when_one_leaves(gates: dict[str, Gate]) -> None:
+async def test_a_viewer_above_the_limit_gets_429_until_another_leaves(gates: dict[str, Gate]) -> None:
     operator = gates["operator"]
     async with AsyncExitStack() as stack:
         first = [await stack.enter_async_context(operator.open("GET", PATH)) for _ in range(limits.OPS_VIEWERS_MAX)]
@@ -499,7 +503,7 @@ async def test_one_more_than_may_watch_is_told_so_and_finds_room_when_one_leaves
         assert last["gateway"]["open_streams"] == 0, "who watches is no stream"
 
 
-async def test_a_drain_sends_viewers_on_and_does_not_wait_for_them(
+async def test_a_drain_disconnects_viewers_and_does_not_wait_for_them(
     platform: Running, keys: dict[str, str], keys_file: Path
 ) -> None:
     env = {"STREAM_GW_KEYS_FILE": str(keys_file), "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
@@ -514,7 +518,7 @@ async def test_a_drain_sends_viewers_on_and_does_not_wait_for_them(
         assert await asyncio.to_thread(process.wait, 15) == 0, "long before its grace is over"
 
 
-async def test_what_this_gateway_did_is_told(gates: dict[str, Gate]) -> None:
+async def test_the_feed_shows_the_gateways_own_requests(gates: dict[str, Gate]) -> None:
     tenant = gates["tenant"]
     async with tenant.create(chat(20)) as exchange:
         await exchange.rest()

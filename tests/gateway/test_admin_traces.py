@@ -1,4 +1,4 @@
-"""An operator asks through any gateway; nobody else does."""
+"""Operators query traces through any gateway; other callers cannot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.fleet import fleet
+
+pytestmark = pytest.mark.platform
 
 PATH = "/v1/admin/traces"
 HOUR = "since=2026-11-20T10:00:00Z&until=2026-11-20T11:00:00Z"
@@ -25,8 +28,8 @@ def asked() -> Iterator[Asked]:
 
 @pytest.fixture(scope="module")
 def gates(platform: Running, asked: Asked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate, Gate]]:
-    """A gateway as an operator's key sees it, and as a tenant's."""
-    operator, tenant = new_key(), new_key()
+    """The gateway with an operator's key and with a tenant's key."""
+    operator, tenant = new_key(HostRandom()), new_key(HostRandom())
     path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text(
         f"""
@@ -64,7 +67,7 @@ async def test_an_operator_asks_through_a_gateway(gates: tuple[Gate, Gate]) -> N
     assert (await operator.ask("GET", f"{PATH}/slow?phase=nonsense")).status == 400
 
 
-async def test_nobody_else_does(gates: tuple[Gate, Gate]) -> None:
+async def test_only_operators_query_traces(gates: tuple[Gate, Gate]) -> None:
     operator, tenant = gates
     reply = await tenant.ask("GET", PATH)
     assert (reply.status, reply.json["error"]["code"]) == (403, "forbidden")
@@ -80,7 +83,7 @@ async def test_nobody_else_does(gates: tuple[Gate, Gate]) -> None:
 
 
 @pytest.mark.parametrize("rest", ["/../query", "/%2e%2e/query", "/a/b/c/d", "/x%00y", "/..", "//evil.test/"])
-async def test_it_leads_nowhere_else(gates: tuple[Gate, Gate], rest: str) -> None:
+async def test_only_trace_paths_are_passed_on(gates: tuple[Gate, Gate], rest: str) -> None:
     assert (await gates[0].ask("GET", PATH + rest)).status == 404
 
 
@@ -90,10 +93,10 @@ async def test_without_telemetry_the_remedy_is_named(platform: Running) -> None:
     assert "STREAM_GW_TELEMETRY_URL" in reply.json["error"]["message"]
 
 
-async def test_a_telemetry_that_is_away_or_has_another_token_is_a_503(platform: Running, asked: Asked) -> None:
+async def test_telemetry_that_is_away_or_refuses_the_token_is_503(platform: Running, asked: Asked) -> None:
     for url, token, says in (
         ("http://127.0.0.1:1", TOKEN, "does not answer"),
-        (asked.url, "another", "does not take this gateway's token"),
+        (asked.url, "another", "refuses this gateway's token"),
     ):
         with platform.gateway(STREAM_GW_TELEMETRY_URL=url, STREAM_GW_TELEMETRY_TOKEN=token) as process:
             reply = await Gate(process.facts["url"], process.pid, platform.key).ask("GET", PATH)

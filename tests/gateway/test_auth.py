@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import string
+import warnings
 from pathlib import Path
 
+import jwt
 import msgspec
 import pytest
 from hypothesis import given
@@ -11,19 +14,22 @@ from hypothesis import strategies as st
 
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.events import Prices
-from stream_fabric.ids import TenantId
 from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX
+from stream_fabric.process.host import HostRandom
+from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth import (
     ALL_SCOPES,
     TOKEN_S_MAX,
     Authenticator,
+    KeyStore,
     Principal,
     TokenRequest,
-    TomlKeyStore,
     bearer,
     key_digest,
     new_key,
+    tokens,
 )
+from stream_gw.auth.tokens import TokenSigner
 
 SECRET = b"sixteen bytes at least"
 NOW = 1_800_000_000.0
@@ -33,20 +39,20 @@ OWNER = Principal(TenantId("acme"), ALL_SCOPES)
 
 @pytest.fixture
 def authenticator() -> Authenticator:
-    return Authenticator(TomlKeyStore.single("acme", KEY), SECRET)
+    return Authenticator(KeyStore.single("acme", KEY), TokenSigner(SECRET))
 
 
-def load(tmp_path: Path, text: str) -> TomlKeyStore:
+def load(tmp_path: Path, text: str) -> KeyStore:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    return TomlKeyStore.load(path)
+    return KeyStore.load(path)
 
 
 # --- the keys file -------------------------------------------------------------------------------------------
 
 
 def test_a_keys_file(tmp_path: Path) -> None:
-    full, narrow = new_key(), new_key()
+    full, narrow = new_key(HostRandom()), new_key(HostRandom())
     store = load(
         tmp_path,
         f"""
@@ -108,7 +114,7 @@ def test_prices_a_tenants_own_come_first(tmp_path: Path) -> None:
     assert store.prices(acme, "llama") == Prices(0, 0, 500_000)
     assert store.prices(other, "llama") == Prices(150_000, 75_000, 600_000)
     assert store.prices(other, "else") == Prices(10, 10, 0), "what is cached costs what the others do"
-    assert TomlKeyStore.single("acme", KEY).prices(acme, "llama") is None
+    assert KeyStore.single("acme", KEY).prices(acme, "llama") is None
     with pytest.raises(ValueError, match=r"keys\.toml.*prompt"):
         load(tmp_path, '[price."m"]\nprompt = -1\n[[tenant]]\nid = "a"\n')
 
@@ -123,12 +129,12 @@ def test_a_keys_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"keys\.toml"):
-        TomlKeyStore.load(path)
+        KeyStore.load(path)
 
 
 def test_a_missing_keys_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"keys\.toml"):
-        TomlKeyStore.load(tmp_path / "keys.toml")
+        KeyStore.load(tmp_path / "keys.toml")
 
 
 # --- keys ----------------------------------------------------------------------------------------------------
@@ -144,7 +150,7 @@ def test_an_unknown_credential_is_refused(authenticator: Authenticator, credenti
 
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        Authenticator(TomlKeyStore.single("acme", KEY), b"fifteen bytes..")
+        TokenSigner(b"fifteen bytes..")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_the_credential_of_headers(headers: list[tuple[bytes, bytes]], credentia
 
 
 def test_new_keys_differ_and_are_long() -> None:
-    keys = {new_key() for _ in range(100)}
+    keys = {new_key(HostRandom()) for _ in range(100)}
     assert len(keys) == 100
     assert min(map(len, keys)) > 40
 
@@ -171,7 +177,7 @@ def test_new_keys_differ_and_are_long() -> None:
 # --- capability tokens ---------------------------------------------------------------------------------------
 
 
-def test_a_minted_token_carries_what_was_asked(authenticator: Authenticator) -> None:
+def test_a_minted_token_carries_the_requested_rights(authenticator: Authenticator) -> None:
     asked = TokenRequest(scopes=["read", "cancel"], user="u1", models=["m1"], expires_in_s=60)
     token, expires_at = authenticator.mint(OWNER, asked, NOW)
     assert token.startswith("cap_")
@@ -195,43 +201,134 @@ def test_a_token_ends_at_its_second(authenticator: Authenticator) -> None:
 
 
 def test_a_token_of_another_fleet_is_refused(authenticator: Authenticator) -> None:
-    other = Authenticator(TomlKeyStore.single("acme", KEY), SECRET + b"!")
+    other = Authenticator(KeyStore.single("acme", KEY), TokenSigner(SECRET + b"!"))
     token, _ = other.mint(OWNER, TokenRequest(), NOW)
     with pytest.raises(Unauthenticated):
         authenticator.authenticate(token, NOW)
 
 
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def unnamed_key_token(secret: bytes, expires_at: float = NOW + 60) -> str:
+    """A token of the release before key ids."""
+    body = encoded(msgspec.json.encode(["acme", ["read"], "u1", ["m1"], expires_at]))
+    return f"cap_{body}.{encoded(hmac.digest(secret, body.encode(), 'sha256'))}"
+
+
 def test_claims_cannot_be_changed(authenticator: Authenticator) -> None:
     token, _ = authenticator.mint(OWNER, TokenRequest(scopes=["read"], expires_in_s=60), NOW)
-    body, _, signature = token.removeprefix("cap_").partition(".")
+    head, body, signature = token.removeprefix("cap_").split(".")
     claims = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-    claims[1] = ["create", "read"]
-    forged = base64.urlsafe_b64encode(msgspec.json.encode(claims)).rstrip(b"=").decode()
-    for attempt in (f"cap_{forged}.{signature}", f"cap_{forged}.", f"cap_{forged}", f"cap_{body}"):
+    claims["scopes"] = ["create", "read"]
+    forged = encoded(msgspec.json.encode(claims))
+    unsigned = encoded(b'{"alg":"none","typ":"JWT"}')
+    for attempt in (
+        f"{head}.{forged}.{signature}", f"{head}.{forged}.", f"{head}.{forged}", f"{head}.{body}", body,
+        f"{unsigned}.{forged}.", f"{unsigned}.{forged}.{signature}", f"{forged}.{signature}",
+    ):  # fmt: skip
         with pytest.raises(Unauthenticated):
-            authenticator.authenticate(attempt, NOW)
+            authenticator.authenticate(f"cap_{attempt}", NOW)
 
 
 _LETTERS = string.ascii_letters + string.digits + "-_.é=\ud800"
 
 
+@pytest.mark.parametrize("named", [True, False])
 @given(st.data())
-def test_a_token_with_any_letter_changed_is_refused(data: st.DataObject) -> None:
-    authenticator = Authenticator(TomlKeyStore.single("acme", KEY), SECRET)
-    token, _ = authenticator.mint(OWNER, TokenRequest(), NOW)
+def test_a_token_with_any_letter_changed_is_refused(named: bool, data: st.DataObject) -> None:
+    authenticator = Authenticator(KeyStore.single("acme", KEY), TokenSigner(SECRET))
+    token = authenticator.mint(OWNER, TokenRequest(), NOW)[0] if named else unnamed_key_token(SECRET)
+    authenticator.authenticate(token, NOW)
     at = data.draw(st.integers(0, len(token) - 1))
     letter = data.draw(st.sampled_from(_LETTERS).filter(lambda c: c != token[at]))
-    changed = token[:at] + letter + token[at + 1 :]
-    try:
-        who = authenticator.authenticate(changed, NOW)
-    except Unauthenticated:
-        return
-    # Base64's last letter has bits that nothing reads
-    assert at == len(token) - 1
-    assert who == authenticator.authenticate(token, NOW)
+    with pytest.raises(Unauthenticated):
+        authenticator.authenticate(token[:at] + letter + token[at + 1 :], NOW)
 
 
-def test_a_token_that_would_be_too_long_to_be_taken_is_not_minted(authenticator: Authenticator) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_signature_has_one_valid_encoding(authenticator: Authenticator, named: bool) -> None:
+    token = authenticator.mint(OWNER, TokenRequest(), NOW)[0] if named else unnamed_key_token(SECRET)
+    authenticator.authenticate(token, NOW)
+    alphabet = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+    at = alphabet.index(token[-1])
+    # These decode to the same bytes, for decoders that ignore unused bits, padding and letters of no meaning
+    same_bits = [token[:-1] + alphabet[at ^ bits] for bits in (1, 2, 3)]
+    for attempt in (*same_bits, token + "=", token + "!", token[:-5] + "\n" + token[-5:]):
+        with pytest.raises(Unauthenticated):
+            authenticator.authenticate(attempt, NOW)
+
+
+def test_a_secret_is_changed_while_its_tokens_live() -> None:
+    old, new = b"the secret of yesterday", b"the secret of today"
+    keys = KeyStore.single("acme", KEY)
+    before, prepared, changed, after = (
+        Authenticator(keys, signer)
+        for signer in (TokenSigner(old), TokenSigner(old, [new]), TokenSigner(new, [old]), TokenSigner(new))
+    )
+    by_old, by_new = before.mint(OWNER, TokenRequest(), NOW)[0], changed.mint(OWNER, TokenRequest(), NOW)[0]
+    for authenticator in (prepared, changed):
+        assert authenticator.authenticate(by_old, NOW) == authenticator.authenticate(by_new, NOW)
+        authenticator.authenticate(unnamed_key_token(old), NOW)
+    after.authenticate(by_new, NOW)
+    before.authenticate(prepared.mint(OWNER, TokenRequest(), NOW)[0], NOW)
+    for token in (by_old, unnamed_key_token(old)):
+        with pytest.raises(Unauthenticated):
+            after.authenticate(token, NOW)
+    with pytest.raises(ValueError, match="16 bytes"):
+        TokenSigner(new, [b"fifteen bytes.."])
+
+
+def test_verified_tokens_are_kept_up_to_a_limit_and_still_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_VERIFIED_MAX", 3)
+    signer = TokenSigner(SECRET)
+    authenticator = Authenticator(KeyStore.single("acme", KEY), signer)
+    minted = [authenticator.mint(OWNER, TokenRequest(user=f"u{n}", expires_in_s=60), NOW)[0] for n in range(9)]
+    for token in minted * 2:
+        assert authenticator.authenticate(token, NOW) == authenticator.authenticate(token, NOW)
+    assert len(signer._verified) == 3
+    with pytest.raises(Unauthenticated, match="expired"):
+        authenticator.authenticate(minted[-1], NOW + 60)
+
+
+def test_a_token_of_the_previous_release_is_accepted_until_it_expires(authenticator: Authenticator) -> None:
+    token = unnamed_key_token(SECRET)
+    who = authenticator.authenticate(token, NOW)
+    assert who == Principal(TenantId("acme"), frozenset({"read"}), UserId("u1"), frozenset({"m1"}), NOW + 60)
+    with pytest.raises(Unauthenticated, match="expired"):
+        authenticator.authenticate(token, NOW + 60)
+
+
+def test_a_jwt_that_the_same_secret_signed_for_another_purpose_is_refused(authenticator: Authenticator) -> None:
+    claims = {"tenant": "acme", "scopes": ["read"], "exp": int(NOW) + 60, "aud": "stream-gw"}
+    token, _ = authenticator.mint(OWNER, TokenRequest(), NOW)
+    header = jwt.get_unverified_header(token.removeprefix("cap_"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
+        foreign = jwt.encode(claims, SECRET, "HS256", headers={"kid": header["kid"]})
+    with pytest.raises(Unauthenticated):
+        authenticator.authenticate(f"cap_{foreign}", NOW)
+    signer = TokenSigner(SECRET)
+    (key,) = signer._keys.values()
+    for wrong in ({"aud": "another"}, {"exp": "soon"}, {"scopes": ["everything"]}, {"tenant": 5}):
+        token = "cap_" + jwt.encode(claims | wrong, key, "HS256", headers={"kid": header["kid"]})
+        assert signer.verify(token) is None, wrong
+    for missing in claims:
+        rest = {name: value for name, value in claims.items() if name != missing}
+        assert signer.verify("cap_" + jwt.encode(rest, key, "HS256", headers={"kid": header["kid"]})) is None, missing
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[" * 2900, b"{" * 2900, b'{"alg":"HS256","kid":' + b"[" * 2800, b"[]", b'{"alg":"HS256","kid":5}', b"\xff", b""],
+)
+def test_an_invalid_token_header_is_refused(authenticator: Authenticator, header: bytes) -> None:
+    with pytest.raises(Unauthenticated):
+        authenticator.authenticate(f"cap_{encoded(header)}.e30.{'A' * 43}", NOW)
+
+
+def test_a_token_above_the_length_limit_is_not_minted(authenticator: Authenticator) -> None:
     models = [f"a-model-of-some-length-{k}" for k in range(90)]
     token, _ = authenticator.mint(OWNER, TokenRequest(models=models), NOW)
     assert authenticator.authenticate(token, NOW).models == frozenset(models)
@@ -248,9 +345,9 @@ def test_a_key_grants_no_more_than_it_has(authenticator: Authenticator) -> None:
         assert authenticator.authenticate(token, NOW).models == granted
 
 
-def test_a_token_mints_no_token(authenticator: Authenticator) -> None:
+def test_a_token_cannot_mint_a_token(authenticator: Authenticator) -> None:
     token, _ = authenticator.mint(OWNER, TokenRequest(), NOW)
-    with pytest.raises(Forbidden, match="only an API key"):
+    with pytest.raises(Forbidden, match="use an API key"):
         authenticator.mint(authenticator.authenticate(token, NOW), TokenRequest(), NOW)
 
 
@@ -261,7 +358,7 @@ def test_a_token_lives_a_day_at_most(authenticator: Authenticator, seconds: int)
     assert caught.value.param == "expires_in_s"
 
 
-def test_what_is_asked_and_answered_is_nobodys_to_keep_unless_the_file_says_so(tmp_path: Path) -> None:
+def test_content_is_stored_only_for_tenants_whose_entry_allows_it(tmp_path: Path) -> None:
     def plan(text: str) -> int:
         return load(tmp_path, text).content_bytes(TenantId("acme"))
 
@@ -273,7 +370,7 @@ def test_what_is_asked_and_answered_is_nobodys_to_keep_unless_the_file_says_so(t
     assert plan(tenant + "trace_content = true\n") == CONTENT_BYTES
     assert plan(tenant + "trace_content = true\ntrace_content_bytes = 100\n") == 100
     assert plan(tenant + "trace_content = true\n" + tenant) == 0, "it stands there twice"
-    assert TomlKeyStore.single("acme", KEY).content_bytes(TenantId("acme")) == 0
+    assert KeyStore.single("acme", KEY).content_bytes(TenantId("acme")) == 0
     for wrong in ("trace_content = 1", "trace_content_bytes = 0", f"trace_content_bytes = {CONTENT_BYTES_MAX + 1}"):
         with pytest.raises(ValueError, match="trace_content"):
             plan(tenant + wrong)

@@ -1,4 +1,4 @@
-"""What clients send by mistake or malice: each is answered in our words, and costs nobody else anything."""
+"""Bad input, by mistake or malice: each gets a clear error and costs no other client anything."""
 
 from __future__ import annotations
 
@@ -271,6 +271,19 @@ async def test_a_file_that_is_not_there(gate: Gate, path: str) -> None:
     refusal(await gate.ask("GET", path), 404, "not_found")
 
 
+@pytest.mark.parametrize("path", ["/", "/ops", "/static/client.js"])
+@pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
+async def test_a_page_takes_get_and_head_alone(gate: Gate, method: str, path: str) -> None:
+    reply = await gate.ask(method, path)
+    refusal(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "GET, HEAD"
+
+
+async def test_a_wrong_method_is_answered_with_those_that_are_allowed(gate: Gate) -> None:
+    for path, allowed in ((CHAT, "POST"), ("/v1/cookie", "POST, DELETE"), ("/v1/models", "GET, HEAD")):
+        assert (await gate.ask("PATCH", path)).headers["allow"] == allowed
+
+
 async def test_a_method_that_files_do_not_have(gate: Gate) -> None:
     refusal(await gate.ask("POST", "/static/index.html"), 405, "method_not_allowed")
 
@@ -381,6 +394,17 @@ async def test_chunks_that_are_none(gate: Gate) -> None:
         head = gate.request("POST", CHAT, None, {"content-length": "", "transfer-encoding": "chunked"})
         await exchange.send(head + b"zz\r\n")
         refusal(await exchange.answer(), 400, "invalid_request")
+
+
+async def test_a_large_bad_chunk_behind_a_refusal_is_answered_once(platform: Running, one: Gate) -> None:
+    headers = {"content-length": "", "transfer-encoding": "chunked", "authorization": ""}
+    async with one.connection() as exchange:
+        await exchange.send(one.request("POST", CHAT, None, headers))
+        refusal(await exchange.answer(), 401, "invalid_api_key")
+        await exchange.send(b"zz\r\n" + b"x" * (2 * HEADER_BYTES_MAX))
+        refusal(await exchange.answer(), 400, "invalid_request")
+        assert await exchange.closed() == b""
+    assert "write_eof" not in platform.process.log
 
 
 async def test_a_content_length_that_is_too_small(gate: Gate) -> None:

@@ -1,4 +1,4 @@
-"""What a connection may do to the process: upgrades, trailers, pipelines, fragments, pings, peers that take nothing."""
+"""Hostile connections: upgrades, trailers, pipelines, fragments, pings, peers that do not read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
-from stream_gw import server as server_module
-from stream_gw.server import CONNECTION, EdgeServer, EdgeWebSocket, make_server
+from stream_gw.transport import connection as server_module
+from stream_gw.transport import stall
+from stream_gw.transport.connection import CONNECTION, EdgeServer, EdgeWebSocket, make_server
 from tests.gateway.processes import Running
 from tests.gateway.wire import Exchange, Gate, chat, refusal
 from tests.support.waiting import eventually
@@ -258,7 +259,7 @@ async def large(scope: Any, receive: Any, send: Any) -> None:
     ids=["kept alive", "closed", "pipelined", "then garbage"],
 )
 async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
-    monkeypatch.setattr(server_module, "STALL_S_MAX", 0.3)
+    monkeypatch.setattr(stall, "STALL_S_MAX", 0.3)
     monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(4096) as exchange:
         await exchange.send(request_)
@@ -267,7 +268,7 @@ async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest
 
 
 async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STALL_S_MAX", 0.5)
+    monkeypatch.setattr(stall, "STALL_S_MAX", 0.5)
     monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(65536) as exchange:
         await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
@@ -325,7 +326,7 @@ async def test_a_socket_whose_pong_waits_behind_what_it_has_not_taken_is_not_cut
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    monkeypatch.setattr(server_module, "STALL_S_MAX", 60)
+    monkeypatch.setattr(stall, "STALL_S_MAX", 60)
     async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as server:
         gate = gate_of(server)
         async with shaken_hands(gate, 65536) as exchange:

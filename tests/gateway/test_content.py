@@ -1,4 +1,4 @@
-"""Prompts and completions in traces: of a tenant whose plan says so, and whatever happens of nobody else's."""
+"""Prompts and completions in traces: only for tenants whose entry in the keys file allows it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.events import Phases, ReadEnd, RequestTrace, Role
-from stream_fabric.frames import Close, Delta, Open, encode, encode_text
-from stream_fabric.ids import GatewayId, StreamId, TenantId, new_stream_id
 from stream_fabric.limits import CONTENT_PROMPTS_BYTES_MAX, CONTENT_READS_MAX
-from stream_fabric.log import Entry, Page
+from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import Close, Delta, Open, encode, encode_text
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.log import Entry, Page
 from stream_gw.auth import key_digest, new_key
-from stream_gw.content import Contents, Text, asked, cut
-from stream_gw.trace import Over
+from stream_gw.observe.content import Contents, Text, cut, prompt_of
+from stream_gw.observe.trace import ReaderOutcome
 from tests.gateway.processes import Process, Running
-from tests.gateway.test_traces import Told
+from tests.gateway.test_request_traces import Told
 from tests.gateway.wire import Gate, chat, events, text
 from tests.support.events import Heard
+
+pytestmark = pytest.mark.platform
 
 ACME, GLOBEX = TenantId("acme"), TenantId("globex")
 PLAN = {ACME: 40}
@@ -86,7 +89,7 @@ def trace(
     return RequestTrace("id", 1, GatewayId("g"), role, ended, tenant, 1, Phases(), stream=of, **facts)
 
 
-async def test_who_has_such_a_plan_finds_what_was_asked_and_answered() -> None:
+async def test_traces_of_an_allowed_tenant_hold_prompt_and_completion() -> None:
     rig, one = Rig(), stream()
     rig.contents.receive_prompt(ACME, one, BODY)
     rig.contents.emit(trace(ACME, one))
@@ -103,7 +106,7 @@ async def test_who_has_such_a_plan_finds_what_was_asked_and_answered() -> None:
     ended=st.sampled_from(["completed", "cancelled", "failed", "incomplete", "left", "stalled", "drained", "refused"]),
     tokens=st.integers(0, 3),
 )
-def test_nobody_else_does_whatever_happens(tenant: TenantId, role: Role, ended: ReadEnd, tokens: int) -> None:
+def test_no_other_tenants_trace_holds_content(tenant: TenantId, role: Role, ended: ReadEnd, tokens: int) -> None:
     async def run() -> None:
         rig, one = Rig(), stream()
         rig.contents.receive_prompt(tenant, one, BODY)
@@ -115,7 +118,7 @@ def test_nobody_else_does_whatever_happens(tenant: TenantId, role: Role, ended: 
     asyncio.run(run())
 
 
-async def test_a_follower_is_told_with_what_it_was_shown_and_without_the_prompt() -> None:
+async def test_a_followers_trace_holds_its_part_of_the_completion_and_no_prompt() -> None:
     rig, one = Rig(), stream()
     rig.contents.receive_prompt(ACME, one, BODY)
     rig.contents.emit(trace(ACME, one, "resumed", first_seq=3))
@@ -125,7 +128,7 @@ async def test_a_follower_is_told_with_what_it_was_shown_and_without_the_prompt(
     assert [(told.prompt[:2], told.completion) for told in await rig.told()][1:] == [('{"', "hello ")]
 
 
-async def test_where_the_log_cannot_be_read_the_rest_is_told() -> None:
+async def test_an_unreadable_log_leaves_the_trace_without_completion() -> None:
     rig, one = Rig(), stream()
     rig.log.away = True
     rig.contents.receive_prompt(ACME, one, BODY)
@@ -134,7 +137,7 @@ async def test_where_the_log_cannot_be_read_the_rest_is_told() -> None:
     assert (told.completion, told.prompt != "") == ("", True)
 
 
-async def test_a_process_that_ends_meanwhile_tells_it_without() -> None:
+async def test_a_process_that_ends_emits_the_trace_without_completion() -> None:
     rig = Rig()
     rig.log.answers.clear()
     rig.contents.emit(trace(ACME, stream()))
@@ -144,7 +147,7 @@ async def test_a_process_that_ends_meanwhile_tells_it_without() -> None:
     assert [told.completion for told in rig.heard.requests] == [""]
 
 
-async def test_so_many_are_read_at_once_and_the_others_told_without() -> None:
+async def test_concurrent_reads_are_limited_and_further_traces_go_without() -> None:
     rig = Rig()
     rig.log.answers.clear()
     for _ in range(CONTENT_READS_MAX + 5):
@@ -156,7 +159,7 @@ async def test_so_many_are_read_at_once_and_the_others_told_without() -> None:
     assert (await rig.told())[-1].completion, "the others' places are free again"
 
 
-async def test_prompts_that_nobody_tells_of_are_bounded() -> None:
+async def test_kept_prompts_are_bounded() -> None:
     rig = Rig()
     PLAN[ACME] = 64 << 10
     try:
@@ -169,18 +172,18 @@ async def test_prompts_that_nobody_tells_of_are_bounded() -> None:
     assert rig.contents.held_bytes > CONTENT_PROMPTS_BYTES_MAX // 2
 
 
-async def test_what_is_out_of_the_sample_is_forgotten() -> None:
+async def test_prompts_of_unsampled_traces_are_dropped() -> None:
     rig = Rig(one_in=1_000_000)
     for ended in ("completed", "failed"):
         one = stream()
         rig.contents.receive_prompt(ACME, one, BODY)
-        rig.contents.receive_over(
-            Over("p", "created", ended, 200, "", 1, 1, 1, "", "r", one, ACME)  # type: ignore[arg-type]
+        rig.contents.receive_outcome(
+            ReaderOutcome("p", "created", ended, 200, "", 1, 1, 1, "", "r", one, ACME)  # type: ignore[arg-type]
         )
         assert (rig.contents.held_bytes > 0) is (ended == "failed"), "what fails is always told"
 
 
-def test_what_is_no_plain_text_says_what_it_is() -> None:
+def test_blocks_other_than_text_are_named() -> None:
     lines = [
         encode(Open(0, 0, "reasoning", "raw")), encode_text(0, "well"), encode(Close(0)), encode(Open(1, 0, "text")),
         encode_text(1, "yes ☃"), encode(Open(2, 1, "text")), encode(Delta(2, "no", 1, msgspec.Raw(b"[]"))),
@@ -194,7 +197,7 @@ def test_what_is_no_plain_text_says_what_it_is() -> None:
 
 
 @given(st.lists(st.text(max_size=20), max_size=20), st.integers(1, 60))
-def test_a_text_has_so_many_bytes_and_whole_characters(parts: list[str], bytes_max: int) -> None:
+def test_a_text_is_cut_at_whole_characters(parts: list[str], bytes_max: int) -> None:
     whole = Text(bytes_max)
     whole.add(encode(Open(0, 0, "text")))
     for part in parts:
@@ -206,10 +209,10 @@ def test_a_text_has_so_many_bytes_and_whole_characters(parts: list[str], bytes_m
     assert len(found.encode()) > bytes_max - 4 or found == said
 
 
-def test_of_a_request_what_it_asks_is_told_and_not_how() -> None:
+def test_a_prompt_holds_content_fields_and_no_sampling_parameters() -> None:
     body = b'{"model":"m","temperature":0.5,"user":"u","messages":[1],"tools":[2]}'
-    assert asked(body, 1000) == '{"messages":[1],"tools":[2]}'
-    assert asked(b'{"prompt":"caf\xc3\xa9"}', 15) == '{"prompt":"caf'
+    assert prompt_of(body, 1000) == '{"messages":[1],"tools":[2]}'
+    assert prompt_of(b'{"prompt":"caf\xc3\xa9"}', 15) == '{"prompt":"caf'
     assert cut(b"\xe2\x98\x83", 2) == ""
 
 
@@ -220,7 +223,7 @@ OPENLY, SECRETLY = "tell it openly", "keep it secret"
 
 @dataclass(frozen=True)
 class Two:
-    """Two gateways, each as two tenants see it."""
+    """Two gateways, each with the keys of two tenants."""
 
     acme: list[Gate]
     globex: list[Gate]
@@ -229,7 +232,7 @@ class Two:
 
 @pytest.fixture(scope="module")
 def two_tenants(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    open_, closed = new_key(), new_key()
+    open_, closed = new_key(HostRandom()), new_key(HostRandom())
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text(
         f"""
@@ -266,7 +269,7 @@ def saying(words: str, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 async def everything(gates: list[Gate], words: str, told: Told) -> dict[str, list[RequestTrace]]:
-    """One request of each fate, by it."""
+    """One request per outcome, by outcome."""
     one, two = gates
     found: dict[str, list[RequestTrace]] = {}
     async with one.create(saying(words, 30)) as exchange:
@@ -303,7 +306,7 @@ async def everything(gates: list[Gate], words: str, told: Told) -> dict[str, lis
     return found
 
 
-async def test_whose_plan_says_so_and_nobody_elses(two_tenants: Two, source: RedisEvents) -> None:
+async def test_content_of_allowed_tenants_only_through_the_platform(two_tenants: Two, source: RedisEvents) -> None:
     told = Told(source)
     openly = await everything(two_tenants.acme, OPENLY, told)
     secretly = await everything(two_tenants.globex, SECRETLY, told)

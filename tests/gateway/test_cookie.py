@@ -1,4 +1,4 @@
-"""The cookie that lets a browser's EventSource read a stream, and what it does not let anybody do."""
+"""The cookie for a browser's EventSource: it reads streams and grants nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bearer(token: str, **more: str) -> dict[str, str]:
 
 
 def cookie(token: str, **more: str) -> dict[str, str]:
-    """A browser's headers: no Authorization, and cookies of others beside ours."""
+    """A browser's headers: no Authorization, and other cookies beside ours."""
     return {"authorization": "", "cookie": f"theme=dark; {COOKIE}={token}; x_stream_gw=1", **more}
 
 
@@ -80,19 +80,19 @@ async def test_a_capability_token_becomes_a_cookie_and_goes(one: Gate) -> None:
         ({"host": "127.0.0.1:8080", "origin": "http://chat.example"}, True),
         ({"host": "127.0.0.1:8080", "origin": "null"}, True),
         ({"host": "127.0.0.1:8080", "x-forwarded-proto": "https"}, True),
-        # What a client says of itself makes nothing laxer
+        # A client's own headers loosen nothing
         ({"host": "chat.example", "origin": "http://localhost", "x-forwarded-proto": "http"}, True),
     ],
     ids=str,
 )
-async def test_a_cookie_is_secure_but_on_one_machine(one: Gate, headers: dict[str, str], secure: bool) -> None:
+async def test_a_cookie_is_secure_except_on_one_machine(one: Gate, headers: dict[str, str], secure: bool) -> None:
     token = await mint(one, scopes=["read"])
     assert (await set_cookie(one, token, **headers)).endswith("; Secure") is secure
     reply = await one.ask("DELETE", "/v1/cookie", headers={"authorization": "", **headers})
     assert reply.headers["set-cookie"].endswith("; Secure") is secure
 
 
-async def test_what_becomes_no_cookie(one: Gate) -> None:
+async def test_credentials_that_cannot_become_a_cookie(one: Gate) -> None:
     reply = await one.ask("POST", "/v1/cookie")
     error = refusal(reply, 403, "forbidden")
     assert "capability token" in error["message"] and "/v1/tokens" in error["message"]
@@ -127,8 +127,8 @@ async def test_a_cookie_reads_a_stream_on_any_gateway(one: Gate, two: Gate) -> N
     assert (await two.ask("GET", path, headers=past)).status == 204, "it tells an EventSource to stay away"
 
 
-async def test_a_cookie_does_nothing_but_read_a_stream(one: Gate, two: Gate) -> None:
-    """Its token may do everything; sent as a cookie, whoever made the browser send it, it may not."""
+async def test_a_cookie_can_only_read_streams(one: Gate, two: Gate) -> None:
+    """The token has every scope. As a cookie, which any site can make the browser send, it has only ``read``."""
     user = f"cookie-{time.time_ns()}"
     token = await mint(one)
     stream = await one.background(3000, user=user)
@@ -184,7 +184,7 @@ async def test_a_cookie_from_another_sites_page_is_refused(one: Gate) -> None:
         assert (await one.ask(method, f"/v1/streams/{stream}", headers=headers)).status == 200, "a header is no cookie"
 
 
-async def test_a_cookie_that_is_none(one: Gate) -> None:
+async def test_an_invalid_cookie_is_refused(one: Gate) -> None:
     stream, _ = await one.finished(1)
     token = await mint(one, scopes=["read"])
 
@@ -209,7 +209,7 @@ async def test_a_cookie_that_is_none(one: Gate) -> None:
         assert not value or value == body or value not in reply.body.decode()
 
 
-async def test_a_cookies_token_runs_out(one: Gate) -> None:
+async def test_a_cookies_token_expires(one: Gate) -> None:
     stream, _ = await one.finished(1)
     token = await mint(one, scopes=["read"], expires_in_s=2)
 
@@ -226,7 +226,7 @@ async def test_a_cookies_token_runs_out(one: Gate) -> None:
 
 
 @pytest.mark.parametrize("header", [{"authorization": "Bearer sk-wrong"}, {"authorization": "Basic YTpi"}])
-async def test_a_header_goes_before_the_cookie(one: Gate, header: dict[str, str]) -> None:
+async def test_the_authorization_header_wins_over_the_cookie(one: Gate, header: dict[str, str]) -> None:
     stream, _ = await one.finished(1)
     headers = cookie(await mint(one, scopes=["read"])) | header
     refusal(await one.ask("GET", f"/v1/streams/{stream}", headers=headers), 401, "invalid_api_key")
@@ -234,7 +234,8 @@ async def test_a_header_goes_before_the_cookie(one: Gate, header: dict[str, str]
     refusal(await one.ask("GET", f"/v1/streams/{stream}", headers=headers), 401, "invalid_api_key")
 
 
-async def test_a_cookie_is_written_nowhere(platform: Running, one: Gate) -> None:
+@pytest.mark.platform
+async def test_a_cookie_appears_in_no_log(platform: Running, one: Gate) -> None:
     stream, _ = await one.finished(1)
     with platform.gateway(STREAM_GW_TOKEN_SECRET=secrets.token_hex(16)) as process:
         gate = Gate(process.facts["url"], process.pid, platform.key)
@@ -261,7 +262,7 @@ async def test_a_cookie_is_written_nowhere(platform: Running, one: Gate) -> None
 # --- when to come back ---------------------------------------------------------------------------------------
 
 
-async def test_an_event_source_is_told_when_to_come_back(one: Gate) -> None:
+async def test_an_event_source_gets_its_retry_time(one: Gate) -> None:
     """In the first event: a block of its own would be an event without data to some clients."""
     stream, plain = await one.finished(5)
     waits = set()

@@ -1,19 +1,23 @@
-"""What a gateway believes of the pools, when they change under a request."""
+"""The directory when pools change under a request, and what it costs the fabric."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import pytest
 
-from stream_fabric.errors import ModelNotFound, NoReplica
-from stream_fabric.ids import ReplicaId
-from stream_fabric.plans import PoolPlan, Usual, route
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo
-from stream_gw.directory import Directory
+from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
+from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, route_key
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_gw.routing.directory import Directory
 
 
 class Pools(RedisPools):
-    """One pool, until it is lost."""
+    """One pool, which the test can remove."""
 
     def __init__(self) -> None:
         self.names = ["p"]
@@ -32,7 +36,7 @@ class Pools(RedisPools):
         return b""
 
 
-async def test_a_pool_that_is_lost_after_it_was_found_has_no_replica() -> None:
+async def test_a_pool_that_vanishes_after_it_was_found_raises_no_replica() -> None:
     pools = Pools()
     directory = Directory(pools, pools.plans)
     pool = await directory.pool_of("m")
@@ -54,7 +58,7 @@ async def test_a_declared_pool_is_served_while_it_has_no_replica() -> None:
     assert directory.candidates("p", "m", []) == [] and directory.estimates("p").output_tokens == 256
     assert directory.warming("p") == pools.planned["p"]
     assert {model: served.pool for model, served in directory.models().items()} == {"m": "p", "lora": "p"}
-    pools.planned = {"p": PoolPlan(1, 0, 1, models=("m",), usual=Usual(8, 1000, 100, 99, 3))}
+    pools.planned = {"p": PoolPlan(1, 0, 1, models=("m",), typical_replica=ReplicaProfile(8, 1000, 100, 99, 3))}
     pools.names = ["p"]
     await directory.refresh()
     assert directory.warming("p") is None, "one is ready"
@@ -65,10 +69,10 @@ async def test_a_declared_pool_is_served_while_it_has_no_replica() -> None:
     assert directory.estimates("p") == (3, 99), "as it was when it had one"
 
 
-async def test_how_long_an_answer_gets_is_told_by_its_route_where_that_is_known() -> None:
+async def test_output_estimates_use_the_route_when_it_is_known() -> None:
     pools = Pools()
-    chat, code = (route("m", f"openai.{kind}", "standard") for kind in ("chat", "completions"))
-    plan = PoolPlan(1, 0, 1, models=("m",), usual=Usual(8, 1000, 100, 99, 3), outputs={chat: 800.0})
+    chat, code = (route_key("m", f"openai.{kind}", "standard") for kind in ("chat", "completions"))
+    plan = PoolPlan(1, 0, 1, models=("m",), typical_replica=ReplicaProfile(8, 1000, 100, 99, 3), outputs={chat: 800.0})
     pools.planned = {"p": plan}
     directory = Directory(pools, pools.plans)
     for names, known in ((["p"], (4, 256)), ([], (3, 99))):
@@ -76,3 +80,122 @@ async def test_how_long_an_answer_gets_is_told_by_its_route_where_that_is_known(
         await directory.refresh()
         assert directory.estimates("p", chat) == (known[0], 800)
         assert directory.estimates("p", code) == directory.estimates("p") == known, "as of all the pool's"
+
+
+class SlowPools(RedisPools):
+    """Pools ``p0``, ``p1`` …, each with one replica and one model. Each read waits until ``open`` is set."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"p{number}" for number in range(count)]
+        self.open = asyncio.Event()
+        self.open.set()
+        self.lists = 0
+        self.reading = self.reading_most = 0
+        self.away = False
+        self.holders: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def _read(self) -> None:
+        self.reading += 1
+        self.reading_most = max(self.reading, self.reading_most)
+        await self.open.wait()
+        self.reading -= 1
+
+    async def plans(self) -> dict[str, PoolPlan]:
+        return {}
+
+    async def pools(self, timeout_s: float | None = None) -> list[str]:
+        self.lists += 1
+        if self.away:
+            raise FabricUnavailable("Redis is away")
+        return self.names
+
+    async def replicas(self, pool: str) -> list[ReplicaInfo]:
+        await self._read()
+        model = pool.replace("p", "m")
+        return [ReplicaInfo(ReplicaId(f"r-{pool}"), pool, "sim", (model,), "ready", EngineLoad(0, 0, 1))]
+
+    async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
+        return b""
+
+    async def holder(self, pool: str, stream: StreamId) -> Any:
+        self.asked.append(pool)
+        await self._read()
+        return self.holders.get(pool)
+
+
+async def unknown(directory: Directory, number: int) -> None:
+    with pytest.raises(ModelNotFound):
+        await directory.pool_of(f"unknown-{number}")
+
+
+async def settled(work: Coroutine[Any, Any, Any], until: Callable[[], bool]) -> asyncio.Task[Any]:
+    """The task of ``work``, once ``until`` holds."""
+    task = asyncio.ensure_future(work)
+    async with asyncio.timeout(2):
+        while not until():
+            await asyncio.sleep(0)
+    return task
+
+
+async def test_requests_for_unknown_models_cost_at_most_one_refresh_a_second() -> None:
+    pools = SlowPools(3)
+    directory = Directory(pools, pools.plans)
+    await directory.refresh()
+    await asyncio.gather(*(unknown(directory, number) for number in range(100)))
+    assert pools.lists == 2
+    await asyncio.sleep(1.01)
+    pools.names = ["p0", "p9"]
+    assert await directory.pool_of("m9") == "p9", "a model that has come is found without waiting for the loop"
+    await asyncio.gather(*(unknown(directory, number) for number in range(100)))
+    assert pools.lists == 3
+
+
+async def test_a_known_model_does_not_wait_behind_a_refresh_for_an_unknown_one() -> None:
+    pools = SlowPools(3)
+    directory = Directory(pools, pools.plans)
+    await directory.refresh()
+    pools.open.clear()
+    asking = await settled(unknown(directory, 1), lambda: pools.reading > 0)
+    async with asyncio.timeout(1):
+        assert await directory.pool_of("m0") == "p0"
+    assert not asking.done()
+    pools.open.set()
+    await asking
+
+
+async def test_pools_are_read_concurrently() -> None:
+    pools = SlowPools(8)
+    pools.open.clear()
+    refresh = await settled(Directory(pools, pools.plans).refresh(), lambda: pools.reading == 8)
+    pools.open.set()
+    await refresh
+
+
+async def test_while_the_fabric_is_away_unknown_models_share_one_failure() -> None:
+    pools = SlowPools(1)
+    pools.away = True
+    directory = Directory(pools, pools.plans)
+    answers = await asyncio.gather(*(directory.pool_of(f"m{n}") for n in range(100)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {FabricUnavailable}
+    assert pools.lists == 1
+
+
+async def test_the_last_producers_pool_is_asked_first_and_the_others_concurrently() -> None:
+    pools = SlowPools(8)
+    directory = Directory(pools, pools.plans)
+    await directory.refresh()
+    stream, producer = StreamId("strm_1"), ReplicaId("r-p5")
+    pools.holders = {"p5": "r-p5"}
+    assert await directory.produces(producer, stream)
+    assert pools.asked == ["p5"]
+    pools.holders = {"p2": "queue"}
+    pools.asked.clear()
+    pools.open.clear()
+    asking = await settled(directory.produces(None, stream), lambda: pools.reading == 8)
+    pools.open.set()
+    assert await asking
+    pools.holders = {"p2": "r-dead"}
+    pools.asked.clear()
+    assert not await directory.produces(producer, stream)
+    assert pools.asked[0] == "p5" and sorted(pools.asked) == pools.names, "each pool is asked once"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stream_gw.configuration import table
+from stream_gw.cli.configuration import table
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_configuration_page_is_the_settings() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == table(), (
-        "run: python -m stream_gw.configuration > docs/configuration.md"
+        "run: python -m stream_gw.cli.configuration > docs/configuration.md"
     )
 
 

@@ -14,6 +14,8 @@ from tests.gateway.wire import DONE, Gate, Tokenstream, after_heartbeat, chat, d
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.platform
+
 
 @asynccontextmanager
 async def gateway(platform: Running, **settings: float) -> AsyncIterator[tuple[Gate, Process]]:
@@ -82,7 +84,7 @@ async def _hint(socket: Tokenstream, began: float) -> int:
 
 
 async def _continues(socket: Tokenstream, elsewhere: Gate) -> None:
-    """What the socket saw and what another gateway adds is the whole stream."""
+    """The frames from the socket and the rest from another gateway make the whole stream."""
     seen = socket.track(1)
     stream, cursor = seen.ok[0]["stream"], seen.data[-1]["s"]
     assert seen.end is None

@@ -13,11 +13,11 @@ import openai
 import pytest
 from openai import OpenAI
 
-from inference.agent.engines.sim.whole import Embeddings, Rerank, Whole
+from inference.engines.sim.whole import Embeddings, Rerank, Whole
 from stream_fabric.errors import EngineFailed, StreamTooLarge
-from stream_fabric.frames import ChoiceEnd, Close, End, Note, Open, encode, encode_text
-from stream_fabric.ids import StreamId
 from stream_fabric.limits import BATCH_MAX, ITEM_CHARS_MAX, STREAM_BYTES_MAX
+from stream_fabric.stream.frames import ChoiceEnd, Close, End, Note, Open, encode, encode_text
+from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.whole import Document
 from tests.gateway.conftest import Tenants
 from tests.gateway.wire import MODEL, Gate, Reply, refusal
@@ -122,7 +122,7 @@ async def test_a_rerank_in_order_of_the_scores(one: Gate) -> None:
 
 
 async def test_a_document_of_every_character_passes_unchanged(one: Gate) -> None:
-    """What is cut into deltas within its characters, and escaped twice over."""
+    """A document is cut into deltas within its characters, and escaped twice."""
     odd = '"\\\n\t\x00\x1f\x7f\u2028é流🙂' * 5000
     body = rerank(odd[:200], [odd, "x" + odd, {"text": "xx" + odd}])
     reply = await one.ask("POST", RERANK, body)
@@ -168,7 +168,7 @@ async def test_who_may_ask(tenants: Tenants, path: str, body: dict[str, Any]) ->
 
 
 async def test_an_engines_refusal_is_the_answer(one: Gate) -> None:
-    """Of one input, more tokens than a replica's cache holds."""
+    """One input has more tokens than a replica's cache holds."""
     refusal(await one.ask("POST", EMBEDDINGS, embed("x" * (1 << 22))), 400, "context_length_exceeded")
 
 
@@ -282,7 +282,7 @@ def test_the_document_is_the_items_text() -> None:
 
 def test_other_text_is_no_document() -> None:
     document = gathered(encode(Open(0, 0, "text")), encode_text(0, "words"), encode(Close(0)))
-    with pytest.raises(EngineFailed, match="without an answer"):
+    with pytest.raises(EngineFailed, match="without a response"):
         document.result()
     document.add(encode(Open(1, 0, "item")))
     document.add(encode_text(0, "words"))

@@ -1,4 +1,4 @@
-"""What a gateway's upkeep does when the fabric goes away in its midst."""
+"""A gateway's background tasks when the fabric goes away."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import msgspec
 import pytest
 
 from stream_fabric import errors
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable, StreamGwError
-from stream_fabric.frames import ErrorInfo, Status
-from stream_fabric.ids import GatewayId, ReplicaId, TenantId
-from stream_fabric.placement import Queued
-from stream_fabric.reader import Gap, Reset
-from stream_fabric.redis.client import Address, Partitions, RedisClient
+from stream_fabric.pool.placement import Queued
+from stream_fabric.pool.records import Candidate
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.control import RedisControl
-from stream_fabric.redis.pool import Candidate, RedisPools
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
-from stream_gw import hub as hub_module
-from stream_gw import lines as lines_module
-from stream_gw.directory import Directory
-from stream_gw.hub import Hub
-from stream_gw.lines import Lines
+from stream_fabric.redis_url import Address
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo, Status
+from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId
+from stream_fabric.stream.reader import Gap, Reset
+from stream_gw.delivery.hub import Hub
+from stream_gw.delivery.watchdog import Watchdog
+from stream_gw.routing import queue_positions as lines_module
+from stream_gw.routing.directory import Directory
+from stream_gw.routing.queue_positions import QueuePositions
 from tests.fabric.test_placement import FAR_S, ask, info_of, work_of
+from tests.gateway.in_process import silent
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -47,9 +51,9 @@ class Reading:
     def reset(self, reset: Reset) -> bool:
         return True
 
-    def rise(self, epoch: str, head: int) -> None: ...
+    def epoch_changed(self, epoch: str, head: int) -> None: ...
 
-    def waits(self, position: int, of: int, warming_s: float | None) -> None:
+    def queued(self, position: int, of: int, warming_s: float | None) -> None:
         self.places.append((position, of))
 
     def end(self, status: Status) -> None: ...
@@ -63,15 +67,15 @@ class World:
     """A stream that waits in a pool's queue, and a link to its pool that can be cut."""
 
     hub: Hub
-    lines: Lines
+    watchdog: Watchdog
+    lines: QueuePositions
     outlet: Reading
     proxy: Proxy
 
 
 @pytest.fixture
 async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(hub_module, "WATCHDOG_S", 0.02)
-    monkeypatch.setattr(lines_module, "_TOLD_EVERY_S", 0.02)
+    monkeypatch.setattr(lines_module, "_SEND_EVERY_S", 0.02)
     address = Address(*redis_client.url.addresses[0])
     async with Proxy.before(address.port, address.host) as proxy, asyncio.TaskGroup() as tasks:
         linked = RedisClient(proxy.url, timeout_s=0.2)
@@ -84,14 +88,14 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
         assert isinstance(placed, Queued)
         directory = Directory(pools, RedisControl(linked).plans)
         await directory.refresh()
-        hub = Hub(GatewayId("g"), log, directory, tasks)
+        hub = Hub(GatewayId("g"), log, HostClock(), silent, tasks)
         tenant, epoch = TenantId("acme"), Epoch(1, "aa")
         outlet = Reading()
-        subscription = hub.follow_new(hub.expect(asked.stream, tenant, epoch), outlet)
+        subscription = hub.expect(asked.stream, tenant, epoch).attach(outlet)
         await log.create(asked.stream, epoch, tenant, b"{}", GatewayId("g"))
-        lines = Lines(pools, directory, lambda: 0)
+        lines = QueuePositions(pools, directory, lambda: 0)
         lines.add(info.pool, subscription)
-        yield World(hub, lines, outlet, proxy)
+        yield World(hub, Watchdog(hub, directory.produces, HostRandom(), every_s=0.02), lines, outlet, proxy)
         subscription.close()
         proxy.refuse = False
         await pools.retire(info.pool, info.replica, leaving=True)
@@ -101,10 +105,10 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
 async def test_the_watchdog_outlives_an_outage_at_any_of_its_questions(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watchdog = asyncio.create_task(world.hub.watchdog())
+    watchdog = asyncio.create_task(world.watchdog.run())
     world.proxy.refuse = True
     world.proxy.cut_all()
-    await eventually(lambda: "cannot be read" in caplog.text or watchdog.done(), "the outage to be noticed")
+    await eventually(lambda: "not checked" in caplog.text or watchdog.done(), "the outage to be noticed")
     assert not watchdog.done()
     watchdog.cancel()
 
@@ -114,7 +118,7 @@ async def test_who_waits_is_told_again_after_an_outage(world: World, caplog: pyt
     await eventually(lambda: world.outlet.places, "the place in the queue")
     world.proxy.refuse = True
     world.proxy.cut_all()
-    await eventually(lambda: "cannot be read" in caplog.text, "the outage to be noticed")
+    await eventually(lambda: "queue positions not read" in caplog.text, "the outage to be noticed")
     world.proxy.refuse = False
     world.outlet.places.clear()
     await eventually(lambda: world.outlet.places, "the place in the queue, again")

@@ -1,4 +1,4 @@
-"""Where gateways put requests in a surge: several of them, several pools, on real Redis."""
+"""Placement under overload by several gateways and pools, on a real Redis."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from stream_fabric.ids import ReplicaId, TenantId, new_stream_id
-from stream_fabric.placement import Placed, Queued, Refused
-from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EngineLoad, EngineRequest
+from stream_fabric.pool.overload import Overflow, OverloadMarks
+from stream_fabric.pool.placement import Placed, Queued, Refused
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import RedisPools, ReplicaInfo, Work
-from stream_fabric.surge import Marks, Shift
-from stream_gw.directory import Directory
-from stream_gw.placing import place, refusal
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId, TenantId, new_stream_id
+from stream_gw.routing.directory import Directory
+from stream_gw.routing.place_request import place, refusal
 
 GATEWAYS = 4
 
@@ -31,7 +31,7 @@ def work_of(tier: int = 1, session: str = "", model: str = "m") -> Work:
 
 @dataclass
 class Edge:
-    """Pools in one Redis, and gateways that know of them what they last read."""
+    """Pools in one Redis, and gateways with a directory each."""
 
     pools: list[RedisPools]
     plans: dict[str, PoolPlan] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Edge:
     def pool(self, name: str) -> str:
         return f"{name}-{self.tag}"
 
-    async def declare(self, name: str, shift_s: float = 1.0, adjacent: str = "", **more: tuple[str, ...]) -> None:
-        marks = Marks((20.0, 10.0, 0.5), shift_s, (self.pool(adjacent),) if adjacent else ())
-        self.plans[self.pool(name)] = PoolPlan(1, 0, 1, surge=marks, **more)  # type: ignore[arg-type]
+    async def declare(self, name: str, adjacent: str = "", models: tuple[str, ...] = ()) -> None:
+        marks = OverloadMarks((20.0, 10.0, 0.5), 1.0, (self.pool(adjacent),) if adjacent else ())
+        self.plans[self.pool(name)] = PoolPlan(1, 0, 1, overload_marks=marks, models=models)
 
     async def join(
         self,
@@ -68,7 +68,7 @@ class Edge:
         for directory in self.directories:
             await directory.refresh()
 
-    async def place(self, name: str, number: int, work: Work) -> tuple[Placed | Queued | Refused, Shift | None]:
+    async def place(self, name: str, number: int, work: Work) -> tuple[Placed | Queued | Refused, Overflow | None]:
         pools, directory = self.pools[number % GATEWAYS], self.directories[number % GATEWAYS]
         candidates = directory.candidates(self.pool(name), work.request.model, ())
         return await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
@@ -84,14 +84,14 @@ async def edge(redis_url: str) -> AsyncIterator[Edge]:
     for name in ("home", "host"):
         replica = ReplicaId(f"r-{made.pool(name)}")
         streams = await made.pools[0].in_flight(made.pool(name), replica)
-        await made.pools[0].drop(made.pool(name), replica, streams)
-        await made.pools[0].leave(made.pool(name), await made.pools[0].waiting(made.pool(name)))
+        await made.pools[0].remove_in_flight(made.pool(name), replica, streams)
+        await made.pools[0].remove_queued(made.pool(name), await made.pools[0].waiting(made.pool(name)))
         await made.pools[0].retire(made.pool(name), replica, leaving=True)
     for client in clients:
         await client.close()
 
 
-async def test_what_is_too_much_for_its_home_goes_next_door_until_that_has_no_room_to_spare(edge: Edge) -> None:
+async def test_excess_requests_overflow_until_the_adjacent_pool_has_no_capacity_to_spare(edge: Edge) -> None:
     await edge.declare("home", adjacent="host")
     await edge.declare("host")
     await edge.join("home")
@@ -105,15 +105,15 @@ async def test_what_is_too_much_for_its_home_goes_next_door_until_that_has_no_ro
     at_home = [answer for answer, shift in answers if shift is None]
     assert sum(isinstance(answer, Placed) for answer in at_home) == 5
     assert sum(isinstance(answer, Queued) for answer in at_home) > 5, "the rest waits where it belongs"
-    surged = await edge.pools[0].surged(edge.pool("home"))
+    surged = await edge.pools[0].overload_totals(edge.pool("home"))
     refused = [answer for answer in at_home if isinstance(answer, Refused)]
-    assert (surged.shed[1], surged.shifted) == (len(refused), 12)
+    assert (surged.rejected[1], surged.overflowed) == (len(refused), 12)
     assert {refusal(work_of(), answer).code for answer in refused} <= {"pool_busy"}
-    assert (await edge.pools[0].arrived(edge.pool("home"))).requests == 60, "each is counted once"
-    assert (await edge.pools[0].arrived(edge.pool("host"))).requests == 0, "and not where it is a guest"
+    assert (await edge.pools[0].demand_totals(edge.pool("home"))).requests == 60, "each is counted once"
+    assert (await edge.pools[0].demand_totals(edge.pool("host"))).requests == 0, "and not where it is a guest"
 
 
-async def test_two_pools_that_name_each_other_do_not_play_with_a_request(edge: Edge) -> None:
+async def test_two_pools_adjacent_to_each_other_do_not_bounce_a_request(edge: Edge) -> None:
     await edge.declare("home", adjacent="host")
     await edge.declare("host", adjacent="home")
     for name in ("home", "host"):
@@ -123,8 +123,8 @@ async def test_two_pools_that_name_each_other_do_not_play_with_a_request(edge: E
         placed, shift = await edge.place(("home", "host")[number % 2], number, work_of())
         assert shift is None and not isinstance(placed, Refused)
     for name in ("home", "host"):
-        assert (await edge.pools[0].arrived(edge.pool(name))).requests == 10
-        assert (await edge.pools[0].surged(edge.pool(name))).shifted == 0
+        assert (await edge.pools[0].demand_totals(edge.pool(name))).requests == 10
+        assert (await edge.pools[0].overload_totals(edge.pool(name))).overflowed == 0
 
 
 async def test_sessions_and_adapters_stay_at_home(edge: Edge) -> None:
@@ -144,7 +144,7 @@ async def test_sessions_and_adapters_stay_at_home(edge: Edge) -> None:
         assert shift is not None, "a session that is bound to nothing loses nothing"
 
 
-async def test_a_pool_that_nobody_declares_does_as_ever(edge: Edge) -> None:
+async def test_an_undeclared_pool_never_overflows_or_rejects(edge: Edge) -> None:
     await edge.join("home")
     await edge.join("host", slots=100, room=125)
     await edge.look()
@@ -154,7 +154,7 @@ async def test_a_pool_that_nobody_declares_does_as_ever(edge: Edge) -> None:
     assert {shift for _, shift in answers} == {None}
 
 
-async def test_of_pools_with_the_same_model_the_one_declared_for_it_is_its_home(edge: Edge) -> None:
+async def test_a_models_home_is_the_pool_declared_for_it(edge: Edge) -> None:
     model = f"m-{edge.tag}"
     for name in ("host", "home"):
         await edge.join(name, models=(model,))

@@ -1,4 +1,4 @@
-"""Placement as clients see it: sessions that stay, prefixes that are found, a queue that tells, deadlines, reasons."""
+"""Placement as clients see it: sessions, cached prefixes, the queue, deadlines and reasons."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from contextlib import AsyncExitStack
 import pytest
 
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import RedisPools
+from stream_fabric.redis.pools import RedisPools
 from tests.gateway.processes import Process, Running
 from tests.gateway.wire import DONE, Gate, chat, events, refusal, text
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.platform
 
 NARROW, WIDE = "sim-narrow", "sim-wide"
 
@@ -52,7 +54,7 @@ async def placement(gate: Gate, stream: str) -> dict[str, object]:
 
 
 async def reasons(gate: Gate, stream: str) -> list[tuple[str, str]]:
-    """(reason, replica) of each placement, once it has been written down."""
+    """(reason, replica) of each placement, once it is recorded."""
 
     async def told() -> list[tuple[str, str]]:
         found = await placement(gate, stream)
@@ -82,9 +84,7 @@ async def test_a_sessions_turns_stay_with_the_replica_that_holds_their_cache(wid
     assert (await reasons(wide, other))[0][0] == "load"
 
 
-async def test_a_prefix_is_found_without_a_session_and_by_a_gateway_that_has_just_begun(
-    platform: Running, wide: Gate
-) -> None:
+async def test_a_cached_prefix_is_found_without_a_session_and_by_a_new_gateway(platform: Running, wide: Gate) -> None:
     manual = [{"role": "system", "content": "The manual says: " + "turn the crank. " * 400}]
     first = await finish(wide, messages=[*manual, {"role": "user", "content": "How?"}])
     ((_, replica),) = await reasons(wide, first)
@@ -120,7 +120,7 @@ async def test_every_candidate_is_explained(wide: Gate) -> None:
     )
 
 
-async def test_who_waits_hears_where_and_goes_in_order(narrow: Gate) -> None:
+async def test_queued_requests_get_their_position_and_start_in_order(narrow: Gate) -> None:
     async with AsyncExitStack() as stack:
         running = [await stack.enter_async_context(narrow.create(chat(150, seed=k, model=NARROW))) for k in range(2)]
         for exchange in running:
@@ -145,7 +145,7 @@ async def test_who_waits_hears_where_and_goes_in_order(narrow: Gate) -> None:
 
 
 async def until_idle(platform: Running, pool: str) -> None:
-    """The pool has been told that nothing runs or waits any more."""
+    """True once the pool's record shows that nothing runs or waits."""
     client = RedisClient(platform.redis_url)
     await client.start()
     pools = RedisPools(client)
@@ -158,7 +158,7 @@ async def until_idle(platform: Running, pool: str) -> None:
     await client.close()
 
 
-async def test_a_queue_that_is_full_says_when_to_come_back(platform: Running, narrow: Gate) -> None:
+async def test_a_full_queue_gives_a_retry_time(platform: Running, narrow: Gate) -> None:
     await until_idle(platform, NARROW)
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(narrow.create(chat(400, seed=k, model=NARROW))) for k in range(8)]
@@ -168,7 +168,7 @@ async def test_a_queue_that_is_full_says_when_to_come_back(platform: Running, na
         assert error["retriable"] is True
         assert 1 <= int(reply.headers["retry-after"]) <= 60
         streams = [exchange.headers["x-stream-id"] for exchange in opened]
-        # Who leaves the queue makes room in it, also by cancelling
+        # Leaving the queue makes room in it, also by cancelling
         assert (await narrow.cancel(streams[7]))["result"] == "accepted"
 
         async def room() -> bool:
@@ -198,7 +198,7 @@ async def test_a_key_whose_request_was_refused_is_free_again(platform: Running, 
     assert again.body == reply.body
 
 
-async def test_who_waits_too_long_is_told(platform: Running, narrow: Gate) -> None:
+async def test_a_request_that_waits_too_long_fails_with_the_reason(platform: Running, narrow: Gate) -> None:
     await until_idle(platform, NARROW)
     async with AsyncExitStack() as stack:
         for k in range(2):

@@ -1,4 +1,4 @@
-"""Requests that were refused for want of room are told as counts, never one by one."""
+"""Rejected requests are reported as counts, never one by one."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 import pytest
 
 from stream_fabric.events import FleetEvent, RequestTrace, decode_event
-from stream_fabric.herald import Herald
-from stream_fabric.ids import TenantId
 from stream_fabric.limits import SHED_KINDS_MAX
+from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
-from stream_gw.sheds import Sheds
-from stream_gw.trace import Over
+from stream_fabric.stream.ids import TenantId
+from stream_gw.observe.rejections import Rejections
+from stream_gw.observe.trace import ReaderOutcome
 from tests.gateway.processes import Process, Running
 from tests.gateway.wire import Gate, chat
 from tests.support.events import Heard, SetClock
 
 
-def over(code: str = "pool_full", pool: str = "p", **more: Any) -> Over:
+def over(code: str = "pool_full", pool: str = "p", **more: Any) -> ReaderOutcome:
     facts = {"role": "refused", "ended": "refused", "http_status": 503, "wall_us": 1000, "ttft_us": 0, "tokens": 0}
     told = {**facts, "trace_id": "", "request_id": "r", "stream": "", "tenant": TenantId("t"), **more}
-    return Over(pool=pool, error_code=code, **told)
+    return ReaderOutcome(pool=pool, error_code=code, **told)
 
 
-def sheds() -> tuple[Sheds, Heard]:
+def sheds() -> tuple[Rejections, Heard]:
     heard = Heard()
-    return Sheds(Herald(heard, SetClock(), "gw-1")), heard
+    return Rejections(FleetEventReporter(heard, SetClock(), "gw-1")), heard
 
 
-def test_a_thousand_refusals_are_one_event_for_each_layer_and_pool() -> None:
+def test_a_thousand_rejections_are_one_event_per_layer_and_pool() -> None:
     mine, heard = sheds()
     for _ in range(1000):
-        mine.receive_over(over())
+        mine.receive_outcome(over())
     for _ in range(7):
-        mine.receive_over(over("too_many"))
-    mine.receive_over(over(pool="q"))
+        mine.receive_outcome(over("too_many"))
+    mine.receive_outcome(over(pool="q"))
     assert heard.fleet == []
-    mine.tell()
+    mine.report()
     told = {(e.what, e.state, e.pool, e.reason): e.figures["requests"] for e in heard.fleet}
     assert told == {
         ("shed", "pool", "p", "pool_full"): 1000,
@@ -48,43 +48,44 @@ def test_a_thousand_refusals_are_one_event_for_each_layer_and_pool() -> None:
         ("shed", "pool", "q", "pool_full"): 1,
     }
     assert {event.source for event in heard.fleet} == {"gw-1"}
-    mine.tell()
+    mine.report()
     assert len(heard.fleet) == 3, "of a time in which nothing was refused nothing is told"
 
 
-def test_what_was_not_refused_for_want_of_room_is_none() -> None:
+def test_other_outcomes_are_no_rejections() -> None:
     mine, heard = sheds()
-    mine.receive_over(over("", ended="completed", role="created", http_status=200))
-    mine.receive_over(over("invalid_request", http_status=400))
-    mine.receive_over(over("deadline_exceeded", ended="failed", role="created", ttft_us=5000))
-    mine.tell()
+    mine.receive_outcome(over("", ended="completed", role="created", http_status=200))
+    mine.receive_outcome(over("invalid_request", http_status=400))
+    mine.receive_outcome(over("deadline_exceeded", ended="failed", role="created", ttft_us=5000))
+    mine.report()
     assert heard.fleet == []
 
 
-def test_pools_without_end_are_bounded() -> None:
+def test_the_number_of_counted_pools_is_bounded() -> None:
     mine, heard = sheds()
     for number in range(3 * SHED_KINDS_MAX):
-        mine.receive_over(over(pool=f"p{number}"))
+        mine.receive_outcome(over(pool=f"p{number}"))
     assert len(mine._counts) <= SHED_KINDS_MAX + 1
-    mine.tell()
+    mine.report()
     assert any(event.reason == "others" for event in heard.fleet)
 
 
-async def test_what_has_gathered_is_told_in_time_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_gw.sheds.SHED_TOLD_EVERY_S", 0.01)
+async def test_rejections_are_reported_periodically_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_gw.observe.rejections.SHED_TOLD_EVERY_S", 0.01)
     mine, heard = sheds()
     running = asyncio.create_task(mine.run())
-    mine.receive_over(over())
+    mine.receive_outcome(over())
     async with asyncio.timeout(5):
         while not heard.fleet:
             await asyncio.sleep(0.005)
-    mine.receive_over(over(pool="last"))
+    mine.receive_outcome(over(pool="last"))
     running.cancel()
     await asyncio.wait([running])
     assert [event.pool for event in heard.fleet] == ["p", "last"]
 
 
-async def test_a_gateway_tells_of_what_it_refused_also_when_it_ends(platform: Running) -> None:
+@pytest.mark.platform
+async def test_a_gateway_reports_its_rejections_before_it_ends(platform: Running) -> None:
     env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
     sim = "model=sim-tight,itl_ms=20,ttft_ms=1,max_num_seqs=1"
     refused = 3

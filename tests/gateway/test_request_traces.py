@@ -1,4 +1,4 @@
-"""What a request leaves behind: read where the processes leave it, from outside."""
+"""Traces of requests, read from the event stream of a running platform."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def adds_up(trace: RequestTrace) -> None:
     assert abs(trace.phases.residual_us) < 0.05 * trace.wall_us + 20_000, trace
 
 
-async def test_a_streamed_answer_is_told_by_its_gateway_and_its_agent(one: Gate, told: Told) -> None:
+async def test_a_streamed_response_leaves_a_trace_of_gateway_and_agent(one: Gate, told: Told) -> None:
     began = time.monotonic()
     async with one.create(chat(40, user="u-7")) as exchange:
         stream, request_id = exchange.headers["x-stream-id"], exchange.headers["x-request-id"]
@@ -96,7 +96,7 @@ async def test_a_streamed_answer_is_told_by_its_gateway_and_its_agent(one: Gate,
     assert sum(attempt.itl_sketch) == 39
 
 
-async def test_every_transport_tells_the_same(one: Gate, told: Told) -> None:
+async def test_every_transport_leaves_the_same_trace(one: Gate, told: Told) -> None:
     reply = await one.ask("POST", "/v1/chat/completions", chat(25, stream=False))
     (whole,) = await told.requests(reply.headers["x-stream-id"])
     async with one.socket() as socket:
@@ -111,7 +111,7 @@ async def test_every_transport_tells_the_same(one: Gate, told: Told) -> None:
         )  # fmt: skip
 
 
-async def test_a_cancel_tells_at_which_token(one: Gate, two: Gate, told: Told) -> None:
+async def test_a_cancels_trace_names_the_last_token(one: Gate, two: Gate, told: Told) -> None:
     async with one.create(chat(2000)) as exchange:
         stream = exchange.headers["x-stream-id"]
         await exchange.events(8)
@@ -125,9 +125,7 @@ async def test_a_cancel_tells_at_which_token(one: Gate, two: Gate, told: Told) -
     assert attempt.output_tokens == trace.output_tokens == trace.streamed_tokens > 0
 
 
-async def test_a_reader_who_comes_back_elsewhere_is_told_in_two_parts_that_join(
-    one: Gate, two: Gate, told: Told
-) -> None:
+async def test_a_resumed_reader_leaves_two_traces_that_join(one: Gate, two: Gate, told: Told) -> None:
     began = time.monotonic()
     async with one.create(chat(200), {"idempotency-key": f"k{time.time_ns()}"}) as exchange:
         stream = exchange.headers["x-stream-id"]
@@ -154,7 +152,7 @@ async def test_a_reader_who_comes_back_elsewhere_is_told_in_two_parts_that_join(
     assert shown > 0
 
 
-async def test_a_slow_reader_is_the_one_who_waited(one: Gate, fast: str, told: Told) -> None:
+async def test_a_slow_readers_time_counts_as_client_stall(one: Gate, fast: str, told: Told) -> None:
     async with one.connection(4096) as exchange:
         exchange.pause_s = 0.006
         await exchange.send(one.request("POST", "/v1/chat/completions", chat(4000, model=fast)))
@@ -166,7 +164,7 @@ async def test_a_slow_reader_is_the_one_who_waited(one: Gate, fast: str, told: T
     assert trace.phases.client_stall_us > 0.5 * trace.wall_us
 
 
-async def test_the_clients_trace_context_goes_on(one: Gate, told: Told) -> None:
+async def test_the_clients_trace_context_is_continued(one: Gate, told: Told) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     header = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
     async with one.create(chat(5), header) as exchange:
@@ -181,7 +179,7 @@ async def test_the_clients_trace_context_goes_on(one: Gate, told: Told) -> None:
     assert trace.trace_id == stream[5:], "a context that is none is passed over"
 
 
-async def test_what_is_refused_is_told_too(one: Gate, told: Told) -> None:
+async def test_a_refused_request_leaves_a_trace(one: Gate, told: Told) -> None:
     reply = await one.ask("POST", "/v1/chat/completions", chat(5, model="nobody's"))
     assert reply.status == 404
     trace = await told.request(reply.headers["x-request-id"])

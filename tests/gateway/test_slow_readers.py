@@ -11,6 +11,8 @@ from stream_fabric.limits import STALL_S_MAX
 from tests.gateway.wire import DONE, MODEL, Exchange, Gate, after_heartbeat, dense, events, text
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.platform
+
 TOKENS = 4000
 STREAMS = 5
 READERS = 50
@@ -40,7 +42,7 @@ async def started(gate: Gate, model: str, count: int = STREAMS, tokens: int = TO
 
 
 async def texts(gate: Gate, streams: Sequence[str]) -> list[str]:
-    """What readers with nothing in their way are told."""
+    """Texts of readers that read without delay."""
     bodies = [(await gate.ask("GET", f"/v1/streams/{stream}")).body for stream in streams]
     return [text(events(body)) for body in bodies]
 

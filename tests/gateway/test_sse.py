@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream_fabric.cursor import BEGINNING, Epoch
-from stream_fabric.frames import ErrorInfo
-from stream_fabric.ids import GatewayId, StreamId, TenantId, UserId, new_stream_id
 from stream_fabric.limits import SSE_HEARTBEAT_S, SUBSCRIBERS_PER_STREAM_MAX, UNREAD_BYTES_MAX
-from stream_fabric.redis.client import RedisClient, slot_of
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.stream.cursor import BEGINNING, Epoch
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId, new_stream_id
 from stream_gw.dialects.requests import fingerprint, parse_create
 from tests.gateway.conftest import Tenants
 from tests.gateway.processes import Running, running
@@ -231,10 +232,17 @@ async def test_coalesced_resume_gives_the_same_text_in_fewer_events(one: Gate, t
 async def test_nothing_after_the_end_is_204(one: Gate, two: Gate) -> None:
     stream, _ = await one.finished(5)
     info = await one.info(stream)
-    for cursor in (f"1-{info['head']}", f"1-{info['head'] + 1}", "2-0"):
-        reply = await two.ask("GET", f"/v1/streams/{stream}?after={cursor}")
-        assert (reply.status, reply.body) == (204, b"")
-        assert "transfer-encoding" not in reply.headers
+    reply = await two.ask("GET", f"/v1/streams/{stream}?after=1-{info['head']}")
+    assert (reply.status, reply.body) == (204, b"")
+    assert "transfer-encoding" not in reply.headers
+
+
+async def test_a_cursor_beyond_the_end_is_gone(one: Gate, two: Gate) -> None:
+    """204 would tell a client that it has the whole answer; a failover of Redis has lost what it has seen."""
+    stream, _ = await one.finished(5)
+    info = await one.info(stream)
+    for cursor in (f"1-{info['head'] + 1}", "2-0"):
+        refusal(await two.ask("GET", f"/v1/streams/{stream}?after={cursor}"), 410, "cursor_gone")
 
 
 @pytest.mark.parametrize(
@@ -682,7 +690,7 @@ async def test_a_stream_that_is_listed_before_it_is_created_stays_listed(platfor
         listed = (await one.ask("GET", f"/v1/streams?user={user}")).json["data"]
         assert [item["id"] for item in listed] == [stream]
         assert (await one.cancel(stream))["result"] == "accepted"
-        # What is long gone is taken off the list
+        # A stream that no longer exists is removed from the list
         gone = new_stream_id(time.time_ns() // 1_000_000 - 3_600_000, os.urandom(10))
         await index.add_live(TenantId("dev"), UserId(user), gone, 1)
         assert (await one.ask("GET", f"/v1/streams?user={user}")).json["data"] == []

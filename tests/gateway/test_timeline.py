@@ -1,4 +1,4 @@
-"""Where the time went: it adds up, and each thing that makes a request slow is in its own part."""
+"""Phases of a reader's wall time: they add up, and each cause of delay has its own phase."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import Phases, Timing
-from stream_gw.timeline import Moments, phases
+from stream_gw.observe.timeline import Timestamps, phases
 
-PLAIN = Moments(1000, placing=1200, placed=1700, started=2600, first=62_000, arrived=503_000, done=503_050)
+PLAIN = Timestamps(1000, placing=1200, placed=1700, started=2600, first=62_000, arrived=503_000, done=503_050)
 TOLD = Timing(waited_us=0, handed_us=1600, taken_us=2400, queue_us=10_000, prefill_us=48_600, decode_us=441_000)
 
 
-def test_an_ordinary_request_is_its_parts() -> None:
+def test_an_ordinary_request_splits_into_its_phases() -> None:
     wall, parts = phases(PLAIN, TOLD, created=True, queued=False)
     assert wall == 502_050
     assert parts == Phases(
@@ -27,14 +27,14 @@ def test_an_ordinary_request_is_its_parts() -> None:
     assert parts.total_us == wall
 
 
-def test_the_wait_for_a_replica_is_the_queues() -> None:
+def test_waiting_for_a_replica_counts_as_queue() -> None:
     told = Timing(90_000, 91_600, 92_400, 0, 1, 1)
     _, parts = phases(PLAIN._replace(arrived=92_500, done=92_500), told, created=True, queued=True)
     assert parts.pool_queue_us == 90_000
     assert parts.admission_us == 400
 
 
-def test_a_slow_reader_waits_for_itself() -> None:
+def test_a_slow_reader_counts_as_client_stall() -> None:
     at = PLAIN._replace(done=903_000, stalled_us=600_000, stalled_after_us=400_000)
     wall, parts = phases(at, TOLD, created=True, queued=False)
     assert parts.client_stall_us == 600_000
@@ -42,7 +42,7 @@ def test_a_slow_reader_waits_for_itself() -> None:
     assert abs(parts.residual_us) < 0.001 * wall
 
 
-def test_a_dead_replica_costs_its_recovery() -> None:
+def test_a_dead_replica_counts_as_recovery() -> None:
     at = PLAIN._replace(broke=302_000, arrived=4_003_000, done=4_003_000)
     told = Timing(0, 3_802_000, 3_803_000, 0, 50_000, 149_000)
     wall, parts = phases(at, told, created=True, queued=False)
@@ -51,24 +51,24 @@ def test_a_dead_replica_costs_its_recovery() -> None:
     assert abs(parts.residual_us) < 0.02 * wall
 
 
-def test_a_cancelled_stream_is_told_by_what_the_gateway_saw() -> None:
+def test_a_cancelled_stream_uses_the_gateways_timestamps() -> None:
     wall, parts = phases(PLAIN, None, created=True, queued=False)
     assert (parts.gateway_us, parts.admission_us, parts.fabric_us) == (200, 500, 900)
     assert (parts.prefill_us, parts.decode_us) == (59_400, 441_000)
     assert parts.total_us == wall
-    _, waiting = phases(Moments(1000, 1200, 1700, done=50_000), None, created=True, queued=True)
+    _, waiting = phases(Timestamps(1000, 1200, 1700, done=50_000), None, created=True, queued=True)
     assert waiting.pool_queue_us == 48_300
     assert waiting.decode_us == 0
 
 
-def test_a_refusal_is_admission() -> None:
-    wall, parts = phases(Moments(1000, placing=1500, done=9500), None, created=True, queued=False)
+def test_a_refused_request_counts_as_admission() -> None:
+    wall, parts = phases(Timestamps(1000, placing=1500, done=9500), None, created=True, queued=False)
     assert parts == Phases(gateway_us=500, admission_us=8000)
     assert wall == 8500
 
 
-def test_who_comes_back_has_been_away() -> None:
-    at = Moments(1000, placing=1100, placed=1500, first=0, arrived=101_500, done=101_500, gap_us=700_000)
+def test_a_resumed_reader_counts_its_gap() -> None:
+    at = Timestamps(1000, placing=1100, placed=1500, first=0, arrived=101_500, done=101_500, gap_us=700_000)
     wall, parts = phases(at, TOLD, created=False, queued=False)
     assert wall == 800_500
     assert parts == Phases(gateway_us=500, decode_us=100_000, resume_gap_us=700_000)
@@ -81,13 +81,13 @@ _moment = st.integers(0, 10_000_000)
     st.lists(_moment, min_size=7, max_size=7), st.lists(_moment, min_size=6, max_size=6),
     st.integers(0, 1000), st.integers(0, 1000), _moment, st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_it_always_adds_up(
+def test_phases_always_add_up(
     moments: list[int], told: list[int], stalled: int, after: int, gap: int, tells: bool, created: bool, queued: bool
 ) -> None:
-    """Whatever the clocks say: nothing but the residual is ever negative, and the sum is the wall time."""
+    """For any clocks: only the residual can be negative, and the sum is the wall time."""
     received, *rest = sorted(moments)
     after = min(after, stalled)
-    at = Moments(received, *rest, stalled_us=stalled, stalled_after_us=after, gap_us=gap)
+    at = Timestamps(received, *rest, stalled_us=stalled, stalled_after_us=after, gap_us=gap)
     wall, parts = phases(at, Timing(*told) if tells else None, created=created, queued=queued)
     assert parts.total_us == wall == at.done - at.received + gap
     for name in Phases.__struct_fields__[:-1]:

@@ -1,4 +1,4 @@
-"""What a gateway keeps for each reader until it is over: there is one an open stream, so it is small."""
+"""The trace kept for each reader: every open stream has one, so it must be small."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import sys
 
 import msgspec
 
-from stream_fabric.frames import Note, encode
-from stream_fabric.ids import GatewayId, ReplicaId
-from stream_fabric.placement import Placed, Scored
-from stream_gw.trace import ReaderTrace, Tracer
+from stream_fabric.pool.placement import Placed, Scored
+from stream_fabric.process.host import HostClock
+from stream_fabric.stream.frames import Note, encode
+from stream_fabric.stream.ids import GatewayId, ReplicaId
+from stream_gw.observe.trace import ReaderTrace, Tracer
 from tests.support.events import Heard
 
 BYTES_MAX = 624
-"""Without what it shares with others. Of a reader whose stream could go to two replicas."""
-
-
-class Clock:
-    offset_us = 0
+"""Size limit of a trace with two candidates, without objects that traces share."""
 
 
 def reader(number: int) -> ReaderTrace:
-    """Made as from the wire: every string is a new one."""
+    """A trace made as from the wire, where every string is a new object."""
 
     def name(replica: int) -> ReplicaId:
         return ReplicaId("".join(["host-12345-", str(replica), "-6920aabbcc"]))
 
-    trace = ReaderTrace(Tracer(Heard(), Clock(), GatewayId("g")), f"req_{number:024x}", "ws")
+    trace = ReaderTrace(Tracer(Heard(), HostClock(), GatewayId("g")), f"req_{number:024x}", "ws")
     scored = tuple(Scored(name(k), 12.5 + k, 780, 14, 42.25, "") for k in range(2))
     trace.placing = trace.received + 300
     trace.receive_placed(Placed(name(0), "prefix", scored))
@@ -42,7 +39,7 @@ def test_readers_of_a_replica_share_its_name() -> None:
     assert one.replica is two.replica
 
 
-def test_a_reader_is_small() -> None:
+def test_a_readers_trace_is_small() -> None:
     one, two = reader(1), reader(2)
     own = [getattr(one, name) for name in one.__slots__ if name != "tracer"]
     shared = {id(getattr(two, name)) for name in two.__slots__}

@@ -2,32 +2,47 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from stream_fabric.cursor import Cursor
-from stream_fabric.errors import Draining
-from stream_fabric.ids import StreamId, partition_of
+from stream_fabric.errors import Draining, FabricUnavailable
 from stream_fabric.limits import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     JSON_DEPTH_MAX,
+    OUTBOX_BYTES_MAX,
+    PAGE_ENTRIES_MAX,
+    STALL_BYTES_MIN,
+    STALL_S_MAX,
     STREAMS_PER_SOCKET_MAX,
     WS_APP_PING_S,
     WS_AUTH_S_MAX,
     WS_MESSAGE_BYTES_MAX,
+    WS_REPLIES_BYTES_MAX,
 )
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.streams import check_partitions
-from stream_gw.ws import Channel, Socket, _open
+from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import End, Usage, encode
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id, partition_of
+from stream_fabric.stream.log import Append, AppendCode
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
+from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.ws import Session, subscribe
+from stream_gw.transport.ws_socket import Channel, Socket
 from tests.gateway.conftest import Tenants
+from tests.gateway.in_process import WHO, Reading, in_process
 from tests.gateway.processes import Running
 from tests.gateway.wire import (
+    MODEL,
     Gate,
     Tokenstream,
     Track,
@@ -396,7 +411,7 @@ async def test_nothing_is_obeyed_before_authorization(one: Gate) -> None:
         await socket.connection.send(
             json.dumps({"t": "create", "ch": 1, "body": chat(100, user=user, background=True)})
         )
-        # What was sent behind it is not obeyed either
+        # Messages behind it are not obeyed either
         await socket.send("auth", token=one.key)
         await socket.create(2, chat(100, user=user, background=True))
         assert await socket.close_code() == 4401
@@ -629,11 +644,74 @@ async def test_the_end_of_a_stream_whose_log_is_gone(platform: Running, one: Gat
         await usable(socket)
 
 
+async def test_a_sub_at_the_end_of_a_later_epoch_repeats_the_end(platform: Running, one: Gate) -> None:
+    """With more entries than a page holds: the last page must be read, not the first."""
+    stream = await ended_in_epoch_2(platform, PAGE_ENTRIES_MAX + 20)
+    head = (await one.info(stream))["head"]
+    async with one.socket() as socket:
+        await socket.create(9, chat(3000))
+        await socket.until_t("d", ch=9)
+        await socket.sub(1, stream, after=f"2-{head}")
+        await socket.until_ended(1)
+        assert (socket.track(1).end["status"], socket.track(1).end["s"]) == ("completed", head)
+        await socket.until_t("d", ch=9)
+        await socket.send("cancel", id="c", stream=socket.track(9).ok[0]["stream"])
+        await socket.until_ended(9)
+
+
+async def ended_in_epoch_2(platform: Running, entries: int) -> str:
+    """A stream that another producer took over before its first frame, with one frame an entry."""
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    try:
+        log = RedisStreamLog(client, await check_partitions(client, 4), ReplicaId("taker"))
+        stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+        meta = meta_encoder.encode(StreamMeta(StreamFacts(stream, int(time.time()), MODEL)))
+        await log.create(stream, Epoch(1, "aa"), TenantId("dev"), meta, None)
+        taken = await log.takeover(stream, Epoch(1, "aa"), "bb")
+        assert taken is not None and taken.epoch.n == 2
+        frames = [b'{"k":"open","block":0,"kind":"text"}', *[b'0" x"'] * (entries - 2)]
+        frames.append(encode(End("completed", Usage(1, entries))))
+        for seq, frame in enumerate(frames, 1):
+            status: Any = "completed" if seq == len(frames) else ""
+            part = Append(stream, str(taken.epoch), seq, seq, frame, Usage(1, seq), b"", status)
+            (reply,) = await log.append(log.partition(stream), [part])
+            assert reply.code is AppendCode.OK, reply
+        return stream
+    finally:
+        await client.close()
+
+
+async def test_a_cancel_does_not_wait_for_a_create(redis_client: RedisClient) -> None:
+    async with in_process(redis_client) as world:
+        running = await world.gateway.streams.create(world.call())
+        assert running is not None
+        subscription = running.subscribe(Reading())
+        wire = Wire()
+        socket = Socket(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+        socket.principal = WHO
+        session = Session(socket, world.gateway)
+        world.pools_link.pause()  # a create waits for its place, and for its timeout
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        create = {"t": "create", "ch": 1, "body": {"model": world.model, "messages": [{"role": "user", "content": ""}]}}
+        cancel = {"t": "cancel", "id": "k", "stream": running.id}
+        for message in (create, cancel):
+            messages.put_nowait({"type": "websocket.receive", "text": json.dumps(message)})
+        serving = asyncio.create_task(session.run(messages.get))
+        await eventually(lambda: wire.sent, "an answer")
+        assert [(sent["t"], sent.get("id")) for sent in wire.sent] == [("ack", "k")]
+        messages.put_nowait({"type": "websocket.disconnect"})
+        await serving
+        socket.close_channels()
+        await session.wait_for_commands()
+        subscription.close()
+
+
 # --- a channel, sans I/O -------------------------------------------------------------------------------------
 
 
 class Wire:
-    """What a socket asks of its connection, with a switch for its being full."""
+    """A socket's connection, with a switch that makes it full."""
 
     close_sent = False
     listener: Any = None
@@ -646,12 +724,13 @@ class Wire:
 
 
 class Stream:
-    """What a channel holds of its stream."""
+    """The subscription of a channel."""
 
     head = 0
 
     def __init__(self) -> None:
         self.resumed = self.closed = 0
+        self.local = SimpleNamespace(status="live")
 
     def resume(self) -> None:
         self.resumed += 1
@@ -660,19 +739,17 @@ class Stream:
         self.closed += 1
 
 
-async def opened(wire: Wire, *moments: str) -> Stream:
+def opened(wire: Wire, *moments: str) -> Stream:
     """A channel of a socket to which these things happen while its stream is being opened; the first one before."""
     socket = Socket(wire, "conn", time.monotonic)  # type: ignore[arg-type]
     stream = Stream()
-
-    async def start(channel: Channel) -> Stream:
-        for moment in moments[1:]:
-            getattr(socket, moment)()
-        channel.open("1.aa", 0, "live")
-        return stream
-
     getattr(socket, moments[0])()
-    await _open(socket, 1, start)
+    channel = socket.channels[1] = Channel(socket, 1)
+    for moment in moments[1:]:
+        getattr(socket, moment)()
+    facts = StreamFacts(StreamId(UNKNOWN), 1, "m")
+    found: Any = OpenedStream(facts.stream, "1.aa", facts, Cursor(1, 0), (), lambda outlet: stream, attached=False)  # type: ignore[arg-type,return-value]
+    subscribe(channel, found, "openai.chat")
     for channel in socket.channels.values():
         assert channel.full is socket.full
     return stream
@@ -680,14 +757,14 @@ async def opened(wire: Wire, *moments: str) -> Stream:
 
 async def test_a_socket_that_drains_while_a_channel_opens_resumes_it() -> None:
     """Its first frames may have come meanwhile, and found the socket full: nothing else would read on."""
-    assert (await opened(Wire(), "connection_paused", "connection_resumed")).resumed == 1
+    assert opened(Wire(), "connection_paused", "connection_resumed").resumed == 1
     moments = ("connection_resumed", "connection_paused", "connection_resumed")
-    assert (await opened(Wire(), *moments)).resumed == 1
-    assert (await opened(Wire(), "connection_resumed", "connection_paused")).resumed == 0
+    assert opened(Wire(), *moments).resumed == 1
+    assert opened(Wire(), "connection_resumed", "connection_paused").resumed == 0
 
 
 async def test_a_socket_that_is_lost_while_a_channel_opens_closes_it() -> None:
-    assert (await opened(Wire(), "connection_resumed", "connection_lost")).closed == 1
+    assert opened(Wire(), "connection_resumed", "connection_lost").closed == 1
 
 
 async def test_an_error_while_a_channel_opens_comes_after_its_ok() -> None:
@@ -697,6 +774,58 @@ async def test_an_error_while_a_channel_opens_comes_after_its_ok() -> None:
     channel.open("1.aa", 0, "live")
     assert [message["t"] for message in wire.sent] == ["ok", "error"]
     assert wire.sent[1]["retry_after_s"] >= 1
+
+
+class Closing(Socket):
+    """Notes its close instead of starting the handshake."""
+
+    __slots__ = ()
+
+    def close(self, code: int, reason: str) -> None:
+        self.close_code = code
+
+
+def test_replies_to_a_client_that_does_not_read_are_bounded() -> None:
+    wire = Wire()
+    socket = Closing(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+    socket.connection_paused()
+    while socket.close_code is None:
+        socket.reply({"t": "ack", "id": "k" * 200})
+        assert len(wire.sent) * 200 < WS_REPLIES_BYTES_MAX
+    assert socket.close_code == 4408
+    reader = Closing(Wire(), "conn", time.monotonic)  # type: ignore[arg-type]
+    for _ in range(10):  # a client that takes them is never closed
+        reader.connection_paused()
+        reader.reply({"t": "ack", "id": "k" * (WS_REPLIES_BYTES_MAX // 2)})
+        reader.connection_resumed()
+    assert reader.close_code is None
+
+
+def test_a_reader_that_takes_a_byte_now_and_then_is_stalled() -> None:
+    timer = StallTimer()
+    unsent = OUTBOX_BYTES_MAX
+    for k in range(1, 100):
+        if timer.is_stalled(unsent - k, now=5.0 * k):
+            break
+    assert 5.0 * k <= STALL_S_MAX + 10
+    slow = StallTimer()
+    assert not any(slow.is_stalled(unsent - k * STALL_BYTES_MIN, now=5.0 * k) for k in range(1, 100))
+    fed = StallTimer()
+    for k in range(1, 100):  # what was added meanwhile does not hide what was taken
+        stalled = fed.is_stalled(unsent, now=5.0 * k)
+        assert not stalled
+        fed.sent(STALL_BYTES_MIN)
+
+
+def test_the_error_that_ends_a_channel_says_where_to_resume() -> None:
+    wire = Wire()
+    channel = Channel(Socket(wire, "conn", time.monotonic), 7)  # type: ignore[arg-type]
+    channel.set_stream(UNKNOWN, None, 0)
+    channel.open("1.aa", 0, "live")
+    channel.fail(FabricUnavailable("away"), Cursor(1, 9))
+    error = wire.sent[-1]
+    assert (error["t"], error["ch"], error["stream"], error["cursor"]) == ("error", 7, UNKNOWN, "1-9")
+    assert (error["code"], error["retriable"]) == ("fabric_unavailable", True)
 
 
 async def test_http_on_the_sockets_path_is_refused(one: Gate) -> None:

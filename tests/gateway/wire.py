@@ -134,7 +134,7 @@ class Exchange:
         return found
 
     async def bytes(self, count: int) -> bytes:
-        """What comes next, whatever it is."""
+        """The next ``count`` bytes."""
         return await self._within(self._reader.readexactly(count))
 
     async def silence(self, for_s: float) -> None:
@@ -143,7 +143,7 @@ class Exchange:
             await self._within(self._reader.read(1), for_s)
 
     async def closed(self, within_s: float = ANSWER_S) -> bytes:
-        """What comes until the server closes the connection."""
+        """All bytes until the server closes the connection."""
         try:
             return await self._within(self._reader.read(-1), within_s)
         except ConnectionResetError:
@@ -320,7 +320,7 @@ def text_of_chunks(chunks: Any) -> str:
 
 
 def tokens_of_chunks(chunks: Any) -> int:
-    """Of uncoalesced chunks: each that holds text is a token."""
+    """Number of tokens in uncoalesced chunks: one per chunk with text."""
     return sum(bool(text_of_chunks([chunk])) for chunk in chunks)
 
 
@@ -348,7 +348,7 @@ def refusal(reply: Reply, status: int, code: str) -> dict[str, Any]:
 
 @dataclass
 class Track:
-    """What one channel was sent."""
+    """Messages of one channel."""
 
     ok: list[dict[str, Any]] = field(default_factory=list)
     data: list[dict[str, Any]] = field(default_factory=list)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.wire import Gate
 from tests.infra.chart import CHART, NAMESPACE, RELEASE, Object
 from tests.support.kube import Kube
 from tests.support.kubelet import Kubelet, Pod
-from tests.support.redis import RedisServer, wait_for
+from tests.support.redis import RedisServer
+from tests.support.server import wait_for
 
 PARTITIONS = 4
 GATEWAYS = CONTROLLERS = 2
@@ -67,7 +69,7 @@ class Cluster:
     key: str
 
     def ask(self, path: str) -> Any:
-        """Of the API server, below the namespace."""
+        """GET a path of the API server below the namespace."""
         api, _, what = path.partition(" ")
         url = f"{self.kube.server}/{api}/namespaces/{NAMESPACE}/{what}"
         with urllib.request.urlopen(url, timeout=10, context=self.kube.as_admin()) as answer:
@@ -94,7 +96,7 @@ class Cluster:
         return [pod for pod in self.kubelet.pods("agent") if pod.labels["stream-gw/pool"] == pool]
 
     def replicas(self) -> dict[str, int]:
-        """What each pool's Deployment is to have."""
+        """Desired replicas of each pool's Deployment."""
         found = self.ask("apis/apps/v1 deployments?labelSelector=stream-gw/pool")["items"]
         return {one["metadata"]["labels"]["stream-gw/pool"]: one["spec"]["replicas"] for one in found}
 
@@ -105,7 +107,7 @@ def deployment(pool: str) -> str:
 
 @contextlib.contextmanager
 def cluster(folder: Path, pools: list[Object]) -> Iterator[Cluster]:
-    key = new_key()
+    key = new_key(HostRandom())
     with RedisServer() as redis, Kube(sync_s=2, downscale_s=1) as kube:
         for number in range(2):
             kube.node(f"node-{number}")

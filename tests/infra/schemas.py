@@ -1,4 +1,4 @@
-"""What kubeconform checks objects against: the API server's own description of its kinds, and KEDA's definitions, as
+"""Schemas for kubeconform: the API server's own description of its kinds, and KEDA's definitions, as
 ``make helm`` finds them in the modules of the versions that it builds; and what we use of the Prometheus operator's."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def write(share: Path, folder: Path) -> str:
     """Fills the folder; gives kubeconform's ``-schema-location``."""
     definitions = json.loads((share / "kubernetes.json").read_text())["definitions"]
     for name, definition in definitions.items():
-        # What the server takes beside what its description says
+        # The server accepts more than its description says
         if name.endswith("IntOrString"):
             definition["type"] = ["string", "integer"]
             definition.pop("format", None)
@@ -43,7 +43,7 @@ def keda(share: Path) -> Iterator[Schema]:
 
 
 def monitoring() -> Iterator[Schema]:
-    """Of the Prometheus operator's kinds what the chart uses, and nothing more, so that a wrong name is found."""
+    """Schemas of the Prometheus operator's kinds with only the fields that the chart uses, to find wrong names."""
     selector = _object({"matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}})
     endpoint = _object({name: {"type": "string"} for name in ("port", "path", "interval")}, "port")
     service = {

@@ -14,13 +14,12 @@ from pydantic import SecretStr
 
 from dashboards import boards, rules
 from inference.agent.settings import AgentSettings
-from inference.control.governor import load_policies
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.control.settings import ControllerSettings
 from stream_fabric.limits import EVENTS_CLOSE_S_MAX, LEASE_TTL_S, SPANS_CLOSE_S_MAX, VLLM_TERM_S_MAX
-from stream_fabric.metrics import METRICS
-from stream_fabric.settings import FabricSettings
-from stream_gw.cli import main
+from stream_fabric.process.metric_names import METRICS
+from stream_fabric.process.settings import FabricSettings
+from stream_gw.cli.main import main
 from stream_gw.settings import GatewaySettings
 from telemetry.settings import TelemetrySettings
 from tests.infra import schemas
@@ -59,7 +58,7 @@ SECRET = {
     "STREAM_GW_REPLICA": "llm-stream-gw-pool-qwen3-8b-7c9d8b6f5-x2x4z",
     "STREAM_GW_REVISION": "7c9d8b6f5",
 }
-"""What pods get from Secrets, or of themselves, in place of the chart's values."""
+"""Variables that pods take from Secrets or fields of the pod, instead of the chart's values."""
 
 
 @pytest.fixture(scope="session")
@@ -447,7 +446,7 @@ def planned(case: str, folder: Path) -> dict[str, ScalePolicy]:
     """The pools that the controllers are told of, as they read them."""
     (told,) = [one["data"]["pools.toml"] for one in of_kind(objects(case), "ConfigMap") if "pools.toml" in one["data"]]
     (folder / "pools.toml").write_text(told)
-    return load_policies(folder / "pools.toml")
+    return parse_policies((folder / "pools.toml").read_bytes(), "pools.toml")
 
 
 def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: Path) -> None:

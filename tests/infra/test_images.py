@@ -18,10 +18,10 @@ import yaml
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
-from stream_fabric.settings import FabricSettings
+from stream_fabric.process.settings import FabricSettings
 from stream_gw.settings import GatewaySettings
 from telemetry.settings import TelemetrySettings
-from tests.support.redis import find_binary
+from tests.support.server import find_binary
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from inference.control.pods import PodMarker
-from stream_fabric.ids import ReplicaId
+from stream_fabric.stream.ids import ReplicaId
 from tests.infra import schemas
 from tests.infra.chart import CASES, CHART, NAMESPACE, RELEASE, Object, objects, of_kind, values, workloads
 from tests.support.kube import HOME, Kube, Refused, need_kube
-from tests.support.redis import wait_for
+from tests.support.server import wait_for
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ def secrets() -> Iterator[Object]:
 
 
 class Controllers:
-    """What the platform's controllers tell Prometheus of pools. Nothing of one: its figure is unknown."""
+    """Metrics of the platform's controllers, one figure per pool. A pool without a figure is unknown."""
 
     def __init__(self) -> None:
         self.desired: dict[str, int] = {}
@@ -118,7 +118,7 @@ def test_the_server_takes_every_object(kube: Kube, case: str) -> None:
 
 
 def test_the_server_drops_no_field_of_an_autoscaler(kube: Kube) -> None:
-    """What it does not know of a definition it would leave out without a word."""
+    """The API server silently drops a field that it does not know."""
     for one in of_kind(objects("production"), "ScaledObject"):
         said = kube.kubectl(
             "create", "--dry-run=server", "-n", NAMESPACE, "-o", "json", "--validate=strict", "-f", "-", given=one
@@ -152,7 +152,7 @@ def sets(kube: Kube, *more: str) -> list[str]:
 
 
 def dry_run(kube: Kube, found: list[Object]) -> str:
-    """What the server says of the objects that it takes. Raises Refused."""
+    """Output of the server for objects that it accepts. Raises Refused."""
     every = {"apiVersion": "v1", "kind": "List", "items": found}
     flags = ("--server-side", "--dry-run=server", "-n", NAMESPACE, "-f", "-")
     return kube.kubectl("apply", *flags, given=every)
@@ -274,7 +274,7 @@ def mark(kube: Kube, pod: str) -> None:
     token = kube.dir / "controller.token"
     token.write_text(kube.kubectl("-n", NAMESPACE, "create", "token", "llm-stream-gw-controller"))
     victims = {ReplicaId(f"{pod}-65a1b2c3d4e5f6")}
-    assert asyncio.run(PodMarker(kube.server, NAMESPACE, token, kube.ca).settle(victims)) == victims
+    assert asyncio.run(PodMarker(kube.server, NAMESPACE, token, kube.ca).mark_only(victims)) == victims
 
 
 def test_the_pod_that_a_controller_marked_goes_and_has_its_drain_before_it_is_gone(

@@ -23,19 +23,19 @@ import aiohttp
 import msgspec
 import pytest
 
-from inference.agent.engines.sim.text import Prompt, words
 from inference.control.pods import pod_of
+from inference.engines.sim.text import Prompt, words
 from inference.simulate.traces import Request, TraceAbsent, load, traces_folder
-from stream_fabric.ids import ReplicaId
-from stream_fabric.plans import PoolPlan
+from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
+from stream_fabric.stream.ids import ReplicaId
 from tests.chaos.readers import figures, share
 from tests.infra.cluster import GATEWAYS, Cluster, cluster, deployment, pool
 from tests.support.figures import Tell
 from tests.support.kube import need_kube
 from tests.support.kubelet import Pod
-from tests.support.redis import wait_for
+from tests.support.server import wait_for
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
@@ -45,7 +45,7 @@ OBJECTIVE_S = 2.0
 OUTSIDE = 0.01
 """The share of requests that may take longer."""
 STEP, STEP_S = 5, 30.0
-"""So many times the traffic, reached within so long."""
+"""Factor of the step in traffic, and the seconds in which it is reached."""
 BEFORE_S = 20.0
 GROWN = 7
 SHRUNK = 6
@@ -207,7 +207,7 @@ class Load:
 
     @property
     def share(self) -> float:
-        """Of the trace's requests, those that are made."""
+        """Share of the trace's requests that are sent."""
         if self.step_at is None:
             return 1 / STEP
         return min(1 / STEP + (1 - 1 / STEP) * (time.monotonic() - self.step_at) / STEP_S, 1.0)
@@ -241,7 +241,7 @@ class Load:
 class Sample:
     at: float
     replicas: dict[str, int]
-    """What each Deployment is to have."""
+    """Desired replicas of each Deployment."""
     ready: dict[str, int]
     plans: dict[str, PoolPlan]
 
@@ -273,14 +273,14 @@ class Record:
         return [one for one in self.samples if self.marks[first] <= one.at <= self.marks[last]]
 
     def asked(self, first: str, last: str) -> list[Reader]:
-        """Who asked between the two."""
+        """Readers whose requests were sent between the two moments."""
         return [one for one in self.load.readers if self.marks[first] <= one.asked_at < self.marks[last]]
 
     def plans(self, pool: str) -> list[tuple[float, PoolPlan]]:
         return [(one.at, one.plans[pool]) for one in self.samples if pool in one.plans]
 
     def reasons(self, pool: str) -> list[tuple[float, str]]:
-        """Of each change of the plan, and when since the beginning."""
+        """(seconds since the start, reason) of each change of the plan."""
         found = [(at - self.began, plan.reason) for at, plan in self.plans(pool)]
         return [found[0], *(new for old, new in pairwise(found) if new[1] != old[1])]
 
@@ -300,7 +300,7 @@ class Record:
 
 
 class Run:
-    """What is done to the platform, step by step."""
+    """Drives the platform through the scenario, step by step."""
 
     def __init__(self, cluster: Cluster, record: Record, control: RedisControl, session: aiohttp.ClientSession) -> None:
         self.cluster, self.record, self.control, self.session = cluster, record, control, session

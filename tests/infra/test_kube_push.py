@@ -18,7 +18,8 @@ from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
 from tests.infra.chart import CHART, NAMESPACE, RELEASE, objects, of_kind, values
 from tests.infra.test_kube import replicas, until
 from tests.support.kube import Kube, need_kube
-from tests.support.redis import RedisServer, free_port, wait_for
+from tests.support.redis import RedisServer
+from tests.support.server import free_port, wait_for
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 POOL, STEADY = "llm-stream-gw-pool-qwen3-8b", "llm-stream-gw-pool-steady"
 MODEL = "Qwen/Qwen3-8B"
 POLL_S = 20
-"""So seldom does KEDA ask by itself."""
+"""KEDA's own polling interval, seconds."""
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from tests.gateway.processes import Process, Running, running
 from tests.gateway.wire import MODEL, Gate, chat
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kube import HOME
-from tests.support.redis import find_binary
+from tests.support.server import find_binary
 
 KV_BYTES = 131_072
 VERSIONS = ("installed", "3")
-"""Of Prometheus: the one on the PATH, Debian's 2; and what ``make kube`` builds."""
+"""Prometheus versions: Debian's 2 on the PATH, and 3 as ``make kube`` builds it."""
 
 
 def of_version(name: str, version: str) -> str:

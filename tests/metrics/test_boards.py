@@ -6,13 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import subprocess
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +17,19 @@ import pytest
 from dashboards import boards, rules
 from dashboards.build import Board, Panel, Sql
 from tests.metrics.conftest import VERSIONS, Observed, of_version, some_load
-from tests.support.redis import free_port, wait_for
+from tests.support.server import ServerProcess, free_port, wait_for
+
+pytestmark = pytest.mark.platform
 
 ROUNDS = 12
 
 
-class Prometheus:
+class Prometheus(ServerProcess):
     """One that scrapes the platform each second and evaluates our rules."""
 
     def __init__(self, binary: str, targets: dict[str, list[str]]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="stream-gw-prometheus-")
-        folder = Path(self._folder.name)
+        super().__init__("prometheus")
+        self._binary = binary
         jobs = [
             {"job_name": role, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
             for role, urls in targets.items()
@@ -40,19 +39,23 @@ class Prometheus:
             "rule_files": [str(rules.FOLDER / "recording.yaml"), str(rules.FOLDER / "alerts.yaml")],
             "scrape_configs": jobs,
         }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._process = subprocess.Popen(
+        (self.folder / "prometheus.yml").write_text(json.dumps(config))
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Prometheus:
+        self.launch(
             [
-                binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-                f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage", "--log.level=error",
+                self._binary, f"--config.file={self.folder}/prometheus.yml", f"--storage.tsdb.path={self.folder}/data",
+                f"--web.listen-address=127.0.0.1:{self.port}", "--enable-feature=exemplar-storage", "--log.level=error",
             ],
             start_new_session=True,
         )  # fmt: skip
+        wait_for(self.ready, "Prometheus to answer", timeout_s=60)
+        return self
 
     def ready(self) -> bool:
-        assert self._process.poll() is None, "Prometheus has ended"
+        assert self.process is not None and self.process.poll() is None, f"Prometheus has ended:\n{self.log}"
         with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
             return bool(answer.status == 200)
 
@@ -65,20 +68,11 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait(20)
-        self._folder.cleanup()
-
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def prometheus(request: pytest.FixtureRequest, observed: Observed) -> Iterator[Prometheus]:
-    server = Prometheus(of_version("prometheus", request.param), observed.targets())
-    try:
-        wait_for(server.ready, "Prometheus to be ready", timeout_s=60)
+    with Prometheus(of_version("prometheus", request.param), observed.targets()) as server:
         yield server
-    finally:
-        server.close()
 
 
 PROM = [
@@ -121,17 +115,25 @@ def test_every_panel_on_prometheus_has_data(observed: Observed, prometheus: Prom
 
 
 def test_no_alert_fires_on_a_healthy_platform_and_every_rule_is_evaluated(prometheus: Prometheus) -> None:
-    groups = prometheus.ask("rules")["groups"]
-    every = [rule for group in groups for rule in group["rules"]]
+    def evaluated() -> list[dict[str, Any]]:
+        every = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+        return [] if any(rule["health"] == "unknown" for rule in every) else every
+
+    every = wait_for(evaluated, "every rule to be evaluated", timeout_s=60, every_s=0.3)
     assert len(every) == len(rules.ALERTS) + len(rules.recording()["groups"][0]["rules"])
     assert {rule["health"] for rule in every} == {"ok"}, [rule for rule in every if rule["health"] != "ok"]
     assert not [rule["name"] for rule in every if rule.get("state") == "firing"]
 
 
-def test_a_time_to_first_token_leads_to_its_trace(prometheus: Prometheus) -> None:
-    found = prometheus.ask("query_exemplars", query="ttft_seconds_bucket", start="0", end="4102444800")
-    ids = {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
-    assert ids and all(len(one) == 32 for one in ids)
+def test_a_time_to_first_token_leads_to_its_trace(observed: Observed, prometheus: Prometheus) -> None:
+    asyncio.run(some_load(observed.platform.gates))
+
+    def trace_ids() -> set[str]:
+        found = prometheus.ask("query_exemplars", query="ttft_seconds_bucket", start="0", end="4102444800")
+        return {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
+
+    ids = wait_for(trace_ids, "an exemplar", timeout_s=60, every_s=0.3)
+    assert all(len(one) == 32 for one in ids)
 
 
 @pytest.mark.parametrize(("board", "panel", "sql"), SQL, ids=[named(b, p, "SQL") for b, p, _ in SQL])

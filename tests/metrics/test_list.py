@@ -14,25 +14,23 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from inference.agent.engines.prometheus import CONTRACT, missing
-from inference.agent.gpus import Gpu, parse
-from inference.agent.metrics import AgentMetrics, Sketched
-from inference.control.metrics import ControllerMetrics, Shortfall, kind_of
-from inference.control.scaling import need, usual_of
-from stream_fabric import metrics as listed
+from inference.agent.observe.metrics import AgentMetrics, ItlHistogram
+from inference.control.metrics import ControllerMetrics, Shortfall, decision_kind
+from inference.control.policy.fleet_view import pending_work, profile_of
+from inference.engines.prometheus import CONTRACT, missing_metrics
 from stream_fabric.events import AttemptTrace, FleetEvent, itl_bucket
-from stream_fabric.exposition import OTHER, Capped, Exposition
-from stream_fabric.ids import ReplicaId, StreamId, TenantId
-from stream_fabric.metrics import METRICS, Role
-from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EngineLoad
-from stream_fabric.redis.pool import Line, ReplicaInfo
-from stream_gw.metrics import Metrics, fault
-from stream_gw.trace import Over
-from telemetry.emit import Sink
-from telemetry.metrics import ConsumerMetrics
-from telemetry.transport import Record
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo, TierQueue
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metric_names import METRICS, Role
+from stream_fabric.process.metrics_registry import OTHER, CappedLabels, CountingSink, MetricsRegistry
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+from stream_gw.observe.metrics import Metrics, fault
+from stream_gw.observe.trace import ReaderOutcome
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.emit.transport import Record
 from tests.support.events import Heard
+from tests.telemetry.sinks import make_sink
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"seconds", "bytes", "tokens"}
@@ -77,8 +75,8 @@ async def test_each_role_shows_what_the_list_says_and_nothing_else() -> None:
     }
     for role, registry in roles.items():
         if role != "telemetry":
-            Sink(Nowhere(), registry=registry)
-        assert shown(registry) == {(metric.name, metric.kind) for metric in listed.of(role)}, role
+            make_sink(Nowhere(), registry=registry)
+        assert shown(registry) == {(metric.name, metric.kind) for metric in listed.metrics_of(role)}, role
 
 
 @pytest.mark.parametrize("page", ["docs/runbook.md", "docs/metrics.md", "docs/protocol.md", "README.md"])
@@ -93,16 +91,16 @@ def test_the_pages_name_metrics_that_there_are(page: str) -> None:
 
 
 def test_the_metrics_page_is_the_list() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == listed.page(), (
-        "run: python -m stream_fabric.metrics > docs/metrics.md"
+    assert (ROOT / "docs" / "metrics.md").read_text() == listed.docs_page(), (
+        "run: python -m stream_fabric.process.metric_names > docs/metrics.md"
     )
 
 
 # --- gateways ------------------------------------------------------------------------------------------------
 
 
-def over(**changes: object) -> Over:
-    whole = Over(
+def over(**changes: object) -> ReaderOutcome:
+    whole = ReaderOutcome(
         "p", "created", "completed", 200, "", 2_000_000, 80_000, 12, "ab" * 16, "req_1", "resp_" + "0" * 32,
         TenantId("acme"),
     )  # fmt: skip
@@ -120,11 +118,11 @@ def samples(text: str) -> dict[str, float]:
 
 def test_a_gateway_counts_every_reader_by_whose_fault_it_was() -> None:
     metrics = Metrics()
-    metrics.receive_over(over())
-    metrics.receive_over(over(ended="failed", http_status=502, error_code="engine_error"))
-    metrics.receive_over(over(ended="failed", http_status=400, error_code="invalid_request"))
-    metrics.receive_over(over(role="refused", ended="refused", http_status=503, error_code="pool_full", ttft_us=0))
-    metrics.receive_over(over(role="resumed", ended="left"))
+    metrics.receive_outcome(over())
+    metrics.receive_outcome(over(ended="failed", http_status=502, error_code="engine_error"))
+    metrics.receive_outcome(over(ended="failed", http_status=400, error_code="invalid_request"))
+    metrics.receive_outcome(over(role="refused", ended="refused", http_status=503, error_code="pool_full", ttft_us=0))
+    metrics.receive_outcome(over(role="resumed", ended="left"))
     seen = samples(metrics.exposition.render().body.decode())
     assert seen["reads_total{ended=completed,fault=none,pool=p,role=created}"] == 1
     assert seen["reads_total{ended=failed,fault=platform,pool=p,role=created}"] == 1
@@ -143,7 +141,7 @@ def test_a_cancel_is_nobodys_fault_and_a_stalled_reader_its_own() -> None:
 
 def test_a_time_to_first_token_names_its_trace_where_openmetrics_is_asked_for() -> None:
     metrics = Metrics()
-    metrics.receive_over(over())
+    metrics.receive_outcome(over())
     page = metrics.exposition.render("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
     assert page.content_type.startswith("application/openmetrics-text; version=1.0.0")
     found = [
@@ -159,13 +157,13 @@ def test_a_time_to_first_token_names_its_trace_where_openmetrics_is_asked_for() 
 
 
 def test_a_label_has_only_so_many_values() -> None:
-    capped = Capped(2)
+    capped = CappedLabels(2)
     assert [capped(value) for value in "abcab"] == ["a", "b", OTHER, "a", "b"]
 
 
 async def test_a_scrape_of_a_thousand_series_does_not_hold_the_loop() -> None:
     """Rendered in the loop it would not turn once."""
-    exposition = Exposition("gateway")
+    exposition = MetricsRegistry("gateway")
     requests = exposition.counter(listed.REQUESTS)
     durations = exposition.histogram(listed.REQUEST_DURATION)
     for number in range(1000):
@@ -197,7 +195,7 @@ def test_gaps_between_tokens_are_counted_exactly_from_sketches() -> None:
     sketch = [0] * (1 + max(map(itl_bucket, gaps_us)))
     for gap in gaps_us:
         sketch[itl_bucket(gap)] += 1
-    itl = Sketched("p")
+    itl = ItlHistogram("p")
     itl.add(sketch)
     itl.add([2])
     registry = CollectorRegistry()
@@ -216,7 +214,7 @@ def test_gaps_between_tokens_are_counted_exactly_from_sketches() -> None:
 
 def test_an_agents_attempts_pass_on_and_are_counted() -> None:
     metrics, heard = AgentMetrics("p"), Heard()
-    sink = metrics.of(heard)
+    sink = CountingSink(metrics.receive, heard)
     told = attempt(prompt_tokens=40, generated_tokens=7, prefill_us=30_000, itl_sketch=(0, 0, 6))
     sink.emit(told)
     sink.emit(attempt(ended="lost"))
@@ -228,22 +226,18 @@ def test_an_agents_attempts_pass_on_and_are_counted() -> None:
     assert value("inter_token_latency_seconds_count", {"pool": "p"}) == 6
 
 
-def test_what_nvidia_smi_says() -> None:
-    assert parse("0, 87, 70000, 140000\n1, [N/A], 1, 2\n\n") == [Gpu("0", 0.87, 0.5)]
-    assert parse("") == []
-
-
 VLLM = b"".join(name.encode() + b'{engine="0"} 1\n' for name in CONTRACT)
 
 
 def test_vllms_metrics_are_held_to_what_we_rely_on() -> None:
-    assert missing(VLLM) == []
-    assert missing(b"llamacpp:requests_processing 1\n") == [], "another server's"
-    assert missing(VLLM.replace(b"prefix_cache_hits_total", b"prefix_cache_hits")) == [], "older clients' spelling"
-    assert missing(VLLM.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")) == [
+    assert missing_metrics(VLLM) == []
+    assert missing_metrics(b"llamacpp:requests_processing 1\n") == [], "another server's"
+    older = VLLM.replace(b"prefix_cache_hits_total", b"prefix_cache_hits")
+    assert missing_metrics(older) == [], "older clients' spelling"
+    assert missing_metrics(VLLM.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")) == [
         "vllm:kv_cache_usage_perc"
     ]
-    renamed = missing(VLLM.replace(b"vllm:num_requests_waiting", b"vllm_num_requests_waiting"))
+    renamed = missing_metrics(VLLM.replace(b"vllm:num_requests_waiting", b"vllm_num_requests_waiting"))
     assert renamed == ["vllm:num_requests_waiting (there is vllm_num_requests_waiting)"]
 
 
@@ -256,33 +250,33 @@ def replica(state: str = "ready", **changes: object) -> ReplicaInfo:
     return ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), state, load, **told)  # type: ignore[arg-type]
 
 
-NONE_WAIT = [Line(0, 0.0, 0, 0)] * 3
+NONE_WAIT = [TierQueue(0, 0.0, 0, 0)] * 3
 
 
 def test_a_pools_backlog_is_what_runs_and_what_waits() -> None:
     both = [replica(), replica()]
-    assert need(both, NONE_WAIT, usual_of(both)) == (16, 0, 0.0, 0.5, 2.0, 1.6)
-    lines = [Line(4, 1.0, 2000, 400), *NONE_WAIT[1:]]
-    found = need(both, lines, usual_of(both))
-    assert found.waits_s == pytest.approx(2000 / 1000 + 400 / 100)
-    assert found.backlog_s == pytest.approx(0.5 + found.waits_s / 2)
+    assert pending_work(both, NONE_WAIT, profile_of(both)) == (16, 0, 0.0, 0.5, 2.0, 1.6)
+    lines = [TierQueue(4, 1.0, 2000, 400), *NONE_WAIT[1:]]
+    found = pending_work(both, lines, profile_of(both))
+    assert found.queue_s == pytest.approx(2000 / 1000 + 400 / 100)
+    assert found.backlog_s == pytest.approx(0.5 + found.queue_s / 2)
     assert found.to_free_s == pytest.approx(found.backlog_s + 1.5) and found.busy == 2.0
 
 
 def test_a_pool_without_a_replica_has_a_backlog_still() -> None:
-    assert need([], [Line(2, 9.0, 100, 50), *NONE_WAIT[1:]], None) == (0, 2, 150.0, 150.0, 150.0, 2.0)
-    assert need([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0, 0.0)
+    assert pending_work([], [TierQueue(2, 9.0, 100, 50), *NONE_WAIT[1:]], None) == (0, 2, 150.0, 150.0, 150.0, 2.0)
+    assert pending_work([], NONE_WAIT, None) == (0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_controller_forgets_a_pool_that_is_gone_and_counts_the_dead() -> None:
     metrics, heard = ControllerMetrics(), Heard()
     value = metrics.registry.get_sample_value
-    metrics.receive_pools({"p": ([replica(), replica("warm")], [Line(3, 2.5, 1, 1), *NONE_WAIT[1:]])})
+    metrics.receive_pools({"p": ([replica(), replica("warm")], [TierQueue(3, 2.5, 1, 1), *NONE_WAIT[1:]])})
     assert value("pool_replicas", {"pool": "p", "state": "ready"}) == 1
     assert value("pool_queue_age_seconds", {"pool": "p", "priority": "interactive"}) == 2.5
     metrics.receive_pools({})
     assert value("pool_replicas", {"pool": "p", "state": "ready"}) is None
-    metrics.of(heard).emit(FleetEvent("x", 1, "dead", "reaper"))
+    CountingSink(metrics.receive, heard).emit(FleetEvent("x", 1, "dead", "reaper"))
     assert value("dead_replicas_total") == 1 and len(heard.events) == 1
 
 
@@ -301,10 +295,10 @@ def test_a_pool_that_is_to_have_a_replica_and_has_none_is_short() -> None:
     metrics.receive_plans({"p": PoolPlan(1, 0, 1), "q": PoolPlan(1, 0, 1)}, leads=False)
     there = {"q": ([replica()], NONE_WAIT)}
     for now in (100.0, 105.0):
-        metrics.receive_short(there, now)
+        metrics.receive_shortfalls(there, now)
     assert value("pool_short_seconds", {"pool": "p"}) == 5 and value("pool_short_seconds", {"pool": "q"}) == 0
     metrics.receive_plans({"q": PoolPlan(1, 0, 1)}, leads=False)
-    metrics.receive_short(there, 110.0)
+    metrics.receive_shortfalls(there, 110.0)
     assert value("pool_short_seconds", {"pool": "p"}) is None
     assert value("pool_short_seconds", {"pool": "q"}) == 0
 
@@ -323,5 +317,5 @@ def test_a_pool_that_is_to_have_a_replica_and_has_none_is_short() -> None:
 )
 def test_a_decision_is_counted_by_what_it_is(change: dict[str, Any], kind: str) -> None:
     old = PoolPlan(3, 1, 4, victim=ReplicaId("v"))
-    assert kind_of(old, msgspec.structs.replace(old, **change)) == kind
-    assert kind_of(None, old) == "other"
+    assert decision_kind(old, msgspec.structs.replace(old, **change)) == kind
+    assert decision_kind(None, old) == "other"

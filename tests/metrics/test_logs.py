@@ -1,4 +1,4 @@
-"""What processes log: a JSON object a line, with the request's id; never a secret, never what was said."""
+"""Logs are one JSON object per line with the request id, without secrets, prompts or completions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.logs import without_secrets
+from inference.agent.settings import AgentSettings
+from inference.control.settings import ControllerSettings
+from stream_fabric.process.logs import without_secrets
+from stream_fabric.process.settings import FabricSettings
+from stream_gw.settings import GatewaySettings
+from telemetry.ask.settings import AskSettings
+from telemetry.settings import TelemetrySettings
 from tests.gateway.processes import clean_env
 from tests.gateway.wire import Gate, chat
 from tests.metrics.conftest import Observed
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.platform
+
 PROMPT = "The heron stands where nobody has looked"
 SAYS = """
 import logging, sys
-from stream_fabric.logs import configure
-configure(sys.argv[1])
-log = logging.getLogger("a.module")
+from stream_fabric.process.logs import configure
+configure(*sys.argv[1:])
+log = logging.getLogger("stream_gw.a.module")
 log.warning("redis://user:%s@host is away", "hunter2", extra={"stream": "resp_1", "status": 503})
-log.info("not told")
+log.debug("detail")
 try:
     raise ValueError("with sk-abcdefgh1234")
 except ValueError:
@@ -31,13 +39,27 @@ except ValueError:
 """
 
 
-def says(form: str) -> list[str]:
+LEVELS = """
+import logging, sys
+from stream_fabric.process.logs import configure
+configure("text", *sys.argv[1:])
+for name in ("stream_fabric.x", "stream_gw.x", "inference.x", "telemetry.x", "aiokafka.x", "asyncio", "aiohttp.access"):
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger(name), level)(level)
+"""
+
+
+def run(program: str, *args: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", SAYS, form], env=clean_env(), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, *args], env=clean_env(), capture_output=True, text=True, timeout=60, check=True
     )
     assert not done.stdout
     assert "hunter2" not in done.stderr and "abcdefgh" not in done.stderr
     return done.stderr.splitlines()
+
+
+def says(form: str) -> list[str]:
+    return run(SAYS, form)
 
 
 @pytest.mark.parametrize("form", ["json", "auto"])
@@ -46,7 +68,7 @@ def test_a_line_is_an_object(form: str) -> None:
     first, second = map(json.loads, says(form))
     assert first.pop("at").endswith("Z")
     assert first == {
-        "event": "redis://user:…@host is away", "level": "warning", "logger": "a.module", "stream": "resp_1",
+        "event": "redis://user:…@host is away", "level": "warning", "logger": "stream_gw.a.module", "stream": "resp_1",
         "status": 503,
     }  # fmt: skip
     assert second["event"] == "it failed" and "ValueError: with sk-…" in second["exception"]
@@ -54,9 +76,39 @@ def test_a_line_is_an_object(form: str) -> None:
 
 def test_text_says_the_same() -> None:
     first, second, *trace = says("text")
-    assert first.endswith(" WARNING a.module: redis://user:…@host is away stream=resp_1 status=503")
-    assert second.endswith(" ERROR a.module: it failed")
+    assert first.endswith(" WARNING stream_gw.a.module: redis://user:…@host is away stream=resp_1 status=503")
+    assert second.endswith(" ERROR stream_gw.a.module: it failed")
     assert trace[-1] == "ValueError: with sk-…"
+
+
+def logged(*level: str) -> dict[str, set[str]]:
+    """Levels that were logged, by top-level logger."""
+    found: dict[str, set[str]] = {}
+    for line in run(LEVELS, *level):
+        name, text = line.split(" ", 2)[2].split(": ")
+        found.setdefault(name.partition(".")[0], set()).add(text)
+    return found
+
+
+OURS, OTHERS = ("stream_fabric", "stream_gw", "inference", "telemetry"), ("aiokafka", "asyncio", "aiohttp")
+
+
+def test_info_is_logged_by_default_and_libraries_log_warnings_only() -> None:
+    found = logged()
+    assert found == {name: {"info", "warning", "error"} for name in OURS} | {
+        name: {"warning", "error"} for name in OTHERS
+    }
+
+
+def test_the_log_level_bounds_what_is_logged() -> None:
+    everything = {"debug", "info", "warning", "error"}
+    assert logged("debug") == dict.fromkeys(OURS, everything) | {name: {"warning", "error"} for name in OTHERS}
+    assert logged("error") == {name: {"error"} for name in (*OURS, *OTHERS)}
+
+
+@pytest.mark.parametrize("role", [GatewaySettings, AgentSettings, ControllerSettings, TelemetrySettings, AskSettings])
+def test_every_role_has_a_log_level(role: type[FabricSettings]) -> None:
+    assert role.model_fields["log_level"].default == "info"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +144,7 @@ async def test_a_gateway_logs_its_requests_and_not_what_they_say(observed: Obser
 
         def records() -> list[dict[str, Any]] | None:
             found = [json.loads(line) for line in process.log.splitlines()]
-            found = [record for record in found if record["logger"] == "stream_gw.access"]
+            found = [record for record in found if record["logger"] == "stream_gw.observe.access"]
             return found if len(found) >= 3 else None
 
         found = {record["request"]: record for record in await eventually(records, "three records")}

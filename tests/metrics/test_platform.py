@@ -1,14 +1,16 @@
-"""What a running platform shows is what the list says: all of it, and nothing else of ours."""
+"""A running platform exports exactly the metrics of the list."""
 
 from __future__ import annotations
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from stream_fabric import metrics as listed
-from stream_fabric.metrics import METRICS, Role
+from stream_fabric.process import metric_names as listed
+from stream_fabric.process.metric_names import METRICS, Role
 from tests.metrics.conftest import KV_BYTES, Observed, fetch
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.platform
 
 OURS = {name for metric in METRICS.values() for name in metric.series}
 ROLES: tuple[Role, ...] = ("gateway", "agent", "controller", "telemetry")
@@ -26,7 +28,7 @@ async def shown(observed: Observed, role: Role) -> dict[str, list[dict[str, str]
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_every_metric_of_the_list_is_shown_and_none_besides(observed: Observed, role: Role) -> None:
-    wanted = {name for metric in listed.of(role) if not metric.only for name in metric.series}
+    wanted = {name for metric in listed.metrics_of(role) if not metric.only for name in metric.series}
 
     async def whole() -> dict[str, list[dict[str, str]]] | None:
         seen = await shown(observed, role)
@@ -37,8 +39,8 @@ async def test_every_metric_of_the_list_is_shown_and_none_besides(observed: Obse
     except AssertionError:
         raise AssertionError(f"not shown: {wanted - set(await shown(observed, role))}") from None
     ours = {name for name in seen if not name.startswith("vllm:")}
-    assert ours <= {name for metric in listed.of(role) for name in metric.series}
-    for metric in listed.of(role):
+    assert ours <= {name for metric in listed.metrics_of(role) for name in metric.series}
+    for metric in listed.metrics_of(role):
         for name in metric.series:
             for labels in seen.get(name, []):
                 assert set(labels) - {"le"} == set(metric.labels), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,13 +11,13 @@ import pytest
 
 from dashboards import boards, rules
 from dashboards.build import Sql
-from dashboards.objectives import OBJECTIVES, WINDOWS, error_ratio
-from stream_fabric.metrics import METRICS
+from dashboards.objectives import OBJECTIVE, OBJECTIVES, WINDOWS, error_ratio
+from stream_fabric.process.metric_names import ITL, METRICS, TTFT
 from tests.metrics.conftest import VERSIONS, of_version
 
 ROOT = Path(__file__).parents[2]
 OURS = {name for metric in METRICS.values() for name in metric.series}
-RECORDED = {error_ratio(window) for window in WINDOWS}
+RECORDED = {OBJECTIVE, *(error_ratio(window) for window in WINDOWS)}
 WORDS = {
     "sum", "max", "min", "avg", "count", "by", "rate", "increase", "or", "and", "unless", "offset", "without",
     "histogram_quantile", "avg_over_time", "max_over_time", "min_over_time", "le", "on",
@@ -24,7 +25,7 @@ WORDS = {
 
 
 def names_in(expr: str) -> set[str]:
-    """What of PromQL may be a metric: words outside labels, ranges and strings."""
+    """Words of a PromQL expression that may be metrics: those outside labels, ranges and strings."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|(?:by|on) \([^)]*\)", " ", expr)
     words = re.findall(r"[a-z_:][a-z0-9_:]*", re.sub(r"\b\d+[smhd]\b", " ", bare))
     return {word for word in words if word not in WORDS}
@@ -64,6 +65,16 @@ def test_every_alert_has_its_section_in_the_runbook() -> None:
     assert {alert.anchor for alert in rules.ALERTS} == {anchor for anchor in anchors if anchor.startswith("alert-")}
 
 
+def test_the_chart_takes_the_objectives_that_can_be_measured() -> None:
+    schema = json.loads((ROOT / "infra/helm/stream-gw/values.schema.json").read_text())
+    taken = schema["properties"]["monitoring"]["properties"]["objectives"]["additionalProperties"]["properties"]
+    assert taken["ttft"]["enum"] == taken["ttft_p50"]["enum"] == list(TTFT.buckets)
+    assert taken["itl"]["enum"] == list(ITL.buckets)
+    alerts = json.dumps(rules.alerting()) + json.dumps(rules.recording())
+    assert {slo for slo in taken if f'slo=\\"{slo}\\"' not in alerts} == set()
+
+
+@pytest.mark.platform
 @pytest.mark.parametrize("version", VERSIONS)
 def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should(version: str) -> None:
     promtool = of_version("promtool", version)

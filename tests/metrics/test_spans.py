@@ -14,14 +14,17 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from stream_fabric.events import Phases, RequestTrace
-from stream_fabric.ids import GatewayId, StreamId, TenantId
 from stream_fabric.limits import SPANS_HELD_MAX
-from telemetry.semconv import VERSIONS
-from telemetry.spans import Maker, NoSpans, OtlpSpans, open_spans, parts
+from stream_fabric.process.host import HostRandom
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId
+from telemetry.emit.semconv import VERSIONS
+from telemetry.emit.spans import NoSpans, OtlpSpans, SpanMaker, open_spans, phase_spans
 from tests.gateway.wire import MODEL, chat
 from tests.metrics.conftest import Observed, fetch
-from tests.support.redis import free_port
+from tests.support.server import free_port
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.platform
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STREAM = StreamId("resp_0192a1b2c3d47e5f8a9b0c1d2e3f4a5b")
@@ -93,7 +96,7 @@ def trace(**changes: Any) -> RequestTrace:
 
 def test_the_parts_follow_each_other_and_end_with_the_request() -> None:
     told = trace()
-    found = list(parts(told))
+    found = list(phase_spans(told))
     assert [name for name, _, _ in found] == ["place", "queue", "prefill", "decode", "deliver"]
     began = told.at_us - told.wall_us
     assert found[0][1] == began + 1000
@@ -103,8 +106,8 @@ def test_the_parts_follow_each_other_and_end_with_the_request() -> None:
 
 def test_a_reader_that_comes_back_began_when_it_came() -> None:
     told = trace(role="resumed", phases=Phases(gateway_us=1000, decode_us=299_000, resume_gap_us=700_000))
-    assert list(parts(told)) == [("decode", told.at_us - 299_000, told.at_us)]
-    (edge, *_) = Maker(VERSIONS["1.41"], "g").spans(told, "")
+    assert list(phase_spans(told)) == [("decode", told.at_us - 299_000, told.at_us)]
+    (edge, *_) = SpanMaker(VERSIONS["1.41"], "g", HostRandom()).spans(told, "")
     assert edge.start_time == (told.at_us - 300_000) * 1000
     assert edge.context.span_id != int(STREAM[-16:], 16), "that is the span of the request that made the stream"
 
@@ -113,7 +116,7 @@ def test_a_reader_that_comes_back_began_when_it_came() -> None:
     ("version", "ttft"), [("1.41", "stream_gw.ttft_s"), ("next", "gen_ai.response.time_to_first_chunk")]
 )
 def test_names_are_those_of_the_version(version: Any, ttft: str) -> None:
-    (edge, *_) = Maker(VERSIONS[version], "g").spans(trace(ttft_us=240_000), PARENT)
+    (edge, *_) = SpanMaker(VERSIONS[version], "g", HostRandom()).spans(trace(ttft_us=240_000), PARENT)
     assert edge.name == "chat m"
     assert edge.attributes["gen_ai.usage.input_tokens"] == 11
     assert edge.attributes[ttft] == 0.24
@@ -121,7 +124,7 @@ def test_names_are_those_of_the_version(version: Any, ttft: str) -> None:
 
 
 def test_a_failure_of_the_platform_is_an_error_and_a_wrong_request_is_none() -> None:
-    maker = Maker(VERSIONS["1.41"], "g")
+    maker = SpanMaker(VERSIONS["1.41"], "g", HostRandom())
     (failed, *_) = maker.spans(trace(ended="failed", error_code="engine_error"), "")
     (wrong, *_) = maker.spans(trace(ended="refused", role="refused", http_status=404, error_code="model_not_found"), "")
     assert (failed.status.is_ok, wrong.status.is_ok) == (False, True)
@@ -166,9 +169,9 @@ async def test_a_receiver_that_does_not_answer_holds_nobody_up(receiver: Receive
         dropped += count
 
     receiver.held.clear()
-    spans = OtlpSpans(receiver.url, "1.41", "g", count_sent, count_dropped)
+    spans = OtlpSpans(receiver.url, "1.41", "g", count_sent, count_dropped, HostRandom())
     for _ in range(SPANS_HELD_MAX + 1000):
-        spans.told(trace(), "")
+        spans.receive(trace(), "")
     assert 0 < dropped <= 1000, "so many are held, and no more"
     receiver.held.set()
     await eventually(lambda: sent, "what was held to be sent")
@@ -177,13 +180,13 @@ async def test_a_receiver_that_does_not_answer_holds_nobody_up(receiver: Receive
 
 def test_a_receiver_that_is_not_there_is_counted() -> None:
     counted: list[int] = []
-    spans = OtlpSpans(f"http://127.0.0.1:{free_port()}", "1.41", "g", lambda n: None, counted.append)
-    spans.told(trace(), "")
+    spans = OtlpSpans(f"http://127.0.0.1:{free_port()}", "1.41", "g", lambda n: None, counted.append, HostRandom())
+    spans.receive(trace(), "")
     spans.close()
     assert counted == [1]
-    spans.told(trace(), "")
+    spans.receive(trace(), "")
     assert counted[-1] == 1, "closed"
 
 
 def test_it_is_off_unless_it_is_asked_for() -> None:
-    assert isinstance(open_spans("", "1.41", "g", print, print), NoSpans)
+    assert isinstance(open_spans("", "1.41", "g", print, print, HostRandom()), NoSpans)

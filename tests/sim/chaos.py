@@ -1,4 +1,4 @@
-"""What befalls the world: the faults of a schedule, drawn from its seed, and those that wait for their moment."""
+"""The faults of a schedule, drawn from its seed, and those that wait for their moment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stream_fabric.errors import StreamGwError
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineRequest
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.ids import StreamId
 from tests.sim.client import WHO, Spec
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, Host
 from tests.sim.loop import Process
@@ -20,7 +20,7 @@ FAULTS = (
     "engine", "dropped answer", "halfway", "again", "poison", "cancel", "slow", "leave", "deadline", "queue",
 )  # fmt: skip
 SLEEP_SHARE = 0.15
-"""Of the schedules, beside their faults: replicas are wanted asleep, awake and warm."""
+"""Share of schedules that also ask replicas to sleep, wake and become warm."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip
@@ -36,12 +36,16 @@ _UNCONTINUABLE: tuple[dict[str, Any], ...] = (
 _OF_CHAT = {"response_format", "reasoning_effort", "logprobs"}
 
 
+RESCUES = ("takeover", "drop", "claim", "place")
+"""Scripts of a rescue; gateways also place what is new."""
+
+
 class Chaos:
     def __init__(self, world: World) -> None:
         self.w = world
         self.random = world.random
-        self.rescuers_died = 0
-        """Processes killed half-way through a rescue."""
+        self.rescuers_stopped = 0
+        """Processes killed or frozen half-way through a rescue."""
         self.orphaned: list[tuple[float, StreamId]] = []
         """When which stream lost its producer."""
 
@@ -55,7 +59,7 @@ class Chaos:
     # --- a schedule ----------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Who is there, what is asked for, and what goes wrong."""
+        """Draw the processes, the requests and the faults of the schedule."""
         w, r = self.w, self.random
         for kind in (AgentHost, AgentHost, *((AgentHost,) * r.choice((0, 1))), GatewayHost, GatewayHost):
             w.start(kind)
@@ -143,11 +147,10 @@ class Chaos:
             if host is None or (script != "takeover" and dice > 0.1):
                 return
             self.w.note(f"half-way after {script}:")
-            if dice < 0.3:
-                self.kill(host)
-                self.rescuers_died += script in ("takeover", "drop", "claim")
-            elif dice < 0.6:
-                self.hang(host)
+            if dice < 0.6:
+                self.kill(host) if dice < 0.3 else self.hang(host)
+                rescues = ("takeover", "drop", "claim") if isinstance(host, GatewayHost) else RESCUES
+                self.rescuers_stopped += script in rescues
 
     def taken_over(self, stream: StreamId) -> None:
         """A stream's epoch has risen: what else happens, happens now."""
@@ -259,7 +262,7 @@ class Chaos:
     async def _cancel(self, host: GatewayHost, stream: StreamId) -> None:
         assert host.gateway is not None
         try:
-            reply = await host.gateway.cancel(WHO, stream)
+            reply = await host.gateway.commands.cancel(WHO, stream)
             self.w.note(f"cancel of {stream}: {reply.result} at {reply.at}")
         except StreamGwError as error:
             self.w.note(f"cancel of {stream}: {error.code}")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from inference.agent.engines.sim.answer import Answer
-from inference.agent.engines.sim.text import Prompt
-from stream_fabric.cursor import Cursor
+from inference.engines.sim.answer import Answer
+from inference.engines.sim.text import Prompt
 from stream_fabric.errors import FabricUnavailable, NotFound, StreamGwError
-from stream_fabric.frames import ChoiceEnd, Delta, Open, Status, is_end
-from stream_fabric.ids import StreamId, TenantId
 from stream_fabric.limits import ORPHAN_GRACE_S
-from stream_fabric.reader import Gap, Reset, Run
+from stream_fabric.stream.cursor import Cursor
+from stream_fabric.stream.frames import ChoiceEnd, Delta, Open, Status, is_end
+from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.reader import Gap, Reset, Run
 from stream_gw.auth import ALL_SCOPES, Principal
+from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.requests import CreateRequest, parse_create
-from stream_gw.gateway import PastTheEnd
-from stream_gw.hub import Subscription
-from stream_gw.trace import ReaderTrace
+from stream_gw.observe.trace import ReaderTrace, Tracer
+from stream_gw.streams.create import CreateCall
 from tests.sim.witness import require
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ OUTBOX_MAX = 12
 
 
 class Spec:
-    """What is asked for, and what an undisturbed replica would say to it."""
+    """A request, and the response of an undisturbed replica to it."""
 
     def __init__(self, number: int, fields: dict[str, Any], kind: Literal["chat", "completions"] = "chat") -> None:
         content = f"stream {number} " + "x" * (number % 3) * 20
@@ -47,7 +47,7 @@ class Spec:
         """As which it was made; more than one when its client had to ask again."""
 
     def said(self, world: World) -> Undisturbed:
-        """What is said to it when nothing goes wrong."""
+        """The response when nothing fails."""
         prompt = Prompt(msgspec.json.decode(self.request.body))
         texts: dict[int, str] = {}
         ends: dict[int, str] = {}
@@ -59,7 +59,7 @@ class Spec:
                     match piece:
                         case str() as text:
                             texts[answer.block] += text
-                            answer.untold()
+                            answer.tokens_since_text()
                         case Open(block=block):
                             texts[block] = ""
                         case Delta(block=block, text=text):
@@ -145,10 +145,10 @@ class Reading:
         self._put(reset)
         return True
 
-    def rise(self, epoch: str, head: int) -> None:
+    def epoch_changed(self, epoch: str, head: int) -> None:
         require(head >= self._seq, f"4: a new epoch begins after {head} for a reader at {self._seq}")
 
-    def waits(self, position: int, of: int, warming_s: float | None) -> None:
+    def queued(self, position: int, of: int, warming_s: float | None) -> None:
         require(0 < position <= of, f"7: place {position} of {of} in line")
 
     def end(self, status: Status) -> None:
@@ -199,6 +199,20 @@ class Reading:
             self.subscription.close()
 
 
+class Trace(ReaderTrace):
+    """Hears a new stream's id before anything of it is in the fabric."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client, tracer: Tracer) -> None:
+        super().__init__(tracer, "r", "sse")
+        self._client = client
+
+    def traceparent(self, stream: StreamId) -> str:
+        self._client.named(stream)
+        return super().traceparent(stream)
+
+
 class Client:
     """``told``: what it heard went wrong. ``plain``: of a dialect that cannot be told of gaps and resets."""
 
@@ -210,7 +224,7 @@ class Client:
         self.slow = slow
         self.plain = plain
         self.lines: list[tuple[int, bytes]] = []
-        """What was applied: frames, each with the last seq that went into it."""
+        """Applied frames, each with the last seq that it contains."""
         self.epoch = 1
         self.seq = 0
         self.told: list[str] = []
@@ -245,34 +259,34 @@ class Client:
         """In the gateway's process."""
         gateway, spec = host.gateway, self.spec
         assert gateway is not None
-        trace = ReaderTrace(gateway.tracer, "r", "sse")
-
-        def make(stream: StreamId, facts: Any, structure: Any) -> Reading:
-            if stream not in spec.streams:
-                spec.streams.append(stream)
-                self.w.appeared(stream, spec)
-            return reading
-
+        trace = Trace(self, gateway.parts.tracer)
         try:
             if self.stream is None:
-                new = await gateway.create(
-                    WHO, spec.request, key=spec.key, kept=False, after=None, trace=trace, make_outlet=make
-                )
+                opened = await gateway.streams.create(CreateCall(WHO, spec.request, trace, key=spec.key))
             else:
                 after = Cursor(self.epoch, self.seq)
-                new = await gateway.follow(WHO, self.stream, after, trace, make, exact=not self.plain)
-        except PastTheEnd:
-            self._answer(reading, lambda: self.finish("past"))
+                opened = await gateway.reads.follow(WHO, self.stream, after, trace, exact=not self.plain)
+            if opened is None:
+                self._answer(reading, lambda: self.finish("past"))
+                return
+            self.named(opened.id)
+            subscription = opened.subscribe(reading)
         except StreamGwError as error:
             why = error
             self._answer(reading, lambda: self._refused(why))
-        else:
-            if reading.gone:
-                new.subscription.close()
-                return
-            stream = new.id
-            self._answer(reading, lambda: self._opened(stream))
-            reading.open(new.subscription)
+            return
+        if reading.gone:
+            subscription.close()
+            return
+        stream = opened.id
+        self._answer(reading, lambda: self._opened(stream))
+        reading.open(subscription)
+
+    def named(self, stream: StreamId) -> None:
+        """A gateway has given the request a stream."""
+        if stream not in self.spec.streams:
+            self.spec.streams.append(stream)
+            self.w.appeared(stream, self.spec)
 
     def _answer(self, reading: Reading, what: Callable[[], None]) -> None:
         def heard() -> None:

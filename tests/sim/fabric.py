@@ -9,18 +9,17 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.frames import Usage
-from stream_fabric.ids import StreamId
 from stream_fabric.limits import COMMAND_TIMEOUT_S
-from stream_fabric.log import StreamState
 from stream_fabric.redis.client import Partitions
-from stream_fabric.redis.pool import ConnectionLost
+from stream_fabric.stream.frames import Usage
+from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.log import StreamState
 from tests.sim.loop import Handle, Process
 from tests.sim.memory_pools import MemoryPool
 from tests.support.memory_log import MemoryStreamLog
 
 if TYPE_CHECKING:
-    from tests.sim.doors import SubscriberDoor
+    from tests.sim.ports import SubscriberDoor
     from tests.sim.world import World
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class Shard:
         self.pools: dict[str, MemoryPool] = {}
         self.keys: dict[str, str] = {}
         self.settled: dict[StreamId, list[Usage]] = {}
-        """What was counted to the tenant, each time."""
+        """Usage counted for the tenant at each settlement."""
         self.listening: dict[str, tuple[int, Callable[[bytes], None], Process]] = {}
         """Peer → the generation its subscription was made in, and who hears."""
         self.blocked: dict[str, list[Callable[[], None]]] = {}
@@ -241,11 +240,11 @@ class Link:
         return at_s - now
 
     def blocking(self, shard: Shard, key: str, step: Callable[[], list[T]], block_s: float) -> asyncio.Future[list[T]]:
-        """Like a blocking read on a connection of its own; the awaited future raises ConnectionLost."""
+        """Like a blocking read on a connection of its own; the awaited future raises FabricUnavailable."""
         loop = self.w.loop
         future: asyncio.Future[list[T]] = loop.create_future()
         if loop.closing:
-            future.set_exception(ConnectionLost("it is over"))
+            future.set_exception(FabricUnavailable("it is over"))
             return future
         generation = shard.generation
         gives_up: list[Handle] = []
@@ -285,7 +284,7 @@ class Link:
 
         def lost() -> None:
             if not future.done():
-                future.set_exception(ConnectionLost("the connection ended"))
+                future.set_exception(FabricUnavailable("the connection ended"))
 
         loop.at(self.w.random.uniform(0.0002, 0.004), loop.outside, arrive)
         return future

@@ -1,4 +1,4 @@
-"""What stands in production modules for one schedule: the world's time and chance, its Redis, and planted bugs."""
+"""Clock and randomness of one schedule, and bugs planted into production code."""
 
 from __future__ import annotations
 
@@ -8,76 +8,65 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import inference.agent.agent
-import inference.agent.times
-import stream_fabric.redis.clock
-import stream_fabric.redis.reaper
-import stream_fabric.redis.rescue
-import stream_gw.gateway
-import stream_gw.hub
-import stream_gw.trace
-from tests.sim.doors import InboxDoor, PoolsDoor, StreamDoor, SubscriberDoor
 from tests.sim.fabric import EPOCH_S
 from tests.sim.witness import Violation
 
 Planted = Sequence[tuple[Any, str, Any]]
-"""Bugs: (module or class, name, what stands there instead)."""
+"""Bugs: (module or class, attribute, replacement)."""
 
 
-class _Clock:
+class WorldClock:
+    """A ``Clock`` on the world's virtual time."""
+
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
 
-    def time(self) -> float:
-        return EPOCH_S + self._now()
+    @property
+    def offset_us(self) -> int:
+        return self.now_us() - self.monotonic_us()
 
-    def time_ns(self) -> int:
-        return int(self.time() * 1e9)
+    def now_us(self) -> int:
+        return int((EPOCH_S + self._now()) * 1e9) // 1000
 
-    def monotonic_ns(self) -> int:
-        return int((1.0 + self._now()) * 1e9)
+    def monotonic_us(self) -> int:
+        return int((1.0 + self._now()) * 1e9) // 1000
 
 
-class _Entropy:
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+class SeededRandom:
+    """A ``Random`` whose every value follows from the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def random(self) -> float:
+        return self.generator.random()
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.generator.uniform(low, high)
+
+    def token_bytes(self, count: int) -> bytes:
+        return self.generator.randbytes(count)
 
     def token_hex(self, count: int) -> str:
-        return self._rng.randbytes(count).hex()
-
-    def urandom(self, count: int) -> bytes:
-        return self._rng.randbytes(count)
+        return self.generator.randbytes(count).hex()
 
 
 @contextmanager
-def stand_ins(seed: int, now: Callable[[], float], planted: Planted) -> Iterator[None]:
-    rng = random.Random(seed)
-    clock, entropy = _Clock(now), _Entropy(rng)
-    gateway, hub, agent = stream_gw.gateway, stream_gw.hub, inference.agent.agent
-    reaper, rescue = stream_fabric.redis.reaper, stream_fabric.redis.rescue
-    places: list[tuple[Any, str, Any]] = [
-        (gateway, "time", clock), (rescue, "time", clock), (agent, "time", clock), (hub, "time", clock),
-        (stream_gw.trace, "time", clock), (stream_fabric.redis.clock, "time", clock),
-        (inference.agent.times, "time", clock), (stream_fabric.redis.clock, "random", rng),
-        (gateway, "random", rng), (rescue, "random", rng), (reaper, "random", rng),
-        (gateway, "secrets", entropy), (hub, "secrets", entropy), (reaper, "secrets", entropy),
-        (rescue, "secrets", entropy), (agent, "secrets", entropy), (gateway, "os", entropy),
-        (agent, "RedisStreamLog", StreamDoor), (agent, "RedisPools", PoolsDoor), (agent, "Inbox", InboxDoor),
-        (agent, "Subscriber", SubscriberDoor), *planted,
-    ]  # fmt: skip
-    before = [(where, name, getattr(where, name)) for where, name, _ in places]
-    for where, name, what in places:
-        setattr(where, name, what)
+def planted_bugs(planted: Planted) -> Iterator[None]:
+    """Put the bugs into production code, and raise what it logs as an error."""
+    before = [(where, name, getattr(where, name)) for where, name, _ in planted]
+    for where, name, replacement in planted:
+        setattr(where, name, replacement)
     try:
         with _errors_raised():
             yield
     finally:
-        for where, name, what in reversed(before):
-            setattr(where, name, what)
+        for where, name, original in reversed(before):
+            setattr(where, name, original)
 
 
 class _Raises(logging.Handler):
-    """What production logs as an error is a bug found, but for what the schedule has done to an engine."""
+    """Raises on every error that production code logs, except failures of engines that the schedule caused."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg != "the engine failed":

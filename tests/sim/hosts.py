@@ -6,35 +6,40 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from inference.agent.agent import Agent, AgentPolicy
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.lease import LeasePolicy
+from inference.agent.agent import Agent
+from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import EngineFailed, EngineLost, FabricUnavailable
-from stream_fabric.frames import ErrorInfo
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId
-from stream_fabric.plans import PoolPlan
-from stream_fabric.ports import EngineRequest, FrameSink, SleepLevel
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import FrameSink, SleepLevel
+from stream_fabric.recovery.failover import FailoverReporter
+from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.clock import FabricClock
-from stream_fabric.redis.reaper import Reaper
-from stream_fabric.redis.rescue import Witness
 from stream_fabric.redis.subscriber import partition_channels
-from stream_gw.auth import Authenticator, TomlKeyStore
-from stream_gw.directory import Directory
-from stream_gw.gateway import Gateway
-from stream_gw.hub import Hub
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId
+from stream_gw.auth import Authenticator, KeyStore
+from stream_gw.auth.tokens import TokenSigner
+from stream_gw.delivery.hub import Hub
+from stream_gw.delivery.watchdog import Watchdog
+from stream_gw.observe.trace import Tracer
+from stream_gw.routing.directory import Directory
+from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
-from stream_gw.trace import Tracer
-from tests.sim.doors import IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor
+from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.parts import GatewayParts
 from tests.sim.fabric import PARTITIONS, Link
 from tests.sim.loop import Process
+from tests.sim.ports import InboxDoor, IndexDoor, PoolsDoor, StreamDoor, SubscriberDoor
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 MODEL = "m"
 POOL = "m"
-_ANYBODY = Authenticator(TomlKeyStore({}), bytes(16))
+_ANYBODY = Authenticator(KeyStore({}), TokenSigner(bytes(16)))
 SETTINGS = GatewaySettings.model_construct(queue_wait_s=8.0, plain_grace_s=2.0, kept_grace_s=6.0)
 
 
@@ -85,10 +90,11 @@ class Host:
         else:
             self.w.fail(error)
 
-    def subscriber(
-        self, on_message: Callable[[bytes], None], on_subscribed: Callable[[list[str]], None]
+    def subscribe(
+        self, peer: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[list[str]], None]
     ) -> SubscriberDoor:
-        return SubscriberDoor(self.link, partition_channels(self.name, PARTITIONS.slots), on_message, on_subscribed)
+        assert peer == self.name
+        return SubscriberDoor(self.link, partition_channels(peer, PARTITIONS.slots), on_message, on_subscribed)
 
 
 class GatewayHost(Host):
@@ -101,29 +107,37 @@ class GatewayHost(Host):
             name = GatewayId(self.name)
             streams, pools = StreamDoor(self.link, PARTITIONS), PoolsDoor(self.link)
             directory = Directory(pools, _no_plans)  # type: ignore[arg-type]
-            hub = Hub(name, streams, directory, tasks)  # type: ignore[arg-type]
-            subscriber = self.subscriber(hub.receive, hub.resubscribed)
-            hub.subscriber = subscriber  # type: ignore[assignment]
             client: Any = self.link
-            clock = FabricClock(client)
+            clock, index, entropy = (
+                FabricClock(client, self.w.clock, self.w.entropy),
+                IndexDoor(self.link),
+                self.w.entropy,
+            )
+            hub = Hub(name, streams, clock, self.subscribe, tasks)  # type: ignore[arg-type]
             tracer = Tracer(self.w.events, clock, name)
-            index: Any = IndexDoor(self.link)
-            gateway = Gateway(name, SETTINGS, _ANYBODY, hub, streams, pools, index, directory, tracer)  # type: ignore[arg-type]
-            for work in (subscriber.run(), clock.run(), directory.run(), hub.watchdog(), gateway.lines.run()):
+            lines = QueuePositions(pools, directory, clock.now_us)  # type: ignore[arg-type]
+            parts = GatewayParts(
+                name, SETTINGS, _ANYBODY, streams, pools, index, clock, entropy, hub, directory, lines, tracer  # type: ignore[arg-type]
+            )  # fmt: skip
+            gateway = Gateway(parts)
+            watchdog = Watchdog(hub, directory.produces, entropy)
+            for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):
                 tasks.create_task(work)
-            tasks.create_task(Reaper(pools, streams, Witness(self.w.events, clock, streams)).run())  # type: ignore[arg-type]
-            await subscriber.wait_ready()
+            reporter = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
+            tasks.create_task(LeaseReaper(pools, streams, clock, self.w.entropy, reporter).run())  # type: ignore[arg-type]
+            await hub.subscription.wait_ready()
             self.gateway = gateway
 
 
 class ControllerHost(Host):
     async def main(self) -> None:
         client: Any = self.link
-        clock, streams = FabricClock(client), StreamDoor(self.link, PARTITIONS)
-        witness = Witness(self.w.events, clock, streams)  # type: ignore[arg-type]
+        clock = FabricClock(client, self.w.clock, self.w.entropy)
+        streams = StreamDoor(self.link, PARTITIONS)
+        witness = FailoverReporter(self.w.events, clock, streams)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(clock.run())
-            tasks.create_task(Reaper(PoolsDoor(self.link), streams, witness).run())  # type: ignore[arg-type]
+            tasks.create_task(LeaseReaper(PoolsDoor(self.link), streams, clock, self.w.entropy, witness).run())  # type: ignore[arg-type]
 
 
 class AgentHost(Host):
@@ -152,8 +166,23 @@ class AgentHost(Host):
             standby=self._standby,
         )
         client: Any = self.link
-        self.agent = Agent(policy, self.replica, engine, client, PARTITIONS, w.events)
-        await self.agent.run()
+        clock = FabricClock(client, w.clock, w.entropy)
+        ports = AgentPorts(
+            log=StreamDoor(self.link, PARTITIONS, self.replica),
+            pools=PoolsDoor(self.link),  # type: ignore[arg-type]
+            inbox=InboxDoor(self.link, POOL, self.replica),
+            subscribe=self.subscribe,
+            clock=clock,
+            random=w.entropy,
+            events=w.events,
+        )
+        self.agent = Agent(policy, self.replica, engine, ports)
+        async with asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(clock.run())
+            try:
+                await self.agent.run()
+            finally:
+                ticking.cancel()
 
 
 class WorldEngine(SimEngine):

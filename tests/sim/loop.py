@@ -9,12 +9,12 @@ import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
 class Process:
-    """What runs on its behalf: killed, nothing of it ever does again; frozen, it waits for the thaw."""
+    """A simulated process: when killed, none of its callbacks run again; when frozen, they wait for the thaw."""
 
     __slots__ = ("alive", "frozen", "late", "name")
 
@@ -42,7 +42,7 @@ class Handle:
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """What is scheduled belongs to the process that runs at that moment, unless another is named."""
+    """An event loop on virtual time; a callback belongs to the process that scheduled it, unless another is named."""
 
     def __init__(self) -> None:
         self.outside = Process("outside")
@@ -98,7 +98,7 @@ class Loop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def inside(self, process: Process) -> Iterator[None]:
-        """What is begun in here is the process's."""
+        """Tasks started inside belong to the process."""
         before, self.current = self.current, process
         try:
             yield
@@ -170,7 +170,8 @@ class Loop(asyncio.AbstractEventLoop):
             while self._ready:
                 handle = self._ready.popleft()
                 if handle.callback is not None:
-                    handle.callback(*handle.args)
+                    with suppress(RuntimeError):  # of a task that would begin while its group ends
+                        handle.callback(*handle.args)
         for task in self._tasks:
             if not task.done():  # killed before its first step
                 task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""``RedisPools`` and ``Inbox`` in memory: ``PoolState`` is the law, and here is what stands around it in Redis (leases,
-inboxes with what was asked, claims). ``test_memory_pools.py`` verifies it against Redis."""
+"""``Pools`` and ``Inbox`` in memory, around ``PoolState``. ``test_memory_pools.py`` verifies them against Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.placement import Ask, Placed, PoolState, Queued, Refused
-from stream_fabric.redis.pool import Arrival, Candidate, ReplicaInfo, Report, Work
-from stream_fabric.surge import NO_SURGE, Surge
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.placement import Placed, PlacementRequest, Queued, Refused
+from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
+from stream_fabric.pool.state import PoolState
+from stream_fabric.stream.ids import ReplicaId, StreamId
 
 
 class Law(PoolState):
@@ -19,9 +19,9 @@ class Law(PoolState):
         super().__init__(queue_max)
         self.handed: list[tuple[ReplicaId, StreamId]] = []
 
-    def _hand(self, ask: Ask, replica: ReplicaId, matched: int, now_ms: float) -> None:
-        super()._hand(ask, replica, matched, now_ms)
-        self.handed.append((replica, ask.stream))
+    def _hand(self, request: PlacementRequest, replica: ReplicaId, matched: int, now_ms: float) -> None:
+        super()._hand(request, replica, matched, now_ms)
+        self.handed.append((replica, request.stream))
 
 
 class MemoryPool:
@@ -35,7 +35,8 @@ class MemoryPool:
         self.inboxes: dict[ReplicaId, list[Arrival]] = {}
         self.desired: dict[ReplicaId, str] = {}
         self.prefixes: dict[ReplicaId, bytes] = {}
-        self.claims: dict[ReplicaId, float] = {}
+        self.claims: dict[ReplicaId, tuple[float, str]] = {}
+        """Until when, and the nonce of the call that has it."""
         self._entries = 0
 
     def report(
@@ -45,7 +46,7 @@ class MemoryPool:
         ttl_s: float | None,
         ended: Sequence[StreamId] = (),
         running: Mapping[StreamId, str] | None = None,
-    ) -> Report:
+    ) -> LeaseReport:
         replica = info.replica
         for stream in ended:
             if self.law.at.get(stream, replica) == replica:
@@ -55,10 +56,10 @@ class MemoryPool:
             self.leases[replica] = expires_ms
             self.infos[replica] = info
             running = running or {}
-        seat = info.seat()._replace(expires_ms=expires_ms)
+        seat = info.slot()._replace(expires_ms=expires_ms)
         taken = self.law.report(replica, seat, info.models, ended, running if ttl_s is not None else None, now_ms)
         self._deliver(now_ms)
-        return Report(self.desired.get(replica, ""), len(taken), sum(map(len, self.law.tiers)))
+        return LeaseReport(self.desired.get(replica, ""), len(taken), sum(map(len, self.law.queue.tiers)))
 
     def _deliver(self, now_ms: float) -> None:
         for replica, stream in self.law.handed:
@@ -83,9 +84,9 @@ class MemoryPool:
         wait_s: float,
         jitter: float,
         instead: ReplicaId | None = None,
-        surge: Surge = NO_SURGE,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
     ) -> Placed | Queued | Refused:
-        ask = Ask(
+        ask = PlacementRequest(
             work.request.stream,
             work.tenant,
             work.tier,
@@ -95,13 +96,14 @@ class MemoryPool:
             work.output_tokens,
             int(now_ms) + int(wait_s * 1000),
             jitter,
+            tried=work.tried,
         )
         names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
         held = self.law.at.get(ask.stream)
         known = ask.stream in self.law.at and (held is None or held != instead)
         before = self.works.get(ask.stream)
         self.works[ask.stream] = work
-        placed = self.law.place(ask, names, matched, now_ms, instead, surge)
+        placed = self.law.place(ask, names, matched, now_ms, instead, terms)
         if known and before is not None:
             self.works[ask.stream] = before
         elif known or isinstance(placed, Refused):
@@ -109,22 +111,22 @@ class MemoryPool:
         self._deliver(now_ms)
         return placed
 
-    def leave(self, streams: Sequence[StreamId]) -> int:
+    def remove_queued(self, streams: Sequence[StreamId]) -> int:
         count = 0
         for stream in streams:
-            if self.law.leave(stream):
+            if self.law.remove_queued(stream):
                 self.works.pop(stream, None)
                 count += 1
         return count
 
-    def line(self, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
-        return sum(map(len, self.law.tiers)), [self.law.position(stream) for stream in streams]
+    def queue_positions(self, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        return sum(map(len, self.law.queue.tiers)), [self.law.queue.position(stream) for stream in streams]
 
     def waiting(self, now_ms: float, *, overdue: bool = False) -> list[StreamId]:
-        late = sorted((w.ask.wait_until_ms, stream) for tier in self.law.tiers for stream, w in tier.items())
+        late = sorted((w.request.wait_until_ms, stream) for tier in self.law.queue.tiers for stream, w in tier.items())
         return [stream for until_ms, stream in late if not overdue or until_ms <= int(now_ms)]
 
-    def where(self, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
+    def holder(self, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
         return (self.law.at[stream] or "queue") if stream in self.law.at else None
 
     def work(self, stream: StreamId) -> Work | None:
@@ -133,10 +135,7 @@ class MemoryPool:
     def in_flight(self, replica: ReplicaId) -> list[StreamId]:
         return list(self.law.flights.get(replica, {}))
 
-    def holds(self, replica: ReplicaId, stream: StreamId) -> bool:
-        return stream in self.law.flights.get(replica, {})
-
-    def drop(self, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
+    def remove_in_flight(self, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
         for stream in streams:
             self.law.flights.get(replica, {}).pop(stream, None)
             if self.law.at.get(stream, replica) == replica:
@@ -153,10 +152,11 @@ class MemoryPool:
             part.pop(replica, None)
         return True
 
-    def claim_rescue(self, replica: ReplicaId, now_ms: float, ttl_s: float) -> bool:
-        if self.claims.get(replica, 0.0) > now_ms:
-            return False
-        self.claims[replica] = now_ms + int(ttl_s * 1000)
+    def claim_recovery(self, replica: ReplicaId, now_ms: float, ttl_s: float, nonce: str) -> bool:
+        ends_ms, held = self.claims.get(replica, (0.0, ""))
+        if ends_ms > now_ms:
+            return held == nonce
+        self.claims[replica] = (now_ms + int(ttl_s * 1000), nonce)
         return True
 
     # --- a replica's inbox ---------------------------------------------------------------------------------

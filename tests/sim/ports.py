@@ -1,4 +1,4 @@
-"""What production code talks to in place of ``RedisStreamLog``, ``RedisPools``, ``Inbox``, ``RedisIndex`` and
+"""The fabric's ports in the simulation, in place of ``RedisStreamLog``, ``RedisPools``, ``Inbox``, ``RedisIndex`` and
 ``Subscriber``: each call one trip over a ``Link``, its script run by the law."""
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.frames import ErrorInfo, Status, Usage
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.limits import COMMAND_TIMEOUT_S
-from stream_fabric.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
-from stream_fabric.placement import Placed, Queued, Refused
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.placement import Placed, Queued, Refused
+from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
 from stream_fabric.redis.client import Partitions
-from stream_fabric.redis.pool import Arrival, Candidate, ReplicaInfo, Report, Work
-from stream_fabric.surge import NO_SURGE, Surge
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo, Status, Usage
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
 from tests.sim.fabric import PARTITIONS, Link, Shard, at_once
 from tests.sim.memory_pools import MemoryPool
 
@@ -33,8 +33,10 @@ class StreamDoor:
         self._w = client.w
         self._replica = replica or ReplicaId("")
 
+    partitions = PARTITIONS.count
+
     def partition(self, stream: StreamId) -> int:
-        return partition_of(stream, PARTITIONS.count)
+        return partition_of(stream, self.partitions)
 
     def _shard(self, stream: StreamId) -> Shard:
         return self._w.fabric.of_partition(self.partition(stream))
@@ -168,7 +170,7 @@ class PoolsDoor:
         ttl_s: float | None,
         ended: Sequence[StreamId] = (),
         running: Mapping[StreamId, str] | None = None,
-    ) -> Report:
+    ) -> LeaseReport:
         ended = list(ended)
         timeout_s = COMMAND_TIMEOUT_S if ttl_s is None else 0.0
         return await self._call(
@@ -178,7 +180,9 @@ class PoolsDoor:
     async def pools(self) -> list[str]:
         shard = self._shard
         return await self._link.call(
-            "pools", shard, lambda: sorted(name for name, p in shard.pools.items() if p.leases or any(p.law.tiers))
+            "pools",
+            shard,
+            lambda: sorted(name for name, p in shard.pools.items() if p.leases or len(p.law.queue)),
         )
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
@@ -195,7 +199,7 @@ class PoolsDoor:
         wait_s: float,
         jitter: float,
         instead: ReplicaId | None = None,
-        surge: Surge = NO_SURGE,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
     ) -> Placed | Queued | Refused:
         stream, unheard = work.request.stream, self._w.witness.unheard
         if instead is None:
@@ -203,24 +207,24 @@ class PoolsDoor:
 
         def step(p: MemoryPool, now: float) -> Placed | Queued | Refused:
             unheard.pop(stream, None)
-            return p.place(work, candidates, now, wait_s, jitter, instead, surge)
+            return p.place(work, candidates, now, wait_s, jitter, instead, terms)
 
         try:
             return await self._call("place", pool, step)
         finally:  # who lives to see that no pool has heard is the one to say so
             unheard.pop(stream, None)
 
-    async def leave(self, pool: str, streams: Sequence[StreamId]) -> int:
-        return await self._call("leave", pool, lambda p, _: p.leave(streams))
+    async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
+        return await self._call("leave", pool, lambda p, _: p.remove_queued(streams))
 
-    async def line(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
-        return await self._call("line", pool, lambda p, _: p.line(streams))
+    async def queue_positions(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        return await self._call("line", pool, lambda p, _: p.queue_positions(streams))
 
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         return await self._call("waiting", pool, lambda p, now: p.waiting(now, overdue=overdue))
 
-    async def where(self, pool: str, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
-        return await self._call("where", pool, lambda p, _: p.where(stream))
+    async def holder(self, pool: str, stream: StreamId) -> ReplicaId | Literal["queue"] | None:
+        return await self._call("where", pool, lambda p, _: p.holder(stream))
 
     async def work(self, pool: str, stream: StreamId) -> Work | None:
         return await self._call("work", pool, lambda p, _: p.work(stream))
@@ -231,17 +235,14 @@ class PoolsDoor:
     async def in_flight(self, pool: str, replica: ReplicaId) -> list[StreamId]:
         return await self._call("in_flight", pool, lambda p, _: p.in_flight(replica))
 
-    async def holds(self, pool: str, replica: ReplicaId, stream: StreamId) -> bool:
-        return await self._call("holds", pool, lambda p, _: p.holds(replica, stream))
-
-    async def drop(self, pool: str, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
-        await self._call("drop", pool, lambda p, _: p.drop(replica, streams))
+    async def remove_in_flight(self, pool: str, replica: ReplicaId, streams: Sequence[StreamId]) -> None:
+        await self._call("drop", pool, lambda p, _: p.remove_in_flight(replica, streams))
 
     async def retire(self, pool: str, replica: ReplicaId, *, leaving: bool = False) -> bool:
         return await self._call("retire", pool, lambda p, now: p.retire(replica, now, leaving=leaving))
 
-    async def claim_rescue(self, pool: str, replica: ReplicaId, ttl_s: float) -> bool:
-        return await self._call("claim", pool, lambda p, now: p.claim_rescue(replica, now, ttl_s))
+    async def claim_recovery(self, pool: str, replica: ReplicaId, ttl_s: float, nonce: str) -> bool:
+        return await self._call("claim", pool, lambda p, now: p.claim_recovery(replica, now, ttl_s, nonce))
 
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
         await self._call("put_prefix", pool, lambda p, _: p.prefixes.update({replica: summary}))

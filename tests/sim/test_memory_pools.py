@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream_fabric.ids import ReplicaId, StreamId, TenantId, new_stream_id
-from stream_fabric.placement import Placed, Queued, Refused
-from stream_fabric.ports import EngineLoad, EngineRequest
-from stream_fabric.redis.client import RedisClient, slot_of
-from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, ReplicaState, Work
+from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaState
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.inbox import RedisInbox
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from tests.sim.memory_pools import MemoryPool
 
 QUEUE_MAX = 6
@@ -49,7 +51,7 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
     pools, name = RedisPools(client, QUEUE_MAX), f"pool-{os.urandom(4).hex()}"
     memory = MemoryPool(QUEUE_MAX)
     names = [ReplicaId(f"r{k}-{seed}") for k in range(3)]
-    boxes = {replica: Inbox(client, name, replica) for replica in names}
+    boxes = {replica: RedisInbox(client, name, replica) for replica in names}
     works: list[Work] = []
     running: dict[ReplicaId, dict[StreamId, str]] = {replica: {} for replica in names}
     compared = 0
@@ -76,7 +78,7 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
             case "move" if work is not None:
                 again = msgspec.structs.replace(work, attempt=work.attempt + 1)
                 others = [Candidate(r, 0) for r in names if r != replica]
-                where = memory.where(work.request.stream)
+                where = memory.holder(work.request.stream)
                 await both(
                     pools.place(name, again, others, wait_s=3600, jitter=0.5, instead=replica),
                     memory.place(again, others, now_ms(), 3600, 0.5, replica),
@@ -104,11 +106,13 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                     await boxes[replica].done([entry[:2] for entry in real])
                     memory.done(replica, [entry[:2] for entry in ours])
             case "drop" if work is not None:
-                await pools.drop(name, replica, [work.request.stream])
-                memory.drop(replica, [work.request.stream])
+                await pools.remove_in_flight(name, replica, [work.request.stream])
+                memory.remove_in_flight(replica, [work.request.stream])
                 running[replica].pop(work.request.stream, None)
             case "leave" if work is not None:
-                await both(pools.leave(name, [work.request.stream]), memory.leave([work.request.stream]))
+                await both(
+                    pools.remove_queued(name, [work.request.stream]), memory.remove_queued([work.request.stream])
+                )
             case "retire":
                 leaving = rng.random() < 0.5
                 gone = await both(
@@ -117,13 +121,17 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                 if gone:
                     running[replica] = {}
             case "claim":
-                await both(pools.claim_rescue(name, replica, 3600), memory.claim_rescue(replica, now_ms(), 3600))
+                nonce = rng.choice("ab")
+                await both(
+                    pools.claim_recovery(name, replica, 3600, nonce),
+                    memory.claim_recovery(replica, now_ms(), 3600, nonce),
+                )
             case "lost" if rng.random() < 0.1:
                 await _forget(client, pools, name)
                 memory = MemoryPool(QUEUE_MAX)
         for known in works[-20:]:
             stream = known.request.stream
-            await both(pools.where(name, stream), memory.where(stream))
+            await both(pools.holder(name, stream), memory.holder(stream))
             await both(pools.work(name, stream), memory.work(stream))
         assert sorted(await pools.waiting(name)) == sorted(memory.waiting(now_ms()))
         for replica in names:
@@ -146,14 +154,15 @@ async def test_a_lease_and_a_claim_run_out_alike(redis_url: str) -> None:
     work = new_work(random.Random(0))
     await pools.place(name, work, [], wait_s=0.0, jitter=0.0)
     memory.place(work, [], now_ms(), 0.0, 0.0)
-    assert await pools.claim_rescue(name, replica, 0.05)
-    assert memory.claim_rescue(replica, now_ms(), 0.05)
+    for nonce, claimed in (("a", True), ("b", False), ("a", True)):
+        assert await pools.claim_recovery(name, replica, 0.05, nonce) is claimed
+        assert memory.claim_recovery(replica, now_ms(), 0.05, nonce) is claimed
     await asyncio.sleep(0.1)
     assert await pools.expired(name) == memory.expired(now_ms()) == [replica]
     assert await pools.replicas(name) == memory.replicas(now_ms()) == []
     assert await pools.waiting(name, overdue=True) == memory.waiting(now_ms(), overdue=True) == [work.request.stream]
-    assert await pools.claim_rescue(name, replica, 0.05)
-    assert memory.claim_rescue(replica, now_ms(), 0.05)
+    assert await pools.claim_recovery(name, replica, 0.05, "b")
+    assert memory.claim_recovery(replica, now_ms(), 0.05, "b")
     await client.close()
 
 

@@ -13,38 +13,42 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-import inference.agent.agent
 import inference.agent.continuation
+import inference.agent.requests
 import inference.agent.running
-import stream_gw.gateway
-import stream_gw.hub
+import stream_gw.delivery.hub
+import stream_gw.streams.create
+import tests.sim.hosts
 import tests.support.memory_log
-from inference.agent.agent import Agent
 from inference.agent.continuation import ContinuingSink
+from inference.agent.handover import Handover
 from inference.agent.lease import Lease
+from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
-from inference.agent.sleeper import Sleeper
-from stream_fabric.cursor import Epoch
+from inference.agent.sleep_controller import SleepController
 from stream_fabric.errors import StreamGwError
-from stream_fabric.frames import Frame, Open, Usage
-from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.log import Append, AppendCode, AppendReply, StreamState, Takeover
-from stream_fabric.placement import Placed
-from stream_fabric.ports import EngineRequest, FrameSink
-from stream_fabric.producer import Outcome, Producer
-from stream_fabric.reader import Need, Reader, Step
-from stream_fabric.redis.pool import Arrival, Candidate, Work
-from stream_fabric.redis.reaper import Reaper
-from stream_fabric.redis.rescue import Rescue, wait_s
-from stream_gw.hub import Hub
+from stream_fabric.pool.placement import Placed
+from stream_fabric.pool.records import Arrival, Candidate, EngineRequest, Work
+from stream_fabric.ports import FrameSink
+from stream_fabric.recovery.failover import Failover, wait_s
+from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import Frame, Open, Usage
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import Append, AppendCode, AppendReply, StreamState, Takeover
+from stream_fabric.stream.producer import Outcome, Producer
+from stream_fabric.stream.reader import Need, Reader, Step
+from stream_gw.delivery.watchdog import Watchdog
 from tests.sim.client import Client
-from tests.sim.doors import StreamDoor
+from tests.sim.fakes import Planted
 from tests.sim.memory_pools import Law
-from tests.sim.stand_ins import Planted
+from tests.sim.ports import StreamDoor
 from tests.sim.witness import Violation
 from tests.sim.world import World
 
-SEEDS = int(os.environ.get("STREAM_GW_SIM_PLANTED_SEEDS", "400"))
+pytestmark = pytest.mark.sim
+
+SEEDS = int(os.environ.get("STREAM_GW_SIM_PLANTED_SEEDS", "1500"))
 
 
 class Bug(NamedTuple):
@@ -302,7 +306,7 @@ class OwnUsageProducer(Producer):
 
     __slots__ = ()
 
-    def receive_used(self, usage: Usage) -> None:
+    def receive_prior_usage(self, usage: Usage) -> None:
         pass
 
 
@@ -342,13 +346,13 @@ async def drop_first(
         await self.end(pool, replica, stream, error)
         return
     taken = await self._streams.takeover(stream, work.parsed_epoch(), secrets.token_hex(4))
-    await self._pools.drop(pool, replica, [stream])
+    await self._pools.remove_in_flight(pool, replica, [stream])
     if taken is not None:
         again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1)
-        await self._pools.place(pool, again, others, wait_s=wait_s(work), jitter=0.5)
+        await self._pools.place(pool, again, others, wait_s=wait_s(work, self._clock.now_us()), jitter=0.5)
 
 
-_place = Rescue.rescue
+_place = Failover.rescue
 
 
 async def place_without_instead(self: Any, *args: Any, **asked: Any) -> None:
@@ -369,7 +373,7 @@ async def place_without_instead(self: Any, *args: Any, **asked: Any) -> None:
         self._pools = outer
 
 
-class UncountedRescue(Rescue):
+class UncountedRescue(Failover):
     """Does not count the attempts."""
 
     async def rescue(self, *args: Any, **more: Any) -> None:
@@ -389,28 +393,33 @@ class UncountedRescue(Rescue):
             self._pools = outer
 
 
-_lines_before = Agent._lines_before
+_read_before = Handover.read_earlier_frames
 
 
-async def lines_but_the_last(self: Agent, stream: RunningStream) -> list[bytes]:
-    return (await _lines_before(self, stream))[:-1]
+async def lines_but_the_last(self: Handover, stream: RunningStream) -> list[bytes]:
+    return (await _read_before(self, stream))[:-1]
 
 
-def forget_at_once(self: Agent, stream: RunningStream) -> None:
+def forget_at_once(self: Handover, stream: RunningStream) -> None:
     """Takes a fenced stream off its list before it is on another's."""
-    self._stop(stream)
+    stream.closed = True
+    if self._streams.is_running(stream):
+        self._engine.abort(stream.name)
+    if stream.work.base and not stream.producer.ended:
+        self._tasks.create_task(self.fence(stream))
+    self._streams.remove(stream, keep=stream.producer.ended)
 
 
-_start = Agent._start
+_start = Requests._start
 
 
-def start_once(self: Agent, arrival: Arrival) -> None:
+def start_once(self: Requests, arrival: Arrival) -> None:
     """Takes a stream that comes back in a newer epoch for the one it has or had."""
-    if arrival.stream not in self.running and arrival.stream not in self._ended:
+    if self._streams.get(arrival.stream) is None:
         _start(self, arrival)
 
 
-_continued = inference.agent.continuation.continued
+_continued = inference.agent.continuation.continuing_request
 
 
 def ask_for_all(request: EngineRequest, before: Any) -> EngineRequest:
@@ -437,11 +446,11 @@ async def place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
     return Placed(ReplicaId("r"), "only", ()), None
 
 
-async def free_as_far_as_it_knows(self: Agent) -> bool:
-    return not self.running
+async def free_as_far_as_it_knows(self: Lease) -> bool:
+    return not self._running
 
 
-def submit_in_its_sleep(self: Agent, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
+def submit_in_its_sleep(self: Requests, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
     self._engine.submit(request, sink)
 
 
@@ -449,7 +458,12 @@ def keep_what_was_reset(self: Client, reading: Any, epoch: int, to: int) -> None
     self.told.append("reset")
 
 
-HUB, RUNNING, LOG, AGENT = stream_gw.hub, inference.agent.running, tests.support.memory_log, inference.agent.agent
+HUB, RUNNING, LOG, REQUESTS = (
+    stream_gw.delivery.hub,
+    inference.agent.running,
+    tests.support.memory_log,
+    inference.agent.requests,
+)
 PLANTED: dict[str, Bug] = {
     "a reader that accepts seq > cursor + 1": Bug([(HUB, "Reader", LeapingReader)], "3:"),
     "a reader that repeats": Bug([(HUB, "Reader", RepeatingReader)], "3:"),
@@ -471,7 +485,7 @@ PLANTED: dict[str, Bug] = {
         [(LOG, "StreamState", AnyEpochLostState)], faults=["halfway", "frozen agent"]
     ),
     "a takeover of what was cancelled": Bug([(LOG, "StreamState", RevivingState)], "5:", faults=["agent", "cancel"]),
-    "a takeover that settles": Bug([(AGENT, "RedisStreamLog", SettlingDoor)], "5:"),
+    "a takeover that settles": Bug([(tests.sim.hosts, "StreamDoor", SettlingDoor)], "5:"),
     "a producer that rewrites": Bug([(RUNNING, "Producer", RewritingProducer)], "2:"),
     "a producer that bills what came later": Bug([(RUNNING, "Producer", DriftingUsageProducer)]),
     "a producer that gives up on a lost tail": Bug([(RUNNING, "Producer", StubbornProducer)], faults=["failover"]),
@@ -479,25 +493,28 @@ PLANTED: dict[str, Bug] = {
     "a producer that continues from its own count": Bug([(RUNNING, "Producer", OwnCountProducer)]),
     "a producer that bills its own part": Bug([(RUNNING, "Producer", OwnUsageProducer)], "5:"),
     "a producer that no fence stops": Bug([(RUNNING, "Producer", UnfencedProducer)], faults=["frozen agent"]),
-    "no watchdog": Bug([(Hub, "watchdog", nothing)], "4:"),
-    "a gateway that places nothing": Bug([(stream_gw.gateway, "place", place_nothing)], faults=["flaky", "gateway"]),
-    "no reaper": Bug([(Reaper, "run", nothing)]),
+    "no watchdog": Bug([(Watchdog, "run", nothing)], "4:"),
+    "a gateway that places nothing": Bug(
+        [(stream_gw.streams.create, "place", place_nothing)], faults=["flaky", "gateway"]
+    ),
+    "no reaper": Bug([(LeaseReaper, "run", nothing)]),
     "a lease renewal that only adds": Bug([(Law, "report", add_only)], "7:"),
-    "a rescue that drops before it places": Bug([(Rescue, "rescue", drop_first)], "6:", faults=["halfway", "agent"]),
-    "a rescue that moves nothing": Bug([(Rescue, "rescue", place_without_instead)]),
-    "a rescue that counts no attempts": Bug([(Rescue, "rescue", UncountedRescue.rescue)], "6:"),
-    "a continuation that has not read all": Bug([(Agent, "_lines_before", lines_but_the_last)], "2:"),
-    "a continuation that asks for all": Bug([(AGENT, "continued", ask_for_all)]),
-    "a continuation that opens again": Bug([(AGENT, "ContinuingSink", ReopeningSink)], "2:"),
+    "a rescue that drops before it places": Bug([(Failover, "rescue", drop_first)], "6:", faults=["halfway", "agent"]),
+    "a rescue that moves nothing": Bug([(Failover, "rescue", place_without_instead)]),
+    "a rescue that counts no attempts": Bug([(Failover, "rescue", UncountedRescue.rescue)], "6:"),
+    "a continuation that has not read all": Bug([(Handover, "read_earlier_frames", lines_but_the_last)], "2:"),
+    "a continuation that asks for all": Bug([(REQUESTS, "continuing_request", ask_for_all)]),
+    "a continuation that opens again": Bug([(REQUESTS, "ContinuingSink", ReopeningSink)], "2:"),
     "an agent that forgets what is taken from it": Bug(
-        [(Agent, "_let_go", forget_at_once)], "6:", faults=["halfway", "frozen agent"]
+        [(Handover, "release", forget_at_once)], "6:", faults=["halfway", "frozen agent"]
     ),
     "an agent that falls asleep over what is on its way": Bug(
-        [(Agent, "_is_free", free_as_far_as_it_knows), (Agent, "_submit", submit_in_its_sleep)], faults=["sleep"]
+        [(Lease, "has_no_requests", free_as_far_as_it_knows), (Requests, "_submit", submit_in_its_sleep)],
+        faults=["sleep"],
     ),
-    "an agent that does not wake": Bug([(Sleeper, "_wake", nothing)], "6:", faults=["sleep"]),
-    "an agent that takes no stream twice": Bug([(Agent, "_start", start_once)], faults=["frozen agent", "queue"]),
-    "an agent that does not say again what has ended": Bug([(Lease, "say_ended", say_nothing)], "7:"),
+    "an agent that does not wake": Bug([(SleepController, "_wake", nothing)], "6:", faults=["sleep"]),
+    "an agent that takes no stream twice": Bug([(Requests, "_start", start_once)], faults=["frozen agent", "queue"]),
+    "an agent that does not say again what has ended": Bug([(Lease, "report_end", say_nothing)], "7:"),
     "a reset that the client does not apply": Bug(
         [(Client, "_reset", keep_what_was_reset)], faults=["failover", "agent"]
     ),

@@ -10,14 +10,18 @@ from collections import Counter
 
 import pytest
 
-from stream_fabric.frames import STARTED_PREFIX, End, decode
+from stream_fabric.stream.frames import STARTED_PREFIX, End, decode
 from tests.sim.chaos import FAULTS
-from tests.sim.verdict import lines_of
+from tests.sim.invariants import lines_of
 from tests.sim.world import World
 
 KEPT = (
     (762, "sleep"), (1461, "flaky", "gateway"), (779, "flaky", "gateway"), (210, "queue", "flaky", "gateway"),
     (24, "halfway", "frozen agent"), (193, "halfway", "frozen agent"), (2478, "drain", "flaky", "engine"),
+    (1381,), (2495,), (3100,),  # the place of a gateway that died lands, and another gateway creates the stream
+    (12409,),  # two outages of Redis, and a look at the leases between them
+    (16106,),  # a claim whose reply is lost is sent again
+    (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""
 SEEDS = int(os.environ.get("STREAM_GW_SIM_SEEDS", "2000"))
@@ -31,6 +35,7 @@ def seeds(batch: int) -> range:
     return range(batch, SEEDS, BATCHES)
 
 
+@pytest.mark.sim
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_invariants_1_to_8_and_10_hold_in_every_schedule(batch: int) -> None:
     for seed in seeds(batch):
@@ -59,11 +64,20 @@ def test_a_seed_is_a_schedule() -> None:
         assert [c.lines for c in one.clients] == [c.lines for c in two.clients]
 
 
+@pytest.mark.sim
 def test_schedules_reach_what_they_are_for() -> None:
     """Streams end in every way and go on elsewhere at every point, clients resume, tails are lost and written again:
     no claim is empty."""
+    wanted = [f"fault {name}" for name in (*FAULTS, "sleep")] + ["an engine slept"]
+    wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
+    wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
+    wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]
+    wanted += ["deadline passed", "cancelled before a token", "two epochs in one log", "a fork", "an append refused"]
+    wanted += ["a rescuer stopped half-way", "client across an epoch", "whole after a failover"]
     seen: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(1500):
+        if seed >= 400 and all(seen[name] >= 2 for name in wanted):
+            break
         world = World(seed).run()
         seen.update(f"fault {name}" for name in world.faults)
         witness = world.witness
@@ -85,17 +99,11 @@ def test_schedules_reach_what_they_are_for() -> None:
         seen["an engine slept"] += world.counts.get("slept", 0)
         seen["a fork"] += len(witness.forked)
         seen["an append refused"] += len(witness.refused)
-        seen["a rescuer died half-way"] += world.chaos.rescuers_died
+        seen["a rescuer stopped half-way"] += world.chaos.rescuers_stopped
         for client in world.clients:
             seen[f"client {client.done}"] += 1
             seen["client told"] += bool(client.told)
             seen["client reset"] += "reset" in client.told
             seen["client across an epoch"] += client.epoch > 1
             seen["whole after a failover"] += client.done == "end" and world.fabric.losses > 0
-    wanted = [f"fault {name}" for name in (*FAULTS, "sleep")] + ["an engine slept"]
-    wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
-    wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
-    wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]
-    wanted += ["deadline passed", "cancelled before a token", "two epochs in one log", "a fork", "an append refused"]
-    wanted += ["a rescuer died half-way", "client across an epoch", "whole after a failover"]
     assert not [name for name in wanted if seen[name] < 2], seen

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-import stream_gw.gateway
-from stream_fabric.frames import End, decode
-from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.log import StreamState
-from stream_fabric.placement import Placed
+import stream_gw.streams.create
+from stream_fabric.pool.placement import Placed
+from stream_fabric.stream.frames import End, decode
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import StreamState
 from tests.sim.client import Spec
+from tests.sim.fakes import Planted
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
+from tests.sim.invariants import lines_of
 from tests.sim.loop import Process
-from tests.sim.stand_ins import Planted
-from tests.sim.verdict import lines_of
 from tests.sim.witness import Violation
 from tests.sim.world import World
 
@@ -218,7 +218,7 @@ async def _place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
 
 @pytest.mark.parametrize("dies", (True, False))
 def test_a_gateway_that_asked_for_no_place_has_no_such_excuse(dies: bool) -> None:
-    stage = Stage(planted=[(stream_gw.gateway, "place", _place_nothing)])
+    stage = Stage(planted=[(stream_gw.streams.create, "place", _place_nothing)])
     stage.ask(0.3, key="k", max_tokens=20)
     if dies:
         _gateway_dies_between_the_pair(stage)
@@ -230,7 +230,8 @@ def test_a_gateway_that_asked_for_no_place_has_no_such_excuse(dies: bool) -> Non
 def test_a_stream_comes_back_to_its_replica_and_a_report_of_that_is_sent_again(seed: int) -> None:
     """The pool keeps what was asked: the replica fails at it a second time, and it goes on once more."""
     stage = Stage(seed=seed)
-    stage.w.engine = engine_settings(20.0, slots=1)
+    w, start = stage.w, stage.w.start
+    w.engine = engine_settings(20.0, slots=1)
     stage.ask(0.3, max_tokens=100)
     stage.ask(0.4, max_tokens=100)  # which keeps the other replica busy, so that the first waits in the queue
     lost: list[bool] = []
@@ -243,6 +244,10 @@ def test_a_stream_comes_back_to_its_replica_and_a_report_of_that_is_sent_again(s
         stage.w.loop.at(0.0, host.process, host.engine.drop, stream)
         hosts.append(host)
 
+    def lose_the_other() -> None:  # then no replica is left that has not failed at it
+        w.start = lambda kind: None if kind is AgentHost else start(kind)  # type: ignore[method-assign]
+        w.chaos.kill(next(host for host in w.agents if host is not hosts[0]))
+
     def ran(script: str, process: Process) -> None:
         if script == "report" and hosts and process is hosts[0].process and stage.w.loop.now < 1.1:
             lost.append(True)
@@ -250,7 +255,8 @@ def test_a_stream_comes_back_to_its_replica_and_a_report_of_that_is_sent_again(s
     stage.w.ran = ran  # type: ignore[method-assign]
     stage.w.network.unlucky = lambda: bool(lost) and lost.pop()  # type: ignore[method-assign]
     stage.at(1.0, drop)
-    stage.at(1.6, drop)
+    stage.at(1.2, lose_the_other)
+    stage.at(1.2 + w.lease_ttl_s + 1.0, drop)
     stage.run()
     state = stage.w.fabric.state(next(iter(stage.w.of)))
     assert state is not None and (state.status, state.epoch.n) == ("completed", 3)

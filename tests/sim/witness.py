@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stream_fabric.cursor import Epoch
-from stream_fabric.frames import is_end
-from stream_fabric.ids import ReplicaId, StreamId
-from stream_fabric.log import Append, AppendCode, AppendReply, CancelReply, StreamState, Takeover
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import is_end
+from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.log import Append, AppendCode, AppendReply, CancelReply, StreamState, Takeover
 
 if TYPE_CHECKING:
     from tests.sim.fabric import Shard
@@ -133,7 +133,7 @@ class Witness:
         """Which replicas each process was told last, and each of its tasks."""
         self.takeovers: dict[StreamId, list[float]] = {}
         self.unheard: dict[StreamId, Process] = {}
-        """Who asks a pool to place a new stream, as long as no pool has heard it and who asks has not given up."""
+        """The process that asks a pool to place a new stream, until a pool has received it or the process gives up."""
         self.unplaced: set[StreamId] = set()
         """Fenced, and no pool had ever heard of them: who asked for their place died first."""
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from stream_fabric.events import Event
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineRequest
-from tests.sim import verdict
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.ids import StreamId
+from tests.sim import invariants as verdict
 from tests.sim.chaos import DEATHS, FAULTS, SLEEP_SHARE, Chaos
 from tests.sim.client import Client, Spec
 from tests.sim.fabric import Fabric, Network
+from tests.sim.fakes import Planted, SeededRandom, WorldClock, planted_bugs
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, Host, engine_settings
 from tests.sim.loop import Loop, Process
-from tests.sim.stand_ins import Planted, stand_ins
 from tests.sim.witness import Witness
 
 HORIZON_S = 60.0
@@ -28,7 +28,7 @@ _LETTERS: dict[type[Host], str] = {GatewayHost: "g", AgentHost: "r", ControllerH
 
 
 class Told:
-    """What processes tell of readers and of tries: an ``EventSink``."""
+    """An ``EventSink`` that keeps the events of readers and attempts."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -51,6 +51,8 @@ class World:
     ) -> None:
         self._seed = seed
         self._planted = planted
+        self.entropy = SeededRandom(seed + 1)
+        """The randomness of all production code."""
         self.random = r = random.Random(seed)
         self.trace: list[str] | None = [] if trace else None
         # Each schedule has few of the faults, so that strict claims are made about what the others must not disturb
@@ -67,6 +69,7 @@ class World:
         """Replicas that start now are warm and take nothing."""
         self.engine = engine_settings(r.choice((10.0, 20.0, 50.0)), slots=1 if "queue" in self.faults else 8)
         self.loop = Loop()  # type: ignore[abstract]
+        self.clock = WorldClock(self.loop.time)
         self.witness = Witness(self)
         self.network = Network(self)
         self.fabric = Fabric(self, shards=r.choice((1, 1, 2)))
@@ -76,7 +79,7 @@ class World:
         self.agents: list[AgentHost] = []
         self.clients: list[Client] = []
         self.of: dict[StreamId, Spec] = {}
-        """What each stream was asked to be."""
+        """The request of each stream."""
         self.counts: dict[str, int] = {}
         """How often each script ran."""
         self.events = Told()
@@ -165,7 +168,7 @@ class World:
     # --- the run -------------------------------------------------------------------------------------------
 
     def run(self) -> World:
-        with stand_ins(self._seed + 1, self.loop.time, self._planted):
+        with planted_bugs(self._planted):
             try:
                 self._plan()
                 self.loop.run(HORIZON_S, self._settled)

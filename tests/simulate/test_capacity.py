@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate import hardware as profiles
 from inference.simulate.capacity import Answer, Margins, capacity
 from inference.simulate.elastic import Elastic
@@ -80,13 +80,13 @@ def test_kv_memory_bounds_the_batch_where_it_is_short_and_the_simulation_agrees(
     world = fleet([replace(r, at_s=r.at_s * 1e-3) for r in alike(100, 1.0, 400, 200)], 1, short)
     engine = world.agents[0].engine
     runs = []
-    look = world._look
+    look = world._run_scaler
 
     def seen() -> None:
         runs.append(len(engine.replica.running))
         look()
 
-    world._look = seen  # type: ignore[method-assign]
+    world._run_scaler = seen  # type: ignore[method-assign]
     world.run()
     steadily = runs[15:60]
     assert sum(steadily) / len(steadily) == pytest.approx(answer.batch, rel=0.2)

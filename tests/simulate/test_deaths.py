@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Elastic, Scaler
-from inference.simulate.scalers import Fixed, GpuUtilisation, Oracle, Ours, Waiting
+from inference.simulate.scalers import ControllerScaler, Fixed, GpuUtilisation, Oracle, Waiting
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from stream_fabric.limits import ATTEMPTS_MAX, LEASE_RENEW_S, LEASE_TTL_S, REAP_EVERY_S
-from stream_fabric.redis.reaper import SEEN_DEAD_S
+from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S
 from tests.simulate.traffic import chats, slow
 
 COLD_S = 20.0
@@ -85,7 +85,7 @@ def test_a_dead_replica_is_placed_on_while_its_lease_lasts_and_what_came_to_it_i
     assert FOUND_S[0] < into_the_lease.ttft_s + 0.5 < FOUND_S[1] + 0.5
     assert (after.attempt, after.ttft_s < 1) == (1, True)
     dead = next(index for index, replica in enumerate(fleet.replicas) if replica.dead)
-    assert after.replica != dead and fleet._names[dead] not in fleet.pool.seats
+    assert after.replica != dead and fleet._names[dead] not in fleet.pool.replicas
 
 
 def test_its_process_starts_again_and_takes_requests_a_cold_start_later() -> None:
@@ -100,7 +100,7 @@ def test_its_process_starts_again_and_takes_requests_a_cold_start_later() -> Non
 REQUESTS = chats(400, 4.0)
 SCALERS = {
     "fixed": lambda: Fixed(),
-    "ours": lambda: Ours(ScalePolicy(replicas_max=20, cold_start_s=COLD_S, low_s=60.0)),
+    "ours": lambda: ControllerScaler(ScalePolicy(replicas_max=20, cold_start_s=COLD_S, low_s=60.0)),
     "hpa": lambda: GpuUtilisation(1, 20),
     "waiting": lambda: Waiting(1, 20),
     "oracle": lambda: Oracle(REQUESTS, ONE.settings, 0.5, COLD_S),
@@ -126,10 +126,10 @@ def test_whoever_scales_every_request_ends_once_and_tokens_add_up(name: str) -> 
 def test_the_oracle_lets_go_of_who_has_yet_to_come_before_who_serves() -> None:
     requests = [Request(n, n * (0.2 if n < 200 else 1.0), 400, 60, (), str(n)) for n in range(400)]
     oracle = Oracle(requests, ONE.settings, 0.5, 200.0)
-    fleet = Elastic(requests, oracle.at(0.0), oracle, 0, ONE.settings, cold_start_s=200.0, room_ratio=1.25)
+    fleet = Elastic(requests, oracle.needed_at(0.0), oracle, 0, ONE.settings, cold_start_s=200.0, room_ratio=1.25)
     fleet.kill_at(25.0)
     fleet.run()
-    assert oracle.at(0.0) > oracle.at(300.0) == 1
+    assert oracle.needed_at(0.0) > oracle.needed_at(300.0) == 1
     assert len(fleet.deaths) == 1
     assert min(sample.ready for sample in fleet.samples) >= 1
     assert fleet.samples[-1].ready == 1 and fleet.samples[-1].coming == 0
@@ -139,9 +139,9 @@ def test_who_waits_for_the_first_replica_of_all_waits_longer() -> None:
     requests = [Request(0, 1.0, 100, 10, (), "0"), Request(1, 2.0, 100, 10, (), "1")]
 
     class AskAtOnce(Fixed):
-        def look(self, fleet: Elastic) -> None:
+        def scale(self, fleet: Elastic) -> None:
             if not fleet.replicas:
-                fleet.ask(1)
+                fleet.request_replicas(1)
 
     fleet = Elastic(requests, 0, AskAtOnce(), 0, ONE.settings, cold_start_s=90.0, room_ratio=1.25)
     fleet.run()

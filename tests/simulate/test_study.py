@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from inference.control.scaling import ScalePolicy
-from inference.simulate import plot, report, study
+from inference.control.policy.scale_policy import ScalePolicy
+from inference.simulate import study
 from inference.simulate.elastic import stepped
 from inference.simulate.history import history
-from inference.simulate.page import page
+from inference.simulate.output import plot, report
+from inference.simulate.output.page import page
 from inference.simulate.study import Objective, Outcome, Study
 from tests.client.browser import chromium
 from tests.simulate.traffic import chats, slow
@@ -120,7 +121,7 @@ def test_quantiles_of_what_was_not_served_are_infinite() -> None:
     (row,) = csv.DictReader(io.StringIO(report.summary_csv([outcome])))
     assert row["ttft_p99_s"] == ""
     assert report.outcome_json(outcome)["ttft_p99_s"] is None
-    assert "at the top: not served" in page("t", (), flood, None, [outcome])
+    assert "line at the top: not served" in page("t", (), flood, None, [outcome])
 
 
 def test_a_seed_replays_a_study_and_another_is_another(outcomes: list[Outcome]) -> None:
@@ -185,7 +186,7 @@ def test_every_plot_is_well_formed_and_inside_its_box(outcomes: list[Outcome]) -
 
 @pytest.mark.parametrize("top", [0.7, 1.0, 3.0, 9.9, 10.0, 47.0, 100.0, 5300.0])
 def test_an_axis_has_a_few_round_values(top: float) -> None:
-    values = plot.levels(top)
+    values = plot.round_levels(top)
     assert 3 <= len(values) <= 6
     assert values[0] == 0 and values[-1] <= top * 1.0001
     assert any(math.log10(values[1] / k) == pytest.approx(round(math.log10(values[1] / k))) for k in (1, 2, 5))

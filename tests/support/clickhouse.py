@@ -10,28 +10,23 @@ import asyncio
 import gzip
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from tests.support.redis import free_port, wait_for
+from tests.support.server import ServerProcess, free_port, wait_for
 
 
-class ClickHouseFront:
+class ClickHouseFront(ServerProcess):
     """An engine whose data outlive its process, until ``close``. Blocking helpers."""
 
     def __init__(self) -> None:
-        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-clickhouse-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("clickhouse")
         self.port = free_port()
         self.database = "default"
 
@@ -40,19 +35,18 @@ class ClickHouseFront:
         return f"http://default@127.0.0.1:{self.port}/{self.database}"
 
     @property
-    def folder(self) -> str:
-        return str(self._dir / "data")
+    def data(self) -> str:
+        return str(self.folder / "data")
 
     def start(self) -> ClickHouseFront:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.clickhouse", self.folder, str(self.port)], start_new_session=True
-        )
+        command = [sys.executable, "-m", "tests.support.clickhouse", self.data, str(self.port)]
+        self.launch(command, start_new_session=True)
         wait_for(self._answers, "the ClickHouse front to answer", timeout_s=60)
         return self
 
     def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"it ended with {self._process.returncode}"
+        assert self.process is not None
+        assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.log[-2000:]}"
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ping", timeout=5) as answer:
             return bool(answer.status == 200)
 
@@ -62,26 +56,6 @@ class ClickHouseFront:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/fault", mode.encode(), method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self._dir, ignore_errors=True)
-
-    def __enter__(self) -> ClickHouseFront:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 # --- the process ---------------------------------------------------------------------------------------------

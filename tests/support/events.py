@@ -26,10 +26,15 @@ class Heard:
 
 
 class SetClock:
-    """A fabric's clock that is set."""
+    """A ``Clock`` that stands still until the test moves it."""
 
     def __init__(self, at_us: int = 1_795_168_800_000_000) -> None:
         self.at_us = at_us
 
+    offset_us = 0
+
     def now_us(self) -> int:
+        return self.at_us
+
+    def monotonic_us(self) -> int:
         return self.at_us

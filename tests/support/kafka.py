@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis import find_binary, free_port, wait_for
+from tests.support.server import ServerProcess, find_binary, free_port, wait_for
 from tests.support.tls import Authority
 
 VERSION = "4.4.0"
@@ -93,7 +91,7 @@ class Guarded:
     """Another than by PLAIN, so that one is not taken for the other."""
 
 
-class KafkaServer:
+class KafkaServer(ServerProcess):
     """A broker whose data outlive its process, until ``close``.
 
     It listens on ``port``; and on ``behind_port``, where it tells clients that it is at ``proxy_port``: whoever begins
@@ -104,37 +102,26 @@ class KafkaServer:
         self._jars = jars()
         self._guarded = guarded
         self.mutual_port = self.login_port = self.misnamed_port = 0
-        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-kafka-"))
+        super().__init__("kafka")
         self._config = config
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = self.behind_port = self.proxy_port = 0
 
     @property
     def servers(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    @property
-    def log(self) -> str:
-        return (self._dir / "log").read_text(errors="replace") if (self._dir / "log").exists() else ""
-
     def start(self) -> KafkaServer:
         """Start, or start again with the same data on the same port; return when it answers."""
         if not self.port:
             self._make()
-        # The log opens at the end, so that what an earlier process said of being ready is not taken for this one's
-        with (self._dir / "log").open("ab") as out:
-            began = out.tell()
-            self._process = subprocess.Popen(
-                [*self._java("-Xmx256m", "-Xms64m"), "kafka.Kafka", self._dir / "server.properties"],
-                stdout=out,
-                stderr=out,
-            )
+        # Read from the end, so that an earlier process's readiness is not taken for this one's
+        began = len(self.log.encode())
+        process = self.launch([*self._java("-Xmx256m", "-Xms64m"), "kafka.Kafka", self.folder / "server.properties"])
 
         def started() -> bool:
-            assert self._process is not None
-            if self._process.poll() is not None:
-                raise RuntimeError(f"Kafka ended with {self._process.returncode}:\n{self.log[-2000:]}")
-            with (self._dir / "log").open("rb") as log:
+            if process.poll() is not None:
+                raise RuntimeError(f"Kafka ended with {process.returncode}:\n{self.log[-2000:]}")
+            with self.open_log() as log:
                 log.seek(began)
                 return b"Kafka Server started" in log.read()
 
@@ -147,7 +134,7 @@ class KafkaServer:
             "java",
             *fast,
             *flags,
-            f"-Dlog4j2.configurationFile={self._dir}/log4j2.properties",
+            f"-Dlog4j2.configurationFile={self.folder}/log4j2.properties",
             "-cp",
             f"{self._jars}/*",
         ]
@@ -165,7 +152,7 @@ class KafkaServer:
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{control}",
-            "log.dirs": f"{self._dir}/data",
+            "log.dirs": f"{self.folder}/data",
             "num.partitions": 6,
             **{f"{name}.replication.factor": 1 for name in ones},
             **{f"{name}.min.isr": 1 for name in ones[1:]},
@@ -183,10 +170,10 @@ class KafkaServer:
         users: list[str] = []
         if self._guarded is not None:
             users = self._guard(config, self._guarded)
-        (self._dir / "log4j2.properties").write_text(
+        (self.folder / "log4j2.properties").write_text(
             _LOG4J + "logger.ready.name = kafka.server.KafkaRaftServer\nlogger.ready.level = INFO\n"
         )
-        properties = self._dir / "server.properties"
+        properties = self.folder / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
         formatted = subprocess.run(
             [
@@ -211,7 +198,7 @@ class KafkaServer:
             config["advertised.listeners"] = f"{config['advertised.listeners']},{name}://{host}:{port}"
             config["listener.security.protocol.map"] = f"{config['listener.security.protocol.map']},{name}:{protocol}"
         server = guarded.authority.server
-        both = self._dir / "server.pem"
+        both = self.folder / "server.pem"
         both.write_text(server.key.read_text() + server.cert.read_text())
         plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
         scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -226,41 +213,3 @@ class KafkaServer:
             "listener.name.login.scram-sha-512.sasl.jaas.config": f"{scram} required;",
         }
         return ["--add-scram", f"SCRAM-SHA-512=[name={guarded.user},password={guarded.scram_password}]"]
-
-    def pause(self) -> None:
-        """It answers nothing, its connections stay."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """SIGTERM, and wait."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
-            self._process = None
-
-    def kill(self) -> None:
-        """SIGKILL: nothing is told to anybody."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self._dir, ignore_errors=True)
-
-    def __enter__(self) -> KafkaServer:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -29,8 +29,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stream_gw.up import _dies_with_us
-from tests.support.redis import free_port, wait_for
+from stream_gw.cli.platform.child import die_with_parent
+from tests.support.server import free_port, wait_for
 from tests.support.tls import Authority
 
 _RECIPE = Path(__file__).parents[2] / "infra" / "local-kube" / "build.py"
@@ -55,7 +55,7 @@ HOME: Path = _recipe().folder()
 
 
 def tool(name: str) -> str:
-    """What ``make helm`` builds; else the test is skipped, or fails where ``CI`` is set."""
+    """Path of a program that ``make helm`` builds. Without it the test is skipped, or fails where ``CI`` is set."""
     found = HOME / "bin" / name
     if found.exists():
         return str(found)
@@ -79,7 +79,7 @@ _PROGRAMS = (
 
 
 class Refused(Exception):
-    """What a command said before it ended with another code than 0."""
+    """Output of a command that ended with a code other than 0."""
 
 
 class Kube:
@@ -409,7 +409,7 @@ class Kube:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_dies_with_us(),
+                preexec_fn=die_with_parent(),
             )
         self._processes.append((name, process))
 

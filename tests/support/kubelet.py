@@ -33,8 +33,8 @@ from typing import Any
 
 import aiohttp
 
-from stream_gw.up import _dies_with_us
-from tests.support.redis import wait_for
+from stream_gw.cli.platform.child import die_with_parent
+from tests.support.server import wait_for
 
 _ROOT = Path(__file__).parents[2]
 _LOOK_S = 0.2
@@ -64,13 +64,13 @@ class Pod:
         self.since = _now()
         """When ``ready`` last changed."""
         self.code: int | None = None
-        """What the process last ended with."""
+        """Exit code of the last process."""
         self.leaving = asyncio.Event()
         self.leaves_at = 0.0
         """By when it is to be gone, by the loop's clock."""
         self.gone = False
         self.told: list[tuple[float, str]] = []
-        """What happened to it, and when, by the monotonic clock."""
+        """Events of the pod, with the time of the monotonic clock."""
 
     @property
     def container(self) -> Object:
@@ -83,12 +83,12 @@ class Pod:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0: none runs."""
+        """Process id; 0: no process runs."""
         return self.process.pid if self.process is not None and self.process.returncode is None else 0
 
     @property
     def log(self) -> str:
-        """What all its processes have said."""
+        """Output of all its processes."""
         path = self.folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -264,12 +264,12 @@ class Kubelet:
             pod.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "stream_gw.cli", *command[1:],
                 cwd=_ROOT, env=variables, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=_dies_with_us(),
+                start_new_session=True, preexec_fn=die_with_parent(),
             )  # fmt: skip
         pod.tell("begins")
 
     async def _end(self, pod: Pod) -> None:
-        """What preStop says, SIGTERM, and SIGKILL once the grace is over."""
+        """End the pod: preStop, SIGTERM, and SIGKILL after the grace period."""
         process, loop = self._process(pod), asyncio.get_running_loop()
         hook: Object = pod.container.get("lifecycle", {}).get("preStop", {})
         assert hook.keys() <= {"sleep"}, f"this kubelet knows no such hook: {hook}"
@@ -398,7 +398,7 @@ class Kubelet:
         if "configMap" in volume:
             data = (await self._call("GET", f"{self._path('configmaps')}/{volume['configMap']['name']}"))["data"]
             return {name: text.encode() for name, text in data.items()}
-        # What the API server gives who has an account: a token that ends with the pod, whom to trust, the namespace
+        # The API server gives each account a token that ends with the pod, the CA and the namespace
         assert "projected" in volume, f"this kubelet knows no such volume: {volume}"
         pod_of = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
         account = f"{self._path('serviceaccounts')}/{pod.declared['spec']['serviceAccountName']}/token"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import astuple
 
-from stream_fabric.cursor import Cursor, Epoch
 from stream_fabric.errors import TooMany
-from stream_fabric.frames import ErrorInfo, Usage
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
-from stream_fabric.limits import INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
-from stream_fabric.log import (
+from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import ErrorInfo, Usage
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.stream.log import (
     RECORD,
     UNIT,
     Append,
@@ -34,7 +34,7 @@ class MemoryStreamLog:
     """``publish`` takes the messages; ``now_ms`` is the clock. ``view`` gives another peer's door to the same data."""
 
     def __init__(self, partitions: int, publish: Publish, now_ms: Callable[[], int], replica: str = "") -> None:
-        self._partitions = partitions
+        self.partitions = partitions
         self._publish = publish
         self._now_ms = now_ms
         self._replica = ReplicaId(replica)
@@ -45,13 +45,13 @@ class MemoryStreamLog:
         self._models: dict[StreamId, str] = {}
 
     def view(self, replica: str) -> MemoryStreamLog:
-        other = MemoryStreamLog(self._partitions, self._publish, self._now_ms, replica)
+        other = MemoryStreamLog(self.partitions, self._publish, self._now_ms, replica)
         other.streams, other.pending, other._inputs = self.streams, self.pending, self._inputs
         other._models = self._models
         return other
 
     def partition(self, stream: StreamId) -> int:
-        return partition_of(stream, self._partitions)
+        return partition_of(stream, self.partitions)
 
     def _pending(self, stream: StreamId) -> TenantId | None:
         tenant, until_ms = self.pending.get(stream, (None, 0))
@@ -96,6 +96,10 @@ class MemoryStreamLog:
                 replies.append(AppendReply(AppendCode.NOSTREAM, 0))
                 continue
             reply = state.append(item, self._replica)
+            if reply.code is AppendCode.OK and state.status == "live" and state.unwatched:
+                reply = reply._replace(
+                    unwatched=state.unwatched, unwatched_ms=self._now_ms() - state.unwatched_since_ms
+                )
             replies.append(reply)
             if reply.code is AppendCode.OK:
                 part = _part(item.stream, item.epoch, item.first, item.last, item.frames)
@@ -156,7 +160,7 @@ class MemoryStreamLog:
         return taken
 
     async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
-        """Of all hours: nothing that is tested here lasts longer."""
+        """Usage of all hours together; no test lasts longer than one."""
         totals: dict[str, tuple[int, Usage]] = {}
         for stream, state in self.streams.items():
             if state.tenant == tenant and state.status != "live":
@@ -178,8 +182,11 @@ class MemoryStreamLog:
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         state = self.streams.get(stream)
-        if state is not None:
-            state.unwatch(gateway, self._now_ms())
+        if state is None:
+            return
+        state.unwatch(gateway, self._now_ms())
+        if not state.watchers and state.status == "live" and state.replica:
+            self._publish(state.replica, UNIT.join((b"unwatched", stream.encode(), str(state.epoch).encode(), b"0")))
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         return [self._head(stream, gateway) for stream in streams]
@@ -210,6 +217,8 @@ class MemoryStreamLog:
             return "terminal"
         if len(inputs) >= INPUTS_MAX:
             raise TooMany(f"the stream has taken {INPUTS_MAX} inputs, the most one may have")
+        if sum(map(len, inputs.values())) + len(bytes(item)) > INPUTS_BYTES_MAX:
+            raise TooMany(f"inputs of stream {stream} would exceed {INPUTS_BYTES_MAX} bytes")
         inputs[input_id] = bytes(item)
         if state.replica:
             bell = UNIT.join((b"input", stream.encode(), str(state.epoch).encode(), b"0"))

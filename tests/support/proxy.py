@@ -24,12 +24,16 @@ class Proxy:
         self.delay_s = 0.0
         self.bytes_per_s = 0
         self.refuse = False
-        self.accepted = 0
+        self.accepted_at: list[float] = []
         self.port = 0
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def accepted(self) -> int:
+        return len(self.accepted_at)
 
     @property
     def open(self) -> int:
@@ -63,7 +67,7 @@ class Proxy:
         self._flow.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
+        self.accepted_at.append(asyncio.get_running_loop().time())
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hiredis
-import pytest
+
+from tests.support.server import ServerProcess, find_binary, free_port, wait_for
 
 if TYPE_CHECKING:
     from tests.support.tls import Authority
@@ -24,55 +20,15 @@ if TYPE_CHECKING:
 SLOTS = 16384
 
 
-def find_binary(*names: str) -> str:
-    """The first of the programs that is installed; else the test is skipped, or fails where ``CI`` is set."""
-    for name in names:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    reason = f"needs one of {', '.join(names)} on PATH"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 15.0, every_s: float = 0.01) -> Any:
-    """Poll until the condition gives something true."""
-    deadline = time.monotonic() + timeout_s
-    last: object = None
-    while True:
-        try:
-            last = condition()
-            if last:
-                return last
-        except (OSError, hiredis.HiredisError) as error:
-            last = error
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s:g} s for {what}; last saw {last!r}")
-        time.sleep(every_s)
-
-
-def free_port() -> int:
-    # Below the kernel's range for outgoing connections, so that no client takes it meanwhile
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 @dataclass(frozen=True)
 class Secured:
-    """What a server is made safe with; empty, it is open to anybody."""
+    """Security of a server; the default is open to anybody."""
 
     tls: Authority | None = None
     clients: bool = False
     """Clients need certificates."""
     password: str = ""
-    """Of the user default, who may do everything."""
+    """Password of the default user, who may do everything."""
 
     def config(self, port: int) -> dict[str, str | int]:
         config: dict[str, str | int] = {"port": 0 if self.tls else port}
@@ -136,23 +92,18 @@ def call(port: int, *args: str | bytes | int, secured: Secured = OPEN) -> Any:
         wire.close()
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """One server process without persistence, on a free loopback port."""
 
     def __init__(self, secured: Secured = OPEN, **config: str | int) -> None:
+        super().__init__("redis")
         self.secured = secured
         self._config = config
-        self._dir = Path(tempfile.mkdtemp(prefix="stream-gw-redis-"))
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
         return self.secured.url("redis", f"127.0.0.1:{self.port}", "/0")
-
-    @property
-    def log(self) -> str:
-        return (self._dir / "log").read_text() if (self._dir / "log").exists() else ""
 
     def start(self) -> RedisServer:
         binary = find_binary("redis-server", "valkey-server")
@@ -169,8 +120,7 @@ class RedisServer:
             **self.secured.config(port),
             "save": "",
             "appendonly": "no",
-            "dir": str(self._dir),
-            "logfile": str(self._dir / "log"),
+            "dir": str(self.folder),
             "repl-diskless-sync-delay": 0,
             "hz": 50,
             **({"masterauth": self.secured.password} if self.secured.password else {}),
@@ -178,9 +128,9 @@ class RedisServer:
         }
         if config.get("cluster-enabled") == "yes":
             config.setdefault("cluster-port", free_port())
-            config.setdefault("cluster-config-file", str(self._dir / "nodes.conf"))
+            config.setdefault("cluster-config-file", str(self.folder / "nodes.conf"))
         args = [part for name, value in config.items() for part in (f"--{name}", str(value))]
-        process = subprocess.Popen([binary, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = self.launch([binary, *args])
 
         def answers() -> bool:
             return process.poll() is not None or call(port, "PING", secured=self.secured) == b"PONG"
@@ -190,51 +140,23 @@ class RedisServer:
         if process.poll() is None:
             info: bytes = call(port, "INFO", "server", secured=self.secured)
             if b"process_id:%d\r" % process.pid in info:
-                self._process = process
                 return True
-        process.kill()
-        process.wait()
+        self.kill()
         return False
 
     def __call__(self, *args: str | bytes | int) -> Any:
         return call(self.port, *args, secured=self.secured)
 
-    def kill(self) -> None:
-        """SIGKILL: nothing is told to anybody."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
     def restart(self) -> None:
         """Kill, and start again on the same port, empty."""
         self.kill()
-        (self._dir / "nodes.conf").unlink(missing_ok=True)
+        (self.folder / "nodes.conf").unlink(missing_ok=True)
         self.start()
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
 
     def follow(self, primary: RedisServer) -> None:
         """Become a replica and wait for the first sync."""
         self("REPLICAOF", "127.0.0.1", primary.port)
         wait_for(lambda: b"master_link_status:up" in self("INFO", "replication"), "the replica's sync")
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self._dir, ignore_errors=True)
-
-    def __enter__(self) -> RedisServer:
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class RedisCluster:
@@ -286,7 +208,7 @@ class RedisCluster:
         return self
 
     def alive(self) -> list[RedisServer]:
-        return [node for node in self.nodes if node._process is not None]
+        return [node for node in self.nodes if node.process is not None]
 
     def wait_ok(self, timeout_s: float = 20.0) -> None:
         """Every live node sees all slots served, and every replica is in step."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis import find_binary
+from tests.support.server import find_binary
 
 _LOOPBACK = "subjectAltName=IP:127.0.0.1"
 

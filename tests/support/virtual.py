@@ -1,12 +1,17 @@
-"""An event loop whose clock jumps to the next timer: seconds pass in no time and always the same way."""
+"""An event loop on virtual time: its clock jumps to the next timer, so seconds pass at once and always the same way.
+
+Only timers make time pass: a test on this loop must not wait for sockets or threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -26,3 +31,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def on_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Decorate an async test: it runs on a ``VirtualLoop``."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run

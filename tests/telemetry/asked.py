@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 
 from stream_fabric.events import encode_event
-from telemetry.api import api
+from telemetry.ask.api import api
+from telemetry.ask.named_queries import QUERIES
 from telemetry.ask.queries import SAVED
-from telemetry.metrics import ConsumerMetrics
-from telemetry.queries import QUERIES
-from telemetry.record import Part, PlainRecord
-from telemetry.rows import batch
-from telemetry.store import Store
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.consume.rows import build_batch
+from telemetry.emit.record import Part, PlainRecord
+from tests.support.stores import make_store
 from tests.telemetry.fleet import fleet
 
 TOKEN = "a-token-of-tests"
@@ -63,15 +63,15 @@ class Asked:
 
 
 async def _serve(folder: str) -> None:
-    store = Store(f"chdb://{folder}")
+    store = make_store(f"chdb://{folder}")
     await store.open()
     # The hour is a fixed one, and must not grow too old
-    await store.keep(3650, 36_500)
+    await store.set_retention(3650, 36_500)
     records = [
         PlainRecord(offset, event.at_us // 1000, None, encode_event(event))
         for offset, event in enumerate(fleet().events)
     ]
-    rows = batch(Part("made-up", 0), records)
+    rows = build_batch(Part("made-up", 0), records)
     assert not rows.poison, rows.poison[:3]
     for table, block in rows.tables.items():
         await store.insert(table, block, "all")

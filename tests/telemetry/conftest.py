@@ -9,9 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from telemetry.store import Store
+from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kafka import KafkaServer
+from tests.support.stores import make_store
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def _embedded(factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 async def store(front: ClickHouseFront) -> AsyncIterator[Store]:
-    opened = Store(front.url)
+    opened = make_store(front.url)
     await opened.open()
     yield opened
     await opened.close()
@@ -71,7 +72,7 @@ async def store(front: ClickHouseFront) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def settings(kafka: KafkaServer, front: ClickHouseFront) -> dict[str, Any]:
-    """Of a consumer: topics and a group of this test's own, short times, small blocks."""
+    """Settings of a consumer: this test's own topics and group, short times, small blocks."""
     topic = f"events-{uuid4().hex}"
     return {
         "events": "kafka",

@@ -18,24 +18,24 @@ TOP = "6"
 
 QUESTIONS: Sequence[tuple[str, str, dict[str, str]]] = (
     ("On what do requests spend their time?", "where_time_goes", {}),
-    ("Which requests spent most in one phase?", "slow", {"phase": "engine_queue"}),
-    ("How did the time to the first token go, minute by minute?", "ttft_by_minute", {"model": "phi-4"}),
+    ("Which requests spent the most time in one phase?", "slow", {"phase": "engine_queue"}),
+    ("What was the time to first token, minute by minute?", "ttft_by_minute", {"model": "phi-4"}),
     ("What went wrong, how often, and for whom?", "errors", {}),
     ("Who uses the platform most, and what is it like for them?", "tenants", {}),
     ("Is one replica slower than the others of its pool?", "replicas", {"pool": "phi"}),
     ("How far apart do tokens come?", "token_gaps", {}),
-    ("Which replicas lost streams or gave them away?", "faults", {}),
+    ("Which replicas lost streams or handed them over?", "faults", {}),
     ("What did streams that outlived their replica notice?", "recoveries", {}),
-    ("Why did requests go where they went, and was it worth it?", "placements", {"model": "llama-70b"}),
-    ("Where is the gateways' belief of what is cached wrong?", "believed", {}),
+    ("Why were requests placed where they were, and did it pay?", "placements", {"model": "llama-70b"}),
+    ("Where do gateways expect the wrong cached prefixes?", "believed", {}),
     ("How much of their prompts do tenants find cached?", "cached", {}),
     ("Which sessions wander between replicas?", "sessions", {"model": "llama-70b"}),
     ("Whose connections take tokens too slowly?", "stalls", {}),
     ("How often do readers come back, and after how long?", "resumes", {}),
     ("When did requests wait for a replica?", "queues", {"pool": "llama"}),
-    ("Who was turned away, and with which answer?", "refusals", {}),
-    ("How much was computed that nobody was shown?", "wasted", {}),
-    ("How many requests are served far away, and what does it cost?", "regions", {}),
+    ("Which requests were refused, and with which answer?", "refusals", {}),
+    ("How much was computed that no reader received?", "wasted", {}),
+    ("How many requests are served in another region, and what does it cost?", "regions", {}),
     ("Do the phases add up?", "residuals", {}),
     ("What happened to the fleet?", "fleet", {"pool": "llama"}),
     ("What is billed?", "usage_by_hour", {}),
@@ -43,67 +43,68 @@ QUESTIONS: Sequence[tuple[str, str, dict[str, str]]] = (
 
 _HEAD = """# Asking the traces
 
-Every request leaves a row for each of its readers (told by the gateway) and for each try at it (told by the agent),
-beside what happened to the fleet meanwhile; `stream-gw telemetry` brings them to ClickHouse. This page is how to ask.
-Its output is of a made-up hour in which what is wrong was planted (`tests/telemetry/fleet.py`): a test asks the engine
-the same, compares, and checks that the answers are right. Made by `python -m tests.telemetry.cookbook`.
+Every request leaves one row for each of its readers (from the gateway), one for each attempt (from the agent), and the
+fleet's events of that time. `stream-gw telemetry` writes them to ClickHouse, and this page shows how to query them. The
+output is from an invented hour with known faults (`tests/telemetry/fleet.py`). A test asks the engine the same
+questions and checks the answers. Made by `python -m tests.telemetry.cookbook`.
 
-Say whom to ask: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw telemetry` and its
-`STREAM_GW_TELEMETRY_TOKEN`; or `STREAM_GW_CLICKHOUSE` for a ClickHouse server itself. Each command takes `--json`.
-Operators far from both ask any gateway, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`,
-`/diff?a=…&b=…`, `/pool?pool=…`, `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same
-parameters; `format=text` gives the texts of this page. In a browser, a gateway's `/ops` lists requests and shows the
-same of each.
+Set the source first: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw telemetry` with its
+`STREAM_GW_TELEMETRY_TOKEN`, or `STREAM_GW_CLICKHOUSE` for a ClickHouse server. Each command takes `--json`. Any gateway
+answers too, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`, `/diff?a=…&b=…`, `/pool?pool=…`,
+`/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same parameters. `format=text` returns the
+texts of this page. In a browser, the page `/ops` of a gateway lists requests and explains each of them.
 
-A moment is `15m`, `2h`, `3d` (ago), `now`, or `2026-11-20T10:00:00Z`. Where success is sampled
-(`STREAM_GW_TRACE_ONE_IN`) each row counts for as many as it stands for; errors, cancels and bills are never sampled.
+A time is an age (`15m`, `2h`, `3d`), `now`, or `2026-11-20T10:00:00Z`. Successful requests may be sampled
+(`STREAM_GW_TRACE_ONE_IN`); each row then counts for as many requests as it represents. Errors, cancellations and
+billing events are never sampled.
 
 ## Why was this request slow?
 
-By the id of the stream, of the request, of the trace, or of the completion that the client has:
+By the id of the stream, request, trace or completion:
 
 """
 
 _CAUSES = """
-The likely cause is found by rules (`telemetry/ask/causes.py`), not guessed: each says how much of the client's time it
-would explain; what is above the p95 of its cohort goes before what everybody waits for; of what is left the costliest.
-A second cause is told too where it cost half as much. The rules know: refused, killed replica, handed over, failed,
-slow client, resume gap, full queue, token stall, overloaded engine, cold prefix, long answer, admission slow, gateway
-slow, fabric slow, unaccounted; else *nothing stands out*. The cohort are finished requests of the same model, size of
-prompt and hour; where fewer than 30 are, of a day, then of any size, then of a week.
+Rules name the likely cause (`telemetry/ask/why/causes.py`). Each rule computes how much of the client's time its cause
+explains. A cause above the p95 of the cohort comes before one that is common in the cohort, and then the cause that
+explains more time. A second cause is named if it explains at least half as much. The causes are: refused, killed
+replica, handed over, failed, slow client, resume gap, full queue, token stall, overloaded engine, cold prefix, long
+answer, admission slow, gateway slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the
+finished requests of the same model, prompt size and hour. With fewer than 30 it is those of a day, then of any prompt
+size, then of a week.
 
-The time line is the client's: all readers in line, what lay between them, and what nobody accounts for. It adds up to
-the wall time exactly. What was not told (a gateway that died, a success out of the sample) is said with `!`.
+The time line is the client's: all readers in order, the time between them, and time that belongs to no phase. It adds
+up to the wall time exactly. Missing events (a dead gateway, a success that was not sampled) are marked with `!`.
 
-An agent with `STREAM_GW_TRACE_TOKENS_ONE_IN=100` tells of one try in a hundred when each of its first 4096 tokens came
-(the same streams on each agent); `show` and `why` then say between which tokens it took longest.
+An agent with `STREAM_GW_TRACE_TOKENS_ONE_IN=100` records the times of the first 4096 tokens for one attempt in a
+hundred (the same streams on each agent). `show` and `why` then print the longest gaps between tokens.
 
 ## What changed?
 
-Two cohorts, each told by `since`, `until`, `model`, `pool`, `replica`, `tenant`, `region`, `tier`:
+Two cohorts, each given by `since`, `until`, `model`, `pool`, `replica`, `tenant`, `region`, `tier`:
 
 """
 
 _POOL = """
 ## What happened to a pool?
 
-Between two moments, from what the fleet told of it (leases and their states, who asked for a drain, breakers, requests
-refused for want of room, replicas that died), and each minute in which its requests noticed something:
+The fleet events of a time window (leases and their states, drains and who requested them, circuit breakers, rejected
+requests, dead replicas), and each minute in which requests were affected:
 
 """
 
 _FLEET_EVENTS = """
-| event | told by | when | figures |
+| event | reported by | when | figures |
 | --- | --- | --- | --- |
-| `lease` | the agent | its pool hears of its first lease, of another state, that it has left (gone) | its load |
-| `drain` | health; of an operator's the agent | somebody wants a replica to leave | what health rests on |
-| `breaker` | the agent | it opens, lets one request try (half_open), closes | failures in a row |
-| `shed` | a gateway | each 10 s in which it refused requests; `state`: gateway, rate, pool, queue | how many |
-| `dead` | who reaps | a lease ended unrenewed | its streams |
+| `lease` | the agent | its first lease, another state, or that it has left (gone) | its load |
+| `drain` | the health check; the agent for an operator's drain | a replica is asked to leave | those of the check |
+| `breaker` | the agent | it opens, allows a trial request (half_open), or closes | failures in a row |
+| `shed` | a gateway | each 10 s in which it rejected requests; `state`: gateway, rate, pool, queue | how many |
+| `dead` | the process that recovers it | a lease expired | its streams |
 
-`asked_by` is operator, health, controller (which plans), SIGTERM or standby; empty: it came about. A process tells of
-120 such events a minute at most; the next one says how many it did not (`untold`). Before its first lease nothing is
-told of a replica, and a state that lasts for less than a renewal (a second) may be passed over.
+`asked_by` is operator, health, controller (the planner), SIGTERM or standby; empty: nobody requested it. A process
+reports at most 120 such events a minute; the next one says how many were left out (`untold`). Nothing is reported of a
+replica before its first lease, and a state that lasts less than a renewal (a second) may be missing.
 
 ## Your own SQL
 
@@ -112,9 +113,9 @@ stream-gw traces sql "SELECT model, count() FROM requests WHERE ended = 'failed'
 ```
 
 One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `lengths_hour`,
-`speeds_hour` and `replicas_latest`; `telemetry/schema/` says what they hold. At most 10,000 rows (`--rows`) and 30
-seconds. Only listed functions may be called, nothing can be written, and no file, address, setting or system table can
-be reached; a server is best asked as a user of its own who may read these tables only.
+`speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most 10,000 rows (`--rows`) and
+30 seconds. Only listed functions may be called, nothing can be written, and no file, address, setting or system table
+can be reached; a server is best asked as a user of its own who may read these tables only.
 
 ## Does the bill agree?
 

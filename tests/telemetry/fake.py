@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from telemetry.transport import Record, TransportUnavailable
+from telemetry.emit.transport import Record, TransportUnavailable
 
 
 class MemoryTransport:
@@ -20,7 +20,7 @@ class MemoryTransport:
         self.failing = False
         self.failed = 0
         self.bytes_max = 1 << 30
-        """Of one record."""
+        """Largest size of one record, bytes."""
         self.seconds = 0.0
         """Each batch takes so long."""
         self.closed = False

@@ -19,7 +19,7 @@ from stream_fabric.events import (
     What,
     itl_bucket,
 )
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 
 START_US = 1_795_168_800_000_000
 """2026-11-20 10:00 UTC."""
@@ -52,7 +52,7 @@ class Fleet:
     asked: dict[str, RequestTrace] = field(default_factory=dict)
     """Stream → the event of the request that made it, also where nobody told of it."""
     settled: dict[tuple[str, int, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0, 0]))
-    """What the fabric has counted: (tenant, hour, model) → streams, prompt, cached, output."""
+    """The fabric's totals: (tenant, hour, model) → streams, prompt, cached, output."""
     held: dict[str, int] = field(default_factory=dict)
     """Stream → output tokens, as the fabric still holds them."""
 
@@ -395,7 +395,7 @@ class _Maker:
         tell(
             FleetEvent(
                 id=f"{DIED}:dead", at_us=DIED_US, what="dead", source="reaper", pool="llama", replica=ReplicaId(DIED),
-                reason="its lease has ended", figures={"streams": 8},
+                reason="its lease expired", figures={"streams": 8},
             )
         )  # fmt: skip
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from telemetry.blocks import Block
+from telemetry.consume.blocks import Block
 
 if __name__ == "__main__":
     Block.decode = classmethod(lambda cls, text: None)  # type: ignore[assignment,method-assign]
-    from stream_gw.cli import main
+    from stream_gw.cli.main import main
 
     sys.exit(main())

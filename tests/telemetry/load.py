@@ -29,13 +29,13 @@ from stream_fabric.events import (
     encode_event,
     event_key,
 )
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
-from telemetry.kafka_dlq import KafkaDeadLetters
-from telemetry.store import Store
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from telemetry.kafka.dlq import KafkaDeadLetters
+from telemetry.store.store import Store
 from tests.support.waiting import eventually
 
 AT_US = (int(time.time()) // 3600 - 2) * 3_600_000_000
-"""Of late: what is older than ClickHouse keeps it is gone at once."""
+"""A recent time, because ClickHouse drops rows beyond their retention at once."""
 POISON = (
     b"",
     b"no event",
@@ -86,7 +86,7 @@ def events(count: int, seed: int = 1, at_us: int = AT_US) -> Iterator[Event]:
 
 @dataclass
 class Sums:
-    """What is in the log, counted while it is made."""
+    """Totals of the log, counted while it is made."""
 
     rows: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -228,7 +228,7 @@ async def _producer(servers: str) -> AIOKafkaProducer:
 
 
 async def committed(servers: str, group: str, topic: str) -> tuple[int, int]:
-    """Of all partitions: what the group has committed, and what the log holds."""
+    """(committed offset of the group, end of the log), summed over all partitions."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     consumer = AIOKafkaConsumer(topic, bootstrap_servers=servers)
     await admin.start()

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from stream_fabric.errors import BadRequest, NotFound, Unauthenticated
 from stream_fabric.events import AttemptTrace, RequestTrace
-from stream_fabric.frames import Usage
-from stream_fabric.ids import StreamId, TenantId
-from stream_gw.cli import main
+from stream_fabric.stream.frames import Usage
+from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.cli.main import main
 from telemetry.ask.compare import Cohort, diff
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value
 from telemetry.ask.reconcile import PAGE, Report, reconcile
 from telemetry.ask.text import why_text
-from telemetry.ask.views import answer
-from telemetry.ask.why import Answer, why
+from telemetry.ask.views import answer_path
+from telemetry.ask.why.explain import Answer, why
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.fleet import DIED, SLOWED, START_US, Fleet, fleet
 
@@ -78,7 +80,7 @@ async def test_why_finds_nothing_in_what_is_ordinary(ask: HttpAsk, hour: Fleet) 
     found = Counter(answer.cause for answer in answers)
     assert set(found) <= {"", "long answer"}
     assert found[""] >= 35, "of ordinary answers a few are long"
-    assert {answer.likely for answer in answers if not answer.cause} == {"Nothing stands out."}
+    assert {answer.likely for answer in answers if not answer.cause} == {"Nothing is unusual."}
 
 
 async def test_the_time_adds_up(ask: HttpAsk, hour: Fleet) -> None:
@@ -109,7 +111,7 @@ async def test_a_reader_who_came_back_is_in_line_and_one_who_attached_is_beside(
 async def test_a_killed_replica_is_named_with_who_went_on(ask: HttpAsk, hour: Fleet) -> None:
     found = await why(ask, hour.planted["killed replica"][0])
     assert DIED in found.likely
-    assert "its lease has ended" in found.likely
+    assert "its lease expired" in found.likely
     assert found.story.bill is not None
     assert found.story.bill["replica"] in found.likely
     text = why_text(found)
@@ -123,14 +125,14 @@ def _lines(found: Answer) -> str:
 
 async def test_what_is_missing_is_said(ask: HttpAsk, hour: Fleet) -> None:
     text = _lines(await why(ask, hour.planted["gateway died"][0]))
-    assert "the request that made the stream was not told of" in text
+    assert "no event of the request that created the stream" in text
     assert "not recorded" in text
     text = _lines(await why(ask, hour.planted["sampled out"][0]))
-    assert "no reader was told of" in text
+    assert "no event of a reader" in text
     assert "attempts" in text
     text = _lines(await why(ask, hour.planted["unbilled"][0]))
-    assert "no agent told of it" in text
-    with pytest.raises(NotFound, match="nothing is known of resp_nobody"):
+    assert "no event of an attempt" in text
+    with pytest.raises(NotFound, match="there are no events of resp_nobody"):
         await why(ask, "resp_nobody")
 
 
@@ -152,7 +154,7 @@ async def test_every_id_of_a_request_finds_it(ask: HttpAsk, hour: Fleet) -> None
 async def test_the_cohort_is_of_the_same_size_and_hour_and_leaves_the_request_out(ask: HttpAsk, hour: Fleet) -> None:
     stream = hour.planted["long answer"][0]
     asked = hour.asked[stream]
-    usual = (await why(ask, stream)).story.usual
+    usual = (await why(ask, stream)).story.cohort
     low, high = next((a, b) for a, b in ((128, 512), (512, 2048)) if a <= asked.prompt_tokens < b)
     members = [
         row
@@ -179,34 +181,34 @@ async def test_diff_finds_a_planted_regression(ask: HttpAsk) -> None:
     change = found.changes("ttft", "p99")[0]
     assert (change.phase, change.replica) == ("engine_queue_us", SLOWED)
     assert change.us == pytest.approx(380_000, rel=0.1)
-    says = found.says("ttft", "p99")
+    says = found.sentence("ttft", "p99")
     assert says.startswith("p99 TTFT rose 3")
     assert f"engine queue on replica {SLOWED}" in says
     back = await diff(ask, *reversed(HALVES))
-    assert back.says("ttft", "p99").startswith("p99 TTFT fell 3")
+    assert back.sentence("ttft", "p99").startswith("p99 TTFT fell 3")
 
 
 async def test_two_halves_of_the_same_are_the_same(ask: HttpAsk) -> None:
     found = await diff(ask, HALVES[0], HALVES[0])
-    assert "is the same" in found.says("ttft", "p99")
+    assert "is the same" in found.sentence("ttft", "p99")
     nobody = Cohort(START_US, END_US, {"pool": "nobody"})
-    assert "no requests" in (await diff(ask, HALVES[0], nobody)).says("wall", "p95")
+    assert "no requests" in (await diff(ask, HALVES[0], nobody)).sentence("wall", "p95")
 
 
 async def test_slow_is_sorted_by_its_phase(ask: HttpAsk, hour: Fleet) -> None:
     given = {"since": "2026-11-20T10:00:00Z", "until": "2026-11-20T11:00:00Z", "phase": "client_stall", "top": "12"}
-    rows = (await answer(ask, "slow", given, NOW_US)).value
+    rows = (await answer_path(ask, "slow", given, NOW_US)).value
     ended = {row.stream for row in hour.of(RequestTrace) if row.phases.client_stall_us and row.at_us < END_US}
     assert {row["stream"] for row in rows if row["phase_us"]} == ended
     assert [row["phase_us"] for row in rows] == sorted((row["phase_us"] for row in rows), reverse=True)
     with pytest.raises(BadRequest, match="there is no phase"):
-        await answer(ask, "slow", {"phase": "wall_us; DROP TABLE requests"}, NOW_US)
+        await answer_path(ask, "slow", {"phase": "wall_us; DROP TABLE requests"}, NOW_US)
 
 
 async def test_a_value_is_never_read_as_sql(ask: HttpAsk) -> None:
     hostile = "x' OR 1=1 -- \\"
     given = {"since": "2026-11-20T10:00:00Z", "until": "2026-11-20T11:00:00Z", "model": hostile}
-    assert (await answer(ask, "", given, NOW_US)).value == []
+    assert (await answer_path(ask, "", given, NOW_US)).value == []
     with pytest.raises(NotFound):
         await why(ask, hostile)
 
@@ -267,6 +269,17 @@ async def test_the_door_wants_its_token(asked: Asked) -> None:
             await asking
 
 
+async def test_a_bearer_that_is_not_ascii_is_refused_with_401(asked: Asked) -> None:
+    url = urlsplit(asked.url)
+    for bearer in (b"\xff\xfe", "tökën".encode(), b"\xed\xa0\x80"):
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        writer.write(b"POST /query HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n")
+        writer.write(b"authorization: Bearer " + bearer + b"\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 401 "), answer
+
+
 # --- reconcile -------------------------------------------------------------------------------------------------
 
 
@@ -297,8 +310,8 @@ async def test_reconcile_lists_every_stream_that_disagrees_and_no_other(ask: Htt
     planted = {kind: set(hour.planted[kind]) for kind in ("billed twice", "unbilled", "streamed less", "settled more")}
     assert set(streams) == set().union(*planted.values())
     for kind, says in (
-        ("billed twice", "2 bills were told"),
-        ("unbilled", "no bill was told"),
+        ("billed twice", "2 bills arrived"),
+        ("unbilled", "no bill arrived"),
         ("streamed less", "fewer tokens"),
         ("settled more", "settled another count"),
     ):
@@ -351,7 +364,7 @@ async def test_reconcile_looks_at_all_who_asked_and_at_every_page(ask: HttpAsk, 
     found = await ask.query("tenant_names", WINDOW)
     assert [row["tenant"] for row in found] == sorted({row.tenant for row in hour.of(RequestTrace)})
     assert await ask.query("tenant_names", {**WINDOW, "after": found[-1]["tenant"]}) == []
-    # Of before, but billed within the week
+    # Requested before the week, but billed within it
     later = {"from_us": END_US + 6 * 24 * HOUR_US, "until_us": END_US + 7 * 24 * HOUR_US}
     assert await ask.query("tenant_names", later) == found
     window = {**WINDOW, "tenant": ""}
@@ -428,7 +441,7 @@ def test_why_from_the_command_line(cli: Cli, hour: Fleet) -> None:
     assert sum(segment["us"] for segment in value["segments"]) == value["wall_us"]
     code, _, err = cli("traces", "why", "resp_nobody")
     assert code == 1
-    assert "nothing is known of resp_nobody" in err
+    assert "there are no events of resp_nobody" in err
 
 
 @pytest.mark.parametrize(

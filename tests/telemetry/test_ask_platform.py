@@ -1,4 +1,4 @@
-"""What a running platform tells can be asked: why, and whether its accounts agree."""
+"""Questions to a running platform: why a request was slow, and whether its accounts agree."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from telemetry.ask.http import HttpAsk
-from telemetry.ask.why import Answer, why
+from telemetry.ask.why.explain import Answer, why
 from tests.gateway.processes import Process, Running, run_cli, running
 from tests.gateway.wire import Gate, chat
 from tests.support.waiting import eventually
 from tests.telemetry.asked import TOKEN
+
+pytestmark = pytest.mark.platform
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import PHASES
-from telemetry.ask.causes import RULES, findings, sentence, shown
 from telemetry.ask.compare import Change, Cohort, Diff, Side, Tail
-from telemetry.ask.reconcile import judge, seen_whole, within
-from telemetry.ask.story import MEMBERS_MIN, Story, Usual, assemble, band
+from telemetry.ask.reconcile import disagreement_reason, hour_agrees, received_whole
 from telemetry.ask.text import why_text
-from telemetry.ask.why import Answer, stream_of
+from telemetry.ask.why.causes import RULES, cause_sentence, duration, findings
+from telemetry.ask.why.explain import Answer, stream_id_in
+from telemetry.ask.why.story import MEMBERS_MIN, CohortFigures, Story, assemble, prompt_band
 
 T0 = 1_795_168_800_000_000
 PLAIN = {
     "gateway_us": 500, "admission_us": 1000, "fabric_us": 2000, "engine_queue_us": 3000, "prefill_us": 50_000,
     "decode_us": 2_000_000,
 }  # fmt: skip
-USUAL = Usual(
+USUAL = CohortFigures(
     "others like it",
     400,
     {
@@ -111,7 +111,7 @@ def story(
     readers: list[dict[str, Any]] | None = None, attempts: list[dict[str, Any]] | None = None, **more: Any
 ) -> Story:
     made = assemble("resp_1", "resp_1", [reader()] if readers is None else readers, attempts or [attempt()])
-    return replace(made, **{"usual": USUAL, **more})
+    return replace(made, **{"cohort": USUAL, **more})
 
 
 def causes(of: Story) -> list[str]:
@@ -120,8 +120,8 @@ def causes(of: Story) -> list[str]:
 
 def test_nothing_stands_out_of_what_is_ordinary() -> None:
     assert findings(story()) == []
-    assert sentence([]) == "Nothing stands out."
-    assert "likely cause: Nothing stands out." in why_text(Answer(story(), []))
+    assert cause_sentence([]) == "Nothing is unusual."
+    assert "likely cause: Nothing is unusual." in why_text(Answer(story(), []))
 
 
 DEAD = attempt(ended="lost", replica="r-9", billed=False, generated_tokens=0)
@@ -175,31 +175,33 @@ def test_each_cause_is_named_and_no_other(name: str) -> None:
     of, expected = CASES[name]
     assert causes(of) == expected
     text = why_text(Answer(of, findings(of)))
-    assert "likely cause: " + sentence(findings(of)).split()[0] in text
+    assert "likely cause: " + cause_sentence(findings(of)).split()[0] in text
 
 
 def test_what_is_said_names_who_and_how_much() -> None:
-    assert "Replica r-9 died; r-2 went on after 3.5 s." in sentence(findings(CASES["killed replica"][0]))
-    dead = {"what": "dead", "replica": "r-9", "reason": "its lease has ended", "at_us": T0}
+    assert "Replica r-9 died; r-2 continued the stream after 3.5 s." in cause_sentence(
+        findings(CASES["killed replica"][0])
+    )
+    dead = {"what": "dead", "replica": "r-9", "reason": "its lease expired", "at_us": T0}
     told = replace(CASES["killed replica"][0], fleet=(dead,))
-    assert "Replica r-9 died (its lease has ended)" in sentence(findings(told))
-    assert "pool p had room: it waited 4.0 s in the pool's queue, behind 11 others" in sentence(
+    assert "Replica r-9 died (its lease expired)" in cause_sentence(findings(told))
+    assert "pool p had a free slot: the request waited 4.0 s in the queue behind 11 others" in cause_sentence(
         findings(CASES["full queue"][0])
     )
-    assert "0 of 1000 prompt tokens were cached, where of its cohort's prompts 70% are" in sentence(
+    assert "0 of 1000 prompt tokens were cached; of prompts of its cohort it is 70%" in cause_sentence(
         findings(CASES["cold prefix"][0])
     )
-    assert "the gateway believed 700 were" in sentence(findings(CASES["cold prefix"][0]))
+    assert "placement expected 700" in cause_sentence(findings(CASES["cold prefix"][0]))
 
 
 def test_the_costlier_of_two_comes_first_and_the_other_is_told_if_it_cost_half() -> None:
     two = findings(story([reader(client_stall_us=5_000_000, pool_queue_us=3_000_000)]))
     assert [finding.cause for finding in two] == ["slow client", "full queue"]
-    assert sentence(two).startswith("The client's connection")
-    assert "Also: no replica of pool p had room" in sentence(two)
+    assert cause_sentence(two).startswith("The client did not read")
+    assert "Also: no replica of pool p had a free slot" in cause_sentence(two)
     two = findings(story([reader(client_stall_us=3_000_000, pool_queue_us=9_000_000)]))
     assert [finding.cause for finding in two] == ["full queue", "slow client"]
-    assert "Also" not in sentence(two)
+    assert "Also" not in cause_sentence(two)
 
 
 def test_of_a_tie_the_earlier_rule_is_told() -> None:
@@ -212,20 +214,20 @@ def test_of_a_tie_the_earlier_rule_is_told() -> None:
 
 def test_a_wait_that_all_have_is_told_after_what_stands_out() -> None:
     crowded = replace(USUAL, figures={**USUAL.figures, "pool_queue_us": (4e6, 6e6, 7e6)})
-    common = findings(story([reader(pool_queue_us=5_000_000)], usual=crowded))
+    common = findings(story([reader(pool_queue_us=5_000_000)], cohort=crowded))
     assert [finding.cause for finding in common] == ["full queue"]
     assert common[0].common
-    assert "Half of its cohort took 4.0 s there too." in sentence(common)
-    both = findings(story([reader(pool_queue_us=5_000_000, client_stall_us=2_000_000)], usual=crowded))
+    assert "the median of its cohort is 4.0 s." in cause_sentence(common)
+    both = findings(story([reader(pool_queue_us=5_000_000, client_stall_us=2_000_000)], cohort=crowded))
     assert [finding.cause for finding in both] == ["slow client", "full queue"], "the stall stands out"
 
 
 def test_without_a_cohort_waiting_is_still_named_and_nothing_else_is_guessed() -> None:
     few = replace(USUAL, members=MEMBERS_MIN - 1)
-    assert causes(story([reader(client_stall_us=5_000_000)], usual=few)) == ["slow client"]
+    assert causes(story([reader(client_stall_us=5_000_000)], cohort=few)) == ["slow client"]
     long = [attempt(output_tokens=1500, generated_tokens=1500, decode_us=20_000_000)]
-    assert causes(story([reader(decode_us=20_000_000, output_tokens=1500)], long, usual=few)) == []
-    assert "too few to say what is usual" in why_text(Answer(story(usual=few), []))
+    assert causes(story([reader(decode_us=20_000_000, output_tokens=1500)], long, cohort=few)) == []
+    assert "too few for a comparison" in why_text(Answer(story(cohort=few), []))
 
 
 def test_a_session_is_its_own_example() -> None:
@@ -233,7 +235,7 @@ def test_a_session_is_its_own_example() -> None:
     assert causes(story(*cold, session_share=0.0, session_members=9)) == [], "its prompts are never cached"
     assert causes(story(*cold, session_share=0.0, session_members=2)) == ["cold prefix"], "that says little"
     warm = findings(story(*cold, session_share=0.95, session_members=3))
-    assert "where of its session's earlier prompts 95% are" in warm[0].says
+    assert "of earlier prompts of its session it is 95%" in warm[0].says
 
 
 def test_a_short_pause_before_the_first_token_counts_by_the_time_until_it() -> None:
@@ -281,13 +283,13 @@ def test_the_segments_always_add_up(readers: list[tuple[int, int, int, str, str]
 
 
 def test_bands_and_ids() -> None:
-    assert band(0) == (0, 128)
-    assert band(2048) == (2048, 8192)
+    assert prompt_band(0) == (0, 128)
+    assert prompt_band(2048) == (2048, 8192)
     digits = "01a1f8661a02798c8a56369fe4b7a96b"
     for id in (f"resp_{digits}", f"chatcmpl-{digits}", f"msg_{digits}", digits, f"resp_{digits}_1"):
-        assert stream_of(id) == f"resp_{digits}"
-    assert stream_of("req_0123") == ""
-    assert [shown(us) for us in (0, 300, 4200, 87_000, 3_500_000)] == ["0 ms", "0.30 ms", "4.2 ms", "87 ms", "3.5 s"]
+        assert stream_id_in(id) == f"resp_{digits}"
+    assert stream_id_in("req_0123") == ""
+    assert [duration(us) for us in (0, 300, 4200, 87_000, 3_500_000)] == ["0 ms", "0.30 ms", "4.2 ms", "87 ms", "3.5 s"]
 
 
 # --- diff ------------------------------------------------------------------------------------------------------
@@ -307,7 +309,7 @@ def side(ttft: float, **phases: dict[str, float]) -> Side:
 def test_diff_says_which_phase_through_which_replica() -> None:
     a = side(100_000, x={"engine_queue_us": 5000, "prefill_us": 90_000}, y={"prefill_us": 90_000})
     b = side(520_000, x={"engine_queue_us": 765_000, "prefill_us": 90_000}, y={"prefill_us": 130_000})
-    assert Diff(a, b).says("ttft", "p99") == (
+    assert Diff(a, b).sentence("ttft", "p99") == (
         "p99 TTFT rose 420 ms, from 100 ms to 520 ms: +380 ms engine queue on replica x."
     )
     assert Diff(a, b).changes("ttft", "p99")[0] == Change("engine_queue_us", 380_000, "x")
@@ -316,7 +318,7 @@ def test_diff_says_which_phase_through_which_replica() -> None:
 def test_diff_names_no_replica_where_it_is_spread() -> None:
     a = side(100_000, x={"prefill_us": 90_000}, y={"prefill_us": 90_000})
     b = side(200_000, x={"prefill_us": 190_000}, y={"prefill_us": 190_000})
-    assert Diff(a, b).says("ttft", "p99").endswith("+100 ms prefill.")
+    assert Diff(a, b).sentence("ttft", "p99").endswith("+100 ms prefill.")
 
 
 # --- reconcile -------------------------------------------------------------------------------------------------
@@ -348,31 +350,33 @@ def shown_to(first: int, last: int, tokens: int, ended: str = "") -> dict[str, A
 def test_a_stream_is_whole_where_its_readers_cover_it(
     readers: list[dict[str, Any]], whole: tuple[int, int] | None
 ) -> None:
-    assert seen_whole(readers) == whole
+    assert received_whole(readers) == whole
 
 
 def test_what_engines_made_beyond_the_bill_is_no_disagreement() -> None:
     bill = {"billed_output": 10, "bills": 1, "generated": 14, "silent": 0}
-    assert judge(bill, 10, (10, 10)) == ""
-    assert judge(bill, None, None) == ""
-    assert judge(bill, None, (8, 12)) == "", "somewhere between"
-    assert "fewer tokens" in judge(bill, None, (8, 9))
-    assert "fewer tokens than were billed" in judge({**bill, "generated": 9}, 10, (10, 10))
-    assert judge({**bill, "generated": 9, "silent": 1}, 10, (10, 10)) == "", "a replica that died told of nothing"
-    assert "another count" in judge(bill, 11, (10, 10))
-    assert "more tokens" in judge(bill, 10, (11, 11))
-    assert "2 bills" in judge({**bill, "bills": 2}, 10, (10, 10))
+    assert disagreement_reason(bill, 10, (10, 10)) == ""
+    assert disagreement_reason(bill, None, None) == ""
+    assert disagreement_reason(bill, None, (8, 12)) == "", "somewhere between"
+    assert "fewer tokens" in disagreement_reason(bill, None, (8, 9))
+    assert "fewer tokens than were billed" in disagreement_reason({**bill, "generated": 9}, 10, (10, 10))
+    assert disagreement_reason({**bill, "generated": 9, "silent": 1}, 10, (10, 10)) == "", (
+        "a replica that died told of nothing"
+    )
+    assert "another count" in disagreement_reason(bill, 11, (10, 10))
+    assert "more tokens" in disagreement_reason(bill, 10, (11, 11))
+    assert "2 bills" in disagreement_reason({**bill, "bills": 2}, 10, (10, 10))
 
 
 def test_an_hour_agrees_but_for_bills_told_just_after_it() -> None:
     ours, theirs = (5, 100, 50, 200), (5, 100, 50, 200)
     none = (0, 0, 0, 0)
-    assert within(ours, theirs, none, none)
-    assert not within((5, 100, 50, 210), theirs, none, none)
-    assert within((6, 120, 50, 210), theirs, none, (1, 20, 0, 10)), "one was told in the hour after"
-    assert within((4, 80, 50, 190), theirs, (1, 20, 0, 10), none), "one is the hour before's"
-    assert not within((4, 80, 50, 180), theirs, (1, 20, 0, 10), none)
-    assert within((9, 100, 50, 200), theirs, none, none), "streams without a token have no bill"
+    assert hour_agrees(ours, theirs, none, none)
+    assert not hour_agrees((5, 100, 50, 210), theirs, none, none)
+    assert hour_agrees((6, 120, 50, 210), theirs, none, (1, 20, 0, 10)), "one was told in the hour after"
+    assert hour_agrees((4, 80, 50, 190), theirs, (1, 20, 0, 10), none), "one is the hour before's"
+    assert not hour_agrees((4, 80, 50, 180), theirs, (1, 20, 0, 10), none)
+    assert hour_agrees((9, 100, 50, 200), theirs, none, none), "streams without a token have no bill"
 
 
 def test_a_stall_is_named_by_its_tokens_where_their_times_are_told() -> None:
@@ -380,14 +384,14 @@ def test_a_stall_is_named_by_its_tokens_where_their_times_are_told() -> None:
     row = attempt(
         decode_us=sum(times[1:]), itl_max_us=1_900_000, token_us=times, generated_tokens=len(times), output_tokens=913
     )
-    of = story([reader(decode_us=sum(times[1:]), output_tokens=913)], [row], usual=Usual(""))
+    of = story([reader(decode_us=sum(times[1:]), output_tokens=913)], [row], cohort=CohortFigures(""))
     (first, *_) = findings(of)
     assert first.cause == "token stall"
-    assert "made nothing for 1.9 s between tokens 812 and 813, where its other tokens took 5.0 ms" in first.says
+    assert "paused for 1.9 s between tokens 812 and 813; its other tokens took 5.0 ms each" in first.says
     assert first.cost_us == 1_900_000
     text = why_text(Answer(of, findings(of)))
-    assert "the times of 913 tokens are told: the first after 50 ms" in text
-    assert "longest 1.9 s between tokens 812 and 813, 5.0 ms between tokens 1 and 2" in " ".join(text.split())
+    assert "times of 913 tokens: first token after 50 ms" in text
+    assert "longest gaps 1.9 s between tokens 812 and 813, 5.0 ms between tokens 1 and 2" in " ".join(text.split())
 
 
 def test_what_is_no_stall() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.blocks import Block, BlockPolicy, PartitionBlocks
-from telemetry.record import PlainRecord
+from telemetry.consume.blocks import Block, BlockPolicy, PartitionBlocks
+from telemetry.emit.record import PlainRecord
 
 LOG_MAX = 120
 
@@ -50,10 +50,10 @@ class Owner:
     def __init__(self, log: Log, house: ClickHouse, policy: BlockPolicy, *, pending: bool = True) -> None:
         log.generation += 1
         self.generation, self.log, self.house = log.generation, log, house
-        self.law: PartitionBlocks[PlainRecord] = PartitionBlocks(
+        self.blocks: PartitionBlocks[PlainRecord] = PartitionBlocks(
             policy, log.next, Block.decode(log.claim) if pending else None
         )
-        self.written = self.law.claimed is not None
+        self.written = self.blocks.claimed is not None
         self.position = log.next
         self.inserted = False
         self.fenced = False
@@ -62,28 +62,28 @@ class Owner:
         found = [record for record in self.log.records if record.offset >= self.position][:count]
         if found:
             self.position = found[-1].offset + 1
-            self.law.receive(found, now)
+            self.blocks.receive(found, now)
 
     def step(self, now: float) -> None:
         """Claim, write the claim down, insert, commit: the next of them."""
         if self.fenced:
             return
-        if self.law.claimed is None:
-            block = self.law.block(now)
+        if self.blocks.claimed is None:
+            block = self.blocks.block(now)
             if block is not None:
-                self.law.claim(block)
+                self.blocks.claim(block)
                 self.written = False
         elif not self.written:
-            self.fenced = not self.log.commit(self.generation, self.law.next, self.law.claimed)
+            self.fenced = not self.log.commit(self.generation, self.blocks.next, self.blocks.claimed)
             self.written = True
         elif not self.inserted:
-            if self.law.block(now) is not None:
-                self.house.insert(self.law.claimed.name("t", 0), self.law.records())
+            if self.blocks.block(now) is not None:
+                self.house.insert(self.blocks.claimed.name("t", 0), self.blocks.records())
                 self.inserted = True
         else:
-            self.law.done()
+            self.blocks.done()
             self.inserted = False
-            self.fenced = not self.log.commit(self.generation, self.law.next, None)
+            self.fenced = not self.log.commit(self.generation, self.blocks.next, None)
 
 
 logs = st.lists(st.integers(1, 3), min_size=1, max_size=LOG_MAX).map(
@@ -139,7 +139,7 @@ def test_each_offset_is_inserted_once(
 
 
 def test_without_the_pending_range_rows_are_counted_twice() -> None:
-    """What the law is for: a block that was cut short is inserted, not committed, and cut longer by the next owner."""
+    """Reason for the blocks: a short block is inserted but not committed, and the next owner cuts a longer one."""
     records = [PlainRecord(i, 0, None, b"") for i in range(21)]
     moves_ = [("read", 6), ("wait", 2), ("step", 3), ("crash", 0), ("read", 21)]
     policies_ = [BlockPolicy(linger_s=1)]
@@ -151,53 +151,53 @@ def test_without_the_pending_range_rows_are_counted_twice() -> None:
 def test_blocks_follow_each_other_and_keep_to_their_sizes(
     records: list[PlainRecord], policy: BlockPolicy, reads: list[int]
 ) -> None:
-    law: PartitionBlocks[PlainRecord] = PartitionBlocks(policy, 0, None)
+    blocks: PartitionBlocks[PlainRecord] = PartitionBlocks(policy, 0, None)
     at, now, upto = 0, 0.0, 0
     for count in [*reads, *[30] * len(records)]:
         now += 1
-        law.receive(records[at : at + count], now)
+        blocks.receive(records[at : at + count], now)
         at += count
-        while (block := law.block(now + (10 if at >= len(records) else 0))) is not None:
+        while (block := blocks.block(now + (10 if at >= len(records) else 0))) is not None:
             assert block.first == upto <= block.last
-            law.claim(block)
-            taken = law.records()
+            blocks.claim(block)
+            taken = blocks.records()
             assert 1 <= len(taken) <= policy.rows_max
             assert len(taken) == 1 or sum(200 + len(r.value or b"") for r in taken) <= policy.bytes_max
-            law.done()
+            blocks.done()
             upto = block.last + 1
-            assert law.next == upto
+            assert blocks.next == upto
     assert upto == records[-1].offset + 1
-    assert law.held == law.held_bytes == 0
+    assert blocks.held == blocks.held_bytes == 0
 
 
 def test_a_claimed_block_waits_for_all_its_records() -> None:
-    law: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(rows_max=2), 5, Block(5, 9, 0))
-    assert law.block(0) is None and law.due_at(0) is None
-    law.receive([PlainRecord(i, 0, None, b"") for i in range(5, 9)], 0)
-    assert law.block(100) is None
-    assert law.wants, "it is read whatever it takes"
-    law.receive([PlainRecord(12, 0, None, b"")], 0)  # 9 to 11 are no more in the log
-    assert law.block(0) == Block(5, 9, 0)
-    assert [record.offset for record in law.records()] == [5, 6, 7, 8]
-    law.done()
-    assert (law.next, law.held) == (10, 1)
-    assert law.block(1) == Block(10, 12, 0)
+    blocks: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(rows_max=2), 5, Block(5, 9, 0))
+    assert blocks.block(0) is None and blocks.due_at(0) is None
+    blocks.receive([PlainRecord(i, 0, None, b"") for i in range(5, 9)], 0)
+    assert blocks.block(100) is None
+    assert blocks.has_room, "it is read whatever it takes"
+    blocks.receive([PlainRecord(12, 0, None, b"")], 0)  # 9 to 11 are no more in the log
+    assert blocks.block(0) == Block(5, 9, 0)
+    assert [record.offset for record in blocks.records()] == [5, 6, 7, 8]
+    blocks.done()
+    assert (blocks.next, blocks.held) == (10, 1)
+    assert blocks.block(1) == Block(10, 12, 0)
 
 
 def test_what_is_done_is_not_taken_again() -> None:
-    law: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(linger_s=0), 5, None)
-    law.receive([PlainRecord(i, 0, None, b"") for i in range(8)], 0)
-    law.receive([PlainRecord(i, 0, None, b"") for i in range(4, 9)], 0)
-    assert (law.held, law.repeated) == (4, 9)
-    assert law.block(0) == Block(5, 8, 0)
+    blocks: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(linger_s=0), 5, None)
+    blocks.receive([PlainRecord(i, 0, None, b"") for i in range(8)], 0)
+    blocks.receive([PlainRecord(i, 0, None, b"") for i in range(4, 9)], 0)
+    assert (blocks.held, blocks.repeated) == (4, 9)
+    assert blocks.block(0) == Block(5, 8, 0)
 
 
 def test_no_room_above_two_blocks() -> None:
-    law: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(rows_max=10), 0, None)
-    law.receive([PlainRecord(i, 0, None, b"") for i in range(19)], 0)
-    assert law.wants
-    law.receive([PlainRecord(19, 0, None, b"")], 0)
-    assert not law.wants
+    blocks: PartitionBlocks[PlainRecord] = PartitionBlocks(BlockPolicy(rows_max=10), 0, None)
+    blocks.receive([PlainRecord(i, 0, None, b"") for i in range(19)], 0)
+    assert blocks.has_room
+    blocks.receive([PlainRecord(19, 0, None, b"")], 0)
+    assert not blocks.has_room
 
 
 @given(st.integers(0), st.integers(0), st.integers(0))

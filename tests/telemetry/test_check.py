@@ -1,4 +1,4 @@
-"""What ``stream-gw doctor`` says of events."""
+"""The checks of ``stream-gw doctor`` for events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.check import check_events
+from telemetry.emit.check import check_events
 from tests.gateway.processes import run_cli
 from tests.telemetry.test_transports import make_topic
 

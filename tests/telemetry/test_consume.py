@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from telemetry.store import Store
+from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kafka import KafkaServer
 from tests.support.waiting import eventually
 from tests.telemetry.load import ConsumerProcess, Log, check, make_topics, stored
+
+pytestmark = pytest.mark.platform
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ async def test_a_crash_between_insert_and_commit(log: Log, store: Store, front: 
 
 
 async def test_the_same_without_the_pending_range_counts_twice(log: Log, store: Store, front: ClickHouseFront) -> None:
-    """That the test above can fail: its consumer does not read the claim that the dead one wrote."""
+    """Proof that the test above can fail: the consumer ignores the claim of the dead one."""
     await crash_between_insert_and_commit(log, store, front, "tests.telemetry.forgetful")
     assert sum((await stored(store)).values()) > log.sums.rows.total()
 

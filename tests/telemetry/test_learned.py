@@ -1,4 +1,4 @@
-"""What scaling asks of the roll-ups, on the real engine: lengths by route, speeds by how many share a replica."""
+"""Queries of the traffic model on the real engine: lengths by route, speeds by concurrency."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from uuid import uuid4
 
 import pytest
 
-from inference.control import learner as learners
-from inference.control.learner import Learner
-from inference.control.lessons import Snapshot
+from inference.control.policy.traffic_model import PoolTrafficModel
+from inference.control.traffic_model_job import TrafficModelJob
 from stream_fabric.events import AttemptTrace, Event, Phases, RequestTrace, encode_event
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
-from stream_fabric.learned import Speed
+from stream_fabric.pool.traffic_model import Speed
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
-from telemetry.api import api
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from telemetry.ask.api import api
+from telemetry.ask.named_queries import QUERIES
 from telemetry.ask.queries import SAVED
-from telemetry.metrics import ConsumerMetrics
-from telemetry.queries import QUERIES
-from telemetry.record import Part, PlainRecord
-from telemetry.rows import batch
-from telemetry.store import Store
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.consume.rows import build_batch
+from telemetry.emit.record import Part, PlainRecord
+from telemetry.store.store import Store
+from tests.support.stores import make_store
 from tests.support.waiting import eventually
 from tests.telemetry.load import AT_US
 
@@ -37,7 +38,7 @@ WINDOW: dict[str, Any] = {"pool": "p", "from_us": AT_US - HOUR_US, "until_us": A
 
 @pytest.fixture
 async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
-    store = Store(clickhouse_url)
+    store = make_store(clickhouse_url)
     await store.open()
     yield store
     await store.close()
@@ -62,7 +63,7 @@ def attempt(number: int, company: float, tokens: int, decode_us: int, **more: An
 
 async def insert(store: Store, events: Iterable[Event]) -> None:
     records = [PlainRecord(i, event.at_us // 1000, None, encode_event(event)) for i, event in enumerate(events)]
-    found = batch(Part("t", 0), records)
+    found = build_batch(Part("t", 0), records)
     assert not found.poison
     for table, rows in found.tables.items():
         for _ in range(2):  # the same block again counts once
@@ -131,12 +132,14 @@ async def test_nothing_is_learned_of_what_is_outside_the_window(opened: Store) -
         assert await ask(opened, name, from_us=AT_US + HOUR_US) == []
 
 
-async def test_a_controller_learns_from_a_running_consumer(
-    opened: Store, redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def leading_job(url: str, pool: str, control: RedisControl) -> TrafficModelJob:
+    job = TrafficModelJob(url, "t", [pool], control, HostClock(), HostRandom(), load_every_s=0.1, learn_every_s=0.3)
+    job.is_leading = True
+    return job
+
+
+async def test_a_controller_learns_from_a_running_consumer(opened: Store, redis_client: RedisClient) -> None:
     """Through the door of telemetry, and what it then keeps in Redis; the door shut, nothing but the age changes."""
-    monkeypatch.setattr(learners, "_LOAD_EVERY_S", 0.1)
-    monkeypatch.setattr(learners, "_LEARN_EVERY_S", 0.3)
     pool = f"p{uuid4().hex}"
     await insert(
         opened,
@@ -149,28 +152,28 @@ async def test_a_controller_learns_from_a_running_consumer(
     async with AsyncExitStack() as stack:
         queries = {**QUERIES, **SAVED}
         url = await stack.enter_async_context(api(opened, ConsumerMetrics(), queries, lambda: True, "t", 0))
-        learner = Learner(url, "t", [pool], control, lambda: True)
+        learner = leading_job(url, pool, control)
         running = asyncio.create_task(learner.run())
         stack.callback(running.cancel)
 
-        async def learned() -> Snapshot | None:
+        async def learned() -> PoolTrafficModel | None:
             known = learner.known.get(pool)
             return known if known and known.learned_s else None
 
-        known: Snapshot = await eventually(learned, "it to learn", 30)
+        known: PoolTrafficModel = await eventually(learned, "it to learn", 30)
         assert [(one.dialect, one.requests, one.output.mean) for one in known.routes] == [("openai.chat", 100, 50)]
         assert known.routes[0].prompt.p99 == pytest.approx(100, rel=0.01)
         assert known.speeds == (Speed(4, 400),) and known.prefill_per_s == pytest.approx(8000)
         assert known.arrivals is not None and sum(known.arrivals.requests) > 0
     await asyncio.sleep(1)
-    again = Learner(url, "t", [pool], control, lambda: True)
+    again = leading_job(url, pool, control)
     running = asyncio.create_task(again.run())
     try:
 
-        async def read() -> Snapshot | None:
+        async def read() -> PoolTrafficModel | None:
             return again.known.get(pool)
 
-        kept: Snapshot = await eventually(read, "another to read it", 10)
+        kept: PoolTrafficModel = await eventually(read, "another to read it", 10)
         assert (kept.routes, kept.speeds, kept.prefill_per_s) == (known.routes, known.speeds, known.prefill_per_s)
         assert 0 < kept.learned_s < time.time() - 0.9
     finally:

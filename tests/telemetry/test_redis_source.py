@@ -21,12 +21,14 @@ from stream_fabric.events import encode_event
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.redis.ingest import IngestState, RedisIngest
-from telemetry.blocks import Block
-from telemetry.store import Store
+from telemetry.consume.blocks import Block
+from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 from tests.telemetry.load import AT_US, POISON, ConsumerProcess, Sums, check, events, stored
+
+pytestmark = pytest.mark.platform
 
 TOKEN = "a-token"
 
@@ -155,7 +157,7 @@ async def test_the_door(log: RedisLog, tmp_path: Path) -> None:
             assert answer.status == 405
     assert (await ask(consumer, {"query": "ingest"}, token="another"))[0] == 401
     for body, status, says in (
-        ("query", 400, "no query"),
+        ("query", 400, "no valid query request"),
         ({"query": "ingest", "sql": "SELECT 1"}, 400, "unknown field"),
         ({"query": "SELECT 1"}, 404, "there is no query SELECT 1; there are "),
         ({"query": "ingest", "rows_max": 100_000}, 400, "rows_max"),

@@ -1,4 +1,4 @@
-"""What is no event is put aside with a reason; the same records give the same rows."""
+"""Records that are no events go to the dead letters with a reason; equal records give equal rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_event
-from telemetry import rows
-from telemetry.record import Part, PlainRecord
-from telemetry.rows import RECORD_BYTES_MAX, batch
+from telemetry.consume import rows
+from telemetry.consume.rows import RECORD_BYTES_MAX, build_batch
+from telemetry.emit.record import Part, PlainRecord
 from tests.telemetry.load import AT_US, events
 
 PART = Part("t", 3)
@@ -60,7 +60,7 @@ def changed(kind: type, **fields: object) -> bytes:
 )
 def test_what_is_no_event_is_put_aside(value: bytes | None, reason: str) -> None:
     good = encode_event(next(iter(events(1))))
-    found = batch(PART, [record(good, 5), record(value, 6), record(good, 7)])
+    found = build_batch(PART, [record(good, 5), record(value, 6), record(good, 7)])
     assert found.rows == 2
     assert found.tables["requests"].column("_offset").to_pylist() == [5, 7]
     (poison,) = found.poison
@@ -71,13 +71,13 @@ def test_what_is_no_event_is_put_aside(value: bytes | None, reason: str) -> None
 
 def test_a_moment_that_no_table_takes() -> None:
     late = 4_200_000_000_000
-    found = batch(PART, [record(changed(FleetEvent, at_us=late * 1000), at_ms=late)])
+    found = build_batch(PART, [record(changed(FleetEvent, at_us=late * 1000), at_ms=late)])
     assert "60 days" in found.poison[0].reason
 
 
 def test_rows_say_where_they_came_from() -> None:
     records = [record(encode_event(event), 10 + i) for i, event in enumerate(events(200))]
-    found = batch(PART, records)
+    found = build_batch(PART, records)
     assert set(found.tables) == {"requests", "attempts", "fleet"}
     assert found.rows == 200
     for table in found.tables.values():
@@ -92,17 +92,17 @@ def test_rows_do_not_depend_on_the_pieces_they_are_made_in(piece: int, monkeypat
     records = [record(encode_event(event), n) for n, event in enumerate(events(200))]
     for n, value in ((0, b"no event"), (7, changed(RequestTrace, wall_us=1 << 60)), (199, b"")):
         records[n] = record(value, n)
-    whole = batch(PART, records)
+    whole = build_batch(PART, records)
     assert [item.record.offset for item in whole.poison] == [0, 7, 199]
     monkeypatch.setattr(rows, "_PIECE", piece)
-    assert batch(PART, records) == whole
+    assert build_batch(PART, records) == whole
     assert all(column.num_chunks == 1 for table in whole.tables.values() for column in table.columns)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), st.sampled_from([encode_event(e) for e in events(10)])), max_size=20))
 def test_every_record_is_a_row_or_put_aside(values: list[bytes]) -> None:
     records = [record(value, offset) for offset, value in enumerate(values)]
-    first, again = batch(PART, records), batch(PART, records)
+    first, again = build_batch(PART, records), build_batch(PART, records)
     assert first.rows + len(first.poison) == len(values)
     assert [item.record.offset for item in first.poison] == sorted(item.record.offset for item in first.poison)
     assert (first.tables, first.poison) == (again.tables, again.poison)

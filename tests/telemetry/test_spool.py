@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.limits import EVENTS_BATCH_MAX
-from telemetry.spool import _MAGIC, Damaged, Spool, frame, unframe
-from telemetry.transport import Record
+from telemetry.emit.segments import MAGIC, Damaged, decode_segment, encode_record
+from telemetry.emit.spool import Spool
+from telemetry.emit.transport import Record
+from tests.telemetry.sinks import make_spool
 
 MB = 1 << 20
 
@@ -42,7 +44,7 @@ def files(root: Path) -> list[Path]:
 
 
 def test_what_is_put_comes_out_oldest_first_and_leaves_the_disk_only_when_done(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, MB)
+    spool = make_spool(tmp_path, MB)
     assert (spool.empty, spool.oldest(), spool.bytes) == (True, None, 0)
     told = spool.put([record("1"), record("2", kept=True), record("3")])
     assert dict(told.spooled) == {"request": 2, "attempt": 1}
@@ -65,7 +67,7 @@ def test_what_is_put_comes_out_oldest_first_and_leaves_the_disk_only_when_done(t
 
 
 def test_records_keep_all_that_their_transport_must_know(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, MB)
+    spool = make_spool(tmp_path, MB)
     given_ = Record(b"{}", b"resp_1", "request", False, "0af7651916cd43dd8448eb211c80319c", 3)
     spool.put([given_])
     found = spool.next()
@@ -75,7 +77,7 @@ def test_records_keep_all_that_their_transport_must_know(tmp_path: Path) -> None
 
 
 def test_a_segment_is_one_batch_at_most(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 64 * MB)
+    spool = make_spool(tmp_path, 64 * MB)
     for number in range(30):
         spool.put([record(f"{number}-{n}") for n in range(50)])
     spool.put([record("large", 400 << 10), record("larger", 500 << 10)])
@@ -90,7 +92,7 @@ def test_a_segment_is_one_batch_at_most(tmp_path: Path) -> None:
 
 
 def test_what_is_held_is_given_to_nobody_until_it_is_released(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, MB)
+    spool = make_spool(tmp_path, MB)
     spool.put([record("before")])
     held, told = spool.hold([record("held"), record("bill", kept=True)])
     assert told.spooled.total() == 2
@@ -105,7 +107,7 @@ def test_what_is_held_is_given_to_nobody_until_it_is_released(tmp_path: Path) ->
 
 
 def test_over_the_bound_the_rest_makes_room_for_what_must_not_be_dropped(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 100_000)
+    spool = make_spool(tmp_path, 100_000)
     refused = evicted = 0
     for n in range(200):
         told = spool.put([record(f"rest{n}", 1000)])
@@ -128,7 +130,7 @@ def test_over_the_bound_the_rest_makes_room_for_what_must_not_be_dropped(tmp_pat
 
 
 def test_a_full_disk_costs_the_rest_first_and_tears_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(tmp_path, MB)
+    spool = make_spool(tmp_path, MB)
     spool.put([record("rest", 2000)])
     room = 1000
     write = os.write
@@ -156,11 +158,43 @@ def test_a_full_disk_costs_the_rest_first_and_tears_nothing(tmp_path: Path, monk
     spool.close()
 
 
+def test_a_segment_that_cannot_be_read_costs_nothing_and_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = make_spool(tmp_path, 3000)
+    spool.put([record("old", 1000)])
+    spool.hold([])  # ends the segment
+    spool.put([record("rest", 1000)])
+    spool.hold([])
+    (unreadable, _), read, full = files(tmp_path), Path.read_bytes, spool.bytes
+
+    def broken(path: Path) -> bytes:
+        if path == unreadable:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    # It would have to make room
+    told = spool.put([record("bill", 1500, kept=True)])
+    assert names(told.failed) == ["bill"] and "Input/output" in told.error and spool.bytes == full
+    told = spool.put([record("bill", 1500, kept=True)])
+    assert told.spooled.total() == 1 and told.evicted.total() == 1
+    with pytest.raises(OSError, match="Input/output"):
+        spool.next()
+    found = spool.next()
+    assert found is not None and names(found[1]) == ["bill"]
+    monkeypatch.undo()
+    spool.release([found[0]])
+    assert sorted(drained(spool)) == ["bill", "old"]
+    assert not spool.bytes
+    spool.close()
+
+
 # --- others' -----------------------------------------------------------------------------------------------
 
 
 def test_a_living_process_keeps_its_folder_and_a_dead_one_s_is_taken_once(tmp_path: Path) -> None:
-    one, two, three = (Spool(tmp_path, MB) for _ in range(3))
+    one, two, three = (make_spool(tmp_path, MB) for _ in range(3))
     one.put([record("1"), record("2", kept=True)])
     two.put([record("mine")])
     assert two.adopt() == 0
@@ -176,16 +210,16 @@ def test_a_living_process_keeps_its_folder_and_a_dead_one_s_is_taken_once(tmp_pa
 
 
 def test_what_an_adopter_has_not_delivered_goes_to_the_next(tmp_path: Path) -> None:
-    one = Spool(tmp_path, MB)
+    one = make_spool(tmp_path, MB)
     one.put([record("1"), record("2", kept=True)])
     one.close()
-    two = Spool(tmp_path, MB)
+    two = make_spool(tmp_path, MB)
     assert two.adopt() == 2
     found = two.next()
     assert found is not None
     two.done([found[0]])
     two.close()
-    three = Spool(tmp_path, MB)
+    three = make_spool(tmp_path, MB)
     assert three.adopt() == 1
     assert len(drained(three)) == 1
     three.close()
@@ -195,7 +229,7 @@ def test_what_an_adopter_has_not_delivered_goes_to_the_next(tmp_path: Path) -> N
 def test_a_spool_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"file/spool .*STREAM_GW_EVENTS_SPOOL"):
-        Spool(tmp_path / "file" / "spool", MB)
+        make_spool(tmp_path / "file" / "spool", MB)
 
 
 # --- damage ------------------------------------------------------------------------------------------------
@@ -204,23 +238,23 @@ def test_a_spool_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 300), max_size=6), st.data())
 def test_a_torn_tail_costs_only_what_was_being_written(sizes: list[int], data: st.DataObject) -> None:
     records = [record(str(n), size) for n, size in enumerate(sizes)]
-    whole = bytearray(_MAGIC)
+    whole = bytearray(MAGIC)
     ends = [len(whole)]
     for one in records:
-        whole += frame(one)
+        whole += encode_record(one)
         ends.append(len(whole))
     cut = data.draw(st.integers(0, len(whole)))
-    assert unframe(bytes(whole[:cut])) == records[: sum(end <= cut for end in ends[1:])]
+    assert decode_segment(bytes(whole[:cut])) == records[: sum(end <= cut for end in ends[1:])]
 
 
 @given(st.integers(0), st.integers(1, 255))
 def test_a_changed_byte_is_found(at: int, change: int) -> None:
     records = [record(str(n)) for n in range(4)]
-    whole = bytearray(_MAGIC + b"".join(map(frame, records)))
+    whole = bytearray(MAGIC + b"".join(map(encode_record, records)))
     at %= len(whole)
     whole[at] ^= change
     try:
-        got = unframe(bytes(whole))
+        got = decode_segment(bytes(whole))
     except Damaged as damage:
         got = damage.records
     # A length that says more than there is looks like a torn tail
@@ -230,7 +264,7 @@ def test_a_changed_byte_is_found(at: int, change: int) -> None:
 def test_a_damaged_segment_gives_what_is_sound_and_is_put_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spool = Spool(tmp_path, MB)
+    spool = make_spool(tmp_path, MB)
     spool.put([record("1"), record("2"), record("3")])
     (path,) = files(tmp_path)
     whole = bytearray(path.read_bytes())
@@ -246,9 +280,9 @@ def test_a_damaged_segment_gives_what_is_sound_and_is_put_aside(
 
 _WRITER = """
 import sys, pathlib
-from telemetry.spool import Spool
-from telemetry.transport import Record
-spool = Spool(pathlib.Path(sys.argv[1]), 1 << 30)
+from tests.telemetry.sinks import make_spool
+from telemetry.emit.transport import Record
+spool = make_spool(pathlib.Path(sys.argv[1]), 1 << 30)
 spool.adopt()
 number = int(sys.argv[2])
 while True:
@@ -276,11 +310,11 @@ def test_killed_at_any_moment_nothing_that_was_kept_is_lost_and_nothing_torn_is_
             line = writer.stdout.readline().strip()
             upto = int(line) if line.isdecimal() else upto
         writer.kill()
-        # What it had kept before it died, and had not yet been read from the pipe, counts too
+        # Events kept before its death that were not yet read from the pipe count too
         for line in writer.communicate()[0].split():
             upto = int(line) if line.isdecimal() else upto
         assert writer.returncode == -9
-    spool = Spool(tmp_path, 1 << 30)
+    spool = make_spool(tmp_path, 1 << 30)
     spool.adopt()
     out = [int(name) for name in drained(spool)]
     assert upto > 1000

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from importlib import resources
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
 from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_event
-from telemetry import store as store_module
-from telemetry.record import Part, PlainRecord
-from telemetry.rows import Batch, batch, columns
-from telemetry.store import Migration, SchemaTooNew, Store, StoreRefused, StoreUnavailable, migrations
+from telemetry.ask.sql.names import TABLES
+from telemetry.consume.rows import Batch, build_batch, columns
+from telemetry.emit.record import Part, PlainRecord
+from telemetry.store import migrations as migrations_module
+from telemetry.store.errors import SchemaTooNew, StoreRefused, StoreUnavailable
+from telemetry.store.migrations import Migration, migrations
+from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
+from tests.support.redis import free_port
+from tests.support.stores import make_store
 from tests.telemetry.load import AT_US, Sums, check, events, stored
+
+pytestmark = pytest.mark.platform
 
 PART = Part("t", 0)
 
 
 @pytest.fixture
 async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
-    store = Store(clickhouse_url)
+    store = make_store(clickhouse_url)
     await store.open()
     yield store
     await store.close()
@@ -36,7 +47,7 @@ def a_block(count: int = 400, seed: int = 1) -> tuple[Batch, Sums]:
     for offset, event in enumerate(events(count, seed)):
         sums.count(event)
         records.append(PlainRecord(offset, event.at_us // 1000, None, encode_event(event)))
-    found = batch(PART, records)
+    found = build_batch(PART, records)
     assert not found.poison
     return found, sums
 
@@ -54,7 +65,7 @@ async def test_a_block_inserted_again_is_inserted_once(opened: Store) -> None:
 
 
 async def test_a_block_half_inserted_is_made_whole(opened: Store) -> None:
-    """What a crash leaves: one table has it, another does not."""
+    """A crash left the block in one table and not in another."""
     found, sums = a_block()
     await opened.insert("attempts", found.tables["attempts"], "t:0:0-399")
     await insert(opened, found, "t:0:0-399")
@@ -63,14 +74,14 @@ async def test_a_block_half_inserted_is_made_whole(opened: Store) -> None:
 
 async def test_a_block_of_many_days_is_one_block(opened: Store) -> None:
     """One partition a day, and more of them than ClickHouse takes in an insert by itself."""
-    await opened.keep(1000, 1000)
+    await opened.set_retention(1000, 1000)
     sums = Sums()
     records: list[PlainRecord] = []
     for day in range(102):
         for event in events(2, seed=day, at_us=AT_US - day * 86_400_000_000):
             sums.count(event)
             records.append(PlainRecord(len(records), event.at_us // 1000, None, encode_event(event)))
-    found = batch(PART, records)
+    found = build_batch(PART, records)
     for _ in range(2):
         await insert(opened, found, "t:0:0-203")
         await check(opened, sums)
@@ -166,7 +177,7 @@ async def test_parameters_are_no_sql(opened: Store) -> None:
 
 
 async def test_rows_are_kept_for_so_many_days(opened: Store) -> None:
-    await opened.keep(7, 90)
+    await opened.set_retention(7, 90)
     sql = "SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = {t:String}"
     for table, days in (("requests", 7), ("fleet", 7), ("requests_minute", 90)):
         ((engine,),) = (await opened.query(sql, {"t": table})).rows
@@ -175,8 +186,8 @@ async def test_rows_are_kept_for_so_many_days(opened: Store) -> None:
 
 
 async def test_what_was_asked_and_answered_goes_before_its_row(opened: Store) -> None:
-    await opened.keep(30, 400, 3)
-    await opened.keep(30, 400, 3)
+    await opened.set_retention(30, 400, 3)
+    await opened.set_retention(30, 400, 3)
     rows = {"old": 5, "new": 1}
     for id, days in rows.items():
         await opened.command(
@@ -195,30 +206,30 @@ async def test_what_was_asked_and_answered_goes_before_its_row(opened: Store) ->
 
 
 async def test_opened_twice_and_at_once(clickhouse_url: str) -> None:
-    stores = [Store(clickhouse_url) for _ in range(3)]
+    stores = [make_store(clickhouse_url) for _ in range(3)]
     await asyncio.gather(*(store.open() for store in stores))
     applied = await stores[0].query("SELECT version FROM migrations ORDER BY version")
     assert applied.rows == [(migration.version,) for migration in migrations()]
-    await stores[1].open(migrate=False)
+    await stores[1].open(migrate_schema=False)
     await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_schema_that_is_not_ours(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(clickhouse_url)
-    with pytest.raises(StoreUnavailable, match="version 0, this process needs"):
-        await store.open(migrate=False)
+    store = make_store(clickhouse_url)
+    with pytest.raises(StoreUnavailable, match="version 0 and this release needs"):
+        await store.open(migrate_schema=False)
     await store.open()
     known = migrations()
-    monkeypatch.setattr(store_module, "migrations", lambda: known[:-1])
+    monkeypatch.setattr(migrations_module, "migrations", lambda: known[:-1])
     with pytest.raises(SchemaTooNew, match="upgrade stream-gw"):
         await store.open()
-    monkeypatch.setattr(store_module, "migrations", lambda: [Migration(1, "raw", "SELECT 1"), *known[1:]])
+    monkeypatch.setattr(migrations_module, "migrations", lambda: [Migration(1, "raw", "SELECT 1"), *known[1:]])
     with pytest.raises(StoreRefused, match="another build"):
         await store.open()
     added = Migration(
         len(known) + 1, "more", "CREATE TABLE IF NOT EXISTS more (a Int8) ENGINE = MergeTree ORDER BY a;\n"
     )
-    monkeypatch.setattr(store_module, "migrations", lambda: [*known, added])
+    monkeypatch.setattr(migrations_module, "migrations", lambda: [*known, added])
     await store.open()
     await store.insert("more", pa.table({"a": pa.array([1], pa.int8())}), "x")
     await store.close()
@@ -229,18 +240,18 @@ async def test_a_migration_that_died_half_way_is_taken_over(
 ) -> None:
     known = migrations()
     broken = Migration(1, "raw", known[0].sql + "\nSELECT no_such_column;\n")
-    monkeypatch.setattr(store_module, "migrations", lambda: [broken, *known[1:]])
-    store = Store(clickhouse_url)
+    monkeypatch.setattr(migrations_module, "migrations", lambda: [broken, *known[1:]])
+    store = make_store(clickhouse_url)
     with pytest.raises(StoreRefused):
         await store.open()
-    monkeypatch.setattr(store_module, "migrations", lambda: known)
+    monkeypatch.setattr(migrations_module, "migrations", lambda: known)
     await store.open()
     await store.close()
 
 
 async def test_a_dead_migrators_lock_ends(clickhouse_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(clickhouse_url)
-    monkeypatch.setattr(store_module, "migrations", list)
+    store = make_store(clickhouse_url)
+    monkeypatch.setattr(migrations_module, "migrations", list)
     await store.open()
     await store.command(
         "CREATE TABLE migration_lock (round Int64, holder String, done Bool, until DateTime64(3, 'UTC')) "
@@ -255,7 +266,7 @@ async def test_a_dead_migrators_lock_ends(clickhouse_url: str, monkeypatch: pyte
 
 
 async def test_a_server_that_is_away(front: ClickHouseFront) -> None:
-    store = Store(front.url)
+    store = make_store(front.url)
     await store.open()
     found, sums = a_block()
     front.fault("refuse")
@@ -279,11 +290,12 @@ async def test_a_server_that_is_away(front: ClickHouseFront) -> None:
 
 async def test_one_process_owns_a_folder(front: ClickHouseFront) -> None:
     code = (
-        "import asyncio, sys\nfrom telemetry.store import Store, StoreUnavailable\n"
-        "try:\n    asyncio.run(Store(sys.argv[1]).open())\nexcept StoreUnavailable as error:\n    print(error)\n"
+        "import asyncio, sys\nfrom telemetry.store.errors import StoreUnavailable\n"
+        "from tests.support.stores import make_store\n"
+        "try:\n    asyncio.run(make_store(sys.argv[1]).open())\nexcept StoreUnavailable as error:\n    print(error)\n"
     )
     other = subprocess.run(
-        [sys.executable, "-c", code, f"chdb://{front.folder}"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, f"chdb://{front.data}"], capture_output=True, text=True, timeout=60
     )
     assert "another process" in other.stdout, other.stdout + other.stderr[-500:]
 
@@ -293,8 +305,73 @@ async def test_one_process_owns_a_folder(front: ClickHouseFront) -> None:
 )
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ValueError, match="ClickHouse URL"):
-        Store(url)
+        make_store(url)
 
 
 def test_a_url_is_shown_without_its_password() -> None:
-    assert "secret" not in repr(Store("http://me:secret@host:8123/db"))
+    assert "secret" not in repr(make_store("http://me:secret@host:8123/db"))
+
+
+# --- the role of readers ---------------------------------------------------------------------------------------
+
+
+def _reader_sql() -> list[str]:
+    text = resources.files("telemetry.store.schema").joinpath("reader.sql").read_text("utf-8")
+    return Migration(0, "reader", text).statements()
+
+
+async def test_the_readers_role_has_select_on_the_tables_of_the_sql_check_alone(store: Store) -> None:
+    role, *grants = _reader_sql()
+    assert role == "CREATE ROLE IF NOT EXISTS stream_gw_reader"
+    assert set(grants) == {f"GRANT SELECT ON {table} TO stream_gw_reader" for table in (*TABLES, "migrations")}
+    for statement in (role, *grants):
+        # The embedded engine has no users, but its parser is the server's
+        assert (await store.query("SELECT formatQuery({sql:String})", {"sql": statement})).rows
+
+
+async def test_a_readers_url_is_checked() -> None:
+    with pytest.raises(ValueError, match="the same database"):
+        make_store("http://writer@host:8123/a", "http://reader@host:8123/b")
+    with pytest.raises(ValueError, match="one user"):
+        make_store("chdb:///a", "chdb:///b")
+
+
+async def test_queries_run_as_the_reader(front: ClickHouseFront) -> None:
+    nobody_listens = front.url.replace(str(front.port), str(free_port()))
+    store = make_store(front.url, nobody_listens)
+    await store.open()
+    with pytest.raises(StoreUnavailable):
+        await store.query("SELECT 1")
+    await store.close()
+
+
+async def test_the_role_reads_these_tables_and_nothing_else_on_a_server() -> None:
+    url = os.environ.get("STREAM_GW_TEST_CLICKHOUSE")
+    if not url:
+        pytest.skip("no server: set STREAM_GW_TEST_CLICKHOUSE to http://user:password@host:8123")
+    parts, database = urlsplit(url), f"t{uuid4().hex}"
+    owner = make_store(f"{parts.scheme}://{parts.netloc}/{database}")
+    await owner.open()
+    for statement in _reader_sql():
+        await owner.command(statement)
+    await owner.command(f"CREATE USER {database} IDENTIFIED BY 'reader' DEFAULT ROLE stream_gw_reader")
+    await owner.command("CREATE TABLE secrets (a Int8) ENGINE = MergeTree ORDER BY a")
+    reader = make_store(f"{parts.scheme}://{database}:reader@{parts.netloc.rpartition('@')[2]}/{database}")
+    try:
+        await reader.open(migrate_schema=False)
+        for table in TABLES:
+            await reader.query(f"SELECT count() FROM {table}")
+        for refused in (
+            "SELECT * FROM secrets",
+            "SELECT * FROM merge('system', '.*')",
+            "SELECT * FROM url('http://127.0.0.1:1/', 'CSV', 'x String')",
+            "SELECT * FROM file('/etc/passwd', 'LineAsString', 'x String')",
+            "SELECT * FROM remote('127.0.0.1', system.one)",
+        ):
+            with pytest.raises(StoreRefused):
+                await reader.query(refused)
+    finally:
+        await owner.command(f"DROP USER {database}")
+        await owner.command(f"DROP DATABASE {database}")
+        await reader.close()
+        await owner.close()

@@ -1,4 +1,4 @@
-"""What the sink relies on in whatever carries its events: one suite for Redis, Kafka and the tests' own."""
+"""Contract of every transport of events: Redis, Kafka and the tests' own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.settings import EventSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
-from stream_fabric.settings import EventSettings
-from telemetry.kafka import KafkaTransport, Limited, TopicMissing, connection_options, ensure_topic
-from telemetry.redis import RedisTransport
-from telemetry.transport import Record, Transport, TransportUnavailable
+from telemetry.emit.redis import RedisTransport
+from telemetry.emit.transport import Record, Transport, TransportUnavailable
+from telemetry.kafka.transport import KafkaTransport, LogRateLimit, TopicMissing, connection_options, ensure_topic
 from tests.support.kafka import KafkaServer
 from tests.support.proxy import Proxy
 from tests.support.redis import RedisServer
@@ -75,7 +76,7 @@ async def redis() -> AsyncIterator[Carrier]:
                 return [record for _, record in await events.read(0, 100_000)]
 
             yield Carrier(
-                RedisTransport(events),
+                RedisTransport(events, HostRandom()),
                 arrived,
                 proxy.pause,
                 proxy.resume,
@@ -119,7 +120,7 @@ async def read_topic(servers: str, topic: str) -> list[tuple[int, bytes, bytes, 
 async def kafka(kafka_server: KafkaServer) -> AsyncIterator[Carrier]:
     topic = await make_topic(kafka_server.servers)
     async with Proxy.before(kafka_server.behind_port, listen=kafka_server.proxy_port) as proxy:
-        transport = KafkaTransport(settings(f"127.0.0.1:{proxy.port}", topic))
+        transport = KafkaTransport(settings(f"127.0.0.1:{proxy.port}", topic), HostClock())
 
         async def arrived() -> list[bytes]:
             return [value for _, _, value, _ in await read_topic(kafka_server.servers, topic)]
@@ -197,7 +198,7 @@ async def test_a_send_that_is_cancelled_leaves_nothing_behind(carrier: Carrier) 
 
 async def test_redis_keeps_its_last_room_for_what_must_not_be_dropped(redis_client: RedisClient) -> None:
     events = RedisEvents(redis_client, os.urandom(4).hex(), bytes_max=40_000)
-    transport = RedisTransport(events)
+    transport = RedisTransport(events, HostRandom())
     with pytest.raises(TransportUnavailable, match="STREAM_GW_EVENTS_REDIS_BYTES_MAX") as full:
         await transport.send([*records(150, "rest"), *records(20, "bill", kept=True)])
     arrived = [record for _, record in await events.read(0, 1000)]
@@ -212,7 +213,7 @@ async def test_redis_keeps_its_last_room_for_what_must_not_be_dropped(redis_clie
 
 async def test_a_key_stays_in_its_partition_and_headers_tell_trace_and_version(kafka_servers: str) -> None:
     topic = await make_topic(kafka_servers)
-    transport = KafkaTransport(settings(kafka_servers, topic))
+    transport = KafkaTransport(settings(kafka_servers, topic), HostClock())
     await transport.send(records(60))
     await transport.send([*records(60, "again"), Record(b"{}", b"alone", "fleet", v=7)])
     await transport.close()
@@ -233,7 +234,7 @@ async def test_a_key_stays_in_its_partition_and_headers_tell_trace_and_version(k
 
 async def test_a_topic_that_is_missing_is_named_with_the_remedy_or_made(kafka_servers: str) -> None:
     topic = f"missing-{os.urandom(4).hex()}"
-    transport = KafkaTransport(settings(kafka_servers, topic))
+    transport = KafkaTransport(settings(kafka_servers, topic), HostClock())
     with pytest.raises(TransportUnavailable, match=rf"{topic}.*STREAM_GW_TELEMETRY_CREATE_TOPICS") as missing:
         await transport.send(records(2))
     assert missing.value.unsent == records(2)
@@ -246,7 +247,7 @@ async def test_a_topic_that_is_missing_is_named_with_the_remedy_or_made(kafka_se
 
 async def test_what_a_topic_finds_too_large_does_not_hold_up_the_rest(kafka_servers: str) -> None:
     topic = await make_topic(kafka_servers, **{"max.message.bytes": "20000"})
-    transport = KafkaTransport(settings(kafka_servers, topic))
+    transport = KafkaTransport(settings(kafka_servers, topic), HostClock())
     noise = Record(os.urandom(60_000), b"key-1", "request")
     with pytest.raises(TransportUnavailable, match=r"max\.message\.bytes") as large:
         await transport.send([*records(30), noise])
@@ -263,7 +264,7 @@ async def test_without_a_broker_a_batch_is_unsent_and_the_log_is_not_flooded(
     caplog.set_level(logging.WARNING)
     topic = await make_topic(kafka_server.servers)
     async with Proxy.before(kafka_server.behind_port, listen=kafka_server.proxy_port) as proxy:
-        transport = KafkaTransport(settings(f"127.0.0.1:{proxy.port}", topic))
+        transport = KafkaTransport(settings(f"127.0.0.1:{proxy.port}", topic), HostClock())
         proxy.refuse = True
         for _ in range(2):
             with pytest.raises(TransportUnavailable) as away:
@@ -276,7 +277,7 @@ async def test_without_a_broker_a_batch_is_unsent_and_the_log_is_not_flooded(
         sending = asyncio.create_task(transport.send(records(2)))
         await asyncio.wait({sending}, timeout=3)
         assert not sending.done()
-        said = [record.getMessage() for record in caplog.records if record.name == "telemetry.kafka"]
+        said = [record.getMessage() for record in caplog.records if record.name == "telemetry.kafka.transport"]
         assert len(said) < 15, said
         assert not logging.getLogger("aiokafka").propagate
         proxy.refuse = False
@@ -297,7 +298,7 @@ async def test_brokers_that_are_stopped_are_asked_for_now_and_then(
         return await create_conn(*args, **options)
 
     monkeypatch.setattr(aiokafka.client, "create_conn", counted)
-    transport = KafkaTransport(settings(kafka_server.servers, await make_topic(kafka_server.servers)))
+    transport = KafkaTransport(settings(kafka_server.servers, await make_topic(kafka_server.servers)), HostClock())
     over = asyncio.Event()
 
     async def send() -> None:
@@ -319,7 +320,7 @@ async def test_brokers_that_are_stopped_are_asked_for_now_and_then(
 
 def test_of_what_aiokafka_says_each_kind_is_passed_on_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    limited = Limited(lambda: now)
+    limited = LogRateLimit(lambda: now)
 
     def say(line: int, text: str) -> None:
         limited.handle(logging.LogRecord("aiokafka.client", logging.ERROR, "client.py", line, text, None, None))

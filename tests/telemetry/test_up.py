@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from telemetry.spool import unframe
-from tests.gateway.processes import Process, need_redis
+from stream_gw.cli.platform.state_folder import open_state_folder
+from telemetry.emit.segments import decode_segment
+from tests.gateway.processes import Process, need_redis, run_cli
 from tests.gateway.wire import Gate, chat
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.platform
 
 
 async def _billed(up: Process) -> dict[str, Any] | None:
@@ -44,6 +47,9 @@ async def test_what_was_asked_is_billed_also_after_the_next_up(tmp_path: Path) -
                 return row is not None and (row["requests"], row["output_tokens"]) == (round_, 7 * round_)
 
             await eventually(billed, "the request to be billed", 20)
+            folder = tmp_path / "stream-gw"
+            assert up.facts["telemetry_folder"] == str(folder)
+            assert f"traces and undelivered events are in {folder} (shared with earlier and later runs" in up.log
     assert (tmp_path / "stream-gw" / "telemetry").is_dir()
     assert list((tmp_path / "stream-gw" / "spool").iterdir()) == []
 
@@ -62,8 +68,44 @@ async def test_events_that_cannot_leave_wait_beside_the_traces(tmp_path: Path, s
         assert answer.status == 200, answer.body
 
         def held() -> bool:
-            found = [record for path in folder.glob("*/*-*.*") for record in unframe(path.read_bytes())]
+            found = [record for path in folder.glob("*/*-*.*") for record in decode_segment(path.read_bytes())]
             return {record.kind for record in found} >= {"request", "attempt"}
 
         await eventually(held, "the events of the request to be on disk", 20)
         assert "there is no spool" not in up.log
+
+
+def test_a_second_run_says_that_its_traces_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with open_state_folder("") as first, open_state_folder("") as second:
+        assert first.path == tmp_path / "stream-gw"
+        assert second.path != first.path
+        assert "deleted when this run ends" in second.note and str(first.path) in second.note
+    assert first.path.exists()
+    assert not second.path.exists()
+
+
+def test_a_fresh_folder_is_deleted_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with open_state_folder("fresh") as folder:
+        assert list(folder.path.iterdir()) == []
+        assert "deleted" in folder.note
+    assert not folder.path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_named_folder_that_another_run_has_is_refused(tmp_path: Path) -> None:
+    need_redis()
+    with open_state_folder(str(tmp_path)):
+        done = run_cli("up", "--port", "0", "--telemetry-folder", str(tmp_path), STREAM_GW_EVENTS="kafka")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"stream-gw up: another stream-gw up uses the folder {tmp_path}: ")
+    assert "--telemetry-folder" in done.stderr
+
+
+def test_help_names_the_shared_folder_and_how_to_use_another() -> None:
+    words = run_cli("up", "--help").stdout.split()
+    text = " ".join(words)
+    assert "--telemetry-folder FOLDER" in text
+    assert "~/.local/state/stream-gw, shared by all runs" in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from inference.agent.engines.vllm import VllmEngine
+from inference.engines.vllm import VllmEngine
 from tests.agent.engines.recorder import Recorder
 from tests.gateway import processes
 from tests.support import waiting

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stream_fabric.frames import Delta, TerminalStatus
+from stream_fabric.stream.frames import Delta, TerminalStatus
 from tests.chaos.fleet import LogReader
 from tests.gateway.wire import DONE, HEARTBEAT, Exchange
 from tests.vllm.real import MODEL, Direct, chat, endless, folded, tokens_of
@@ -66,7 +66,7 @@ async def tokens(direct: Direct, text: str) -> list[int]:
 
 @dataclass
 class Told:
-    """What a client got."""
+    """A client's result."""
 
     stream: str
     body: bytes

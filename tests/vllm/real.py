@@ -14,16 +14,18 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from inference.agent.engines.child import GUARD
-from inference.agent.engines.prometheus import VllmMetrics, read_metrics
-from inference.agent.engines.vllm import VllmEngine, VllmOptions
-from stream_fabric.ports import Engine, EngineRequest
+from inference.engines.child import GUARD
+from inference.engines.prometheus import VllmMetrics, read_metrics
+from inference.engines.vllm import VllmEngine
+from inference.engines.vllm_flags import VllmOptions
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import Engine
 from tests.agent.engines.recorder import Recorder, stream_id
 from tests.gateway.processes import CLI, Process, clean_env
 from tests.gateway.wire import Gate
 
 FIGURES: list[str] = []
-"""What the tests measured; printed at the end."""
+"""Measured figures, printed at the end."""
 
 SLOTS = 64
 KV_TOKENS = 16_384
@@ -146,16 +148,16 @@ class Direct:
         async with aiohttp.ClientSession() as session, session.get(self.url + "/metrics") as response:
             return read_metrics(await response.read())
 
-    async def until_idle(self, within_s: float = 10.0) -> float:
-        """Poll its own count until nothing runs; how long that took."""
+    async def until_idle(self, within_s: float = 10.0, *, running: int = 0) -> float:
+        """Poll its own count until ``running`` requests run and none waits; how long that took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with aiohttp.ClientSession() as session, asyncio.timeout(within_s):
             while True:
                 async with session.get(self.url + "/metrics") as response:
                     metrics = read_metrics(await response.read())
-                assert metrics.told
-                if metrics.running == metrics.waiting == 0:
+                assert metrics.shown
+                if metrics.running == running and not metrics.waiting:
                     return loop.time() - began
                 await asyncio.sleep(0.005)
 
@@ -238,7 +240,7 @@ def starting_up(model: str, python: str, *flags: str) -> Iterator[subprocess.Pop
     """One that has not said that it is ready. Whatever the test does, it is ended."""
     command = [*CLI, "up", "--port", "0", "--no-telemetry", "--engine", "vllm", "--model", model]
     command += ["--vllm-python", python, "--", *flags]
-    # What is left of it would hold a pipe's other end, so that is stderr's alone
+    # A leftover process would hold a pipe open, so only stderr is one
     with subprocess.Popen(
         command, env=clean_env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

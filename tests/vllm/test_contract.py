@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.vllm import VllmEngine
+from inference.engines.sim.engine import SimEngine
+from inference.engines.vllm import VllmEngine
 from tests.agent.engines import test_contract as contract
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -32,7 +32,7 @@ test_a_prompt_note = contract.test_a_prompt_note_comes_before_the_output
 
 
 class Replica:
-    """What the suite looks at in the simulator, read from vLLM."""
+    """The figures that the suite reads from the simulator, read from vLLM."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self._engine = engine

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.agent.engines.kv_events import KvEvents
-from inference.agent.engines.vllm import VllmEngine
+from inference.engines.kv_events import KvEvents
+from inference.engines.vllm import VllmEngine
 from stream_fabric.errors import EngineFailed
 from tests.agent.engines.recorder import Recorder, stream_id
 from tests.gateway.processes import alive
@@ -61,7 +61,7 @@ async def test_a_chat_streams_and_usage_is_the_server_s(engine: VllmEngine) -> N
 
 
 async def test_its_own_times_are_told_of_one_choice(engine: VllmEngine) -> None:
-    """Of as many as can compute nobody waits, and more than that wait for those."""
+    """Requests within the slots do not queue; those beyond wait for them."""
     first = await ask(engine, request(1, endless(tokens=10)))
     assert first.own is not None
     queue_s, prefill_s = first.own
@@ -196,7 +196,8 @@ async def test_an_abort_frees_the_server_at_once(engine: VllmEngine, direct: Dir
     for number in range(10):
         sink = Recorder()
         engine.submit(request(number, endless()), sink)
-        await eventually(lambda sink=sink: sink.tokens() >= 5)
+        await eventually(lambda sink=sink: sink.tokens() >= 5 or sink.ended.is_set())
+        assert sink.status is None, sink.error
         assert (await direct.metrics()).running == 1
         engine.abort(stream_id(number))
         calls = sink.calls
@@ -255,7 +256,8 @@ async def test_what_overflows_the_cache_is_counted(engine: VllmEngine, direct: D
     stored = 0
     for number in range(6):
         sink = await ask(engine, request(number, chat(f"story {number} " + "of a river " * 1000, max_tokens=1)))
-        assert sink.end_usage is not None and sink.end_usage.cached < BLOCK
+        assert sink.end_usage is not None, sink.error
+        assert sink.end_usage.cached < BLOCK
         stored += sink.end_usage.prompt // BLOCK * BLOCK
     assert stored > KV_TOKENS + 2 * BLOCK
     least = stored - KV_TOKENS

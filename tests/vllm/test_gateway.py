@@ -38,6 +38,7 @@ from tests.vllm.continued import (
 from tests.vllm.real import (
     FIGURES,
     GENERATION,
+    KV_TOKENS,
     MODEL,
     NAMED,
     SCHEMA,
@@ -173,21 +174,28 @@ async def test_a_session_s_next_turn_hits_the_prefix_cache(platform: Platform) -
 # --- ends ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_reaches_vllm(platform: Platform) -> None:
-    direct = platform.direct
-    took = []
-    for _ in range(10):
-        async with platform.gate.create({**endless(), "stream": True}) as exchange:
-            await until(exchange, b'"content":"', 5)
-            assert (await direct.metrics()).running == 1
-            began = time.monotonic()
-            cancelled = await platform.gate.cancel(exchange.headers["x-stream-id"])
-            assert cancelled["result"] == "accepted"
-            await direct.until_idle(5)
-            took.append(time.monotonic() - began)
+@pytest.mark.parametrize("streams", [1, 8, 32])
+async def test_a_cancel_reaches_vllm(platform: Platform, streams: int) -> None:
+    """``streams``: that vLLM runs when one of them is cancelled; the others run on."""
+    direct, took = platform.direct, []
+    body = {**endless(tokens=min(7000, KV_TOKENS * 7 // 8 // streams)), "stream": True}
+    async with contextlib.AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(platform.gate.create(body)) for _ in range(streams - 1)]
+        for _ in range(10):
+            async with platform.gate.create(body) as exchange:
+                await until(exchange, b'"content":"', 5)
+                await direct.until_idle(5, running=streams)
+                began = time.monotonic()
+                cancelled = await platform.gate.cancel(exchange.headers["x-stream-id"])
+                assert cancelled["result"] == "accepted"
+                await direct.until_idle(5, running=streams - 1)
+                took.append(time.monotonic() - began)
+        for other in others:
+            await platform.gate.cancel(other.headers["x-stream-id"])
+    await direct.until_idle(5)
     took.sort()
     FIGURES.append(
-        f"cancel at the gateway to nothing running in vLLM, 10 times: median {took[5] * 1000:.0f} ms, "
+        f"cancel at the gateway to its end in vLLM, {streams} running, 10 times: median {took[5] * 1000:.0f} ms, "
         f"worst {took[-1] * 1000:.0f} ms"
     )
 
@@ -227,7 +235,7 @@ async def test_two_hundred_clients_at_once(platform: Platform) -> None:
 
 
 async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
-    """What can be continued waits for vLLM to come back (a minute at most) and goes on where it was; what cannot ends
+    """A stream that can be continued waits for vLLM (at most one minute) and continues; one that cannot ends
     at once, with an error that may be tried again."""
     server = platform.server
     asked = await questions(platform.direct)

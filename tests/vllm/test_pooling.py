@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 import pytest_asyncio
 
-from inference.agent.engines.vllm import VllmEngine
-from stream_fabric.frames import Open
+from inference.engines.vllm import VllmEngine
+from stream_fabric.stream.frames import Open
 from tests.vllm.real import SMALL, Direct, Home, ask, chat, request
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]

@@ -19,19 +19,20 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from inference.agent.agent import Agent, AgentPolicy, new_replica_id
-from inference.agent.engines.vllm import VllmEngine
-from inference.agent.gpus import _ask, parse
-from inference.agent.lease import LeasePolicy
-from stream_fabric.cursor import BEGINNING, Epoch
+from inference.agent.agent import Agent
+from inference.agent.observe.gpus import open_nvml, watched_gpus
+from inference.agent.replica import AgentPolicy, LeasePolicy
+from inference.engines.vllm import VllmEngine
 from stream_fabric.errors import EngineFailed
-from stream_fabric.frames import Delta, End, decode
-from stream_fabric.ids import StreamId, TenantId, new_stream_id
-from stream_fabric.ports import EngineRequest, NoEvents
+from stream_fabric.pool.records import Candidate, DesiredState, EngineRequest, ReplicaInfo, Work
 from stream_fabric.redis.client import Partitions, RedisClient
-from stream_fabric.redis.pool import Candidate, RedisPools, ReplicaInfo, Wish, Work
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.stream.cursor import BEGINNING, Epoch
+from stream_fabric.stream.frames import Delta, End, decode
+from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from tests.agent.engines import test_sleep as contract
+from tests.support.agents import make_agent
 from tests.support.waiting import eventually
 from tests.vllm.real import FIGURES, MODEL, SMALL, Direct, Home, chat
 
@@ -47,7 +48,7 @@ ACME = TenantId("acme")
 PARTITIONS = Partitions(4)
 SMI = shutil.which("nvidia-smi")
 FREED = 0.01
-"""Of a GPU's memory at least, of the 4 GiB that the cache has there."""
+"""Smallest share of a GPU's memory that a sleep must release, with a cache of 4 GiB."""
 QUESTION = chat(max_tokens=40, ignore_eos=True)
 
 
@@ -71,7 +72,9 @@ def setup(sleeper: VllmEngine) -> contract.Setup:
 
 async def memory() -> list[float]:
     """In use of each GPU, as the agent reads it; nothing where there is none."""
-    return [gpu.memory for gpu in parse(await _ask(SMI))] if SMI is not None else []
+    async with watched_gpus() as gpus:
+        await eventually(lambda: gpus() or open_nvml() is None)
+        return [gpu.memory for gpu in gpus()]
 
 
 class Lent(VllmEngine):
@@ -94,10 +97,10 @@ class Replica:
         (info,) = await self.pools.replicas(self.pool)
         return info if (info.state, info.load.asleep) == (state, asleep) else None
 
-    async def become(self, wish: Wish, state: str, asleep: int = 0) -> float:
+    async def become(self, wish: DesiredState, state: str, asleep: int = 0) -> float:
         """Until its lease says so, as whoever places requests reads it."""
         began = time.monotonic()
-        await self.pools.desire(self.pool, self.agent.replica, wish, "controller")
+        await self.pools.request_state(self.pool, self.agent.replica, wish, "controller")
         await eventually(lambda: self.is_now(state, asleep), f"a lease that says {state}")
         return time.monotonic() - began
 
@@ -111,7 +114,7 @@ class Replica:
         return stream
 
     async def where(self, stream: StreamId) -> str | None:
-        return await self.pools.where(self.pool, stream)
+        return await self.pools.holder(self.pool, stream)
 
     async def text(self, stream: StreamId) -> str:
         """Once it has ended whole."""
@@ -135,7 +138,7 @@ async def replica(engine: VllmEngine, redis_url: str) -> AsyncIterator[Replica]:
     await client.start()
     pool = f"pool-{os.urandom(4).hex()}"
     policy = AgentPolicy(LeasePolicy(pool, "vllm", (MODEL,), False, 3.0, 1.25), 1.0, 2.0, standby=True)
-    agent = Agent(policy, new_replica_id("r"), Lent(engine), client, PARTITIONS, NoEvents())
+    agent = make_agent(policy, Lent(engine), client, PARTITIONS)
     task = asyncio.create_task(agent.run())
     try:
         await asyncio.wait_for(agent.ready.wait(), 10)
@@ -156,7 +159,7 @@ async def test_from_warm_and_from_each_level_of_sleep_it_serves_again(sleeper: V
     )
     pid = sleeper.pid
     took: dict[str, list[float]] = {"warm": [], "level 1": [], "level 2": []}
-    wishes: dict[str, tuple[Wish, int]] = {"level 1": ("sleeping:1", 1), "level 2": ("sleeping:2", 2)}
+    wishes: dict[str, tuple[DesiredState, int]] = {"level 1": ("sleeping:1", 1), "level 2": ("sleeping:2", 2)}
     async with replica(sleeper, redis_url) as one:
         for _ in range(3):
             for begins, times in took.items():

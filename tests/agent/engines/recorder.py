@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.frames import ChoiceEnd, Close, Delta, ErrorInfo, Frame, Note, Open, TerminalStatus, Usage
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineRequest
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, ErrorInfo, Frame, Note, Open, TerminalStatus, Usage
+from stream_fabric.stream.ids import StreamId
 
 
 class Recorder:

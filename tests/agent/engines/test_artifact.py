@@ -1,4 +1,4 @@
-"""What a model was loaded from, as a hash of its files."""
+"""The artifact hash of the files that a model was loaded from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.agent.engines import artifact
-from inference.agent.engines.artifact import artifact_of
+from inference.engines import artifact
+from inference.engines.artifact import artifact_of
 
 
 def make(folder: Path, *, weights: bytes = b"w" * 400_000, config: str = '{"layers":2}') -> Path:

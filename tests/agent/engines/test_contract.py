@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from inference.agent.engines.openai import OpenAIEngine
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from stream_fabric.frames import Delta, Note
-from stream_fabric.ports import Engine, EngineRequest
+from inference.engines.openai import OpenAIEngine
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import Engine
+from stream_fabric.stream.frames import Delta, Note
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import server, sim_handlers, sim_metrics
 from tests.support.waiting import eventually
@@ -46,7 +47,7 @@ class Setup:
     def __init__(self, engine: Engine, sim: SimEngine) -> None:
         self.engine = engine
         self.sim = sim
-        """What computes, whether in front or behind the socket."""
+        """The simulated replica that computes, whether used directly or behind a server."""
 
 
 @pytest.fixture(params=["sim", "openai", "as vLLM"])
@@ -66,7 +67,7 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
 
 
 def output(sink: Recorder) -> int:
-    """What is settled. What was counted on the way is as much, but for the tokens of half a character at the end."""
+    """Settled output tokens. The running count equals them, except for tokens of half a character at the end."""
     assert sink.end_usage is not None
     assert 0 <= sink.end_usage.output - sink.tokens() <= 3
     return sink.end_usage.output
@@ -240,7 +241,9 @@ async def test_a_prompt_note_comes_before_the_output(setup: Setup) -> None:
     sink = await ask(setup, chat(1, max_tokens=3))
     notes = [frame for frame in sink.frames if isinstance(frame, Note)]
     assert sink.prompt is not None
-    if isinstance(setup.engine, OpenAIEngine) and not setup.engine.metrics.told:  # most servers tell it at the end
+    if (
+        isinstance(setup.engine, OpenAIEngine) and not setup.engine.server_load.metrics.shown
+    ):  # most servers tell it at the end
         assert notes == []
     else:
         assert [(note.kind, note.prompt_tokens) for note in notes] == [("prompt", sink.prompt[0])]

@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.agent.engines.sim.blocks import BlockPool
-from inference.agent.engines.sim.model import Replica
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sim.text import Prompt
+from inference.engines.sim.blocks import BlockPool
+from inference.engines.sim.model import Replica
+from inference.engines.sim.settings import SimSettings
+from inference.engines.sim.text import Prompt
 
 FAST = {"itl_ms": 1.0, "ttft_ms": 0.0, "block_size": 4}
 
@@ -35,7 +35,7 @@ def check_blocks(model: Replica[int]) -> None:
         # The newest token's KV is written by the step that makes the next one
         written = seq.computed - 1 if seq.made else seq.computed
         assert 0 <= written <= len(seq.blocks) * model.settings.block_size
-        # What is shared is the same prefix: a block beyond the prompt's full ones has one owner
+        # Only equal prefixes are shared: a block beyond the prompt's full blocks has one owner
         for block in seq.blocks[len(seq.hashes) :]:
             assert held[block] == 1
     assert not any(seq.blocks for seq in model.waiting)

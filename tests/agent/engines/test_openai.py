@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from inference.agent.engines.chunks import ChunkReader, upstream_error
-from inference.agent.engines.openai import OpenAIEngine
+from inference.engines.openai import OpenAIEngine
+from inference.engines.upstream.answers import upstream_error
+from inference.engines.upstream.chunks import ChunkReader
 from stream_fabric.errors import EngineFailed, EngineLost
-from stream_fabric.frames import ErrorInfo, Note, Open, Usage
 from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
-from stream_fabric.ports import EngineRequest
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import Handler, play, server
 from tests.support.waiting import eventually
@@ -516,6 +517,30 @@ async def test_a_server_that_is_gone_is_told_and_may_be_tried_again() -> None:
     assert sink.error.retriable
 
 
+@pytest.mark.parametrize("closes", [1, 2])
+async def test_a_connection_that_closes_when_it_is_used_again_costs_no_request(closes: int) -> None:
+    """As a server does at the end of its keep-alive time; one that never answers is given up."""
+    answer, asked = play(delta(content="x"), delta(finish="stop"), DONE), []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers["x-request-id"])
+        if 1 < len(asked) <= 1 + closes:
+            assert request.transport is not None
+            request.transport.abort()
+        return await answer(request)
+
+    async with engine_on(serve) as engine:
+        for number in range(2):
+            sink = Recorder()
+            engine.submit(chat(number), sink)
+            await sink.wait()
+            if number and closes == 2:
+                assert sink.error is not None and (sink.error.code, sink.error.retriable) == ("engine_lost", True)
+            else:
+                assert (sink.status, sink.tokens()) == ("completed", 1)
+    assert asked == [stream_id(0), stream_id(1), stream_id(1)]
+
+
 async def test_a_body_that_cannot_be_read_ends_the_stream() -> None:
     async with engine_on(play()) as engine:
         sink = Recorder()
@@ -634,7 +659,7 @@ async def test_what_a_lost_server_was_asked_ends_at_once_and_the_rest_is_as_it_w
         engine.submit(chat(1), done)
         await done.wait()
         engine.submit(chat(2), lost)
-        engine.lose(EngineLost("it is gone"))
+        engine.fail_all(EngineLost("it is gone"))
         assert (lost.status, lost.error) == ("failed", ErrorInfo.of(EngineLost("it is gone")))
         assert done.status == "completed"
         again = Recorder()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from inference.agent.engines import make_engine
-from inference.agent.engines.openai import OpenAIEngine
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.vllm import VllmEngine
+from inference.agent.make_engine import make_engine
 from inference.agent.settings import AgentSettings
+from inference.engines.openai import OpenAIEngine
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from inference.engines.vllm import VllmEngine
 from stream_fabric.ports import Engine
 
 

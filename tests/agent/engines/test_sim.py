@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from stream_fabric.frames import Note, Usage
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineRequest
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.frames import Note, Usage
+from stream_fabric.stream.ids import StreamId
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
-from tests.agent.engines.virtual import run_virtual
+from tests.support.virtual import run_virtual
 from tests.support.waiting import eventually
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
@@ -244,7 +244,7 @@ def test_a_stop_string_is_looked_for_as_tokens_are_made() -> None:
         assert sink.end_usage.output > sink.tokens() > 20
         assert engine.replica.idle
         assert engine.replica.blocks.used == 0
-        # What looks like one and is none comes out whole
+        # Text that resembles a stop string comes out whole
         near = whole[300:330] + "#"
         sink = await answer(engine, chat(3, max_tokens=200, stop=[near]))
         assert (sink.body(), sink.choice_ends()[0].finish_reason) == (whole, "length")
@@ -287,7 +287,7 @@ def test_metrics_are_vllm_s_and_say_that_they_are_simulated() -> None:
         await answer(engine, chat(1, "once upon a time " * 20, max_tokens=9))
         engine.submit(chat(2, max_tokens=500), Recorder())
         await asyncio.sleep(0.05)
-        text = engine.metrics.render()
+        text = engine.metrics.render().decode()
         await engine.close()
         return text
 
@@ -307,7 +307,7 @@ def test_metrics_hold_the_latency_between_tokens() -> None:
     async def main() -> str:
         engine = await started("itl_ms=1,ttft_ms=0")
         await answer(engine, chat(1, max_tokens=9))
-        text = engine.metrics.render()
+        text = engine.metrics.render().decode()
         await engine.close()
         return text
 
@@ -536,7 +536,7 @@ def test_what_comes_whole_generates_no_token() -> None:
     async def main() -> str:
         engine = await started("itl_ms=1,ttft_ms=0")
         await document(engine, embeddings(1, ["x" * 400, "y"]))
-        text = engine.metrics.render()
+        text = engine.metrics.render().decode()
         await engine.close()
         return text
 

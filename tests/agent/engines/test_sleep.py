@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.agent.engines.openai import OpenAIEngine
-from inference.agent.engines.sim.engine import SimEngine
-from inference.agent.engines.sim.settings import SimSettings
-from inference.agent.engines.sleep import SleepPolicy
-from inference.agent.engines.vllm import VllmEngine, VllmOptions
+from inference.engines.openai import OpenAIEngine
+from inference.engines.sim.engine import SimEngine
+from inference.engines.sim.settings import SimSettings
+from inference.engines.sleep import SleepPolicy
+from inference.engines.vllm import VllmEngine
+from inference.engines.vllm_flags import VllmOptions
 from stream_fabric.errors import EngineFailed, EngineLost, Unsupported
 from stream_fabric.ports import Engine, SleepLevel
 from tests.agent.engines.recorder import Recorder, completion
@@ -153,7 +154,7 @@ async def test_a_server_that_knows_no_sleep_is_left_as_it_is(tells: bool) -> Non
     async with server(sim_handlers(sim), gets) as url:
         engine = OpenAIEngine(url)
         await engine.start()
-        with pytest.raises(Unsupported, match="no sleep"):
+        with pytest.raises(Unsupported, match="cannot sleep"):
             await engine.sleep(1)
         assert (engine.load().ready, engine.load().asleep, engine.load().kv_clears) == (True, 0, 0)
         assert (await Setup(engine).ask(1)).status == "completed"
@@ -222,7 +223,7 @@ async def test_one_that_does_not_wake_takes_nothing(fails: str) -> None:
         await engine.start()
         await engine.sleep(2)
         doors.fails = fails
-        with pytest.raises(EngineFailed, match=r"does not wake: .*out of memory"):
+        with pytest.raises(EngineFailed, match=r"did not wake: .*out of memory"):
             await engine.wake()
         assert not engine.load().ready
         assert (await Setup(engine).ask(1)).status == "failed"
@@ -249,9 +250,9 @@ async def test_one_that_takes_too_long_to_fall_asleep_may_still_do_it() -> None:
     await sim.start()
     async with served(sim, sleep_s=0.2) as (engine, _):
         await engine.start()
-        with pytest.raises(EngineFailed, match=r"did not sleep within 0\.2 s"):
+        with pytest.raises(EngineFailed, match=r"did not fall asleep within 0\.2 s"):
             await engine.sleep(1)
-        with pytest.raises(EngineFailed, match=r"did not sleep within 0\.2 s"):
+        with pytest.raises(EngineFailed, match=r"did not fall asleep within 0\.2 s"):
             await engine.wake()
         assert not engine.load().ready
         await engine.close()
@@ -267,7 +268,9 @@ async def test_one_that_wakes_and_makes_no_token_has_failed() -> None:
         engine = OpenAIEngine(url)
         await engine.start()
         await engine.sleep(1)
-        with pytest.raises(EngineFailed, match="does not wake: vLLM does not serve what it loaded: no tokens today"):
+        with pytest.raises(
+            EngineFailed, match="did not wake: vLLM does not serve the model it loaded: no tokens today"
+        ):
             await engine.wake()
         assert not sim.load().asleep and not engine.load().ready
         await engine.close()
@@ -308,7 +311,7 @@ async def test_a_development_mode_alone_is_told_to_free_nothing(
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     async with kept(tmp_path) as engine:
         assert await engine.sleep(1)
-        assert "started without --enable-sleep-mode: asleep it holds requests back, and frees no memory" in caplog.text
+        assert "vLLM sleeps without freeing memory" in caplog.text
 
 
 async def test_asleep_it_is_not_taken_for_dead_and_one_that_dies_comes_back_awake(tmp_path: Path) -> None:
@@ -331,10 +334,12 @@ async def test_one_that_does_not_wake_is_started_again(tmp_path: Path, caplog: p
         assert await engine.sleep(1)
         first = engine.pid
         fake.set_mode(tmp_path, "drowsy")
-        with pytest.raises(EngineLost, match=r"does not wake: /wake_up answered 500: no memory; vLLM is started again"):
+        with pytest.raises(
+            EngineLost, match=r"did not wake: /wake_up answered 500: no memory; vLLM is being restarted"
+        ):
             await engine.wake()
         assert (engine.load().ready, engine.load().asleep) == (False, 0)
-        with pytest.raises(EngineLost, match="being started again"):
+        with pytest.raises(EngineLost, match="being restarted"):
             await engine.wake()
         assert not await engine.sleep(1)
         fake.set_mode(tmp_path, "ok")

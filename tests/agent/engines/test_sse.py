@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.agent.engines.sse import EventParser, EventTooLarge
+from inference.engines.upstream.sse import EventParser, EventTooLarge
 
 
 def parse(*chunks: bytes, most: int = 1 << 16) -> list[bytes]:

@@ -22,18 +22,20 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from inference.agent.engines import kv_events
-from inference.agent.engines.kv_events import KvEvents, KvLedger
-from inference.agent.engines.prometheus import Rising, VllmMetrics, read_metrics
-from inference.agent.engines.vllm import RestartPolicy, VllmEngine, VllmOptions, flags_of
+from inference.engines import kv_events
+from inference.engines.kv_events import KvEvents, KvLedger
+from inference.engines.prometheus import RestartingCounter, VllmMetrics, read_metrics
+from inference.engines.vllm import RestartPolicy, VllmEngine
+from inference.engines.vllm_flags import VllmOptions, flags_of
 from stream_fabric.errors import EngineFailed
+from stream_fabric.process.backoff import BackoffPolicy
 from tests.agent.engines.recorder import Recorder, completion, stream_id
 from tests.gateway.processes import alive, need_redis, run_cli
 from tests.support.waiting import eventually
 from tests.vllm import fake
 from tests.vllm.real import children, starting_up, up
 
-QUICK = RestartPolicy(backoff_s_min=0.01, backoff_s_max=0.05, starts_max=3, term_s=0.5)
+QUICK = RestartPolicy(BackoffPolicy(0.01, 0.05), starts_max=3, term_s=0.5)
 
 # --- flags -----------------------------------------------------------------------------------------------------
 
@@ -106,13 +108,6 @@ def test_a_vllm_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
         VllmEngine(VllmOptions("m", python="/nowhere/python"))
 
 
-def test_the_wait_before_a_start_doubles_up_to_its_bound() -> None:
-    policy = RestartPolicy(backoff_s_min=1, backoff_s_max=10)
-    assert [policy.delay_s(attempt, 1.0) for attempt in range(6)] == [1, 2, 4, 8, 10, 10]
-    assert policy.delay_s(2, 0.0) == 2, "half of it is luck"
-    assert policy.delay_s(10_000, 1.0) == 10
-
-
 # --- the process -----------------------------------------------------------------------------------------------
 
 Make = Callable[..., VllmEngine]
@@ -168,7 +163,7 @@ async def test_start_is_over_when_a_token_came_out(make: Make, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"), [("die", r"ended with 3.*\n.*mouth is too small"), ("toothless", "no tokens today")]
+    ("mode", "told"), [("die", r"ended with exit code 3.*\n.*mouth is too small"), ("toothless", "no tokens today")]
 )
 async def test_a_start_that_fails_tells_why_and_leaves_nothing(
     make: Make, tmp_path: Path, mode: str, told: str
@@ -251,6 +246,7 @@ async def test_it_is_given_up_after_so_many_starts_in_a_row(make: Make, tmp_path
     assert not engine.load().ready
 
 
+@pytest.mark.platform
 async def test_one_that_answers_nothing_is_killed_and_started_again(make: Make) -> None:
     engine = make(policy=msgspec.structs.replace(QUICK, silent_s=1.5))
     await engine.start()
@@ -333,7 +329,7 @@ async def test_a_killed_guard_leaves_nothing_either(make: Make, tmp_path: Path) 
 @pytest.mark.parametrize("mode", ["ok", "deaf"])
 async def test_a_killed_agent_leaves_nothing(tmp_path: Path, mode: str) -> None:
     code = (
-        "import asyncio\nfrom inference.agent.engines.vllm import *\n"
+        "import asyncio\nfrom inference.engines.vllm import *\n"
         f"async def main():\n    engine = VllmEngine(VllmOptions('m', python={fake.command(tmp_path, mode)!r}),"
         " RestartPolicy(term_s=0.5))\n    await engine.start()\n    print('ready', flush=True)\n"
         "    await engine.serving()\nasyncio.run(main())\n"
@@ -351,6 +347,7 @@ async def test_its_words_reach_our_log_with_their_level(make: Make, caplog: pyte
     await eventually(lambda: any(r.levelname == "WARNING" and "no model" in r.message for r in caplog.records))
 
 
+@pytest.mark.platform
 async def test_from_the_command_line_flags_after_the_dashes_reach_vllm(tmp_path: Path) -> None:
     """Without a Redis the agent ends after the engine's start, and takes vLLM with it."""
     python = fake.command(tmp_path)
@@ -379,6 +376,7 @@ async def test_sigterm_while_it_starts_ends_both(tmp_path: Path) -> None:
 # --- stream-gw up ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.platform
 async def test_up_starts_one_and_gives_it_what_follows_the_dashes(tmp_path: Path) -> None:
     need_redis()
     with up("m", fake.command(tmp_path), "--rope-scaling", '{"a": 1}') as running:
@@ -397,6 +395,7 @@ async def test_up_starts_one_and_gives_it_what_follows_the_dashes(tmp_path: Path
         assert gone(fake.pids(tmp_path))
 
 
+@pytest.mark.platform
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_up_that_is_told_to_end_while_a_model_loads_ends_everything(
     tmp_path: Path, number: signal.Signals
@@ -414,6 +413,7 @@ async def test_up_that_is_told_to_end_while_a_model_loads_ends_everything(
     assert gone([*started, *fake.pids(tmp_path)])
 
 
+@pytest.mark.platform
 async def test_an_up_killed_while_a_model_loads_leaves_nothing(tmp_path: Path) -> None:
     need_redis()
     with starting_up("m", fake.command(tmp_path, "hang")) as process:
@@ -423,6 +423,7 @@ async def test_an_up_killed_while_a_model_loads_leaves_nothing(tmp_path: Path) -
     await eventually(lambda: gone([*started, *fake.pids(tmp_path)]), "the end of all", 20)
 
 
+@pytest.mark.platform
 async def test_a_killed_up_leaves_nothing(tmp_path: Path) -> None:
     need_redis()
     with up("m", fake.command(tmp_path)) as running:
@@ -433,6 +434,7 @@ async def test_a_killed_up_leaves_nothing(tmp_path: Path) -> None:
         await eventually(lambda: gone(started), "the end of all", 20)
 
 
+@pytest.mark.platform
 async def test_ctrl_c_does_not_wait_for_what_nobody_reads(tmp_path: Path) -> None:
     """And nothing is left when ``up`` has returned."""
     need_redis()
@@ -448,6 +450,7 @@ async def test_ctrl_c_does_not_wait_for_what_nobody_reads(tmp_path: Path) -> Non
         assert gone(started)
 
 
+@pytest.mark.platform
 async def test_up_whose_vllm_dies_at_its_start_says_its_last_words(tmp_path: Path) -> None:
     need_redis()
     with starting_up("m", fake.command(tmp_path, "die")) as process:
@@ -462,11 +465,11 @@ async def test_up_whose_vllm_dies_at_its_start_says_its_last_words(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--engine", "vllm"], "--model (STREAM_GW_MODEL): engine vllm needs the model's name or folder"),
+        (["--engine", "vllm"], "engine vllm needs the model's name or folder"),
         (["--engine", "vllm", "--model", "m"], "name the Python whose environment holds it with --vllm-python"),
         (["--engine", "vllm", "--model", "m", "--vllm-python", "/nowhere/python"], "'/nowhere/python' cannot be run"),
-        (["--engine", "vllm", "--model", "m", "--", "--port", "1"], "--port cannot be given to vLLM"),
-        (["--", "--max-model-len", "4096"], "means nothing to --engine sim"),
+        (["--engine", "vllm", "--model", "m", "--", "--port", "1"], "--port cannot be passed to vLLM"),
+        (["--", "--max-model-len", "4096"], "flags after -- are vLLM's, and the engine is sim"),
     ],
 )
 def test_what_up_cannot_do_with_vllm_is_told_before_anything_starts(
@@ -502,7 +505,7 @@ vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="100",kv_cache_
 
 def test_the_metrics_of_several_engines_are_one_reading() -> None:
     assert read_metrics(METRICS) == VllmMetrics(
-        told=True,
+        shown=True,
         running=4,
         waiting=2,
         kv_used_ratio=0.375,
@@ -530,7 +533,7 @@ def test_what_is_missing_or_unreadable_is_nothing(text: bytes) -> None:
 
 
 def test_a_counter_of_another_process_only_grows() -> None:
-    rising = Rising()
+    rising = RestartingCounter()
     assert [(rising.receive(value), rising.total) for value in (5, 9, 2, 2, 4, 0)] == [
         (False, 5),
         (False, 9),
@@ -575,7 +578,7 @@ def test_each_batch_counts_once_and_in_its_turn() -> None:
     assert ledger.receive(1, batch(removed(1)))
     assert ledger.receive(1, batch(removed(1)))
     assert (ledger.evicted_tokens, ledger.clears, ledger.next) == (16, 0, 2)
-    ledger.give_up(5)
+    ledger.skip_to(5)
     assert ledger.receive(5, batch(removed(1)))
     assert (ledger.evicted_tokens, ledger.clears) == (32, 1)
 

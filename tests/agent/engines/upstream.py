@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from inference.agent.engines.sim.engine import SimEngine
-from stream_fabric.frames import ChoiceEnd, Delta, ErrorInfo, Frame, Open, TerminalStatus, Usage
-from stream_fabric.ids import StreamId
-from stream_fabric.ports import EngineRequest
+from inference.engines.sim.engine import SimEngine
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.stream.frames import ChoiceEnd, Delta, ErrorInfo, Frame, Open, TerminalStatus, Usage
+from stream_fabric.stream.ids import StreamId
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SSE = {"content-type": "text/event-stream"}

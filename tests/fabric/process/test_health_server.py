@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from stream_fabric.monitor import served, url_of
+from stream_fabric.process.health_server import serve_health, url_of
 
 
 async def _page() -> tuple[str, bytes]:
@@ -14,7 +14,7 @@ async def _page() -> tuple[str, bytes]:
 
 async def test_it_listens_on_the_address_that_it_is_told_alone() -> None:
     ready = False
-    async with served("127.0.0.2", 0, lambda: ready, _page) as url, aiohttp.ClientSession() as session:
+    async with serve_health("127.0.0.2", 0, lambda: ready, _page) as url, aiohttp.ClientSession() as session:
         assert url.startswith("http://127.0.0.2:")
         async with session.get(f"{url}/metrics") as answer:
             assert (answer.status, await answer.text()) == (200, "streams 1\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.frames import Close, Open, coalesce_from, encode, encode_text, is_text, text_parts
+from stream_fabric.stream.frames import Close, Open, coalesce_from, encode, encode_text, is_text, text_parts
 
 _LINES = st.lists(
     st.one_of(

@@ -1,0 +1,125 @@
+"""The doorbell and the check of the streams' logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from inference.agent.log_check import Doorbell, LogCheck
+from inference.agent.running import RunningStream
+from inference.agent.streams import Streams
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.ports import StreamLog
+from stream_fabric.stream.frames import ChoiceEnd, Delta, Open
+from stream_fabric.stream.ids import GatewayId, StreamId
+from stream_fabric.stream.log import Head
+from tests.agent.test_lease import stream
+from tests.support.memory_log import MemoryStreamLog
+from tests.support.virtual import on_virtual_time
+
+UNUSED: Any = None
+
+
+class CountingLog(MemoryStreamLog):
+    def __init__(self) -> None:
+        super().__init__(1, lambda peer, payload: True, lambda: 0)
+        self.asked: list[int] = []
+        self.away = False
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
+        self.asked.append(len(streams))
+        if self.away:
+            raise FabricUnavailable("Redis is away")
+        return [None for _ in streams]
+
+
+def streams_of(count: int) -> Streams:
+    running = {StreamId(f"s{number}"): stream(f"s{number}") for number in range(count)}
+    return Streams(running, UNUSED, UNUSED, UNUSED)
+
+
+async def test_the_heads_of_a_partition_are_read_in_chunks() -> None:
+    """One script for all of them would hold Redis up for everybody else."""
+    log = CountingLog()
+    await LogCheck(cast(StreamLog, log), streams_of(1201), UNUSED).check()
+    assert log.asked == [500, 500, 201]
+
+
+@on_virtual_time
+async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connected_anew() -> None:
+    log = CountingLog()
+    check = LogCheck(cast(StreamLog, log), streams_of(2), UNUSED)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(check.run())
+        await asyncio.sleep(12)
+        assert log.asked == [2, 2]
+        check.check_soon(["any"])
+        await asyncio.sleep(0.1)
+        assert log.asked == [2, 2, 2]
+        log.away = True
+        check.check_soon(["any"])
+        await asyncio.sleep(2)
+        log.away = False
+        await asyncio.sleep(1)
+        assert log.asked == [2] * 8, "tried again until Redis answers, then no more"
+        await asyncio.sleep(3)
+        assert log.asked == [2] * 8
+        running.cancel()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x1f\x1f\x1f",
+        b"cancel",
+        b"cancel\x1fs0",
+        b"cancel\x1fs0\x1f1.aa\x1fsoon",
+        b"cancel\x1f\xff\xfe\x1f1.aa\x1f3",
+        b"cancel\x1fs0\x1f\xff\x1f3",
+        b"cancel\x1fs0\x1f1.aa\x1f3\x1fmore",
+        b"later\x1fs0\x1f1.aa\x1f3",
+    ],
+)
+async def test_a_doorbell_message_that_cannot_be_decoded_changes_nothing(payload: bytes) -> None:
+    streams = streams_of(1)
+    async with asyncio.TaskGroup() as tasks:
+        Doorbell(UNUSED, UNUSED, streams, UNUSED, UNUSED, tasks).receive(payload)
+    (only,) = streams
+    assert not only.closed and not only.producer.stopped
+
+
+def ended_by(how: str, one: RunningStream) -> None:
+    """Ends it as another process or the engine itself does."""
+    if how == "cancelled":
+        one.producer.receive_cancel(1)
+        one.closed = True  # as Requests.stop does in the same call
+    else:
+        one.end("completed")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "completed"])
+async def test_output_after_the_end_reaches_no_assert(how: str) -> None:
+    one = stream("s")
+    one.owner = cast(Any, Owner())
+    one.frame(Open(0, 0, "text"))
+    one.text(0, "Once")
+    ended_by(how, one)
+    last = one.producer.last
+    one.text(0, "more")
+    one.text(0, "x" * (1 << 22), 3)
+    one.frame(Delta(0, "more"))
+    one.frame(ChoiceEnd(0, "stop"))
+    one.usage(-1, 5)
+    one.computed(-1.0, 1e300)
+    one.end("failed")
+    assert one.producer.last == last
+
+
+class Owner:
+    def on_first_token(self, stream: RunningStream) -> None: ...
+
+    def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None: ...

@@ -1,0 +1,105 @@
+"""The lease reaper's upkeep of the queues, on its ports alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from stream_fabric.ports import Pools, StreamLog
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.stream.ids import ReplicaId, StreamId
+
+QUEUED = 400
+
+
+class CountingId(str):
+    """A stream id that counts how often a set or dictionary looks at it."""
+
+    __slots__ = ()
+    hashed = 0
+
+    def __hash__(self) -> int:
+        CountingId.hashed += 1
+        return super().__hash__()
+
+
+class Overdue:
+    """A pool and its streams: every queued stream has waited too long."""
+
+    def __init__(self) -> None:
+        self.streams = [cast(StreamId, CountingId(f"resp_{number:032x}")) for number in range(QUEUED)]
+        self.ended: list[StreamId] = []
+
+    async def queue_positions(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        return QUEUED, []
+
+    async def claim_recovery(self, pool: str, replica: str, ttl_s: float, nonce: str) -> bool:
+        return True
+
+    async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
+        return list(self.streams)
+
+    async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
+        return len(streams)
+
+    async def fence(self, stream: StreamId, *_: Any) -> bool:
+        self.ended.append(stream)
+        return True
+
+
+async def test_the_work_of_a_queue_sweep_grows_with_the_queue_and_not_with_its_square() -> None:
+    fabric = Overdue()
+    CountingId.hashed = 0
+    pools, log = cast(Pools, fabric), cast(StreamLog, fabric)
+    await LeaseReaper(pools, log, HostClock(), HostRandom())._sweep_queue("pool")
+    assert len(fabric.ended) == QUEUED
+    assert CountingId.hashed < 20 * QUEUED
+
+
+class Expired:
+    """A pool whose one replica's lease has expired; each read of it takes ``answer_s``."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.claims = 0
+        self.answer_s = 0.0
+        self._clock = clock
+
+    async def pools(self) -> list[str]:
+        return ["pool"]
+
+    async def expired(self, pool: str) -> list[ReplicaId]:
+        self._clock.pass_s(self.answer_s)
+        return [ReplicaId("r")]
+
+    async def claim_recovery(self, pool: str, replica: str, ttl_s: float, nonce: str) -> bool:
+        self.claims += 1
+        return False
+
+
+class VirtualClock(HostClock):
+    def __init__(self) -> None:
+        self._now_us = 1_000_000
+
+    def monotonic_us(self) -> int:
+        return self._now_us
+
+    def pass_s(self, seconds: float) -> None:
+        self._now_us += int(seconds * 1e6)
+
+
+async def test_an_outage_of_redis_is_not_time_for_which_a_lease_was_seen_expired() -> None:
+    """After it the agents renew first. A look that hangs for the outage is one look, made when it is answered."""
+    clock = VirtualClock()
+    fabric = Expired(clock)
+    reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), clock, HostRandom())
+    for answer_s, rest_s in ((0.0, 0.4), (2.0, 0.0), (0.0, 0.3)):
+        fabric.answer_s = answer_s
+        await reaper._reap()
+        clock.pass_s(rest_s)
+    assert fabric.claims == 0, "0.5 s of the 2 count, and 0.0 of the rest"
+    await reaper._reap()
+    clock.pass_s(0.4)
+    assert fabric.claims == 0
+    await reaper._reap()
+    assert fabric.claims == 1

@@ -1,0 +1,387 @@
+"""``stream-gw doctor`` against real services, each configured as an operator does: by the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from aiohttp import web
+
+from inference.agent.settings import AgentSettings
+from inference.control.settings import ControllerSettings
+from stream_fabric.redis.client import RedisClient
+from stream_gw.auth import key_digest
+from stream_gw.cli.checks.engine import check_engine
+from stream_gw.cli.checks.files import check_keys, check_pools
+from stream_gw.cli.checks.redis import check_redis
+from stream_gw.cli.checks.report import Finding, Report, as_text
+from stream_gw.cli.checks.telemetry import check_clickhouse, check_consumer
+from stream_gw.settings import GatewaySettings
+from telemetry.ask.api import api
+from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.settings import TelemetrySettings
+from telemetry.store.migrations import migrations
+from tests.gateway.processes import Running, run_cli
+from tests.support.clickhouse import ClickHouseFront
+from tests.support.redis import RedisServer, Secured, SentinelSetup
+from tests.support.stores import make_store
+from tests.support.tls import Authority, need_tls
+
+pytestmark = pytest.mark.platform
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(lambda finding: None)
+
+
+def one(report: Report, what: str) -> Finding:
+    """The only finding whose text begins so."""
+    (found,) = (finding for finding in report.findings if finding.what.startswith(what))
+    return found
+
+
+def statuses(report: Report) -> set[str]:
+    return {finding.status for finding in report.findings}
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def test_is_content_with_a_running_platform(platform: Running) -> None:
+    done = run_cli("doctor", "--redis-url", platform.redis_url)
+    assert done.returncode == 0, done.stdout
+    assert "replicas alive" in done.stdout
+    assert "MISSING" not in done.stdout
+
+
+def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
+    with platform.agent("patient") as agent:
+        done = run_cli("doctor", "--redis-url", platform.redis_url)
+        both = len(platform.replicas())
+        agent.terminate()
+        assert agent.wait() == 0
+    assert f"{both} replicas alive in 2 pools" in done.stdout
+    done = run_cli("doctor", "--redis-url", platform.redis_url)
+    assert f"{both - 1} replicas alive in 1 pool" in done.stdout
+    assert "1 pools" not in done.stdout
+
+
+async def test_does_without_what_redis_does_not_tell(platform: Running) -> None:
+    """As of a managed Redis, or of a user with the rights of the runbook."""
+    client = RedisClient(platform.redis_url)
+    try:
+        for slot in (0, 8192, 16383):  # of a cluster each primary has users of its own
+            await client.execute(
+                slot, "ACL", "SETUSER", "least", "on", ">least", "~*", "&*", "+@all", "-config", "-info"
+            )
+    finally:
+        await client.close()
+    scheme, _, where = platform.redis_url.partition("://")
+    url = f"{scheme}://least:least@{where.rpartition('@')[2]}"
+    done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", url)
+    assert done.returncode == 0, done.stdout
+    assert "MISSING" not in done.stdout
+    assert "maxmemory-policy" in done.stdout
+    assert "replicas alive" in done.stdout
+
+
+@pytest.mark.parametrize("url", [NOWHERE, "http://example.test"])
+def test_says_what_is_wrong_with_a_redis(url: str) -> None:
+    done = run_cli("doctor", "--redis-url", url)
+    assert done.returncode == 1
+    assert "MISSING" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_misses_a_redis_server(tmp_path: Path) -> None:
+    done = run_cli("doctor", PATH=str(tmp_path))
+    if "a Redis server to start:" in done.stdout:  # the one that a wheel carries
+        assert done.returncode == 0
+        return
+    assert done.returncode == 1
+    assert "apt install redis-server" in done.stdout
+
+
+def test_json_holds_every_finding_with_its_remedy() -> None:
+    done = run_cli("doctor", "--json", "--redis-url", NOWHERE)
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert told["ok"] is False
+    (redis,) = (finding for finding in told["findings"] if finding["what"] == "Redis at 127.0.0.1:1")
+    assert redis["status"] == "missing" and "start Redis" in redis["remedy"]
+    assert all(finding.keys() == {"what", "status", "found", "remedy"} for finding in told["findings"])
+
+
+def test_what_is_not_configured_is_skipped_and_says_how_to_configure_it() -> None:
+    findings = {finding["what"]: finding for finding in json.loads(run_cli("doctor", "--json").stdout)["findings"]}
+    for what, name in (
+        ("Redis", "STREAM_GW_REDIS_URL"),
+        ("API keys", "STREAM_GW_KEYS_FILE"),
+        ("pools file", "STREAM_GW_POOLS_FILE"),
+        ("engine", "STREAM_GW_ENGINE"),
+        ("ClickHouse", "STREAM_GW_CLICKHOUSE"),
+        ("telemetry consumer", "STREAM_GW_TELEMETRY_URL"),
+    ):
+        assert findings[what]["status"] == "skipped"
+        assert name in findings[what]["remedy"]
+
+
+def test_a_wrong_setting_is_told_once_with_the_roles_it_stops() -> None:
+    done = run_cli("doctor", STREAM_GW_PARTITIONS="0", STREAM_GW_PORT="x")
+    assert done.returncode == 1
+    assert done.stdout.count("usable settings of stream-gw gateway\n") == 1
+    assert "usable settings of stream-gw controller, agent, telemetry" in done.stdout
+
+
+def test_a_finding_is_a_line_with_its_value_and_a_line_with_its_remedy() -> None:
+    assert as_text(Finding("a safe policy", "missing", "allkeys-lru", "set another")) == (
+        "  MISSING  a safe policy: allkeys-lru\n           set another"
+    )
+    assert as_text(Finding("Redis", "skipped", "", "set its URL")) == "  -        Redis: set its URL"
+
+
+# --- Redis -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_redis_tells_version_policy_limit_and_persistence(report: Report) -> None:
+    with RedisServer(**{"maxmemory": "64mb", "maxmemory-policy": "noeviction", "appendonly": "yes"}) as server:
+        await check_redis(report, server.url)
+    assert statuses(report) == {"ok", "absent"}, report.findings
+    assert one(report, "Redis at ").found.startswith("version ")
+    assert one(report, "maxmemory-policy").found == "noeviction"
+    assert one(report, "maxmemory at").found.startswith("64 MiB, ")
+    assert one(report, "persistence").found == "append-only file"
+    assert one(report, "a live replica").status == "absent"
+
+
+async def test_a_redis_that_evicts_is_missing_and_one_without_limit_or_copy_is_absent(report: Report) -> None:
+    with RedisServer(**{"maxmemory-policy": "allkeys-lru"}) as server:
+        await check_redis(report, server.url)
+    policy = one(report, "a safe maxmemory-policy")
+    assert (policy.status, policy.found) == ("missing", "allkeys-lru")
+    assert "noeviction" in policy.remedy
+    assert one(report, "a memory limit").status == "absent"
+    assert one(report, "persistence").status == "absent"
+
+
+async def test_sentinels_lead_to_the_master(report: Report, sentinel: SentinelSetup) -> None:
+    await check_redis(report, sentinel.url)
+    assert not report.failed, report.findings
+    assert one(report, f"Redis at 127.0.0.1:{sentinel.primary().port} answers, sentinel")
+    assert "replicas hold a copy" in one(report, "persistence").found
+
+
+async def test_sentinels_that_know_no_such_master_are_missing(report: Report, sentinel: SentinelSetup) -> None:
+    await check_redis(report, sentinel.url.replace("mymaster", "another"))
+    (found,) = report.findings
+    assert found.status == "missing" and "another" in found.remedy
+
+
+async def test_each_primary_of_a_cluster_is_checked(report: Report, redis_cluster_url: str) -> None:
+    await check_redis(report, redis_cluster_url)
+    assert not report.failed, report.findings
+    assert sum(finding.what.endswith("answers, cluster") for finding in report.findings) == 3
+
+
+async def test_a_redis_with_tls_and_a_password(report: Report, tmp_path: Path) -> None:
+    need_tls()
+    with RedisServer(Secured(Authority(tmp_path), clients=True, password="hunter2")) as server:
+        await check_redis(report, server.url)
+        assert not report.failed, report.findings
+        wrong = Report(lambda finding: None)
+        await check_redis(wrong, server.url.replace("hunter2", "hunter3"))
+        plain = Report(lambda finding: None)
+        await check_redis(plain, f"redis://127.0.0.1:{server.port}/0")
+    (found,) = wrong.findings
+    assert found.what.startswith("a login to Redis") and "hunter" not in found.remedy
+    (found,) = plain.findings
+    assert found.status == "missing" and "rediss://" in found.remedy
+
+
+# --- keys and pools --------------------------------------------------------------------------------------------
+
+
+def test_a_keys_file_is_counted(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{key_digest("k")}"\n[[tenant]]\nid = "b"\n')
+    check_keys(report, GatewaySettings(keys_file=path))
+    assert one(report, "keys file").found == f"{path}, 1 keys of 2 tenants"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("tenant = 3", "a usable keys file"), ('[[tenant]]\nid = "a"', "an API key"), (None, "a usable keys file")],
+    ids=["wrong", "empty", "not there"],
+)
+def test_a_keys_file_without_use_is_missing(report: Report, tmp_path: Path, text: str | None, what: str) -> None:
+    path = tmp_path / "keys.toml"
+    if text is not None:
+        path.write_text(text)
+    check_keys(report, GatewaySettings(keys_file=path))
+    found = one(report, what)
+    assert found.status == "missing" and str(path) in found.found + found.remedy
+
+
+def test_a_pools_file_is_read(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "pools.toml"
+    path.write_text("[pool.big]\n[pool.small]\n")
+    check_pools(report, ControllerSettings(pools_file=path))
+    assert one(report, "pools file").found == f"{path} declares big, small"
+    path.write_text("[pool.big]\nnonsense = 1\n")
+    check_pools(report, ControllerSettings(pools_file=path))
+    found = one(report, "a usable pools file")
+    assert found.status == "missing" and "nonsense" in found.remedy
+
+
+# --- engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[str]:
+    """An OpenAI-compatible server that takes the key ``right``."""
+
+    async def models(request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != "Bearer right":
+            return web.Response(status=401)
+        return web.json_response({"object": "list", "data": [{"id": "llama-8b"}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_an_upstream_tells_its_models(report: Report, upstream: str) -> None:
+    settings = AgentSettings(engine="openai", upstream=upstream, upstream_api_key="right")
+    await check_engine(report, settings)
+    assert one(report, "OpenAI-compatible server").found == "serves llama-8b"
+
+
+@pytest.mark.parametrize("key", ["wrong", ""])
+async def test_an_upstream_that_refuses_the_key_is_missing(report: Report, upstream: str, key: str) -> None:
+    await check_engine(report, AgentSettings(engine="openai", upstream=upstream, upstream_api_key=key))
+    found = one(report, "an OpenAI-compatible server")
+    assert found.status == "missing"
+    assert "401" in found.remedy and "STREAM_GW_UPSTREAM_API_KEY" in found.remedy
+
+
+async def test_an_upstream_that_is_away_is_missing(report: Report) -> None:
+    await check_engine(report, AgentSettings(engine="openai", upstream="http://127.0.0.1:1"))
+    assert one(report, "an OpenAI-compatible server").status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("prints", "code", "what", "status"),
+    [
+        ("0.32.0", 0, "vLLM", "ok"),
+        ("1.0.0rc1", 0, "vLLM", "ok"),
+        ("0.9.2", 0, "a tested version of vLLM", "absent"),
+        ("ImportError: libcudart", 1, "a vLLM that starts", "missing"),
+    ],
+)
+async def test_vllms_version_is_asked(
+    report: Report, tmp_path: Path, prints: str, code: int, what: str, status: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{prints}'\nexit {code}\n")
+    python.chmod(0o755)
+    await check_engine(report, AgentSettings(engine="vllm", model="m", vllm_python=str(python)))
+    (found,) = report.findings
+    assert (found.what, found.status) == (what, status)
+    assert prints in found.found
+
+
+async def test_a_vllm_that_is_not_installed_is_missing(report: Report) -> None:
+    await check_engine(report, AgentSettings(engine="vllm", model="m", vllm_python="/nonexistent/python"))
+    assert "--vllm-python" in one(report, "vLLM").remedy
+
+
+# --- telemetry -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[ClickHouseFront]:
+    with ClickHouseFront() as started:
+        started.database = f"t{uuid4().hex}"
+        yield started
+
+
+async def test_clickhouse_tells_its_version_and_its_schemas(front: ClickHouseFront) -> None:
+    report = Report(lambda finding: None)
+    await check_clickhouse(report, TelemetrySettings(clickhouse=front.url))
+    assert one(report, "ClickHouse's schema").found == "none yet"
+    assert not report.failed, report.findings
+
+    store = make_store(front.url)
+    await store.open()
+    report = Report(lambda finding: None)
+    await check_clickhouse(report, TelemetrySettings(clickhouse=front.url))
+    assert one(report, "ClickHouse's schema") == Finding(
+        "ClickHouse's schema", "ok", f"version {len(migrations())}", ""
+    )
+    assert one(report, "ClickHouse at ").found.startswith("version ")
+
+    await store.command("INSERT INTO migrations (version, name, checksum) VALUES (1000, 'later', 'x')")
+    await store.close()
+    report = Report(lambda finding: None)
+    await check_clickhouse(report, TelemetrySettings(clickhouse=front.url))
+    found = one(report, "a release that knows ClickHouse's schema")
+    assert found.status == "missing" and "upgrade stream-gw" in found.remedy
+
+
+async def test_a_clickhouse_that_is_away_is_missing_and_its_password_is_not_shown(report: Report) -> None:
+    await check_clickhouse(report, TelemetrySettings(clickhouse="http://u:hunter2@127.0.0.1:1/d"))
+    (found,) = report.findings
+    assert found.status == "missing"
+    assert "127.0.0.1:1" in found.what and "hunter2" not in f"{found}"
+
+
+async def test_the_folder_of_an_embedded_engine_must_be_writable(report: Report, tmp_path: Path) -> None:
+    await check_clickhouse(report, TelemetrySettings(clickhouse=f"chdb://{tmp_path}/new"))
+    assert one(report, "ClickHouse's engine").status == "ok"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    await check_clickhouse(report, TelemetrySettings(clickhouse=f"chdb://{tmp_path}/file"))
+    assert one(report, "a folder for ClickHouse's engine").status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "status", "says"),
+    [
+        ("right", "right", "ok", "takes"),
+        ("right", "wrong", "missing", "401"),
+        ("right", "", "missing", "401"),
+        ("", "any", "missing", "403"),
+    ],
+)
+async def test_a_consumer_is_asked_with_the_token(
+    front: ClickHouseFront, report: Report, token: str, given: str, status: str, says: str
+) -> None:
+    store = make_store(front.url)
+    async with api(store, ConsumerMetrics(), {}, lambda: True, token, 0) as url:
+        await check_consumer(report, url, given)
+    await store.close()
+    (found,) = report.findings
+    assert found.status == status and says in found.found
+
+
+async def test_a_consumer_that_is_away_unhealthy_or_another_service_is_missing(
+    front: ClickHouseFront, report: Report, upstream: str
+) -> None:
+    await check_consumer(report, "http://127.0.0.1:1", "t")
+    store = make_store(front.url)
+    async with api(store, ConsumerMetrics(), {}, lambda: False, "t", 0) as url:
+        await check_consumer(report, url, "t")
+    await store.close()
+    assert one(report, "telemetry consumer at http://127.0.0.1:1").status == "missing"
+    assert one(report, "a healthy telemetry consumer").found == "/healthz says 503"

@@ -1,0 +1,115 @@
+"""Readers are told when the fabric stays away, and one reader's fault costs the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from stream_fabric.process.host import HostRandom
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.stream.cursor import Cursor, Epoch
+from stream_fabric.stream.frames import Note, encode
+from stream_gw.delivery.local_stream import LocalStream, Subscription
+from stream_gw.delivery.watchdog import Watchdog
+from stream_gw.observe.trace import ReaderTrace
+from stream_gw.streams.opened import OpenedStream
+from tests.gateway.in_process import InProcess, Reading, in_process
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.platform
+
+AWAY_S = 1.0
+
+
+@pytest.fixture
+async def world(redis_client: RedisClient) -> AsyncIterator[InProcess]:
+    async with in_process(redis_client) as made:
+        yield made
+
+
+async def created(world: InProcess) -> OpenedStream:
+    opened = await world.gateway.streams.create(world.call())
+    assert opened is not None
+    return opened
+
+
+async def test_readers_hear_of_a_fabric_that_stays_away(world: InProcess) -> None:
+    """After the bound each reader gets a retriable error with its cursor; not before it."""
+    parts = world.gateway.parts
+    opened = await created(world)
+    outlet = Reading()
+    opened.subscribe(outlet)
+    parts.hub.local[opened.id.encode()].receive(opened.epoch.encode(), 1, 2, b'0" a"\n0" b"')
+    watchdog = asyncio.create_task(
+        Watchdog(parts.hub, parts.directory.produces, HostRandom(), every_s=0.05, away_s=AWAY_S).run()
+    )
+    world.log_link.refuse = True
+    world.log_link.cut_all()
+    began = asyncio.get_running_loop().time()
+    await eventually(lambda: outlet.failures, "the reader to be told")
+    assert asyncio.get_running_loop().time() - began >= AWAY_S
+    error, cursor = outlet.failures[0]
+    assert (error.code, error.retriable, cursor) == ("fabric_unavailable", True, Cursor(1, 2))
+    assert not parts.hub.local
+    watchdog.cancel()
+
+
+async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
+    parts = world.gateway.parts
+    opened = await created(world)
+    outlet = Reading()
+    subscription = opened.subscribe(outlet)
+    watchdog = Watchdog(parts.hub, parts.directory.produces, HostRandom(), every_s=0.05, away_s=30.0)
+    running = asyncio.create_task(watchdog.run())
+    for _ in range(2):
+        world.log_link.refuse = True
+        world.log_link.cut_all()
+        await eventually(lambda: watchdog._away_since, "the outage to be noticed")
+        world.log_link.refuse = False
+        await eventually(lambda: not watchdog._away_since, "the fabric to be back")
+    assert not outlet.failures
+    running.cancel()
+    subscription.close()
+
+
+class Faulty(Reading):
+    """An outlet whose encoder fails."""
+
+    def write(self, epoch: int, first: int, lines: list[bytes]) -> None:
+        raise KeyError(b"0")
+
+
+def reader_of(local: LocalStream, outlet: Reading) -> Subscription:
+    return local.hub.expect(local.id, local.tenant, Epoch.parse(local.epoch.decode())).attach(outlet)
+
+
+async def test_a_fault_in_one_readers_encoder_ends_that_reader_alone(world: InProcess) -> None:
+    opened = await created(world)
+    first, second = Reading(), Reading()
+    subscriptions = [opened.subscribe(first)]
+    local = world.gateway.parts.hub.local[opened.id.encode()]
+    faulty = Faulty()
+    subscriptions += [reader_of(local, faulty), reader_of(local, second)]
+    local.receive(opened.epoch.encode(), 1, 1, b'0" a"')
+    local.receive(opened.epoch.encode(), 2, 2, b'0" b"')
+    assert [error.code for error, _ in faulty.failures] == ["internal_error"]
+    assert first.lines == second.lines == [b'0" a"', b'0" b"']
+    for subscription in subscriptions:
+        subscription.close()
+
+
+async def test_a_started_note_that_comes_with_text_is_traced(world: InProcess) -> None:
+    call = world.call()
+    trace: ReaderTrace = call.trace
+    opened = await world.gateway.streams.create(call)
+    assert opened is not None
+    subscription = opened.subscribe(Reading())
+    local = world.gateway.parts.hub.local[opened.id.encode()]
+    note = encode(Note("started", body=msgspec.Raw(b'{"replica":"r7","attempt":2}')))
+    local.receive(opened.epoch.encode(), 1, 2, note + b'\n0" a"')
+    assert (trace.replica, trace.attempts) == ("r7", 2)
+    assert subscription.tokens == 1
+    subscription.close()
