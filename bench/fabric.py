@@ -18,11 +18,11 @@ from typing import Any
 
 import uvloop
 
-from stream_fabric.frames import Usage
-from stream_fabric.ids import ReplicaId, StreamId, partition_of
-from stream_fabric.log import Append, AppendCode
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.stream.frames import Usage
+from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
+from stream_fabric.stream.log import Append, AppendCode
 
 _TOKEN = re.compile(rb'"content":" t(\d+)"')
 _BODY = {"model": "sim-small", "stream": True, "max_tokens": 1 << 20, "messages": [{"role": "user", "content": "hi"}]}

@@ -1,4 +1,4 @@
-"""What every benchmark here needs: native programs, pinned processes, memory, medians, the machine's description."""
+"""Common parts of the benchmarks: native programs, pinned processes, memory, medians, the machine's description."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ from aiokafka import AIOKafkaConsumer
 from bench.harness import Cores, describe, table, temporary_folder
 from bench.platform import PARTITIONS, Platform
 from stream_fabric.events import AttemptTrace, decode_event
-from stream_fabric.frames import Usage
-from stream_fabric.ids import StreamId, TenantId
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.stream.frames import Usage
+from stream_fabric.stream.ids import StreamId, TenantId
 from tests.support.kafka import KafkaServer
 from tests.telemetry.load import make_topics
 
@@ -72,7 +72,7 @@ class Plan:
     sim: str = "itl_ms=20,ttft_ms=40"
     window_s: float = WINDOW_S
     environment: dict[str, str] = field(default_factory=dict)
-    """Of the platform's processes, besides what leads them to Kafka and a spool."""
+    """Variables of the platform's processes, in addition to those for Kafka and the spool."""
     spool: bool = True
 
 
@@ -198,7 +198,7 @@ def processor_s(pid: int) -> float:
 
 
 def spool_bytes(folder: Path) -> int:
-    """Of all segments that lie there."""
+    """Total size of the spool's segments."""
     total = 0
     for path in folder.glob("*/*-*.*"):
         with contextlib.suppress(FileNotFoundError):
@@ -211,9 +211,9 @@ class Sample:
     at: float
     spool: int
     rss: int
-    """Of the gateways together."""
+    """Resident memory of all gateways, bytes."""
     processor_s: float
-    """Of gateways and agents together."""
+    """CPU seconds of all gateways and agents."""
 
 
 class Counters:
@@ -253,14 +253,14 @@ def _page(url: str) -> str:
 
 @dataclass
 class Accounts:
-    """What was billed in the topic against what Redis has settled."""
+    """Bills in the topic compared with the usage that Redis settled."""
 
     bills: int = 0
     missing: list[str] = field(default_factory=list)
     """Settled, and no bill came."""
     twice: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
-    """Of another amount than was settled."""
+    """Bills whose amount differs from the settled usage."""
     events: int = 0
     doubled: int = 0
     """Events of any kind that came more than once."""
@@ -302,7 +302,7 @@ async def read_topic(servers: str, topic: str = TOPIC) -> list[bytes]:
 
 
 class Settlements:
-    """What Redis settled of each stream. It holds a stream for minutes, so it is asked while an outage lasts."""
+    """Usage that Redis settled for each stream. Redis keeps a stream for minutes, so it is read during the outage."""
 
     def __init__(self, log: RedisStreamLog) -> None:
         self._log = log
@@ -374,7 +374,7 @@ class Outage:
 
 @dataclass
 class Told:
-    """What was measured."""
+    """Measured figures."""
 
     plan: Plan
     load: Load
@@ -436,7 +436,7 @@ async def outages(plan: Plan, folder: Path) -> Told:
             "STREAM_GW_EVENTS_SPOOL": str(spool) if plan.spool else "",
             **plan.environment,
         }
-        command = f"{sys.executable} -m stream_gw.cli up --no-telemetry"
+        command = f"{sys.executable} -m stream_gw.cli.main up --no-telemetry"
         everywhere = Cores(usable, usable)  # nothing is pinned: what is compared is one thing with itself
         engine = ["--engine", "sim", "--sim", plan.sim]
         running = Platform(
@@ -484,7 +484,7 @@ async def _measured(plan: Plan, kafka: KafkaServer, running: Platform, spool: Pa
 
 
 async def _outage(kind: str, plan: Plan, kafka: KafkaServer, counters: Counters) -> Outage:
-    begin, end = {"stopped": (kafka.stop, kafka.start), "frozen": (kafka.pause, kafka.resume)}[kind]
+    begin, end = {"stopped": (kafka.stop, kafka.start), "frozen": (kafka.freeze, kafka.thaw)}[kind]
     begun_at = time.monotonic()
     await asyncio.to_thread(begin)
     await asyncio.sleep(max(0.0, begun_at + plan.down_s - time.monotonic()))
@@ -590,7 +590,7 @@ def report(told: Told, outage: Outage) -> str:
 
 
 def wrong(told: Told, bound: float) -> list[str]:
-    """What must not be."""
+    """Violations of the benchmark's conditions."""
     found = [f"{len(told.load.failed)} requests failed, as {told.load.failed[0]}"] if told.load.failed else []
     if not told.accounts.exact:
         found.append(f"accounts differ: {told.accounts}")

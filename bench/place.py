@@ -1,4 +1,4 @@
-"""What one Redis core places in a second, and whether placing a million requests leaves anything behind.
+"""Placements per second of one Redis core, and whether a million placements leak memory.
 
     python -m bench.place [--parts speed,life,memory] [--placements 1000000]
 
@@ -34,22 +34,25 @@ import uvloop
 
 from bench.fabric import cpu_us
 from bench.harness import Cores, Figure, LoadFailed, describe, free_port, memory, start, stop, table, wait_port
-from stream_fabric.ids import ReplicaId, StreamId, TenantId
 from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S
-from stream_fabric.placement import Placed, Queued, Refused
-from stream_fabric.ports import EngineLoad, EngineRequest
-from stream_fabric.prefix import PrefixLedger
+from stream_fabric.pool.overload import OverloadTerms
+from stream_fabric.pool.placement import Placed, Queued, Refused
+from stream_fabric.pool.prefix import PrefixLedger
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pool import Candidate, Inbox, RedisPools, ReplicaInfo, Work
+from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.inbox import RedisInbox
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.scripts import script
-from stream_fabric.surge import Surge
-from stream_gw.directory import Directory
+from stream_fabric.redis.wire import Arg
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+from stream_gw.routing.directory import Directory
 
 POOL = "bench"
 MODEL = "m"
 CALLERS = 64
 BLOCKS = 16
-DECLARED = Surge(1e9, 1e9)
+DECLARED = OverloadTerms(1e9, 1e9)
 """As of a declared pool, with marks that no backlog here reaches."""
 GROWTH_MAX = 0.10
 _libc = ctypes.CDLL(None)
@@ -58,7 +61,7 @@ _FOREVER_S = 3600.0
 _SETTLE_S = 8.0
 """Redis gives an idle connection's buffers back within some seconds."""
 _IDLE_S = 3.0
-"""What the renewals cost alone is measured for so long."""
+"""Duration of the measurement of lease renewals alone."""
 _SOON_S = 0.02
 """As the agent's: what begins and ends within so long is reported together."""
 _READY_S = 20.0
@@ -142,13 +145,14 @@ def child(cores: Cores, *flags: object) -> Iterator[subprocess.Popen[str]]:
         stop(process)
 
 
-class Recorder:
+class Recorder(RedisClient):
     """A client that keeps the command of a call, so that its bytes can be sent again at little cost."""
 
     def __init__(self) -> None:
-        self.args: tuple[Any, ...] = ()
+        super().__init__("redis://never-connected")
+        self.args: Sequence[Arg] = ()
 
-    async def execute(self, slot: int, *args: Any, timeout_s: float | None = None) -> Any:
+    async def _request(self, slot: int, args: Sequence[Arg], timeout_s: float | None) -> Any:
         self.args = args
         return [0, b"", b"load", b""]
 
@@ -161,10 +165,8 @@ async def packed_places(candidates: Sequence[ReplicaId], variants: int = 64) -> 
         chance = random.Random(number)
         asked = [Candidate(replica, chance.choice((0, 0, 0, 500, 1900))) for replica in candidates]
         work = work_of(_MARK, number, f"session-{number}")
-        await RedisPools(recorder).place(  # type: ignore[arg-type]
-            POOL, work, asked, wait_s=60, jitter=chance.random(), surge=DECLARED
-        )
-        out.append(hiredis.pack_command(recorder.args))
+        await RedisPools(recorder).place(POOL, work, asked, wait_s=60, jitter=chance.random(), terms=DECLARED)
+        out.append(hiredis.pack_command(tuple(recorder.args)))
     return out
 
 
@@ -265,7 +267,7 @@ def milliseconds(latencies: Sequence[float], share: float) -> float:
 
 
 def medians(rows: Sequence[Sequence[float]], digits: Sequence[int]) -> list[str]:
-    """Of each column, its median and range over the repetitions."""
+    """Median and range of each column over the repetitions."""
     return [Figure(tuple(column)).spell(d) for column, d in zip(zip(*rows, strict=True), digits, strict=True)]
 
 
@@ -314,12 +316,12 @@ def speed(args: argparse.Namespace, cores: Cores) -> str:
 
 
 class BareAgent:
-    """What an agent says to its pool, and nothing else: every stream begins at once and ends after its life."""
+    """An agent's reports to its pool without an engine: every stream starts at once and ends after its life."""
 
     def __init__(self, url: str, replica: ReplicaId, life_s: float, room: int) -> None:
         self._client = RedisClient(url)
         self._pools = RedisPools(self._client)
-        self._inbox = Inbox(self._client, POOL, replica)
+        self._inbox = RedisInbox(self._client, POOL, replica)
         self._replica = replica
         self._life_s = life_s
         self._room = room
@@ -423,11 +425,11 @@ def life(args: argparse.Namespace, cores: Cores) -> str:
 
 
 async def gateway(url: str, placements: int, prefixes: int, replicas: int) -> None:
-    """What a gateway keeps around placement, under 64 callers. Says at a fifth and at the end that all is quiet."""
+    """A gateway's state around placement, under 64 callers. Reports quiet at a fifth and at the end."""
     own = RedisClient(url)
     await own.start()
     watching = RedisPools(own)
-    directory = Directory(watching)
+    directory = Directory(watching, RedisControl(own).plans)
     refreshing = asyncio.create_task(directory.run())
     counts = {"placed": 0, "queued": 0, "refused": 0}
     numbers = iter(range(placements))
@@ -473,7 +475,7 @@ async def gateway(url: str, placements: int, prefixes: int, replicas: int) -> No
         for client in clients:  # what Redis keeps for a connection depends on how long ago it was used
             await client.close()
         async with asyncio.timeout(_FOREVER_S):
-            while (await watching.line(POOL, []))[0] or any(
+            while (await watching.queue_positions(POOL, []))[0] or any(
                 [await watching.in_flight(POOL, info.replica) for info in await watching.replicas(POOL)]
             ):
                 await asyncio.sleep(0.1)

@@ -17,7 +17,7 @@ from bench.harness import Cores, Target, pin, start, stop
 
 READY_S = 30.0
 # The fake engine takes any number of streams at once; the agent must not be what refuses them
-PARTITIONS = 4
+PARTITIONS = 16  # the default of every process
 ENVIRONMENT = {"STREAM_GW_ROOM_RATIO": "64", "STREAM_GW_PARTITIONS": str(PARTITIONS)}
 
 

@@ -1,5 +1,6 @@
-"""How many replicas, decided by our controller and by others: a production trace, with and without a step of five times
-the traffic, on simulated replicas that take five minutes to start, on virtual time.
+"""Scaling by our controller and by others: a production trace, with and without a step of five times the traffic.
+
+Replicas are simulated, take five minutes to start, and run on virtual time.
 
     python -m bench.scaling
 
@@ -17,14 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import table
-from inference.agent.engines.sim.settings import SimSettings
-from inference.control.scaling import ScalePolicy
+from inference.control.policy.scale_policy import ScalePolicy
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.elastic import Elastic, Scaler, Step, stepped
 from inference.simulate.engine import full_batch_tokens_per_s
 from inference.simulate.history import TODAY_S, history
-from inference.simulate.scalers import GpuUtilisation, Oracle, Ours, Waiting
+from inference.simulate.scalers import ControllerScaler, GpuUtilisation, Oracle, Waiting
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Request, TraceAbsent, load, traces_folder
-from inference.simulate.world import Life
+from inference.simulate.world import RequestLife
 
 SETTINGS = SimSettings(
     itl_ms=40.0,
@@ -36,7 +37,7 @@ SETTINGS = SimSettings(
     block_size=ENGINE_BLOCK_TOKENS,
     num_blocks=200_000 // ENGINE_BLOCK_TOKENS,
 )
-"""Slow on purpose, so that a trace of five requests a second needs a fleet."""
+"""Slow on purpose: a trace of five requests per second needs a fleet."""
 COLD_START_S = 300.0
 ROOM_RATIO = 1.25
 MOST = 300
@@ -57,7 +58,7 @@ class Found(NamedTuple):
     not_served: int
 
 
-def within_slo(life: Life) -> bool:
+def within_slo(life: RequestLife) -> bool:
     allowed_s = SLO_TTFT_S + life.request.prompt_tokens * SLO_TTFT_S_PER_TOKEN
     return life.fate == "done" and life.ttft_s <= allowed_s and life.mean_itl_s <= SLO_ITL_S
 
@@ -83,15 +84,15 @@ def compare(requests: Sequence[Request], step: Step | None) -> list[Found]:
     best: Found | None = None
     for filled in ORACLE_FILLED:  # the fullest that keeps the objective is the cheapest
         oracle = Oracle(traffic, SETTINGS, filled, COLD_START_S)
-        best = run(f"oracle, {filled:.0%} filled", traffic, oracle, oracle.at(0))
+        best = run(f"oracle, {filled:.0%} filled", traffic, oracle, oracle.needed_at(0))
         if best.slo >= ORACLE_SLO_LEAST:
             break
     assert best is not None
-    begin = Oracle(traffic, SETTINGS, 0.6, COLD_START_S).at(0)
+    begin = Oracle(traffic, SETTINGS, 0.6, COLD_START_S).needed_at(0)
     return [
         best,
-        run("ours, three days known", traffic, Ours(policy, history(requests, step), TODAY_S), begin),
-        run("ours, nothing known", traffic, Ours(policy), begin),
+        run("ours, three days known", traffic, ControllerScaler(policy, history(requests, step), TODAY_S), begin),
+        run("ours, nothing known", traffic, ControllerScaler(policy), begin),
         run("HPA, 80 % of GPU time", traffic, GpuUtilisation(1, MOST), begin),
         run("KEDA, 5 waiting a replica", traffic, Waiting(1, MOST), begin),
     ]
@@ -100,8 +101,12 @@ def compare(requests: Sequence[Request], step: Step | None) -> list[Found]:
 def main(argv: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="bench.scaling", description=__doc__, formatter_class=raw)
-    parser.add_argument("--speeds", default="0.5,1,2", help="of the trace, with commas")
-    parser.add_argument("--folder", type=Path, help="where it is; else STREAM_GW_TRACES, else ../shared/traces")
+    parser.add_argument(
+        "--speeds", default="0.5,1,2", help="speeds of the trace, separated by commas (default 0.5,1,2)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the trace (default: STREAM_GW_TRACES, or ../shared/traces)"
+    )
     args = parser.parse_args(argv)
     started = time.process_time()
     try:

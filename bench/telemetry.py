@@ -1,4 +1,4 @@
-"""What telemetry costs the process that emits: microseconds of an ``emit``, and of all that follows until an event is
+"""CPU cost of telemetry in the emitting process: microseconds of an ``emit``, and of everything until an event is
 acknowledged, by each transport and into the disk spool.
 
     python -m bench.telemetry [--kafka-servers 127.0.0.1:9092]
@@ -26,15 +26,17 @@ import uvloop
 from bench.harness import Cores, describe, pin, table, temporary_folder
 from bench.place import redis_on
 from stream_fabric.events import AttemptTrace, CandidateScore, Event, Phases, RequestTrace, encode_event
-from stream_fabric.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.process.settings import EventSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
-from stream_fabric.settings import EventSettings
-from telemetry.emit import Sink, SinkPolicy
-from telemetry.kafka import KafkaTransport
-from telemetry.redis import RedisTransport
-from telemetry.spool import Spool
-from telemetry.transport import Record, Transport
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from telemetry.emit.delivery import SinkPolicy
+from telemetry.emit.redis import RedisTransport
+from telemetry.emit.spool import Spool
+from telemetry.emit.transport import Record, Transport
+from telemetry.kafka.transport import KafkaTransport
+from tests.telemetry.sinks import make_sink, make_spool
 
 MB = 1 << 20
 
@@ -91,31 +93,31 @@ async def emitting(made: Sequence[Event], kind: type, rounds: int) -> list[float
     chosen = [event for event in made if type(event) is kind]
     means = []
     for _ in range(rounds):
-        async with Sink(Nowhere(), None, SinkPolicy(memory_bytes_max=1 << 32)) as sink:
+        async with make_sink(Nowhere(), None, SinkPolicy(memory_bytes_max=1 << 32)) as sink:
             gc.collect()
             began = time.thread_time()
             for event in chosen:
                 sink.emit(event)
             means.append((time.thread_time() - began) / len(chosen) * 1e6)
-            assert not sink.dropped
+            assert not sink.backlog.dropped
     return means
 
 
 async def delivering(made: Sequence[Event], transport: Transport, spool: Spool | None = None) -> tuple[float, float]:
     """Microseconds of this process's CPU for an event, emit included; events a second."""
-    sink = Sink(transport, spool, SinkPolicy(memory_bytes_max=1 << 32, stuck_s=0.01))
+    sink = make_sink(transport, spool, SinkPolicy(memory_bytes_max=1 << 32, stuck_s=0.01))
     async with sink:
         cpu, began = time.process_time(), time.perf_counter()
         for number, event in enumerate(made):
             sink.emit(event)
             if number % 200 == 0:
                 await asyncio.sleep(0)
-        fate = sink.spooled if spool is not None else sink.sent
+        fate = sink.backlog.spooled if spool is not None else sink.backlog.sent
         most = len(made) - (500 if spool is not None else 0)  # a batch stays on its way, with a copy in the spool
         while fate.total() < most:
             await asyncio.sleep(0.005)
         cpu, took_s = time.process_time() - cpu, time.perf_counter() - began
-        assert not sink.dropped, sink.dropped
+        assert not sink.backlog.dropped, sink.backlog.dropped
     return cpu / len(made) * 1e6, len(made) / took_s
 
 
@@ -137,15 +139,15 @@ async def measure(args: argparse.Namespace, redis_url: str, folder: Path) -> int
         stack.push_async_callback(client.close)
         transports: list[tuple[str, Transport, Spool | None]] = [
             ("emit and batches, to nowhere", Nowhere(), None),
-            ("to Redis", RedisTransport(RedisEvents(client, bytes_max=1 << 32)), None),
-            ("to the spool", Away(), Spool(folder, 1 << 32)),
+            ("to Redis", RedisTransport(RedisEvents(client, bytes_max=1 << 32), HostRandom()), None),
+            ("to the spool", Away(), make_spool(folder, 1 << 32)),
         ]
         if args.kafka_servers:
             topic = f"bench-{uuid.uuid4().hex[:8]}"
             kafka = EventSettings(
                 events="kafka", kafka_servers=args.kafka_servers, events_topic=topic, telemetry_create_topics=True
             )
-            transport = KafkaTransport(kafka)
+            transport = KafkaTransport(kafka, HostClock())
             await transport.send([Record(b"{}", b"", "fleet")])
             transports.append(("to Kafka", transport, None))
         for name, transport, spool in transports:

@@ -27,7 +27,7 @@ BLOCK_ROWS = 20_000
 
 
 def processor_s(pid: int) -> float:
-    """What a process has used, with all its threads."""
+    """CPU seconds of a process with all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -38,7 +38,7 @@ def rss_mib(pid: int) -> int:
 
 
 def quantile(page: str, name: str, share: float) -> str:
-    """Of a histogram on a metrics page: the bucket's upper bound."""
+    """Quantile of a histogram on a metrics page: the bucket's upper bound."""
     buckets = [(float(at), float(n)) for at, n in re.findall(rf'^{name}_bucket{{le="([^"]+)"}} (\S+)$', page, re.M)]
     for at, count in buckets:
         if count >= share * buckets[-1][1]:

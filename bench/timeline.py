@@ -42,7 +42,7 @@ class Asked:
     stream: str = ""
     wall_us: float = 0.0
     away_us: float = 0.0
-    """Of a resumed one: until the client asked again."""
+    """For a resumed stream: time until the client reconnected."""
 
 
 class Client:

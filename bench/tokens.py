@@ -1,4 +1,4 @@
-"""What a delivered token costs a gateway, beside nginx proxying the same tokens in the same run.
+"""Cost of a token, and its time from the engine to its reader, beside nginx and a direct connection.
 
     python -m bench.tokens [--json FILE]
 
@@ -10,8 +10,10 @@ reader share the rest. CPU is the kernel's clock of each process, over the token
     closed loop  the same through agent and engine
     in step      every stream's token at the same instants
     out of step  every stream at a phase of its own, so that nearly every token is a wake-up of its own
+    crowds       out of step with 1,000 and 5,000 streams that make as many tokens a second together
 
-Exit code 1: a bound is exceeded, or a stream was not whole. Bounds are ratios, so that they hold on any machine.
+Exit code 1: a bound is exceeded, or a stream was not whole. Bounds of CPU are ratios to nginx, so that they hold on any
+machine; bounds of time are milliseconds more than on a direct connection.
 """
 
 from __future__ import annotations
@@ -53,24 +55,45 @@ from bench.platform import PARTITIONS, Platform
 class Phase:
     name: str
     mode: str
-    ws_bound: float  # a WebSocket token over our SSE token
-    nginx_bound: float  # our SSE token over nginx's
 
 
-PHASES = (
-    Phase("saturated", "closed", 1.5, 0.9),
-    Phase("in step", "step", 1.5, 1.0),
-    Phase("out of step", "phase", 1.5, 1.3),
-)
+PHASES = (Phase("saturated", "closed"), Phase("in step", "step"), Phase("out of step", "phase"))
 THROUGH_AGENT = "closed loop"
-"""Of the platform as a whole, limited by engine and agent; its gateway alone is saturated by ``bench.fabric``."""
+"""Closed loop through the whole platform, limited by engine and agent; see ``bench.fabric`` for the gateway."""
 MEMORY_FIGURES = ("rss_kib", "private_kib", "idle_rss_mib")
 STALLED = ["--engine", "sim", "--sim", "stall_after_tokens=1,max_num_seqs=2000,block_size=1024,num_blocks=4000000"]
-SSE_KIB_MAX, WS_KIB_MAX = 12.0, 20.0
 Starter = Callable[[], tuple[Target, Callable[[], None]]]
 """Starts a server; returns it and how to stop it."""
 Samples = dict[tuple[str, str, str], list[float]]
 """(who, phase, what) → one value a repetition."""
+
+WHOLE_PATH = ("gateway_us", "redis_us", "agent_us")
+CPU_BOUNDS: Sequence[tuple[str, str, str, tuple[str, ...], float]] = (
+    ("saturated gateway", "sse", "saturated", ("gateway_us",), 0.9),
+    ("in step gateway", "sse", "in step", ("gateway_us",), 1.1),
+    ("out of step gateway", "sse", "out of step", ("gateway_us",), 1.3),
+    ("in step agent", "sse", "in step", ("agent_us",), 1.5),
+    ("out of step agent", "sse", "out of step", ("agent_us",), 1.85),
+    ("out of step path", "sse", "out of step", WHOLE_PATH, 4.0),
+    ("short gateway", "sse", "short", ("gateway_ms",), 4.2),
+    ("short agent", "sse", "short", ("agent_ms",), 4.8),
+    ("short redis", "sse", "short", ("redis_ms",), 1.8),
+)
+"""(name, who, phase, processes, bound): their CPU a token or a short request, over nginx's in the same phase."""
+
+TIME_BOUNDS: Sequence[tuple[str, str, float]] = (
+    ("delay p50", "added_delay_us_p50", 2.0),
+    ("delay p99", "added_delay_us_p99", 6.0),
+    ("itl p99", "added_itl_us_p99", 3.0),
+    ("ttft p50", "added_ttft_us_p50", 2.0),
+    ("ttft p99", "added_ttft_us_p99", 6.0),
+)
+"""(name, what, bound): milliseconds more than direct, SSE, out of step."""
+
+WS_MAX = 1.5
+"""Gateway's CPU for a token on a WebSocket, over a token by SSE; in each phase."""
+MEMORY_BOUNDS = (("sse KiB", "sse", 12.0), ("ws KiB", "ws", 20.0))
+"""(name, kind, bound): KiB of RSS an open stream."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +108,7 @@ class Check:
 
 
 def record(samples: Samples, who: str, phase: str, result: dict[str, Any], watch: Target) -> None:
-    """What one run of the reader says, as figures a token."""
+    """Add the figures per token of one run of the reader."""
     tokens, seconds = result["tokens"], result["seconds"]
     for process in watch.watch:
         samples[who, phase, f"{process}_us"].append(result["cpu"][process]["ns"] / 1000 / tokens)
@@ -97,10 +120,10 @@ def record(samples: Samples, who: str, phase: str, result: dict[str, Any], watch
     samples[who, phase, "tokens_per_s"].append(tokens / seconds)
     samples[who, phase, "tokens_per_read"].append(tokens / result["reads"])
     samples[who, phase, "reader_busy"].append(result["load_cpu_s"] / seconds)
-    for name in ("delay_us", "ttft_us"):
+    for name in ("delay_us", "itl_us", "ttft_us"):
         for part, value in zip(("p50", "p99"), result[name], strict=True):
             samples[who, phase, f"{name}_{part}"].append(value)
-            if who != "direct":  # measured first in every repetition
+            if who != "direct":  # it is measured first in every repetition
                 measured = PHASES[0].name if phase == THROUGH_AGENT else phase
                 through_nothing = samples["direct", measured, f"{name}_{part}"][-1]
                 samples[who, phase, f"added_{name}_{part}"].append(value - through_nothing)
@@ -130,6 +153,15 @@ def measure_phases(
                 if ours and phase.mode == "closed":
                     for what, value in saturate(stalled[who], cores, args.fabric_streams, args.seconds).items():
                         samples[who, phase.name, what].append(value)
+        for crowd in args.crowd:
+            for who, target in targets:
+                print(f"  {repetition + 1}/{args.repetitions} crowd of {crowd}: {who}", file=sys.stderr)
+                rate = args.streams * args.rate / crowd
+                result = load(
+                    target, source, cores, mode="phase", streams=crowd, rate=rate, seconds=args.seconds,
+                    settle=args.settle + 1 / rate, per_socket=args.per_socket, open_every_us=1000,
+                )  # fmt: skip
+                record(samples, who, f"crowd of {crowd}", result, target)
         for who, target in targets:
             print(f"  {repetition + 1}/{args.repetitions} short streams: {who}", file=sys.stderr)
             result = load(
@@ -164,7 +196,7 @@ def measure_memory(
     try:
         target = Target(target.name, target.port, {"gateway": target.watch["gateway"]}, kind, target.key)
         pid = target.watch["gateway"]
-        # What the first streams load once (code, tables) is not a stream's
+        # The first streams load code and tables once; that memory is not a stream's
         load(target, source, cores, mode="backlog", streams=4, total=200, tokens=8, per_connection=10)
         time.sleep(1)
         before = memory(pid)
@@ -193,6 +225,8 @@ TOKEN_COLUMNS: Sequence[Column] = (
 DELAY_COLUMNS: Sequence[Column] = (
     ("token p50, ms", "delay_us_p50", 1e-3, 2),
     ("p99", "delay_us_p99", 1e-3, 2),
+    ("ITL p50, ms", "itl_us_p50", 1e-3, 2),
+    ("p99", "itl_us_p99", 1e-3, 2),
     ("TTFT p50, ms", "ttft_us_p50", 1e-3, 2),
     ("p99", "ttft_us_p99", 1e-3, 2),
     ("TTFT added p50, ms", "added_ttft_us_p50", 1e-3, 2),
@@ -214,9 +248,10 @@ SHORT_COLUMNS: Sequence[Column] = (
 class Report:
     """The tables. A column is (heading, what, scale, digits)."""
 
-    def __init__(self, samples: Samples, whos: list[str]) -> None:
+    def __init__(self, samples: Samples, whos: list[str], crowds: Sequence[int]) -> None:
         self._samples = samples
         self._whos = whos
+        self._crowds = [f"crowd of {crowd}" for crowd in crowds]
 
     def _cell(self, who: str, phase: str, column: Column) -> str:
         _, what, scale, digits = column
@@ -230,7 +265,7 @@ class Report:
         return table(["phase", "gateway", *(column[0] for column in columns)], rows)
 
     def show(self) -> None:
-        phases = [PHASES[0].name, THROUGH_AGENT, *(phase.name for phase in PHASES[1:])]
+        phases = [PHASES[0].name, THROUGH_AGENT, *(phase.name for phase in PHASES[1:]), *self._crowds]
         print("\nCPU us per delivered token, median (minimum-maximum)\n")
         print(self._table(phases, [who for who in self._whos if who != "direct"], TOKEN_COLUMNS))
         print("\nDelay of a token, from the engine's write to the reader, and of the first token, from the request\n")
@@ -239,22 +274,28 @@ class Report:
         print(self._table(["short"], self._whos, SHORT_COLUMNS))
 
 
-def ratio(own: list[float], yardstick: list[float]) -> float:
-    return Figure(tuple(own)).median / Figure(tuple(yardstick)).median
+def median(samples: Samples, who: str, phase: str, what: str) -> float:
+    return Figure(tuple(samples[who, phase, what])).median
 
 
 def checks_of(samples: Samples, held: dict[str, dict[str, float]], bounds: dict[str, float]) -> list[Check]:
+    """Compare what was measured with its bounds."""
     checks = []
-    for phase in PHASES:
-        sse, ws = (samples.get((who, phase.name, "gateway_us"), []) for who in ("sse", "ws"))
-        if sse:
-            yardstick = samples["nginx", phase.name, "gateway_us"]
-            checks.append(Check(f"{phase.name}: SSE / nginx", ratio(sse, yardstick), bounds[phase.name]))
-        if ws:
-            checks.append(Check(f"{phase.name}: WebSocket / SSE", ratio(ws, sse), bounds[f"{phase.name} ws"]))
-    for kind, name in (("sse", "SSE stream"), ("ws", "WebSocket with a stream")):
+    for name, who, phase, processes, _ in CPU_BOUNDS:
+        own = [median(samples, who, phase, what) for what in processes if (who, phase, what) in samples]
+        if own:
+            yardstick = median(samples, "nginx", phase, "gateway_ms" if phase == "short" else "gateway_us")
+            checks.append(Check(f"{name}, x nginx", sum(own) / yardstick, bounds[name]))
+    for phase in (phase.name for phase in PHASES):
+        if ("ws", phase, "gateway_us") in samples:
+            value = median(samples, "ws", phase, "gateway_us") / median(samples, "sse", phase, "gateway_us")
+            checks.append(Check(f"{phase}: WebSocket / SSE", value, bounds["ws"]))
+    for name, what, _ in TIME_BOUNDS:
+        if ("sse", "out of step", what) in samples:
+            checks.append(Check(f"{name} added, ms", median(samples, "sse", "out of step", what) / 1e3, bounds[name]))
+    for name, kind, _ in MEMORY_BOUNDS:
         if kind in held:
-            checks.append(Check(f"KiB of RSS an open {name}", held[kind]["rss_kib"], bounds[f"{kind} kib"]))
+            checks.append(Check(f"{name} an open stream", held[kind]["rss_kib"], bounds[name]))
     return checks
 
 
@@ -262,15 +303,14 @@ def checks_of(samples: Samples, held: dict[str, dict[str, float]], bounds: dict[
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, float]]:
-    bounds = {phase.name: phase.nginx_bound for phase in PHASES}
-    bounds |= {f"{phase.name} ws": phase.ws_bound for phase in PHASES}
-    bounds |= {"sse kib": SSE_KIB_MAX, "ws kib": WS_KIB_MAX}
+    bounds = {bound[0]: bound[-1] for bound in (*CPU_BOUNDS, *TIME_BOUNDS, *MEMORY_BOUNDS)} | {"ws": WS_MAX}
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="bench.tokens", description=__doc__, formatter_class=raw)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--settle", type=float, default=1.0, help="seconds between the last stream's start and it")
     parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--crowd", type=int, nargs="*", default=[1000, 5000], help="streams of each crowd")
     parser.add_argument("--saturated-streams", type=int, default=200)
     parser.add_argument("--fabric-streams", type=int, default=200, help="streams that saturate the gateway")
     parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of a stream, in and out of step")
@@ -343,7 +383,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{args.repetitions} repetitions of {args.seconds:g} s; {args.streams} streams at {args.rate:g} tokens/s "
         f"({args.saturated_streams} when saturated, {args.window} of its tokens on their way); every stream checked"
     )
-    Report(samples, whos).show()
+    Report(samples, whos, args.crowd).show()
     if held:
         print(f"\nMemory, {args.held} streams open at once\n")
         head = ("gateway", "KiB of RSS a stream", "private KiB a stream", "MiB before")

@@ -42,7 +42,7 @@ CLIENT = "bench-reader"
 
 
 class Wrong(Exception):
-    """What a reader saw that it must never see."""
+    """A reader saw something that it must never see."""
 
 
 @dataclass(frozen=True)

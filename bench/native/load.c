@@ -17,7 +17,7 @@
 
 typedef struct {
     uint32_t number, tokens; /* tokens: also the index of the next one */
-    uint64_t asked_ns, seq;
+    uint64_t asked_ns, seq, last_us; /* last_us: when its last token was read */
     uint32_t told; /* how many the engine says it sent */
     bool open, finished, done, knows_total;
 } Stream;
@@ -51,8 +51,8 @@ static struct {
 } o = {.host = "127.0.0.1", .key = "", .model = "bench", .mode = "phase", .streams = 1, .per_socket = 1, .window = 1,
        .rate = 50, .settle = 0.5, .per_connection = 1, .open_every_us = 2000};
 
-enum { DELAY_US_MAX = 1 << 20 };
-static uint32_t delays[DELAY_US_MAX];
+enum { DELAY_US_MAX = 1 << 21 };
+static uint32_t delays[DELAY_US_MAX], gaps[DELAY_US_MAX];
 static uint32_t *ttfts;
 static size_t ttft_count, ttft_room;
 static int epoll_fd, control_fd = -1;
@@ -111,6 +111,8 @@ static void first_token(Stream *s) {
     first_seen++;
 }
 
+static void count(uint32_t *histogram, uint64_t us) { histogram[us < DELAY_US_MAX ? us : DELAY_US_MAX - 1]++; }
+
 /* The text of one delta: any number of whole tokens. */
 static void take_text(Stream *s, const char *p, const char *end) {
     while (p < end) {
@@ -129,10 +131,10 @@ static void take_text(Stream *s, const char *p, const char *end) {
         uint64_t sent_us = *after == '@' ? strtoull(after + 1, &after, 16) : 0;
         if (!s->tokens++) first_token(s);
         tokens_all++;
-        if (measuring && sent_us) {
-            uint64_t now_us = read_ns / 1000, delay = now_us > sent_us ? now_us - sent_us : 0;
-            delays[delay < DELAY_US_MAX ? delay : DELAY_US_MAX - 1]++;
-        }
+        uint64_t now_us = read_ns / 1000;
+        if (measuring && sent_us) count(delays, now_us > sent_us ? now_us - sent_us : 0);
+        if (measuring && s->last_us) count(gaps, now_us - s->last_us);
+        s->last_us = now_us;
         if (!strcmp(o.mode, "closed")) ack(s->number);
         p = after;
     }
@@ -440,11 +442,11 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static uint32_t delay_at(double share) {
+static uint32_t value_at(const uint32_t *histogram, double share) {
     uint64_t all = 0, seen = 0;
-    for (int i = 0; i < DELAY_US_MAX; i++) all += delays[i];
+    for (int i = 0; i < DELAY_US_MAX; i++) all += histogram[i];
     for (uint32_t i = 0; i < DELAY_US_MAX; i++)
-        if ((seen += delays[i]) > (uint64_t)((double)all * share)) return i;
+        if ((seen += histogram[i]) > (uint64_t)((double)all * share)) return i;
     return 0;
 }
 
@@ -457,7 +459,8 @@ static void print_result(void) {
            (unsigned long long)tokens_all, seconds, (unsigned long long)(window_tokens[1] - window_tokens[0]),
            (double)self.tv_sec + (double)self.tv_nsec / 1e9);
     printf("\"reads\":%llu,", (unsigned long long)(window_reads[1] - window_reads[0]));
-    printf("\"delay_us\":[%u,%u],", delay_at(0.5), delay_at(0.99));
+    printf("\"delay_us\":[%u,%u],", value_at(delays, 0.5), value_at(delays, 0.99));
+    printf("\"itl_us\":[%u,%u],", value_at(gaps, 0.5), value_at(gaps, 0.99));
     if (ttft_count) printf("\"ttft_us\":[%u,%u],", ttfts[ttft_count / 2], ttfts[ttft_count * 99 / 100]);
     printf("\"cpu\":{");
     for (int i = 0; i < watched_count; i++) {

@@ -32,7 +32,7 @@ PARTS = ("policies", "hot", "full")
 
 
 def listed(convert: Callable[[str], T], allowed: Sequence[str] = ()) -> Callable[[str], list[T]]:
-    """The type of an option that takes several values with commas."""
+    """Option type for several values separated by commas."""
 
     def parse(text: str) -> list[T]:
         parts = [part.strip() for part in text.split(",") if part.strip()]

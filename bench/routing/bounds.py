@@ -1,4 +1,4 @@
-"""What no policy can beat, and what a single cache of the fleet's size would hit."""
+"""Upper bounds of any policy, and the hit rate of a single cache of the fleet's size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inference.simulate.traces import ENGINE_BLOCK_TOKENS, TRACE_BLOCK_TOKENS, R
 
 
 def infinite(requests: Sequence[Request]) -> float:
-    """Share of the prompts' tokens whose block ids came before in the trace."""
+    """Share of prompt tokens whose block ids came before in the trace."""
     seen: set[int] = set()
     hits = 0
     for request in requests:
@@ -22,8 +22,10 @@ def infinite(requests: Sequence[Request]) -> float:
 
 
 def cached_tokens(requests: Sequence[Request], capacity_tokens: int) -> list[int]:
-    """Of each prompt, the tokens that one LRU cache of that size, fed in order of arrival, would hold; a chain's end is
-    evicted before its beginning, and the last token is always computed."""
+    """Cached tokens of each prompt in one LRU cache of that size, filled in order of arrival.
+
+    The end of a chain of blocks is evicted before its beginning. The last token is always computed.
+    """
     held: OrderedDict[int, None] = OrderedDict()
     capacity = capacity_tokens // ENGINE_BLOCK_TOKENS
     cached: list[int] = []

@@ -13,7 +13,7 @@ import msgspec
 from bench.routing import report
 from bench.routing.scene import Scene
 from inference.simulate.engine import SETTINGS
-from inference.simulate.world import Everyone, World
+from inference.simulate.world import AllReplicas, World
 
 REPLICAS = 8
 REQUESTS_MOST = 3000
@@ -33,7 +33,13 @@ def compare(where: Scene, seed: int) -> Compared:
     settings = msgspec.structs.replace(SETTINGS, max_num_seqs=SEQUENCES)
     runs = [
         World(
-            where.trace.requests, where.replicas, Everyone(), seed, settings, room_ratio=ROOM_RATIO, blind_queue=blind
+            where.trace.requests,
+            where.replicas,
+            AllReplicas(),
+            seed,
+            settings,
+            room_ratio=ROOM_RATIO,
+            blind_queue=blind,
         ).run()
         for blind in (True, False)
     ]

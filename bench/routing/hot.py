@@ -85,7 +85,7 @@ def compare(trace: Trace, replicas: int, policy: str, seed: int, utilisation: fl
 
 
 def _p99s(trace: Trace, replicas: int, policy: str, seed: int) -> tuple[float, float]:
-    """TTFT of the others and of the hot tenant."""
+    """p99 TTFT of the other tenants, and of the hot one."""
     lives = World(trace.requests, replicas, policies.policy(policy, replicas, seed), seed).run().lives
     tenants = [sorted(v.ttft_s for v in lives if v.request.tenant == tenant) for tenant in (OTHERS, HOT)]
     others, hot = (ttft_s[len(ttft_s) * 99 // 100] for ttft_s in tenants)

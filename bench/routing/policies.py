@@ -1,4 +1,4 @@
-"""Who gets a request: the peers' ways, and the law of ``stream_fabric.placement``."""
+"""Routing policies: those of peers, and our ``stream_fabric.pool.placement``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 
-from inference.simulate.world import Asked, Everyone, Policy
+from inference.simulate.world import AllReplicas, PlacementView, Policy
 
 OURS = "ours"
 
 
 class Random:
+    """Any replica, by chance."""
+
     takes_hints = False
 
     def __init__(self, replicas: int, rng: random.Random) -> None:
         self._replicas = replicas
         self._rng = rng
 
-    def candidates(self, asked: Asked) -> Sequence[int]:
+    def candidates(self, view: PlacementView) -> Sequence[int]:
         return [self._rng.randrange(self._replicas)]
 
 
 class RoundRobin:
-    """Each gateway by itself, as gateways that share nothing do."""
+    """Replicas in turn, for each gateway apart."""
 
     takes_hints = False
 
@@ -32,25 +34,27 @@ class RoundRobin:
         self._begin = rng.randrange(replicas)
         self._next: dict[int, int] = {}
 
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        turn = self._next.get(asked.gateway, self._begin + asked.gateway)
-        self._next[asked.gateway] = turn + 1
+    def candidates(self, view: PlacementView) -> Sequence[int]:
+        turn = self._next.get(view.gateway, self._begin + view.gateway)
+        self._next[view.gateway] = turn + 1
         return [turn % self._replicas]
 
 
 class LeastLoaded:
+    """A replica with the fewest streams."""
+
     takes_hints = False
 
     def __init__(self, replicas: int, rng: random.Random) -> None:
         self._rng = rng
 
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        least = min(asked.in_flight)
-        return [self._rng.choice([index for index, count in enumerate(asked.in_flight) if count == least])]
+    def candidates(self, view: PlacementView) -> Sequence[int]:
+        least = min(view.in_flight)
+        return [self._rng.choice([index for index, count in enumerate(view.in_flight) if count == least])]
 
 
 class Sticky:
-    """A session's hash names its replica."""
+    """The replica that the session's hash selects."""
 
     takes_hints = False
 
@@ -58,26 +62,26 @@ class Sticky:
         self._replicas = replicas
         self._salt = rng.randbytes(8)
 
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        digest = hashlib.blake2b(asked.request.session.encode(), digest_size=8, salt=self._salt).digest()
+    def candidates(self, view: PlacementView) -> Sequence[int]:
+        digest = hashlib.blake2b(view.request.session.encode(), digest_size=8, salt=self._salt).digest()
         return [int.from_bytes(digest, "big") % self._replicas]
 
 
 class Prefix:
-    """The longest match, whatever the load; of equals one by chance."""
+    """A replica with the longest cached prefix, at any load."""
 
     takes_hints = True
 
     def __init__(self, replicas: int, rng: random.Random) -> None:
         self._rng = rng
 
-    def candidates(self, asked: Asked) -> Sequence[int]:
-        most = max(asked.matched_tokens)
-        return [self._rng.choice([index for index, tokens in enumerate(asked.matched_tokens) if tokens == most])]
+    def candidates(self, view: PlacementView) -> Sequence[int]:
+        most = max(view.matched_tokens)
+        return [self._rng.choice([index for index, tokens in enumerate(view.matched_tokens) if tokens == most])]
 
 
 def ours(replicas: int, rng: random.Random) -> Policy:
-    return Everyone()
+    return AllReplicas()
 
 
 POLICIES: dict[str, Callable[[int, random.Random], Policy]] = {

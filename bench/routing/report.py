@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.routing.hot import Compared
 from bench.routing.policies import OURS
 from bench.routing.scene import Scene
-from inference.simulate.world import Life, Run
+from inference.simulate.world import RequestLife, Run
 
 SLO_TTFT_S = 1.0
 SLO_TTFT_S_PER_TOKEN = 1 / 8192
@@ -41,9 +41,9 @@ class Figures:
     ttft_p50_s: float
     ttft_p99_s: float
     busy_ratio: float
-    """Seconds in which a replica ran steps, the most beside the mean."""
+    """Largest busy time of a replica, relative to the mean."""
     tokens_ratio: float
-    """Tokens that a replica computed, of prompts and answers, the most beside the mean."""
+    """Largest number of tokens that a replica computed, relative to the mean."""
     slo_share: float
     preemptions: int
     queued: int
@@ -72,7 +72,7 @@ def _most_beside_mean(values: Sequence[float]) -> float:
     return max(values) * len(values) / sum(values)
 
 
-def _within_slo(life: Life) -> bool:
+def _within_slo(life: RequestLife) -> bool:
     allowed_s = SLO_TTFT_S + life.request.prompt_tokens * SLO_TTFT_S_PER_TOKEN
     return life.fate == "done" and life.ttft_s <= allowed_s and life.mean_itl_s <= SLO_ITL_S
 
@@ -113,7 +113,7 @@ class Target:
 
 
 def targets(scene: Scene, runs: Sequence[Figures]) -> list[Target]:
-    """What our law has to reach in a scene, beside the policies that ran."""
+    """Targets of our policy in a scene, relative to the other policies."""
     ours = next((found for found in runs if found.policy == OURS), None)
     if ours is None:
         return []

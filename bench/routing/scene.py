@@ -1,4 +1,4 @@
-"""A trace at a fleet's pace, with the hit rates that bound any policy's."""
+"""A trace scaled to a fleet, with upper bounds of the hit rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Scene:
     infinite: float
     """Share of the prompts' tokens that one endless cache would hit."""
     reachable: float
-    """The same of one LRU cache as large as all the replicas' together."""
+    """Share that one LRU cache of the whole fleet's size would hit."""
 
     @property
     def duration_s(self) -> float:
@@ -24,7 +24,7 @@ class Scene:
 
 
 def duration_s(trace: Trace, replicas: int, utilisation: float) -> float:
-    """How long the arrivals must take for the fleet to be used so far, if it hit all that is reachable."""
+    """Duration of the arrivals that gives the fleet this utilisation at the highest possible hit rate."""
     cached = bounds.cached_tokens(trace.requests, fleet_tokens(replicas))
     computed = sum(r.prompt_tokens for r in trace.requests) - sum(cached)
     return work_s(SETTINGS, computed, sum(r.output_tokens for r in trace.requests)) / replicas / utilisation
