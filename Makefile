@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS ?= 2
+WORKERS ?= 3
 # Debian packages by the command that each provides
 APT_redis-server := redis-server
 APT_redis-sentinel := redis-sentinel
@@ -31,12 +31,14 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
+.PHONY: help setup up demo test test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
 .PHONY: browsers redis prometheus kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
 	@echo "make test        the fast suites"
+	@echo "make test-platform the suites on whole platforms, with Kafka, ClickHouse's engine, controllers and browsers"
+	@echo "make test-sim    thousands of seeded schedules in virtual time; STREAM_GW_SIM_SEEDS=20000 for more"
 	@echo "make test-cluster the gateway's suite on a Redis Cluster"
 	@echo "make test-chaos  the suites that kill processes and cut links"
 	@echo "make test-vllm   the engine on the real vLLM, on the CPU (the first time it installs 3 GB beside the project)"
@@ -91,14 +93,20 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 	@command -v npm >/dev/null || { echo "missing: node and npm; run: sudo apt-get install nodejs npm"; exit 1; }
 	@cd tests/node && npm ci --silent --no-fund --no-audit && touch node_modules/.installed
 
-test: setup browsers prometheus kafka node
+test: setup browsers prometheus kafka helm
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
+test-platform: setup browsers prometheus kafka node
+	@$(BIN)/python -m pytest -m 'platform and not chaos' -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-sim: setup
+	@$(BIN)/python -m pytest -m sim -n $(WORKERS) tests/sim $(ARGS)
+
 test-cluster: setup browsers
-	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -n $(WORKERS) tests/gateway $(ARGS)
+	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -m 'not chaos' -n 2 tests/gateway $(ARGS)
 
 test-chaos: setup browsers kafka
-	@$(BIN)/python -m pytest -m chaos $(ARGS)
+	@$(BIN)/python -m pytest -m chaos -n 2 --dist worksteal $(ARGS) # they wait more than they compute
 
 test-vllm: setup redis
 	$(call need,gcc readelf)
