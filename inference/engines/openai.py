@@ -41,6 +41,18 @@ _PATHS = {
 }
 
 
+class _Running:
+    """A request that is being served. ``answer``: the server's, once its head has come."""
+
+    __slots__ = ("aborted", "answer", "sink", "task")
+
+    def __init__(self, sink: FrameSink) -> None:
+        self.sink = sink
+        self.task: asyncio.Task[None] | None = None
+        self.answer: Answer | None = None
+        self.aborted = False
+
+
 class OpenAIEngine:
     """An ``Engine`` by HTTP.
 
@@ -61,7 +73,7 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         """For everything but the requests themselves."""
         self._client: HttpClient | None = None
-        self._tasks: dict[StreamId, tuple[asyncio.Task[None], FrameSink]] = {}
+        self._running: dict[StreamId, _Running] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
         self.server_load = ServerLoad(base_url)
@@ -130,17 +142,17 @@ class OpenAIEngine:
             self._start_task(request, sink)
 
     def _start_task(self, request: EngineRequest, sink: FrameSink) -> None:
-        task = asyncio.create_task(self._serve(request, sink), name=f"engine-{request.stream}")
-        self._tasks[request.stream] = (task, sink)
-        task.add_done_callback(lambda done: self._on_served(request, sink, done))
+        running = self._running[request.stream] = _Running(sink)
+        running.task = asyncio.create_task(self._serve(request, running), name=f"engine-{request.stream}")
+        running.task.add_done_callback(lambda done: self._on_served(request, running, done))
 
-    def _on_served(self, request: EngineRequest, sink: FrameSink, task: asyncio.Task[None]) -> None:
+    def _on_served(self, request: EngineRequest, running: _Running, task: asyncio.Task[None]) -> None:
         """Forget a request whose task has ended; end its stream if the task failed."""
-        if self._tasks.get(request.stream) == (task, sink):
-            del self._tasks[request.stream]
+        if self._running.get(request.stream) is running:
+            del self._running[request.stream]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("read of the model server's answer failed: stream=%s", request.stream, exc_info=error)
-            sink.end("failed", _engine_error(f"the model server's answer cannot be read: {error!r}"))
+            running.sink.end("failed", _engine_error(f"the model server's answer cannot be read: {error!r}"))
 
     def abort(self, stream: StreamId) -> None:
         """Abort by closing the connection, which these servers notice."""
@@ -148,25 +160,28 @@ class OpenAIEngine:
 
     def fail_all(self, error: EngineLost) -> None:
         """End all requests with this error at once; the connections may notice much later that the server is gone."""
-        for stream in list(self._tasks):
+        for stream in list(self._running):
             sink = self._cancel(stream)
             if sink is not None:
                 sink.end("failed", ErrorInfo.of(error))
 
     def _cancel(self, stream: StreamId) -> FrameSink | None:
         """Cancel and forget a request. Returns its sink, or None when the request has ended."""
-        task, sink = self._tasks.pop(stream, (None, None))
-        if task is None or task.done():  # done: the task's callback ends the sink
+        running = self._running.pop(stream, None)
+        if running is None or running.task is None or running.task.done():  # done: the task's callback ends the sink
             return None
-        task.cancel()
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return sink
+        running.aborted = True
+        if running.answer is not None:  # the task hears of it in the next loop turn, in which a piece may come first
+            running.answer.close()
+        running.task.cancel()
+        self._ending.add(running.task)
+        running.task.add_done_callback(self._ending.discard)
+        return running.sink
 
     def load(self) -> EngineLoad:
         load, metrics = self.server_load, self.server_load.metrics
         return EngineLoad(
-            running=metrics.running if metrics.shown else len(self._tasks),
+            running=metrics.running if metrics.shown else len(self._running),
             waiting=metrics.waiting,
             slots=self._slots,
             ready=not load.refused and not self._asleep,
@@ -187,7 +202,7 @@ class OpenAIEngine:
         if self._asleep:
             return True
         metrics = self.server_load.metrics
-        if self._tasks or metrics.running or metrics.waiting:
+        if self._running or metrics.running or metrics.waiting:
             return False
         if not metrics.shown:
             raise Unsupported("the model server cannot sleep: it is not vLLM")
@@ -224,17 +239,19 @@ class OpenAIEngine:
         self._asleep = 0
 
     async def close(self) -> None:
-        tasks = [*(task for task, _ in self._tasks.values()), *self._ending, *([self._poller] if self._poller else [])]
-        for task in tasks:
+        tasks = {running.task for running in self._running.values()} | self._ending | {self._poller}
+        ended = [task for task in tasks if task is not None]
+        for task in ended:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*ended, return_exceptions=True)
         if self._client is not None:
             self._client.close()
         if self._session is not None:
             await self._session.close()
 
-    async def _serve(self, request: EngineRequest, sink: FrameSink) -> None:
+    async def _serve(self, request: EngineRequest, running: _Running) -> None:
         """Serve one request up to the end of its stream."""
+        sink = running.sink
         usage: Usage | None = None
         try:
             if request.kind in ("chat", "completions"):
@@ -245,7 +262,7 @@ class OpenAIEngine:
                     sink.end("failed", ErrorInfo("invalid_request", message, "invalid_request_error", 400))
                     return
                 reader = ChunkReader(request.stream, sink, choices, counts=self.server_load.metrics.shown)
-                error = await self._serve_stream(request, reader)
+                error = await self._serve_stream(request, running, reader)
                 usage = reader.usage
             else:
                 error, usage = await self._serve_document(request, sink)
@@ -255,12 +272,14 @@ class OpenAIEngine:
             error = _engine_error(f"the model server sent invalid JSON: {str(wrong)[:200]}")
         except OSError as lost:
             error = ErrorInfo.of(EngineLost(f"the model server failed: {str(lost) or 'timed out'}"))
+        if running.aborted:  # the task did not wait since
+            return
         if error is None:
             sink.end("completed", usage=usage)
         else:
             sink.end("failed", error)
 
-    async def _serve_stream(self, request: EngineRequest, reader: ChunkReader) -> ErrorInfo | None:
+    async def _serve_stream(self, request: EngineRequest, running: _Running, reader: ChunkReader) -> ErrorInfo | None:
         """Request a streamed answer and give its chunks to the reader. Returns its error, None if complete."""
         body = bytes(request.body).rstrip()[:-1]
         comma = b"," if body.rstrip() != b"{" else b""
@@ -271,10 +290,13 @@ class OpenAIEngine:
 
         def receive(piece: bytes) -> bool:
             for event in parser.receive(piece):
+                if running.aborted:  # by what the sink has just heard
+                    break
                 reader.receive(event)
             return reader.done  # some servers keep the response open after the end
 
         with contextlib.closing(await self._post(request, body)) as answer:
+            running.answer = answer
             if (refused := await _refusal(answer)) is not None:
                 return refused
             if _content_type(answer) == "application/json":  # the server does not stream this request

@@ -144,6 +144,7 @@ class Answer:
         """Pieces that came before there was a reader."""
         self._receive: Callable[[bytes], bool] | None = None
         self._over = False
+        self.closed = False
         self._error: BaseException | None = None
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -182,7 +183,10 @@ class Answer:
         return bytes(body[:bytes_max])
 
     def close(self) -> None:
-        """End the reading; closes the connection unless the answer was read to its end."""
+        """End the reading at once; closes the connection unless the answer was read to its end."""
+        if self.closed:
+            return
+        self.closed = True
         self.stop_watch()
         self._connection.leave(self)
 

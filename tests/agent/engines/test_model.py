@@ -182,6 +182,24 @@ def test_step_time_is_prefill_and_decode_and_slope() -> None:
     assert abs(model.step().duration_s - 0.011) < 1e-9
 
 
+def test_the_least_ttft_holds_beside_a_stream_that_takes_no_time() -> None:
+    model = replica(itl_ms=0, ttft_ms=300, prefill_tokens_per_s=1e9)
+    assert model.add(1, 10, (), 5_000)
+    while not model.step().first:
+        pass
+    assert sum(model.step().duration_s for _ in range(100)) == 0, "its own tokens take no time"
+    assert model.add(2, 10, (), 1)
+    took_s, tokens = 0.0, 0
+    while True:
+        step = model.step()
+        if step.first:
+            break
+        took_s += step.duration_s
+        tokens += len(step.tokens)
+    assert 0.3 <= took_s < 0.31
+    assert tokens > 100, "the first stream went on meanwhile"
+
+
 @given(st.binary(max_size=400), st.integers(1, 8))
 def test_a_longer_prompt_begins_with_the_shorter_ones_hashes(text: bytes, size: int) -> None:
     def hashes(content: str) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -550,6 +552,66 @@ async def test_a_body_that_cannot_be_read_ends_the_stream() -> None:
 
 
 # --- abort, start, load --------------------------------------------------------------------------------------
+
+
+async def test_nothing_that_has_come_is_heard_after_an_abort() -> None:
+    """A token that waits in the socket while the agent aborts is not told, whichever of the two the loop runs first."""
+    sent, closed = threading.Event(), threading.Event()
+    more = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for answer in ({"data": [{"id": "m"}]}, {}, None):  # the models, no metrics, the stream
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                if answer is not None:
+                    body = msgspec.json.encode(answer)
+                    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                    connection.sendall(head.encode() + body)
+                    continue
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + delta(content="a"))
+                more.wait(20)
+                connection.sendall(delta(content="b"))
+                sent.set()
+                with contextlib.suppress(ConnectionError):
+                    connection.recv(1)
+                closed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        engine = OpenAIEngine(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        await engine.start()
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await eventually(lambda: sink.tokens() == 1)
+        more.set()
+        sent.wait(20)  # the loop stands still: it finds the token when it runs again
+        await asyncio.sleep(0)
+        calls = sink.calls
+        engine.abort(stream_id(1))
+        await asyncio.to_thread(closed.wait, 20)
+        await engine.close()
+        assert (sink.calls, sink.status) == (calls, None)
+        assert calls == 2, "the block and its first token came, and the second had not been read"
+
+
+@pytest.mark.parametrize("pieces", [[delta(content="a") + delta(content="b") + delta(finish="stop") + DONE], None])
+async def test_an_abort_by_what_the_sink_hears_ends_its_calls(pieces: list[bytes] | None) -> None:
+    whole = [delta(content="a"), delta(content="b"), delta(finish="stop"), DONE]
+    async with engine_on(play(*(pieces or whole))) as engine:
+        sink = Recorder(on_token=lambda: engine.abort(stream_id(1)))
+        engine.submit(chat(1), sink)
+        await eventually(lambda: sink.tokens() == 1)
+        await ask_again(engine)
+        assert (sink.calls, sink.status) == (2, None)
+
+
+async def ask_again(engine: OpenAIEngine) -> None:
+    """Serve another request to its end: what was under way for the one before has come by then."""
+    sink = Recorder()
+    engine.submit(chat(2), sink)
+    await sink.wait()
 
 
 async def test_abort_closes_the_connection() -> None:
