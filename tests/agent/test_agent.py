@@ -261,7 +261,7 @@ async def test_a_stream_that_nobody_watches_is_cancelled_at_the_end_of_its_grace
         await bench.log.watch(back, ACME, gateway, BEGINNING)
         assert (await bench.end(left)).status == "cancelled"
         assert 0.3 <= time.monotonic() - began < 4.0
-        await eventually(lambda: ("abort", left) in bench.engine.told, "its abort", 5)
+        await eventually(lambda: ("abort", left) in bench.engine.told, "its abort", 20)
         assert ("abort", back) not in bench.engine.told and back in bench.agent.running
         await bench.log.unwatch(back, gateway)
         assert (await bench.end(back)).status == "cancelled"
@@ -279,7 +279,7 @@ async def test_a_reader_who_comes_back_and_leaves_again_begins_a_new_grace_perio
         began = time.monotonic()
         await bench.log.unwatch(stream, gateway)
         assert (await bench.end(stream)).status == "cancelled"
-        assert 0.5 <= time.monotonic() - began < 2.5
+        assert 0.5 <= time.monotonic() - began < 4.0
 
 
 async def test_an_append_tells_that_nobody_watches(redis_url: str) -> None:

@@ -277,7 +277,7 @@ async def test_sigterm_ends_it_asleep_and_in_the_middle_of_a_step(redis_url: str
             await want(bench, "ready")
             await eventually(lambda: bench.agent.state == "warming")
         bench.agent.drain()
-        await asyncio.wait_for(asyncio.shield(task), 3)
+        await asyncio.wait_for(asyncio.shield(task), 15)
         assert await bench.pools.replicas(bench.pool) == []
         assert states(bench)[-2:] == ["draining", "gone"]
 

@@ -316,7 +316,7 @@ async def test_invariant_10_a_server_that_falls_silent_is_left_for_the_one_in_it
                 return bool(await client.execute(0, "PING") == b"PONG")
             return False
 
-        await eventually(answers, "the server in its place", 3)
+        await eventually(answers, "the server in its place", 10)
         await client.close()
 
 

@@ -313,7 +313,7 @@ async def test_an_inbox_reader_wakes_at_once_and_survives_its_connection(pool: P
     started = asyncio.get_running_loop().time()
     ((_, _, got, *_),) = await reading
     assert got is not None and got.request.stream == stream
-    assert asyncio.get_running_loop().time() - started < 2.0
+    assert asyncio.get_running_loop().time() - started < 4.0
     inbox.close()
     assert len(await inbox.read(0.1)) == 1
     inbox.close()
@@ -362,12 +362,12 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     reapers = [asyncio.create_task(reaper_of(pool, of_alive.log).run()) for _ in range(3)]
     started = asyncio.get_running_loop().time()
     try:
-        await eventually(lambda: _gone(pool, dead), "the reaper", 5)
+        await eventually(lambda: _gone(pool, dead), "the reaper", 10)
     finally:
         for reaper in reapers:
             reaper.cancel()
         await asyncio.gather(*reapers, return_exceptions=True)
-    assert asyncio.get_running_loop().time() - started < 3.0
+    assert asyncio.get_running_loop().time() - started < 8.0
     streams = (lost, unread, begun, kept)
     assert [await of_dead.status(s) for s in streams] == ["failed", "live", "live", "live"]
     page = await of_dead.log.watch(lost, ACME, None, BEGINNING)

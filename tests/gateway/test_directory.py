@@ -132,7 +132,7 @@ async def unknown(directory: Directory, number: int) -> None:
 async def settled(work: Coroutine[Any, Any, Any], until: Callable[[], bool]) -> asyncio.Task[Any]:
     """The task of ``work``, once ``until`` holds."""
     task = asyncio.ensure_future(work)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while not until():
             await asyncio.sleep(0)
     return task
@@ -157,7 +157,7 @@ async def test_a_known_model_does_not_wait_behind_a_refresh_for_an_unknown_one()
     await directory.refresh()
     pools.open.clear()
     asking = await settled(unknown(directory, 1), lambda: pools.reading > 0)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         assert await directory.pool_of("m0") == "p0"
     assert not asking.done()
     pools.open.set()

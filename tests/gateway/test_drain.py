@@ -141,8 +141,8 @@ async def test_an_idle_gateway_leaves_at_once(platform: Running) -> None:
         assert (await idle.answer()).status == 200  # and the connection stays open
         process.terminate()
         began = time.monotonic()
-        await ended(process, 10)
-        assert time.monotonic() - began < 3
+        await ended(process, 20)
+        assert time.monotonic() - began < 8
         assert await idle.closed() == b""
 
 

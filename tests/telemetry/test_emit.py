@@ -328,7 +328,7 @@ async def test_what_close_cannot_deliver_the_next_process_does(made: Made, tmp_p
         await eventually(lambda: sink.away)
         for n in range(300, 600):
             sink.emit(attempt(str(n)))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8
     assert transport.arrived == [] and sum(sink.backlog.dropped.values()) == 0
     transport = MemoryTransport()
     await made(transport, make_spool(tmp_path, MB))
