@@ -15,7 +15,7 @@ HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 """Failures of a request: no connection, a timeout (an ``OSError``), an answer that cannot be read or is too large."""
 
 CONNECTIONS_MAX = 100
-"""Connections of one session. Further requests wait for a free one."""
+"""Default of a session's connections. Further requests wait for a free one."""
 
 
 class BodyTooLarge(ValueError):
@@ -29,6 +29,7 @@ def open_session(
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
     idle_s: float = 15.0,
+    connections_max: int = CONNECTIONS_MAX,
 ) -> aiohttp.ClientSession:
     """Open a session; the caller closes it. None means no limit.
 
@@ -39,7 +40,7 @@ def open_session(
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=total_s, connect=connect_s),
         connector=aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX, ssl=tls if tls is not None else True, keepalive_timeout=idle_s
+            limit=connections_max, ssl=tls if tls is not None else True, keepalive_timeout=idle_s
         ),
     )
 

@@ -22,6 +22,7 @@ _COMMANDS = {
     "agent": "run one agent beside an engine",
     "controller": "run one controller: failover, health and scaling",
     "telemetry": "run one consumer that writes events to ClickHouse; dlq: its dead letters",
+    "bench": "measure an OpenAI-compatible server: latencies, errors, cost, resume and cancel under chaos",
     "doctor": "check what this environment configures, and print a remedy for each fault",
     "demo": "start the platform, show resume and cancel, stop; exit code 0: all held",
     "traces": "show why a request was slow, and what the fleet did",

@@ -1,0 +1,124 @@
+"""Server-sent events of an OpenAI-compatible server, with the cursors that a gateway of ours gives them. Sans I/O."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+_LINE_BYTES_MAX: Final = 1 << 24
+DONE: Final = b"[DONE]"
+
+
+class BadAnswer(Exception):
+    """The server's answer is not what the API promises."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class ChunkUsage(msgspec.Struct):
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class ChunkError(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+    cursor: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One chunk of ``/v1/chat/completions`` or ``/v1/completions``, as far as it is measured."""
+
+    choices: list[_Choice] = []
+    usage: ChunkUsage | None = None
+    error: ChunkError | None = None
+
+    @property
+    def output(self) -> str:
+        """Everything that a reader can see in the chunk; empty for a role, a finish or the usage."""
+        parts: list[str] = []
+        for choice in self.choices:
+            delta = choice.delta
+            if delta is not None:
+                parts += (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal)  # type: ignore[arg-type]
+                if delta.tool_calls:
+                    parts.append(msgspec.json.encode(delta.tool_calls).decode())
+            else:
+                parts.append(choice.text or "")
+        return "".join(part for part in parts if part)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event of a stream. ``cursor``: its place in the stream; empty: the server gave none, or a later event has it.
+
+    ``chunk`` is None for an event that carries only the cursor. ``reset``: what came after the cursor is void.
+    """
+
+    chunk: Chunk | None
+    cursor: str = ""
+    reset: bool = False
+
+
+_decoder = msgspec.json.Decoder(Chunk)
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """Raises BadAnswer."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as wrong:
+        raise BadAnswer(f"an event is no chunk: {wrong}: {data[:120]!r}") from wrong
+
+
+class EventReader:
+    """Reads events from bytes in pieces of any size. ``done``: ``[DONE]`` has come."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._cursor = ""
+
+    def receive(self, piece: bytes) -> list[Event]:
+        """Return the events that this piece completes. Raises BadAnswer."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LINE_BYTES_MAX:
+            raise BadAnswer(f"a line is longer than {_LINE_BYTES_MAX >> 20} MiB")
+        events: list[Event] = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"id:"):
+                self._cursor = line[3:].strip().decode("latin-1")
+            elif not line:
+                self._end_event(events)
+        return events
+
+    def _end_event(self, events: list[Event]) -> None:
+        data, cursor = b"\n".join(self._data), self._cursor
+        self._data, self._cursor = [], ""
+        if data == DONE:
+            self.done = True
+            if cursor:
+                events.append(Event(None, cursor))
+        elif data:
+            events.append(Event(decode_chunk(data), cursor))

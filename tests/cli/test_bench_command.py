@@ -1,0 +1,253 @@
+"""``stream-gw bench`` against servers with known times and known faults, on real sockets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stream_gw.cli.bench.command import bench
+from stream_gw.cli.commands.bench import add_flags
+from stream_gw.cli.main import main
+from tests.agent.engines.upstream import SSE, Handler, play, server
+
+CHAT = "/v1/chat/completions"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def piece(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
+
+
+async def measured(tmp_path: Path, url: str, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Run the command; return its exit code and its JSON."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    out = tmp_path / "out.json"
+    args = parser.parse_args([url, "--quiet", "--json", str(out), "--html", str(tmp_path / "out.html"), *flags])
+    code = await bench(args)
+    return code, json.loads(out.read_bytes())
+
+
+def timed(first_s: float, gap_s: float, pieces: int) -> Handler:
+    """Answer with pieces of two tokens each, at these times."""
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        response = web.StreamResponse(headers=SSE)
+        await response.prepare(request)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + first_s
+        for number in range(min(pieces, body["max_tokens"])):
+            await asyncio.sleep(max(due - loop.time(), 0))
+            due += gap_s
+            await response.write(piece(f"{number} "))
+        await response.write(USAGE % (2 * pieces) + DONE)
+        return response
+
+    return serve
+
+
+async def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
+    async with server({CHAT: timed(0.2, 0.05, 9)}) as url:
+        load = ("--concurrency", "3", "--duration", "2", "--profile", "batch", "--usd-output", "1000000")
+        code, found = await measured(tmp_path, url, *load)
+    (stage,) = found["stages"]
+    assert code == 0 and stage["failed"] == 0 and stage["requests"] == stage["completed"] >= 9
+    assert (stage["prompt_tokens"], stage["output_tokens"]) == (7 * stage["requests"], 18 * stage["requests"])
+    assert 0.2 <= stage["ttft"]["p50_s"] < 0.35
+    assert 0.045 < stage["gap"]["p50_s"] < 0.075 and stage["gap"]["count"] == 8 * stage["requests"]
+    assert stage["itl"]["p50_s"] == pytest.approx(0.4 / 17, rel=0.3), "two tokens a piece"
+    assert 0.6 <= stage["e2e"]["p50_s"] < 1.0
+    at_once = stage["requests_per_s"] * stage["e2e"]["mean_s"]
+    assert at_once == pytest.approx(3, rel=0.35), "Little's law"
+    assert stage["usd_per_session"] == pytest.approx(18)
+    assert sum(one["began"] for one in found["bins"]) == stage["requests"] == len(found["requests"])
+    assert sum(one["pieces"] for one in found["bins"]) == 9 * stage["requests"]
+    assert not found["target"]["is_gateway"]
+
+
+async def test_an_open_load_does_not_wait_for_a_slow_server(tmp_path: Path) -> None:
+    async with server({CHAT: timed(1.5, 0.0, 1)}) as url:
+        _, found = await measured(tmp_path, url, "--rate", "20", "--duration", "1")
+    assert found["stages"][0]["requests"] > 8
+    began = [one["began_s"] for one in found["requests"]]
+    assert max(began) < 1.2, "all began before the first answer"
+
+
+async def test_failures_are_told_by_their_kind_and_fail_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked > 2:  # the first two are the probe
+            match asked % 3:
+                case 0:
+                    body = {"error": {"code": "pool_full", "message": "<b>come again</b>"}}
+                    return web.json_response(body, status=503)
+                case 1:
+                    return await play(piece("a"), cut=True)(request)
+        return await play(piece("a"), USAGE % 1, DONE)(request)
+
+    async with server({CHAT: serve}) as url:
+        code, found = await measured(tmp_path, url, "--concurrency", "1", "--requests", "9", "--duration", "20")
+    (stage,) = found["stages"]
+    assert code == 1 and (stage["requests"], stage["failed"]) == (9, 6)
+    assert stage["errors"] == {"503 pool_full": 3, "connection lost": 3}
+    assert "3 x 503 pool_full: 503: <b>come again</b>" in capsys.readouterr().out
+    page = (tmp_path / "out.html").read_text()
+    assert "<b>come" not in page and "&lt;b&gt;come again" in page
+
+
+async def test_an_answer_that_does_not_come_is_a_timeout(tmp_path: Path) -> None:
+    asked = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return await timed(0.0 if asked <= 2 else 60.0, 0.0, 1)(request)
+
+    async with server({CHAT: serve}) as url:
+        flags = ("--concurrency", "2", "--requests", "2", "--duration", "10", "--timeout", "0.3")
+        code, found = await measured(tmp_path, url, *flags)
+    assert (code, found["stages"][0]["errors"]) == (1, {"timeout": 2})
+
+
+async def test_a_cancel_closes_the_connection_to_a_server_without_cancels(tmp_path: Path) -> None:
+    left = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal left
+        try:
+            return await timed(0.0, 0.02, 200)(request)
+        except (asyncio.CancelledError, ConnectionError):
+            left += 1
+            raise
+
+    async with server({CHAT: serve}) as url:
+        flags = ("--concurrency", "2", "--requests", "4", "--cancel", "1", "--cancel-at", "3", "--duration", "20")
+        code, found = await measured(tmp_path, url, "--profile", "batch", *flags)
+        async with asyncio.timeout(10):
+            while left < 4:
+                await asyncio.sleep(0.01)
+    seen = found["disturbances"]
+    assert (code, seen["cancelled"], seen["named_cancels"]) == (0, 4, 0)
+    assert all(one["pieces"] == 3 for one in found["requests"])
+
+
+class FaultyGateway:
+    """Answers and resumes as a gateway does. ``fault``: ``repeats`` or ``loses`` a piece at a resume, or
+    ``runs on`` behind a cancel; empty: none."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._cancelled: dict[str, int] = {}
+        self._count = 0
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        self._count += 1
+        return await self._follow(request, f"resp_{self._count}", 0)
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        after = int(request.query.get("after", "1-0").rpartition("-")[2])
+        if after and self._fault == "repeats":
+            after -= 1
+        if after and self._fault == "loses":
+            after += 1
+        return await self._follow(request, request.match_info["id"], after)
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        at = self._cancelled.setdefault(request.match_info["id"], 30)
+        return web.json_response({"result": "accepted", "at": f"1-{at}", "status": "cancelled"})
+
+    async def _follow(self, request: web.Request, stream: str, after: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**SSE, "x-stream-id": stream})
+        await response.prepare(request)
+        for seq in range(after + 1, 61):
+            if seq > self._cancelled.get(stream, 60) + 2 * (self._fault == "runs on"):
+                error = {"error": {"code": "cancelled", "message": "cancelled"}}
+                await response.write(b"data: " + json.dumps(error).encode() + b"\nid: 1-%d\n\n" % seq)
+                return response
+            await asyncio.sleep(0.001)
+            await response.write(piece(f"{seq} ").rstrip() + b"\nid: 1-%d\n\n" % seq)
+        await response.write(DONE)
+        return response
+
+
+@pytest.mark.parametrize(
+    ("fault", "flag"),
+    [("", "--cut"), ("", "--cancel"), ("repeats", "--cut"), ("loses", "--cut"), ("runs on", "--cancel")],
+)
+async def test_a_gateway_that_resumes_or_cancels_wrongly_is_found_out(tmp_path: Path, fault: str, flag: str) -> None:
+    gateway = FaultyGateway(fault)
+    routes = {CHAT: gateway.create, "/v1/streams/{id}/cancel": gateway.cancel}
+    async with server(routes, {"/v1/streams/{id}": gateway.resume}) as url:
+        flags = (flag, "1", "--cancel-at", "5", "--concurrency", "2", "--requests", "6", "--duration", "30")
+        code, found = await measured(tmp_path, url, *flags)
+    seen = found["disturbances"]
+    right = 0 if fault else 6
+    if flag == "--cut":
+        assert (code, seen["cut"], seen["resumed"], seen["exact"]) == (bool(fault), 6, 6, right)
+    else:
+        assert (code, seen["named_cancels"], seen["exact_cancels"]) == (bool(fault), 6, right)
+
+
+async def test_the_same_seed_sends_the_same_prompts(tmp_path: Path) -> None:
+    digests = []
+    for seed in ("5", "5", "6"):
+        async with server({CHAT: timed(0.0, 0.0, 3)}) as url:
+            flags = ("--concurrency", "1", "--requests", "9", "--duration", "20", "--seed", seed)
+            digests.append((await measured(tmp_path, url, *flags))[1]["prompts_sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+async def test_a_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [{"timestamp": 1000 * n, "input_length": 600, "output_length": 4 + n, "hash_ids": [1]} for n in range(4)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    async with server({CHAT: timed(0.0, 0.0, 1000)}) as url:
+        code, found = await measured(tmp_path, url, "--trace", str(trace), "--speed", "10")
+    assert code == 0 and [one["pieces"] for one in found["requests"]] == [4, 5, 6, 7]
+    assert [round(one["began_s"], 1) for one in found["requests"]] == pytest.approx([0, 0.1, 0.2, 0.3], abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rate", "1", "--concurrency", "2"], "the load is open or closed"),
+        (["--cut", "0.7", "--slow", "0.4"], "their sum is above 1"),
+        (["--rate", "0"], "must be a number above 0"),
+        (["--duration", "soon"], "must be a time such as 30s"),
+        (["--concurrency", "0"], "whole numbers from 1"),
+        (["--cut", "2"], "a share from 0 to 1"),
+    ],
+)
+def test_wrong_flags_say_what_is_allowed(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "http://127.0.0.1:1", *flags])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "told"), [("http://127.0.0.1:1", "is the server running"), ("here", "write for example http://")]
+)
+def test_a_server_that_is_not_there_is_told(url: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", url, "--duration", "1"]) == 1
+    assert told in capsys.readouterr().err
+
+
+async def test_a_server_that_cannot_resume_is_not_cut(tmp_path: Path) -> None:
+    async with server({CHAT: timed(0.0, 0.0, 3)}) as url:
+        for flags in (["--cut", "0.5"], ["--transport", "ws"]):
+            with pytest.raises(ValueError, match="no stream-gw gateway"):
+                await measured(tmp_path, url, *flags)
