@@ -7,6 +7,7 @@
 --   running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- ''}.
+local PART = 1000 -- streams of one command: Lua's stack holds 8,000 values
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[13])
 local key = P .. replica .. ':'
 local now = now_ms()
@@ -35,23 +36,33 @@ if ttl ~= '' then
   redis.call('ZADD', P .. 'leases', expires, replica)
   redis.call('SET', key .. 'info', ARGV[11], 'PX', POOL_TTL_MS)
   redis.call('HSET', P .. 'models', replica, ARGV[10])
-  local held = {}
-  for _, item in ipairs(unread) do held[item[1]] = true end
-  for i = 14 + ended, #ARGV, 2 do held[ARGV[i]] = true end
-  for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
-    -- Streams that the report no longer names are forgotten, also after a failover of Redis
-    if not held[id] and redis.call('HGET', P .. 'at', id) == replica then
-      redis.call('HDEL', P .. 'at', id)
-      drop_work(id)
+  -- Only what changed is written: a replica may run thousands of streams, and Redis serves nobody meanwhile
+  local kept, running = {}, {}
+  for _, item in ipairs(unread) do kept[item[1]] = true end
+  for i = 14 + ended, #ARGV, 2 do running[ARGV[i]] = true end
+  local flight, costs_of = redis.call('HGETALL', key .. 'flight'), {}
+  for i = 1, #flight, 2 do
+    local id = flight[i]
+    costs_of[id] = flight[i + 1]
+    if not kept[id] and not running[id] then
+      redis.call('HDEL', key .. 'flight', id)
+      -- Streams that the report no longer names are forgotten, also after a failover of Redis
+      if redis.call('HGET', P .. 'at', id) == replica then
+        redis.call('HDEL', P .. 'at', id)
+        drop_work(id)
+      end
     end
   end
-  redis.call('DEL', key .. 'flight')
-  for _, item in ipairs(unread) do
-    if item[2] then redis.call('HSET', key .. 'flight', item[1], item[2]) end
-  end
-  for i = 14 + ended, #ARGV, 2 do
-    redis.call('HSET', key .. 'flight', ARGV[i], '0 0 ' .. ARGV[i + 1])
-    redis.call('HSETNX', P .. 'at', ARGV[i], replica)
+  for first = 14 + ended, #ARGV, 2 * PART do
+    local last, ids = math.min(first + 2 * PART - 1, #ARGV), {}
+    for i = first, last, 2 do
+      local costs = '0 0 ' .. ARGV[i + 1]
+      if costs_of[ARGV[i]] ~= costs then redis.call('HSET', key .. 'flight', ARGV[i], costs) end
+      ids[#ids + 1] = ARGV[i]
+    end
+    for i, at in ipairs(redis.call('HMGET', P .. 'at', unpack(ids))) do
+      if not at then redis.call('HSET', P .. 'at', ids[i], replica) end
+    end
   end
   -- The keys of a pool that no agent renews expire, after the reapers had their time
   redis.call('PEXPIRE', key .. 'flight', POOL_TTL_MS)
