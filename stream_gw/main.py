@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from stream_fabric.ports import Random, Subscribe
+from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.failover import FailoverReporter
@@ -195,6 +196,10 @@ def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
     """Run the gateway process until SIGTERM."""
     import uvloop
 
+    def ready(url: str) -> None:
+        spare_full_collections()
+        on_ready(url)
+
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, on_ready))
+        runner.run(serve(settings, ready))
     sys.stdout.flush()

@@ -19,6 +19,7 @@ from inference.agent.observe.metrics import AgentMetrics
 from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
 from inference.agent.settings import AgentSettings
 from stream_fabric.ports import Clock, EventSink, Loaded
+from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -130,5 +131,10 @@ def redis_ports(
 
 def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:
     """Run the agent process until it has drained."""
+
+    def ready(replica: ReplicaId, url: str) -> None:
+        spare_full_collections()
+        on_ready(replica, url)
+
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, on_ready))
+        runner.run(serve(settings, ready))

@@ -173,9 +173,10 @@ class OpenAIEngine:
         running.aborted = True
         if running.answer is not None:  # the task hears of it in the next loop turn, in which a piece may come first
             running.answer.close()
-        running.task.cancel()
-        self._ending.add(running.task)
-        running.task.add_done_callback(self._ending.discard)
+        task, running.task = running.task, None  # a cancelled task keeps its frames, which know this request
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
         return running.sink
 
     def load(self) -> EngineLoad:

@@ -121,6 +121,10 @@ class SseOutlet(SseBody):
     def drained(self) -> None:
         self.resume()
 
+    def close(self) -> None:
+        """Let the subscription go: each would keep the other until the cycle collector finds them."""
+        self.resume = _nothing
+
     # --- Outlet --------------------------------------------------------------------------------------------
 
     def write(self, epoch: int, first: int, lines: list[bytes]) -> None:

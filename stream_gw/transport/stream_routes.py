@@ -45,6 +45,7 @@ class OpenStreamResponse:
     def close(self) -> None:
         self._routes.outlets.discard(self.outlet)
         self._subscription.close("stalled" if self.outlet.stalled else "left")
+        self.outlet.close()
         if self.outlet.stalled:
             self._routes.metrics.stalled.inc()
 

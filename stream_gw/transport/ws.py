@@ -153,8 +153,8 @@ class Session:
                 self._spawn_open(who, message, ch)
             case Unsub(ch):
                 channel = socket.channels.pop(ch, None)
-                if channel is not None and channel.handle is not None:
-                    channel.handle.close()
+                if channel is not None:
+                    channel.leave()
             case Cancel(id):
                 self._spawn(self._cancel(who, message), id)
             case Input(id):
@@ -314,7 +314,8 @@ def subscribe(channel: Channel, opened: OpenedStream, dialect: str, *, whole: bo
     if not is_open:  # the client has unsubscribed, or the socket has gone, while the stream was being opened
         subscription.close(socket.read_end)
         return
-    channel.handle = subscription
+    if channel.is_open:  # a short stream has ended already
+        channel.handle = subscription
     channel.open(opened.epoch, subscription.head, subscription.local.status)
     if channel.is_open and channel.full and not socket.full:  # the socket drained while the stream was being opened
         channel.full = False

@@ -86,6 +86,12 @@ class Channel:
         for text in early or ():
             self.socket.send(text)
 
+    def leave(self, why: ReadEnd = "left") -> None:
+        """End the subscription and let it go: each would keep the other until the cycle collector finds them."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.close(why)
+
     def _send_or_hold(self, text: bytes) -> None:
         """Send a message, or keep it until ``ok`` was sent."""
         if self._early is not None:
@@ -235,6 +241,7 @@ class Socket:
 
     def forget(self, channel: Channel) -> None:
         """Remove a channel that has ended."""
+        channel.handle = None
         if channel.is_open:
             del self.channels[channel.number]
 
@@ -304,8 +311,7 @@ class Socket:
         """Unsubscribe from every stream; the streams go on."""
         channels, self.channels = self.channels, {}
         for channel in channels.values():
-            if channel.handle is not None:
-                channel.handle.close(self.read_end)
+            channel.leave(self.read_end)
 
     @property
     def read_end(self) -> ReadEnd:

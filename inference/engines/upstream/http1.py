@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -54,7 +53,8 @@ class HttpClient:
         self.silence_s = silence_s
         self._free = asyncio.Semaphore(connections_max)
         self._open: set[_Connection] = set()
-        self._idle: deque[_Connection] = deque()
+        self._idle: dict[_Connection, None] = {}
+        """The connections that serve nothing, the one that was used last at the end."""
 
     async def post(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a request and return its answer, of which the head has come; the caller closes it.
@@ -103,9 +103,10 @@ class HttpClient:
     def _take_idle(self) -> _Connection | None:
         """Return the connection that was used last; close those that were idle for too long."""
         oldest = asyncio.get_running_loop().time() - self._idle_s
-        while self._idle and self._idle[0].idle_since < oldest:
-            self._idle.popleft().close()
-        return self._idle.pop() if self._idle else None
+        while self._idle and (first := next(iter(self._idle))).idle_since < oldest:
+            del self._idle[first]
+            first.close()
+        return self._idle.popitem()[0] if self._idle else None
 
     # --- what its connections tell ---------------------------------------------------------------------------
 
@@ -113,12 +114,11 @@ class HttpClient:
         self._open.add(connection)
 
     def on_idle(self, connection: _Connection) -> None:
-        self._idle.append(connection)
+        self._idle[connection] = None
 
     def on_lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
 
     def on_answer_closed(self) -> None:
         self._free.release()
@@ -150,7 +150,7 @@ class Answer:
         self._waiter: asyncio.Future[None] | None = None
         self.heard_at = self._loop.time()
         """Time of the last bytes, on the loop's clock."""
-        self._timer = self._loop.call_later(silence_s, self._check_silence)
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._check_silence)
 
     async def wait_head(self) -> None:
         while not self.status:
@@ -188,11 +188,14 @@ class Answer:
             return
         self.closed = True
         self.stop_watch()
+        self._receive = None  # it knows its request, which knows this answer: nobody would free the two
         self._connection.leave(self)
 
     def stop_watch(self) -> None:
         """Watch for the server's silence no more."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _wait(self) -> None:
         """Wait until something has changed. Raises what made the answer fail."""
@@ -231,7 +234,7 @@ class Answer:
 
     def on_end(self) -> None:
         self._over = True
-        self._timer.cancel()
+        self.stop_watch()
         self._wake()
 
     def on_failure(self, error: BaseException) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -605,6 +607,24 @@ async def test_an_abort_by_what_the_sink_hears_ends_its_calls(pieces: list[bytes
         await eventually(lambda: sink.tokens() == 1)
         await ask_again(engine)
         assert (sink.calls, sink.status) == (2, None)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_an_ended_request_is_freed_without_the_cycle_collector(aborted: bool) -> None:
+    """With its sink: the agent's holds the frames of the whole stream."""
+    async with engine_on(play(delta(content="a"), delta(finish="stop"), DONE)) as engine:
+        await ask_again(engine)  # connections, caches
+        gc.collect()
+        gc.disable()
+        try:
+            sink = Recorder(on_token=(lambda: engine.abort(stream_id(1))) if aborted else None)
+            gone = weakref.ref(sink)
+            engine.submit(chat(1), sink)
+            await eventually(sink.tokens)
+            del sink
+            await eventually(lambda: gone() is None, "the sink to be freed")
+        finally:
+            gc.enable()
 
 
 async def ask_again(engine: OpenAIEngine) -> None:
