@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.memory", description=__doc__, formatter_class=raw)
     parser.add_argument("--streams", type=int, default=100_000)
     parser.add_argument("--batch", type=int, default=10_000)
-    parser.add_argument("--warm", type=int, default=20_000, help="the growth is counted from here")
+    parser.add_argument("--warm", type=int, default=50_000, help="the growth is counted from here")
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--rest", type=float, default=2.0, help="seconds before RSS is read")
