@@ -108,6 +108,28 @@ async def test_failures_are_told_by_their_kind_and_fail_the_run(
     assert "<b>come" not in page and "&lt;b&gt;come again" in page
 
 
+async def test_a_failure_in_the_ramp_fails_the_run(tmp_path: Path) -> None:
+    asked = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return await timed(0.0, 0.0, 2)(request) if asked != 3 else web.Response(status=500)
+
+    async with server({CHAT: serve}) as url:
+        code, found = await measured(tmp_path, url, "--concurrency", "1", "--ramp", "0.3", "--duration", "0.3")
+    assert (code, found["stages"][0]["failed"]) == (1, 0)
+
+
+async def test_a_report_keeps_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--key=sk-secret-1", "--concurrency", "1", "--requests", "1")
+    async with server({CHAT: timed(0.0, 0.0, 2)}) as url:
+        monkeypatch.setattr("sys.argv", ["stream-gw", "bench", url, *flags])
+        _, found = await measured(tmp_path, url, *flags)
+    assert "--key=KEY" in found["command"]
+    assert not any("sk-secret" in out.read_text() for out in tmp_path.iterdir())
+
+
 async def test_an_answer_that_does_not_come_is_a_timeout(tmp_path: Path) -> None:
     asked = 0
 

@@ -150,13 +150,13 @@ async def _show_progress(run: Run, stages: Sequence[Stage]) -> None:
 
 def _report(args: argparse.Namespace, run: Run, facts: Facts, started_at: datetime, *, is_whole: bool) -> Report:
     record = run.record
-    command = ["stream-gw", *sys.argv[1:]] if args.key not in sys.argv else ["stream-gw", "bench", *args.urls, "…"]
+    command = shlex.join(["stream-gw", *sys.argv[1:]])
     return Report(
         version=version("stream-gw"),
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         started_at=started_at.isoformat(timespec="seconds"),
-        command=shlex.join(command),
+        command=command.replace(args.key, "KEY") if args.key else command,
         target=facts,
         profile=_profile(args),
         transport=args.transport,

@@ -114,7 +114,8 @@ class Report(msgspec.Struct):
 
     @property
     def failed(self) -> int:
-        return sum(stage.failed for stage in self.stages)
+        """Requests that failed, also those of a ramp."""
+        return sum(one.status == "failed" for one in self.requests)
 
     @property
     def inexact(self) -> int:

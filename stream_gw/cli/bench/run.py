@@ -20,7 +20,6 @@ from stream_gw.cli.bench.target import Facts, Transport, request_body
 from stream_gw.cli.bench.workload import Turn, Workload
 
 _LOOK_S = 0.05
-_NO_TASK_S = 0.01
 
 
 class Chaos(msgspec.Struct, frozen=True):
