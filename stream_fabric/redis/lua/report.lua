@@ -61,7 +61,7 @@ if ttl ~= '' then
       ids[#ids + 1] = ARGV[i]
     end
     for i, at in ipairs(redis.call('HMGET', P .. 'at', unpack(ids))) do
-      if not at then redis.call('HSET', P .. 'at', ids[i], replica) end
+      if not at then redis.call('HSETNX', P .. 'at', ids[i], replica) end
     end
   end
   -- The keys of a pool that no agent renews expire, after the reapers had their time
