@@ -20,7 +20,7 @@ from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST, LeaseReaper
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.inbox import RedisInbox
-from stream_fabric.redis.pools import QUEUE_SAMPLE_MAX, RedisPools
+from stream_fabric.redis.pools import QUEUE_SAMPLE_MAX, RedisPools, pool_prefix, pool_slot
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.topology import slot_of
 from stream_fabric.stream.cursor import BEGINNING, Epoch
@@ -558,6 +558,30 @@ async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -
 
 async def _gone(pool: Pool, name: ReplicaId) -> bool:
     return not await _is_expired(pool, name) and not await pool.flight(name)
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2500])
+async def test_a_renewal_names_any_number_of_streams(pool: Pool, count: int) -> None:
+    """The list is the report's, whatever stood there before; a stream that went elsewhere stays there."""
+    one, two = replica("one"), replica("two")
+    streams = [new_stream() for _ in range(count)]
+    await pool.renew(one, *streams, slots=count)
+    assert sorted(await pool.pools.in_flight(pool.name, one)) == sorted(streams)
+    await pool.renew(two, *streams[:1])
+    assert await _holder(pool, streams[0]) == one, "the first that named it"
+    kept, added = streams[: count // 2], [new_stream() for _ in range(3)]
+    await pool.renew(one, *kept, *added, slots=count)
+    assert sorted(await pool.pools.in_flight(pool.name, one)) == sorted([*kept, *added])
+    assert await _holder(pool, added[-1]) == one
+    if count > 1:
+        assert await _holder(pool, streams[-1]) is None, "the pool forgets what nobody names"
+        assert await _holder(pool, kept[-1]) == one
+
+
+async def _holder(pool: Pool, stream: StreamId) -> ReplicaId | None:
+    """The replica that the pool believes to have the stream."""
+    reply = await pool.client.execute(pool_slot(pool.name), "HGET", f"{pool_prefix(pool.name)}at", stream)
+    return None if reply is None else ReplicaId(reply.decode())
 
 
 async def test_the_reaper_waits_for_a_replica_that_renews_after_an_outage(pool: Pool) -> None:
