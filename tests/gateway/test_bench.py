@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.processes import CLI, Running, clean_env, run_cli
+from tests.gateway.wire import MODEL
 
 
 @pytest.mark.parametrize("transport", ["sse", "ws"])
@@ -18,7 +19,7 @@ def test_cut_cancelled_and_slow_answers_come_exactly(platform: Running, tmp_path
     urls, out = [gate.url for gate in platform.gates], tmp_path / "out.json"
     chaos = ("--cut", "0.5", "--cancel", "0.3", "--cancel-at", "3", "--slow", "0.05", "--seed", "3")
     load = ("--concurrency", "12", "--requests", "60", "--duration", "60s", "--profile", "agent", "--exact-length")
-    flags = ("--key", platform.key, "--transport", transport, "--json", str(out), "--quiet")
+    flags = ("--key", platform.key, "--model", MODEL, "--transport", transport, "--json", str(out), "--quiet")
     ended = run_cli("bench", *urls, *load, *chaos, *flags, timeout_s=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(out.read_bytes())
@@ -32,7 +33,7 @@ def test_cut_cancelled_and_slow_answers_come_exactly(platform: Running, tmp_path
 
 def test_an_interrupted_run_says_what_it_has(platform: Running) -> None:
     url = platform.gates[0].url
-    command = [*CLI, "bench", url, "--key", platform.key, "--concurrency", "4", "--duration", "10m"]
+    command = [*CLI, "bench", url, "--key", platform.key, "--model", MODEL, "--concurrency", "4", "--duration", "10m"]
     with subprocess.Popen(
         command, env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
