@@ -54,15 +54,15 @@ class Chunk(msgspec.Struct):
     @property
     def output(self) -> str:
         """Everything that a reader can see in the chunk; empty for a role, a finish or the usage."""
-        parts: list[str] = []
+        parts: list[str | None] = []
         for choice in self.choices:
             delta = choice.delta
-            if delta is not None:
-                parts += (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal)  # type: ignore[arg-type]
-                if delta.tool_calls:
-                    parts.append(msgspec.json.encode(delta.tool_calls).decode())
-            else:
-                parts.append(choice.text or "")
+            if delta is None:
+                parts.append(choice.text)
+                continue
+            parts += [delta.content, delta.reasoning_content or delta.reasoning, delta.refusal]
+            if delta.tool_calls:
+                parts.append(msgspec.json.encode(delta.tool_calls).decode())
         return "".join(part for part in parts if part)
 
 
