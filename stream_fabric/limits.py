@@ -77,6 +77,7 @@ QUEUE_MAX: Final = 10_000  # requests queued in one pool; over: 503 with Retry-A
 QUEUE_WAIT_S_MAX: Final = 60.0  # time in a queue; over: the stream ends failed, deadline_exceeded
 REQUEST_BYTES_MAX: Final = 1 << 30  # of all requests that a pool keeps (queued or in flight); over: 503
 TENANT_REQUEST_BYTES_MAX: Final = 256 << 20  # of one tenant's among them; over: 429
+GONE_KEPT_S: Final = 60  # a gateway that has not read a pool for longer reads all of it
 POOL_TTL_S: Final = 3600  # a pool that no replica renews is forgotten after so long
 CANDIDATES_MAX: Final = 64  # replicas scored for one request; of larger pools the others are not considered
 HOSTS_ASKED_MAX: Final = 2  # adjacent pools tried for one request; then it stays in its own pool

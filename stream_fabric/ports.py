@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from stream_fabric.events import Event
+from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan
@@ -24,6 +25,7 @@ from stream_fabric.pool.records import (
     EngineLoad,
     EngineRequest,
     LeaseReport,
+    Loaded,
     OverloadTotals,
     ReplicaInfo,
     SlotUse,
@@ -151,8 +153,8 @@ class Pools(Protocol):
     ) -> LeaseReport:
         """Report ended streams and remaining work; with ``ttl_s`` also take or renew the replica's lease.
 
-        ``running`` (stream → session) is then everything the replica runs. Requests may move from the queue to its
-        inbox. A renewal is sent once, because a repeated one would carry an outdated list.
+        ``running`` (stream → session): everything it runs. Requests may move from the queue to its inbox. A renewal is
+        sent once, because a repeated one would carry an outdated list.
         """
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
@@ -160,6 +162,10 @@ class Pools(Protocol):
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
         """Replicas whose lease is alive. A record that cannot be decoded is skipped and counted."""
+
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
+        """Read what changed for routing since ``at`` of an earlier read; 0: read all. A failover may lose a change.
+        ``blocks_after``: the last ``blocks_at``; "0": from now on; "": none."""
 
     async def slot_uses(self, pool: str) -> list[SlotUse]:
         """Read the lease and the number of streams in flight of every replica, dead ones included."""
@@ -223,20 +229,21 @@ class Pools(Protocol):
         """Request a state of the replica for its next report. False: that state or draining is requested already."""
 
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
-        """Publish which prompt blocks a replica holds; ``ReplicaInfo.prefix_version`` announces a new summary."""
+        """Publish which prompt blocks a replica holds."""
+
+    async def put_block_change(self, pool: str, replica: ReplicaId, change: BlockChange) -> None:
+        """Publish what changed in a replica's blocks."""
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         """Read the published prefix summary of a replica; empty: none."""
 
 
 class Inbox(Protocol):
-    """One replica's inbox. An entry stays until ``done``, so a request is handed out at least once."""
+    """One replica's inbox. An entry stays until it is acknowledged, so a request is handed out at least once."""
 
-    async def read(self, block_s: float) -> list[Arrival]:
-        """Read the requests in the inbox; wait up to ``block_s`` for the first. A call after an error reconnects."""
-
-    async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
-        """Acknowledge and remove entries, each (entry id, stream)."""
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
+        """Acknowledge and remove ``done`` (entry id, stream), then read the inbox; wait up to ``block_s`` for a first
+        request. A call after an error reconnects; it repeats ``done``."""
 
     def close(self) -> None: ...
 
@@ -336,15 +343,6 @@ class FrameSink(Protocol):
 
 SleepLevel = Literal[1, 2]
 """1: the weights are kept in the host's memory; 2: nothing is kept, and they are read again. Either loses the cache."""
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """Models that an engine has loaded, as far as it reports them."""
-
-    adapters: tuple[str, ...] = ()
-    """Served models that are LoRA adapters of another."""
-    artifact: str = ""
-    """Hash of the files that its base model was loaded from."""
 
 
 class Engine(Protocol):

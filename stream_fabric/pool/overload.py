@@ -66,15 +66,17 @@ class OverloadTerms(NamedTuple):
     """Number of the pool's replicas, if there are more than candidates; otherwise 0."""
     again: bool = False
     """True: the request was to overflow, and no adjacent pool took it."""
+    moved: bool = False
+    """True: the request was queued in another cell of the pool, and this one has room."""
 
     @property
     def counts_as_demand(self) -> bool:
         """True if the pool has to add the request to its demand: it is the home pool, and asked for the first time."""
-        return not self.again and not self.overflow_in_max
+        return not self.again and not self.moved and not self.overflow_in_max
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self)
+        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved)
 
 
 NO_OVERLOAD_TERMS = OverloadTerms()

@@ -13,6 +13,8 @@ from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
 PREFIX_TTL_S = 60.0
 """Lifetime of a replica's published prefix summary."""
+BLOCK_CHANGES_KEPT_S = 10.0
+"""A gateway that has not read a pool's block changes for longer reads the summaries."""
 STATE_REQUESTED = b"desire"
 """Message on a replica's channel: a desired state waits for its agent."""
 DesiredState = Literal["draining", "warm", "ready", "sleeping:1", "sleeping:2"]
@@ -57,6 +59,15 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Number of expected metrics that the server does not export."""
     asleep: int = 0
     """Its sleep level, until it is awake again; 0: awake."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Models that an engine has loaded, as far as it reports them."""
+
+    adapters: tuple[str, ...] = ()
+    """Served models that are LoRA adapters of another."""
+    artifact: str = ""
+    """Hash of the files that its base model was loaded from."""
 
 
 class Work(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -119,6 +130,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_per_token: float = 4.0
     prefix_version: int = 0
     prefix_blocks: int = 0
+    generation: int = 0
+    """Number of the last report that changed something for routing (``RoutingGeneration``); 0: of an older version."""
     queue_p99_ms: float = 0.0
     """Time from a request's arrival at the agent until prefill starts, 99th percentile of the last minute.
 

@@ -182,7 +182,8 @@ RECORDS_SKIPPED = _add(
         "records_skipped_total",
         "counter",
         "records",
-        "Records in Redis that were skipped because another version wrote them, by kind: replica, slot, prefix, plan",
+        "Records in Redis that were skipped because another version wrote them, by kind: replica, slot, prefix, "
+        "blocks, plan",
         ("gateway", "controller"),
         ("kind",),
         only="while processes of versions that do not understand each other run together",

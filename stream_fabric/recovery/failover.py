@@ -12,6 +12,7 @@ import msgspec
 from stream_fabric.errors import StreamGwError
 from stream_fabric.events import AttemptTrace
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.overload import Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
@@ -50,7 +51,7 @@ class FailoverReporter:
                 stream=stream,
                 tenant=work.tenant,
                 model=work.request.model,
-                pool=pool,
+                pool=pool_of(pool),
                 replica=replica,
                 ended="failed" if billed else "lost",
                 epoch=epoch,
@@ -70,7 +71,7 @@ class FailoverReporter:
     def report_dead(self, pool: str, replica: ReplicaId, streams: int) -> None:
         """Emit the fleet event of a dead replica that had ``streams`` streams in flight."""
         self._fleet_events.report(
-            "dead", pool=pool, replica=replica, reason="its lease expired", figures={"streams": streams}
+            "dead", pool=pool_of(pool), replica=replica, reason="its lease expired", figures={"streams": streams}
         )
 
 

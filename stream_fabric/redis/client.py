@@ -147,7 +147,7 @@ class RedisClient:
         """Return the running query of the topology, or start one."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self.topology.refresh())
-            self._refreshing.add_done_callback(_retrieve_error)
+            self._refreshing.add_done_callback(retrieve_error)
         return self._refreshing
 
     async def execute(self, slot: int, *args: Arg, timeout_s: float | None = None) -> Any:
@@ -198,7 +198,7 @@ class RedisClient:
                 connection = await self.connection(server)
                 if asking:
                     asked = connection.call("ASKING")
-                    asked.add_done_callback(_retrieve_error)
+                    asked.add_done_callback(retrieve_error)
                 return await connection.call(*args)
             except ReplyError as error:
                 redirect, asking = None, False
@@ -253,7 +253,7 @@ def fabric_error(command: str, error: ReplyError | ConnectionLost, login: Login 
     return FabricFault(f"Redis refused {command}: {text}")
 
 
-def _retrieve_error(future: asyncio.Future[Any]) -> None:
+def retrieve_error(future: asyncio.Future[Any]) -> None:
     """Retrieve a future's exception, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from stream_fabric.pool.records import Arrival, Work
 from stream_fabric.ports import Inbox
-from stream_fabric.redis.client import RedisClient, fabric_error
+from stream_fabric.redis.client import RedisClient, fabric_error, retrieve_error
 from stream_fabric.redis.pools import pool_prefix, pool_slot
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
@@ -30,10 +31,15 @@ class RedisInbox(Inbox):
         self._key = f"{self._prefix}{replica}:inbox"
         self._connection: Connection | None = None
 
-    async def read(self, block_s: float) -> list[Arrival]:
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
+        acknowledged: asyncio.Future[Any] | None = None
+        ack, args = script("inbox_ack"), [self._replica, *(part for entry in done for part in entry)]
         try:
             if self._connection is None or self._connection.lost:
                 self._connection = await self._client.dedicated(self._client.topology.address(self._slot))
+            if done:  # one write for both, and one wake-up for both replies
+                acknowledged = self._connection.call("EVALSHA", ack.sha, 1, self._prefix, *args)
+                acknowledged.add_done_callback(retrieve_error)
             # From the beginning each time: handled entries are deleted, and a failover may turn ids back
             reply: Any = await self._connection.call(
                 "XREAD", "COUNT", _READ_MAX, "BLOCK", int(block_s * 1000), "STREAMS", self._key, "0"
@@ -42,14 +48,14 @@ class RedisInbox(Inbox):
             self.close()
             await self._client.refresh()
             raise fabric_error("the inbox's XREAD", error) from error
+        if acknowledged is not None and acknowledged.exception() is not None:  # the server does not know the script
+            await ack(self._client, self._slot, [self._prefix], args)
         if not reply:
             return []
         ((_, entries),) = reply.items()
-        return [_arrival(entry_id.decode(), fields) for entry_id, fields in entries]
-
-    async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
-        args = [part for entry in entries for part in entry]
-        await script("inbox_ack")(self._client, self._slot, [self._prefix], [self._replica, *args])
+        known = {entry for entry, _ in done}
+        arrivals = [_arrival(entry_id.decode(), fields) for entry_id, fields in entries]
+        return [arrival for arrival in arrivals if arrival.entry not in known]
 
     def close(self) -> None:
         if self._connection is not None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from stream_fabric.limits import PIN_S, QUEUE_MAX, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
 from stream_fabric.pool import placement
+from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange, LeaseChanges
 from stream_fabric.pool.overload import MISS, NO_OVERLOAD_TERMS, SPAN, UNDER_SHARE, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Reason, Refused, Scored
 from stream_fabric.pool.records import (
+    BLOCK_CHANGES_KEPT_S,
     PREFIX_TTL_S,
     STATE_REQUESTED,
     Candidate,
@@ -46,6 +48,8 @@ _REFUSED: dict[int, Literal["shed", "elsewhere", "crowded", "bytes", "tenant_byt
     7: "tenant_bytes",
 }
 QUEUE_SAMPLE_MAX = 256
+_REGISTER_EVERY_S = 5.0
+"""A pool is registered when a replica joins, and again after this time: the list of pools may be lost alone."""
 UNIT = "\x1f"
 PREFIX_HASH_BYTES = 4
 
@@ -83,6 +87,8 @@ class RedisPools(Pools):
         self._bytes_max = bytes_max
         self._tenant_bytes_max = tenant_bytes_max
         self._skipped = SkippedRecords(on_skip)
+        self._register_at: dict[str, float] = {}
+        """When each pool of this process's replicas is to be added to the list of pools again."""
 
     async def report(
         self,
@@ -106,12 +112,13 @@ class RedisPools(Pools):
             UNIT.join(info.models),
             b"" if ttl_s is None else msgspec.json.encode(info),
             PIN_S * 1000,
+            info.generation,
             len(ended),
             *ended,
         ]
         for stream, session in (running or {}).items():
             args += (stream, session)
-        desired, pulled, waiting, asker = await script("report")(
+        desired, pulled, waiting, asker, joins = await script("report")(
             self._client,
             pool_slot(info.pool),
             [pool_prefix(info.pool)],
@@ -119,7 +126,10 @@ class RedisPools(Pools):
             timeout_s=None if ttl_s is None else 0.0,
         )
         if ttl_s is not None:
-            await self._register(info.pool)
+            now = asyncio.get_running_loop().time()
+            if joins or now >= self._register_at.get(info.pool, 0.0):
+                await self._register(info.pool)
+                self._register_at[info.pool] = now + _REGISTER_EVERY_S
         return LeaseReport(desired.decode(), pulled, waiting, asker.decode())
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
@@ -133,14 +143,41 @@ class RedisPools(Pools):
         if not alive:
             return []
         infos = await self._client.execute(slot, "MGET", *(f"{prefix}{replica.decode()}:info" for replica in alive))
-        found = []
-        for replica, info in zip(alive, infos, strict=True):
-            if info:
-                try:
-                    found.append(_info_decoder.decode(info))
-                except msgspec.MsgspecError as error:
-                    self._skipped.add("replica", replica.decode(), error)
-        return found
+        decoded = (self._decode_info(replica.decode(), info) for replica, info in zip(alive, infos, strict=True))
+        return [info for info in decoded if info is not None]
+
+    def _decode_info(self, replica: str, record: bytes | None) -> ReplicaInfo | None:
+        if not record:
+            return None
+        try:
+            return _info_decoder.decode(record)
+        except msgspec.MsgspecError as error:
+            self._skipped.add("replica", replica, error)
+            return None
+
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
+        at, whole, leases, streams, changed, gone, expired, blocks_at, blocks = await script("lease_changes")(
+            self._client, pool_slot(pool), [pool_prefix(pool)], [since, blocks_after, BLOCK_CHANGES_MAX]
+        )
+        names = [ReplicaId(name.decode()) for name in changed[::2]]
+        return LeaseChanges(
+            at,
+            bool(whole),
+            leases,
+            streams,
+            [(name, self._decode_info(name, info)) for name, info in zip(names, changed[1::2], strict=True)],
+            [ReplicaId(name.decode()) for name in gone],
+            [ReplicaId(name.decode()) for name in expired],
+            blocks_at.decode(),
+            list(self._decode_blocks(blocks)),
+        )
+
+    def _decode_blocks(self, pairs: Sequence[bytes]) -> Iterator[tuple[ReplicaId, BlockChange]]:
+        for name, record in zip(pairs[::2], pairs[1::2], strict=True):
+            try:
+                yield ReplicaId(name.decode()), BlockChange.decode(record)
+            except ValueError as error:
+                self._skipped.add("blocks", name.decode(), error)
 
     async def slot_uses(self, pool: str) -> list[SlotUse]:
         slot = pool_slot(pool)
@@ -314,6 +351,10 @@ class RedisPools(Pools):
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
         key = f"{pool_prefix(pool)}{replica}:prefix"
         await self._client.execute(pool_slot(pool), "SET", key, summary, "PX", int(PREFIX_TTL_S * 1000))
+
+    async def put_block_change(self, pool: str, replica: ReplicaId, change: BlockChange) -> None:
+        key, kept_ms = pool_prefix(pool) + "blocks", int(BLOCK_CHANGES_KEPT_S * 1000)
+        await script("blocks_append")(self._client, pool_slot(pool), [key], [replica, change.encode(), kept_ms])
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         reply = await self._client.execute(pool_slot(pool), "GET", f"{pool_prefix(pool)}{replica}:prefix")

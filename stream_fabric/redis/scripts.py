@@ -24,6 +24,7 @@ _POOL_SCRIPTS = {
     "retire",
     "flight_remove",
     "inbox_ack",
+    "lease_changes",
     "tier_queues",
 }
 _UNREFUSED = {"append", "cancel", "fence", "report", "state_request", "takeover", "unwatch", "watch"}
@@ -58,6 +59,7 @@ def constants(*, pool: bool) -> str:
             "DRAW_SCALE": overload.DRAW_SCALE,
             "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,
             "POOL_TTL_MS": limits.POOL_TTL_S * 1000,
+            "GONE_KEPT_MS": limits.GONE_KEPT_S * 1000,
         }
     return "".join(f"local {name} = {value}\n" for name, value in values.items())
 

@@ -8,6 +8,8 @@
 --   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<tier>,
 --     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back: overload totals
 --   desired hash replica → requested state   asker hash replica → who requested it
+--   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
+--     for routing, or when it left, in us   blocks stream of changes of what replicas have cached
 --   <replica>:info JSON   <replica>:flight hash stream → load   <replica>:inbox stream   <replica>:unread set of
 --   streams in
 --     the inbox; reports read it instead of the inbox, whose entries may be large

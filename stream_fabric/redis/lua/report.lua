@@ -2,16 +2,16 @@
 -- flight
 -- are rebuilt from its list and from what it has not read yet, so no count can drift.
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
---   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, how many ended, the ended streams; then
---   of each
---   running stream: id, session.
+--   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, generation, how many ended, the ended
+--   streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
--- ''}.
+-- '', 1 when the pool did not know the replica's lease}.
 local PART = 1000 -- streams of one command: Lua's stack holds 8,000 values
-local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[13])
+local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[14])
+local joins = 0
 local key = P .. replica .. ':'
 local now = now_ms()
-for i = 14, 13 + ended do
+for i = 15, 14 + ended do
   local id = ARGV[i]
   local costs = redis.call('HGET', key .. 'flight', id)
   redis.call('HDEL', key .. 'flight', id)
@@ -33,13 +33,18 @@ for i, id in ipairs(redis.call('SMEMBERS', key .. 'unread')) do
 end
 if ttl ~= '' then
   expires = now + ttl
-  redis.call('ZADD', P .. 'leases', expires, replica)
+  joins = redis.call('ZADD', P .. 'leases', expires, replica)
   redis.call('SET', key .. 'info', ARGV[11], 'PX', POOL_TTL_MS)
+  if redis.call('HGET', P .. 'generations', replica) ~= ARGV[13] then -- also after a failover that lost the last report
+    redis.call('HSET', P .. 'generations', replica, ARGV[13])
+    redis.call('ZADD', P .. 'changes', string.format('%d', now_us()), replica)
+    redis.call('ZREM', P .. 'gone', replica)
+  end
   redis.call('HSET', P .. 'models', replica, ARGV[10])
   -- Only what changed is written: a replica may run thousands of streams, and Redis serves nobody meanwhile
   local kept, running = {}, {}
   for _, item in ipairs(unread) do kept[item[1]] = true end
-  for i = 14 + ended, #ARGV, 2 do running[ARGV[i]] = true end
+  for i = 15 + ended, #ARGV, 2 do running[ARGV[i]] = true end
   local flight, costs_of = redis.call('HGETALL', key .. 'flight'), {}
   for i = 1, #flight, 2 do
     local id = flight[i]
@@ -53,7 +58,7 @@ if ttl ~= '' then
       end
     end
   end
-  for first = 14 + ended, #ARGV, 2 * PART do
+  for first = 15 + ended, #ARGV, 2 * PART do
     local last, ids = math.min(first + 2 * PART - 1, #ARGV), {}
     for i = first, last, 2 do
       local costs = '0 0 ' .. ARGV[i + 1]
@@ -68,7 +73,8 @@ if ttl ~= '' then
   redis.call('PEXPIRE', key .. 'flight', POOL_TTL_MS)
   redis.call('PEXPIRE', key .. 'inbox', POOL_TTL_MS)
   redis.call('PEXPIRE', key .. 'unread', POOL_TTL_MS)
-  for _, name in ipairs({'leases', 'board', 'models', 'work', 'owner', 'bytes', 'at', 'stat', 'desired', 'asker'}) do
+  for _, name in ipairs({'leases', 'board', 'models', 'work', 'owner', 'bytes', 'at', 'stat', 'desired', 'asker',
+      'generations', 'changes', 'gone'}) do
     redis.call('PEXPIRE', P .. name, POOL_TTL_MS)
   end
 end
@@ -86,4 +92,4 @@ if ttl ~= '' or packed then
 end
 local taken = pull(replica, now, ARGV[12])
 return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting_count(),
-  redis.call('HGET', P .. 'asker', replica) or ''}
+  redis.call('HGET', P .. 'asker', replica) or '', joins}

@@ -7,6 +7,13 @@ for _, id in ipairs(redis.call('HKEYS', key .. 'flight')) do
   if redis.call('HGET', P .. 'at', id) == ARGV[1] then return 0 end
 end
 redis.call('ZREM', P .. 'leases', ARGV[1])
-for _, name in ipairs({'board', 'models', 'desired', 'asker'}) do redis.call('HDEL', P .. name, ARGV[1]) end
+redis.call('ZREM', P .. 'changes', ARGV[1])
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', P .. 'gone', '-inf',
+    string.format('%d', now_us() - GONE_KEPT_MS * 1000))) do
+  redis.call('ZREM', P .. 'gone', old)
+end
+redis.call('ZADD', P .. 'gone', string.format('%d', now_us()), ARGV[1])
+redis.call('PEXPIRE', P .. 'gone', GONE_KEPT_MS)
+for _, name in ipairs({'board', 'models', 'desired', 'asker', 'generations'}) do redis.call('HDEL', P .. name, ARGV[1]) end
 redis.call('DEL', key .. 'info', key .. 'flight', key .. 'inbox', key .. 'unread', key .. 'prefix')
 return 1
