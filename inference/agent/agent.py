@@ -26,6 +26,7 @@ from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
 from inference.agent.sleep_controller import SleepController
 from inference.agent.streams import Streams
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.ports import Clock, Engine, Random
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -45,7 +46,7 @@ class Agent:
         self._tasks = tasks = asyncio.TaskGroup()
         events = ReplicaEvents(
             FleetEventReporter(ports.events, ports.clock, "agent"),
-            policy.lease.pool,
+            pool_of(policy.lease.pool),
             replica,
             policy.lease.ttl_s,
             standby=policy.standby,

@@ -10,7 +10,8 @@ from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.replica import LeasePolicy, ReplicaStatus
 from inference.agent.running import RunningStream
-from stream_fabric.errors import FabricError, FabricFull
+from stream_fabric.errors import FabricError
+from stream_fabric.pool.lease_changes import BlockChange, RoutingGeneration, encode_summary
 from stream_fabric.pool.records import PREFIX_TTL_S, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 _REPORT_SOON_S = 0.02
 """First tokens and ends within this time go into one report."""
 _PUBLISH_AGAIN_S = PREFIX_TTL_S / 3
-"""An unchanged prefix summary is published again after this time: it expires, and Redis may have lost it."""
+"""Interval of whole prefix summaries, also of unchanged ones: they expire, and Redis may have lost them."""
 _RETRY_S = 0.05
 
 
@@ -47,8 +48,12 @@ class Lease:
         self._events = events
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
+        self._generation = RoutingGeneration()
         self._published_version = 0
-        self._published_at = 0.0
+        """Version of the prefix ledger that gateways know; -1: of an unknown one."""
+        self._summary_version = 0
+        self._summary_at = float("-inf")
+        """When the last whole summary was published."""
         self._unreported_ends: dict[StreamId, int] = {}
         """Streams whose end the pool has not acknowledged, each with the number of that end."""
         self._ends = 0
@@ -82,15 +87,13 @@ class Lease:
             log.warning("report to the pool failed: pool=%s error=%s", self._policy.pool, error)
 
     async def renew(self) -> None:
-        """Renew the lease, and publish the prefix summary when it is due. Raises FabricError."""
+        """Renew the lease, and publish what changed in the prefix cache. Raises FabricError."""
         self._load.tick()
-        now, version = self._loop.time(), self._load.prefixes.version
-        if version != self._published_version or (version and now - self._published_at > _PUBLISH_AGAIN_S):
-            try:
-                await self._pools.put_prefix(self._policy.pool, self._replica, self._load.prefixes.summary())
-                self._published_version, self._published_at = version, now
-            except FabricFull as error:  # the lease matters more, and Redis still takes it
-                log.warning("prefix summary not published: replica=%s error=%s", self._replica, error)
+        try:
+            await self._publish_prefixes()
+        except FabricError as error:  # the lease matters more; gateways believe what they know until the next summary
+            log.warning("cached prefixes not published: replica=%s error=%s", self._replica, error)
+            self._published_version, self._summary_at = -1, float("-inf")
         deadline = self._loop.time() + self._policy.ttl_s / 3
         while True:
             try:
@@ -101,6 +104,22 @@ class Lease:
                 if self._loop.time() >= deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
+
+    async def _publish_prefixes(self) -> None:
+        """Publish the blocks that changed, and every 20 s, or when there are too many, a whole summary."""
+        ledger, now = self._load.prefixes, self._loop.time()
+        since, version = self._published_version, ledger.version
+        is_due = now - self._summary_at > _PUBLISH_AGAIN_S
+        if version == since and not (version and is_due):
+            return
+        changes = ledger.take_changes()
+        if changes is None or is_due:
+            await self._pools.put_prefix(self._policy.pool, self._replica, encode_summary(version, ledger.summary()))
+            self._summary_at, self._summary_version = now, version
+        added, removed = changes or (b"", b"")
+        change = BlockChange(-1 if changes is None else since, version, added, removed, self._summary_at == now)
+        await self._pools.put_block_change(self._policy.pool, self._replica, change)
+        self._published_version = version
 
     async def try_renew(self) -> bool:
         """Renew the lease. False: the renewal failed and was logged; a later renewal is needed."""
@@ -134,7 +153,7 @@ class Lease:
         """Report load and ended streams. ``renew``: also renew the lease, with all running streams."""
         ended = dict(self._unreported_ends)
         running = {stream.name: stream.work.session for stream in self._running.values()} if renew else None
-        info = self.info()
+        info = self._generation.stamp(self.info()) if renew else self.info()
         report = await self._pools.report(
             info, ttl_s=self._policy.ttl_s if renew else None, ended=list(ended), running=running
         )
@@ -172,7 +191,7 @@ class Lease:
             tokens_per_s=meter.tokens_per_s,
             output_tokens_mean=meter.typical_length.tokens,
             bytes_per_token=meter.bytes_per_token,
-            prefix_version=self._published_version,
+            prefix_version=self._summary_version,
             queue_p99_ms=max(meter.queue_p99_ms, self._load.standstill_s() * 1000),
             prefix_blocks=len(self._load.prefixes),
             region=policy.region,

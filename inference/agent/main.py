@@ -18,7 +18,9 @@ from inference.agent.observe.health import health_server
 from inference.agent.observe.metrics import AgentMetrics
 from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
 from inference.agent.settings import AgentSettings
-from stream_fabric.ports import Clock, EventSink, Loaded
+from stream_fabric.pool.cells import cell_of, pool_of
+from stream_fabric.pool.records import Loaded
+from stream_fabric.ports import Clock, EventSink
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
@@ -70,11 +72,11 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         partitions = await check_partitions(client, settings.partitions)
         if signalled:
             return
-        policy = _policy(settings, models, engine.loaded())
         clock = FabricClock(client, HostClock(), HostRandom())
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
         replica = new_replica_id(name, clock, HostRandom())
-        metrics = AgentMetrics(policy.lease.pool, settings.kv_bytes_per_token)
+        policy = _policy(settings, models, engine.loaded(), replica)
+        metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
         async with open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as sink:
             events = CountingSink(metrics.receive, sink)
             ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events)
@@ -97,10 +99,10 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         await client.close()
 
 
-def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded) -> AgentPolicy:
+def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, replica: ReplicaId) -> AgentPolicy:
     return AgentPolicy(
         LeasePolicy(
-            pool=settings.pool or models[0],
+            pool=cell_of(settings.pool or models[0], replica, settings.cells),
             engine=settings.engine,
             models=tuple(models),
             simulated=settings.engine == "sim",

@@ -14,12 +14,12 @@ from inference.agent.observe.replica_events import ReplicaEvents
 from stream_fabric.errors import EngineLost
 from stream_fabric.limits import FLUSH_FLOOR_S
 from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import (
     Clock,
     Engine,
     EventSink,
     Inbox,
-    Loaded,
     Pools,
     Random,
     SleepLevel,
@@ -32,6 +32,7 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     """The constant part of what a replica reports to its pool."""
 
     pool: str
+    """Pool that it reports to; a cell, if the pool is divided."""
     engine: str
     models: tuple[str, ...]
     simulated: bool

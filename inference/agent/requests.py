@@ -34,7 +34,7 @@ from stream_fabric.limits import ATTEMPTS_MAX
 from stream_fabric.pool.records import Arrival, EngineRequest, Work
 from stream_fabric.ports import Engine, FrameSink
 from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
-from stream_fabric.stream.ids import ReplicaId, partition_of
+from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import CreateCode, Head, Unwatched
 from stream_fabric.stream.producer import Outcome
 
@@ -83,13 +83,13 @@ class Requests:
 
     async def run(self) -> None:
         """Take requests from the inbox until cancelled."""
+        done: list[tuple[str, StreamId]] = []
         while True:
             try:
-                arrivals = await self._inbox.read(INBOX_BLOCK_S)
+                arrivals = await self._inbox.read(INBOX_BLOCK_S, done)
                 for arrival in arrivals:
                     self._start(arrival)
-                if arrivals:
-                    await self._inbox.done([(arrival.entry, arrival.stream) for arrival in arrivals])
+                done = [(arrival.entry, arrival.stream) for arrival in arrivals]
             except FabricError as error:
                 log.warning("read of the inbox failed, retrying: error=%s", error)
                 await asyncio.sleep(_INBOX_RETRY_S)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
+from stream_fabric.pool.cells import CELLS_MAX
 from stream_fabric.process.settings import EmitSettings
 
 
@@ -39,6 +40,13 @@ class AgentSettings(EmitSettings):
     )
     kv_events: bool = Field(False, description="Engine vllm: count evictions from its prefix cache; needs pyzmq")
     pool: str = Field("", max_length=128, description="Pool to join; empty: the name of the first model served")
+    cells: int = Field(
+        1,
+        ge=1,
+        le=CELLS_MAX,
+        description="Cells of the pool; the replica joins one of them. A pool of more than about 500 replicas, or of "
+        "5,000 requests a second, needs several: each has a queue and a Redis slot of its own",
+    )
     replica: str = Field(
         "",
         max_length=64,

@@ -30,6 +30,7 @@ from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from telemetry.emit.open import open_sink
@@ -109,15 +110,16 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             asyncio.TaskGroup() as tasks,
         ):
             sink = CountingSink(metrics.receive, events)
-            pools, streams = (
+            cells, streams = (
                 RedisPools(client, on_skip=metrics.receive_skipped_record),
                 RedisStreamLog(client, partitions),
             )
+            pools = DividedPools(client, on_skip=metrics.receive_skipped_record)
             clock = FabricClock(client, HostClock(), HostRandom())
             reporter = FailoverReporter(sink, clock, streams)
             running = [
                 tasks.create_task(clock.run(), name="clock"),
-                tasks.create_task(LeaseReaper(pools, streams, clock, random, reporter).run(), name="reaper"),
+                tasks.create_task(LeaseReaper(cells, streams, clock, random, reporter).run(), name="reaper"),
             ]
             leader: Leader | None = None
             if policies is not None:

@@ -19,8 +19,8 @@ from inference.engines.upstream.sse import EventParser, EventTooLarge
 from inference.engines.warm_up import warm_up
 from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
 from stream_fabric.limits import CHOICES_MAX, STREAM_BYTES_MAX
-from stream_fabric.pool.records import EngineLoad, EngineRequest
-from stream_fabric.ports import FrameSink, Loaded, SleepLevel
+from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
+from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.process.http_client import open_session
 from stream_fabric.stream.frames import ErrorInfo, Usage
 from stream_fabric.stream.ids import StreamId

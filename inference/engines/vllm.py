@@ -34,8 +34,8 @@ from stream_fabric.limits import (
     VLLM_STEADY_S,
     VLLM_TERM_S_MAX,
 )
-from stream_fabric.pool.records import EngineLoad, EngineRequest
-from stream_fabric.ports import FrameSink, Loaded, Random, SleepLevel
+from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
+from stream_fabric.ports import FrameSink, Random, SleepLevel
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.process.host import HostRandom
 from stream_fabric.stream.frames import ErrorInfo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inference.agent.replica import LeasePolicy
 from inference.agent.running import RunningStream
 from stream_fabric.events import AttemptEnd, AttemptTrace
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.ports import Clock, EventSink
 from stream_fabric.stream.ids import ReplicaId
@@ -33,7 +34,7 @@ class AttemptEvents:
                 stream=work.request.stream,
                 tenant=work.tenant,
                 model=work.request.model,
-                pool=policy.pool,
+                pool=pool_of(policy.pool),
                 replica=self._replica,
                 ended=ended,
                 epoch=work.parsed_epoch().n,

@@ -17,8 +17,8 @@ from inference.engines.sim.text import Prompt
 from inference.engines.sim.whole import Embeddings, Part, Rerank, Whole
 from inference.engines.upstream.answers import put_item
 from stream_fabric.errors import EngineFailed, EngineLost, Unsupported
-from stream_fabric.pool.records import EngineLoad, EngineRequest
-from stream_fabric.ports import FrameSink, Loaded, SleepLevel
+from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
+from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.stream.frames import ErrorInfo, Note, Usage
 from stream_fabric.stream.ids import StreamId
 
