@@ -19,6 +19,7 @@ from stream_fabric.recovery.lease_reaper import LeaseReaper
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
@@ -97,8 +98,9 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions)
-        pools = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
-        directory = Directory(pools, RedisControl(client, metrics.receive_skipped_record).plans)
+        cells = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
+        pools = DividedPools(client, settings.queue_max, metrics.receive_skipped_record)
+        directory = Directory(cells, RedisControl(client, metrics.receive_skipped_record).plans)
         hub = Hub(name, log, host, _make_subscribe(client, partitions), tasks)  # its hot path needs durations only
         if partitions.new:
             hub.await_recreation()
@@ -109,6 +111,8 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         def receive_outcome(outcome: ReaderOutcome) -> None:
             for observer in (metrics, access, rejections, contents, local_stats):
                 observer.receive_outcome(outcome)
+            if outcome.role == "created" and outcome.replica:
+                directory.ended(outcome.replica)
 
         tracer = Tracer(
             contents,
@@ -134,7 +138,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
             positions.run(),
             edge.sweep(),
             rejections.run(),
-            LeaseReaper(pools, log, clock, random, reporter).run(),
+            LeaseReaper(cells, log, clock, random, reporter).run(),
         ]
         background = [tasks.create_task(work) for work in upkeep]
         await hub.subscription.wait_ready()

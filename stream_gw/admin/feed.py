@@ -26,6 +26,7 @@ from stream_fabric.limits import (
     OPS_VIEWERS_MAX,
     OPS_WAIT_S_MAX,
 )
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo, SlotUse, TierQueue
 from stream_fabric.ports import Clock, Pools
@@ -208,21 +209,27 @@ class Ops:
         return _minutes.decode(await self._traces.query("pulse", _HISTORY_SINCE, OPS_HISTORY_WAIT_S_MAX))
 
     async def _read_fleet(self) -> Fleet:
-        known, plans = self._directory.by_pool, self._directory.plans
+        plans = self._directory.plans
+        ready = {
+            pool_of(cell)
+            for cell, infos in self._directory.by_pool.items()
+            if any(info.state == "ready" for info in infos)
+        }
         names = sorted(
             {*await self._pools.pools(), *plans},
-            key=lambda name: (any(info.state == "ready" for info in known.get(name, ())), name),
+            key=lambda name: (name in ready, name),
         )
         busy = asyncio.Semaphore(_CONCURRENT_READS_MAX)
 
-        async def read_pool(name: str) -> tuple[str, list[SlotUse], list[TierQueue]]:
+        async def read_pool(name: str) -> tuple[str, list[SlotUse], list[ReplicaInfo], list[TierQueue]]:
+            read = self._pools.slot_uses(name), self._pools.replicas(name), self._pools.tier_queues(name)
             async with busy:
-                return name, *await asyncio.gather(self._pools.slot_uses(name), self._pools.tier_queues(name))
+                return name, *await asyncio.gather(*read)
 
         pools = []
         left = OPS_REPLICAS_MAX
-        for name, uses, queues in await asyncio.gather(*map(read_pool, names[:OPS_POOLS_MAX])):
-            infos = {info.replica: info for info in known.get(name, ())}
+        for name, uses, live, queues in await asyncio.gather(*map(read_pool, names[:OPS_POOLS_MAX])):
+            infos = {info.replica: info for info in live}
             replicas: list[Replica] = []
             for start in range(0, len(uses), _REPLICAS_PER_TURN):
                 replicas += replica_records(uses[start : start + _REPLICAS_PER_TURN], infos)

@@ -25,7 +25,8 @@ from stream_fabric.events import (
 )
 from stream_fabric.pool.overload import Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Scored
-from stream_fabric.ports import Clock, EventSink, Loaded
+from stream_fabric.pool.records import Loaded
+from stream_fabric.ports import Clock, EventSink
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     STARTED_PREFIX,
@@ -84,6 +85,8 @@ class ReaderOutcome(NamedTuple):
     tier: str = ""
     overflow_to: str = ""
     """The adjacent pool that runs the request; empty: its home does."""
+    replica: ReplicaId | Literal[""] = ""
+    """Replica that the request was placed on."""
 
 
 def _ignore(*args: object) -> None:
@@ -251,6 +254,7 @@ class ReaderTrace:
             self.tenant,
             TIERS[self.tier] if self.tier >= 0 else "",
             self.overflow[0],
+            self.replica,
         )
 
     def _phases(self, end: End | None, done: int) -> tuple[int, Phases]:

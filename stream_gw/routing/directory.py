@@ -1,37 +1,40 @@
-"""The gateway's view of the pools, read once a second, so that placing a request costs no look-up.
+"""The gateway's view of the pools, so that placing a request costs no look-up.
 
-Agents own the truth; the directory holds hints. It reads a replica's prefix summary again when the replica announces a
-new version, and only for pools that this gateway has used within the last minute.
+Agents own the truth; the directory holds hints. Of a pool that this gateway has used within the last minute it reads
+each second what changed, leases and cached prefixes. Of other pools it reads the leases every five seconds.
+
+Names: a large pool is divided into cells (``stream_fabric/pool/cells.py``), which are read and placed on like pools.
+Methods take the name of a cell, which for an undivided pool is the pool's; those that say so take a pool's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
+from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
-from stream_fabric.limits import CANDIDATES_MAX, HOSTS_ASKED_MAX, PREFIX_BLOCK_BYTES
+from stream_fabric.limits import CANDIDATES_MAX, HOSTS_ASKED_MAX
+from stream_fabric.pool.cells import choose_cell, pool_of
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms, overflow_in_backlog_s
 from stream_fabric.pool.plan import PoolPlan
-from stream_fabric.pool.prefix import PrefixView
-from stream_fabric.pool.records import Candidate, ReplicaInfo
-from stream_fabric.ports import Loaded, Pools
+from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
+from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_gw.routing.pool_reader import PoolReader, concurrently
+from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView
 
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 1.0
+_TURN_STEP = CANDIDATES_MAX // 2 - 1
+"""Replicas by which the window of candidates moves with each request: less than it takes, and no divisor of it."""
 _UNKNOWN_MODEL_S = 1.0
 """Minimum time between two refreshes that requests for unknown models cause."""
-_IN_USE_S = 60.0
-_CONCURRENT_READS_MAX = 16
 _LOADED_MAX = 10_000
 _NOTHING_LOADED = Loaded()
-
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
 
 
 class Served(NamedTuple):
@@ -39,24 +42,6 @@ class Served(NamedTuple):
 
     pool: str
     simulated: bool
-
-
-class Estimates(NamedTuple):
-    """Expected size of a pool's requests and responses."""
-
-    bytes_per_token: float
-    output_tokens: float
-
-
-_DEFAULT_ESTIMATES = Estimates(4.0, 256.0)
-
-
-class _Capacity(NamedTuple):
-    """Capacity of a pool's ready replicas, in sequences."""
-
-    models: frozenset[str]
-    running: int
-    slots: int
 
 
 class Directory:
@@ -67,14 +52,15 @@ class Directory:
         self._pools = pools
         self._read_plans = read_plans
         self._plans: Mapping[str, PoolPlan] = {}
-        self._by_pool: dict[str, list[ReplicaInfo]] = {}
+        self._by_name: dict[str, PoolReader] = {}
+        self._by_pool: dict[str, Sequence[ReplicaInfo]] = {}
         self._pool_by_replica: dict[ReplicaId, str] = {}
+        self._cells: dict[str, list[str]] = {}
+        """Cells of each pool."""
         self._homes: dict[str, str] = {}
         """Home pool of each model that a live replica serves."""
         self._seen_models: dict[str, str] = {}
-        self._views: dict[ReplicaId, PrefixView] = {}
-        self._capacities: dict[str, _Capacity] = {}
-        self._used_at: dict[str, float] = {}
+        self._turn = 0
         self._loaded: dict[ReplicaId, Loaded] = {}
         """Kept for replicas that have left too: traces of their requests are still to come."""
         self._refreshing = asyncio.Lock()
@@ -95,55 +81,25 @@ class Directory:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        names = await self._pools.pools()
-        by_pool = dict(zip(names, await _concurrently(self._pools.replicas, names), strict=True))
-        self._plans = await self._read_plans()
-        self._by_pool = by_pool
-        self._pool_by_replica = {}
-        for pool, replicas in self._by_pool.items():
-            for replica in replicas:
-                self._pool_by_replica[replica.replica] = pool
-                self._note_loaded(replica)
-                for model in replica.models:
-                    self._seen_models[model] = pool
-        self._homes = self._find_homes()
-        self._capacities = {pool: _capacity(replicas) for pool, replicas in self._by_pool.items()}
-        await self._refresh_views(self._pools_in_use())
-        kept = {info.replica for pool in self._pools_in_use() for info in self._by_pool[pool]}
-        self._views = {replica: view for replica, view in self._views.items() if replica in kept}
+        now = asyncio.get_running_loop().time()
+        names, self._plans = await asyncio.gather(self._pools.pools(), self._read_plans())
+        known = self._by_name
+        self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
+        due = [pool for pool in self._by_name.values() if pool.is_due(now)]
+        self._note_changed(await concurrently(PoolReader.read, due))
+        self._by_pool = {pool.name: pool.view.replicas for pool in self._by_name.values()}
+        self._pool_by_replica = {
+            info.replica: pool.name for pool in self._by_name.values() for info in pool.view.replicas
+        }
+        self._cells = {}
+        for name, reader in self._by_name.items():
+            self._cells.setdefault(pool_of(name), []).append(name)
+            self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
+        self._homes = _homes(self._by_name, self._plans)
 
-    def _pools_in_use(self) -> list[str]:
-        since = asyncio.get_running_loop().time() - _IN_USE_S
-        return [pool for pool in self._by_pool if self._used_at.get(pool, float("-inf")) >= since]
-
-    def _find_homes(self) -> dict[str, str]:
-        """Return the home pool of each model: the first pool that is declared for the model, else the first that serves
-        it."""
-        homes: dict[str, str] = {}
-        declared: set[str] = set()
-        for pool, replicas in self._by_pool.items():
-            plan = self._plans.get(pool)
-            for model in {model for info in replicas for model in info.models}:
-                is_declared = plan is not None and model in plan.models
-                if model not in homes or (is_declared and model not in declared):
-                    homes[model] = pool
-                if is_declared:
-                    declared.add(model)
-        return homes
-
-    async def _refresh_views(self, pools: Iterable[str]) -> None:
-        """Read the prefix summaries that have changed since the last read."""
-
-        async def renew_view(info: ReplicaInfo) -> None:
-            summary = await self._pools.prefix(info.pool, info.replica)
-            self._views.setdefault(info.replica, PrefixView()).renew(summary, info.prefix_version)
-
-        outdated: list[ReplicaInfo] = []
-        for info in (info for pool in pools for info in self._by_pool.get(pool, ())):
-            view = self._views.setdefault(info.replica, PrefixView())
-            if view.version != info.prefix_version:
-                outdated.append(info)
-        await _concurrently(renew_view, outdated)
+    def _note_changed(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
+        for info in chain.from_iterable(changed):
+            self._note_loaded(info)
 
     def _note_loaded(self, info: ReplicaInfo) -> None:
         """Remember what a replica has loaded, also for traces after it has left."""
@@ -172,8 +128,8 @@ class Directory:
         declared = {model: Served(pool, False) for pool, plan in self._plans.items() for model in plan.models}
         return declared | {
             model: Served(pool, info.simulated)
-            for pool, infos in self._by_pool.items() for info in infos for model in info.models
-            if self._homes.get(model) == pool
+            for cell, infos in self._by_pool.items() for info in infos for model in info.models
+            if self._homes.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 
     async def pool_of(self, model: str) -> str:
@@ -218,95 +174,124 @@ class Directory:
             raise FabricUnavailable(self._unknown_model_error)
 
     async def _note_use(self, pool: str) -> None:
-        """Mark the pool as in use; read its prefix summaries if it was not in use."""
+        """Mark the pool's cells as used; read those that were not, and what their replicas have cached."""
         now = asyncio.get_running_loop().time()
-        last = self._used_at.get(pool, float("-inf"))
-        self._used_at[pool] = now
-        if now - last >= _IN_USE_S:
-            await self._refresh_views([pool])
+        unused: list[PoolReader] = []
+        for reader in (self._by_name[cell] for cell in self.cells(pool) if cell in self._by_name):
+            if not reader.is_used(now):
+                unused.append(reader)
+            reader.used_at = now
+        if unused:
+            self._note_changed(await concurrently(PoolReader.read, unused))
+            self._by_pool |= {reader.name: reader.view.replicas for reader in unused}
 
-    def _replicas(self, pool: str) -> list[ReplicaInfo]:
+    def cells(self, pool: str) -> Sequence[str]:
+        """Return the cells of a pool."""
+        return self._cells.get(pool) or (pool,)
+
+    def choose_cell(self, pool: str, model: str, session: str, hashes: Sequence[int]) -> str:
+        """Return the cell of the pool for a request; of an undivided pool its own name."""
+        cells = self.cells(pool)
+        if len(cells) == 1:
+            return cells[0]
+        views = [(cell, view) for cell in cells if model in (view := self._view(cell)).models]
+        if not views:
+            return cells[0]
+        if session:
+            key = session.encode()
+        elif hashes:
+            key = hashes[0].to_bytes(4, "big")
+        else:
+            self._turn += _TURN_STEP
+            key = self._turn.to_bytes(8, "big")
+        return choose_cell([view.cell_load(cell, hashes) for cell, view in views], key)
+
+    def other_cell(self, cell: str, model: str, hashes: Sequence[int]) -> str | None:
+        """Return a cell of the same pool that has room for a request which ``cell`` had to queue; None: there is none.
+
+        Until the next refresh ``cell`` counts as full.
+        """
+        full = self._view(cell)
+        full.streams = max(full.streams, full.slots)
+        other = self.choose_cell(pool_of(cell), model, "", hashes)
+        return other if other != cell and not self._view(other).is_full else None
+
+    def _plan(self, cell: str) -> PoolPlan | None:
+        return self._plans.get(pool_of(cell))
+
+    def _view(self, pool: str) -> PoolView:
+        """Return the view of a pool, which is empty for a pool without replicas."""
+        known = self._by_name.get(pool)
+        return known.view if known is not None else PoolView()
+
+    def _replicas(self, cell: str) -> Sequence[ReplicaInfo]:
         """Return the live replicas; empty for a declared pool without any.
 
         Raises NoReplica when the last replica of an undeclared pool has left after ``pool_of``.
         """
-        replicas = self._by_pool.get(pool) or []
-        if not replicas and pool not in self._plans:
-            raise NoReplica(f"pool {pool!r} has no replica now; retry after 2 s", retry_after_s=2)
+        replicas = self._by_pool.get(cell) or ()
+        if not replicas and pool_of(cell) not in self._plans:
+            raise NoReplica(f"pool {cell!r} has no replica now; retry after 2 s", retry_after_s=2)
         return replicas
 
-    def warming(self, pool: str) -> PoolPlan | None:
+    def warming(self, cell: str) -> PoolPlan | None:
         """Return the plan of a declared pool without a ready replica, whose requests wait for a cold start; else
         None."""
-        ready = any(info.state == "ready" for info in self._by_pool.get(pool) or ())
-        return None if ready else self._plans.get(pool)
+        ready = any(info.state == "ready" for info in self._by_pool.get(cell) or ())
+        return None if ready else self._plan(cell)
 
-    def wake_s(self, pool: str) -> float:
+    def wake_s(self, cell: str) -> float:
         """Return the wake time in seconds of the pool's fastest sleeping or waking replica; 0: one is warm, or none
         sleeps."""
-        infos = self._by_pool.get(pool) or ()
+        infos = self._by_pool.get(cell) or ()
         if any(info.state == "warm" for info in infos):
             return 0.0
         return min((info.wake_s for info in infos if info.state == "sleeping" or info.load.asleep), default=0.0)
 
-    def estimates(self, pool: str, route: str = "") -> Estimates:
+    def estimates(self, cell: str, route: str = "") -> Estimates:
         """Return a request's expected figures. An unknown ``route`` (see ``plan.route_key``) gets the pool's means.
 
         Raises NoReplica.
         """
-        replicas = self._replicas(pool)
-        plan = self._plans.get(pool)
+        plan = self._plan(cell)
         known = plan.outputs.get(route) if plan is not None else None
-        count = len(replicas)
-        if not count:
-            usual = plan.typical_replica if plan is not None else None
-            bytes_per_token, output = (usual.bytes_per_token, usual.output_tokens) if usual else _DEFAULT_ESTIMATES
+        if self._replicas(cell):
+            found = self._view(cell).estimates
         else:
-            bytes_per_token = sum(r.bytes_per_token for r in replicas) / count
-            output = sum(r.output_tokens_mean for r in replicas) / count
-        return Estimates(bytes_per_token, output if known is None else known)
+            usual = plan.typical_replica if plan is not None else None
+            found = Estimates(usual.bytes_per_token, usual.output_tokens) if usual else DEFAULT_ESTIMATES
+        return found if known is None else found._replace(output_tokens=known)
 
-    def candidates(self, pool: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
+    def candidates(self, cell: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
         """Return the pool's replicas of the model, each with its estimated cached prefix of the prompt.
 
         For a large pool return only the replicas with the longest prefix and the least loaded ones. Raises NoReplica.
         """
-        found: list[tuple[Candidate, float]] = []
-        for info in self._replicas(pool):
-            if model not in info.models:
-                continue
-            view = self._views.get(info.replica)
-            blocks = view.match(hashes) if view is not None and hashes else 0
-            matched = int(blocks * PREFIX_BLOCK_BYTES / info.bytes_per_token)
-            found.append((Candidate(info.replica, matched), info.prefill_ms + info.decode_ms))
-        if len(found) > CANDIDATES_MAX:
-            found.sort(key=lambda item: (-item[0].matched_tokens, item[1]))
-            best, rest = found[: CANDIDATES_MAX // 2], found[CANDIDATES_MAX // 2 :]
-            found = best + sorted(rest, key=lambda item: item[1])[: CANDIDATES_MAX // 2]
-        return [candidate for candidate, _ in found]
+        self._replicas(cell)
+        self._turn += _TURN_STEP
+        return self._view(cell).candidates(model, hashes, self._turn)
 
-    def overload_terms(self, pool: str, model: str, tier: int, candidates: Sequence[Candidate]) -> OverloadTerms:
+    def overload_terms(self, cell: str, model: str, tier: int, candidates: Sequence[Candidate]) -> OverloadTerms:
         """Return how the pool treats a request of this tier under overload."""
-        plan = self._plans.get(pool)
+        plan = self._plan(cell)
         marks = plan.overload_marks if plan is not None else None
         if marks is None:
             return NO_OVERLOAD_TERMS
         count = len(candidates)
         if count >= CANDIDATES_MAX:
-            count = sum(model in info.models and info.state == "ready" for info in self._by_pool.get(pool) or ())
+            count = self._view(cell).ready[model]
         reject_s = marks.reject_s[tier] if tier < len(marks.reject_s) else 0.0
         return OverloadTerms(reject_s, marks.overflow_s if marks.adjacent else 0.0, replicas=count)
 
-    def overflow_pools(self, pool: str, model: str) -> list[str]:
+    def overflow_pools(self, cell: str, model: str) -> list[str]:
         """Return the adjacent pools that serve the model and seem to have capacity; the placement itself decides."""
-        plan = self._plans.get(pool)
+        plan = self._plan(cell)
         marks = plan.overload_marks if plan is not None else None
         found: list[str] = []
         for other in marks.adjacent if marks is not None else ():
-            capacity = self._capacities.get(other)
-            if capacity is None or model not in capacity.models or marks is None:
-                continue
-            if capacity.running < marks.overflow_utilisation_max * capacity.slots:
+            views = [view for cell in self.cells(other) if (view := self._view(cell)).ready[model]]
+            slots = sum(view.slots for view in views)
+            if marks is not None and sum(view.running for view in views) < marks.overflow_utilisation_max * slots:
                 found.append(other)
         return found[:HOSTS_ASKED_MAX]
 
@@ -315,7 +300,7 @@ class Directory:
 
         Raises NoReplica when ``home`` is not declared any more.
         """
-        plan, other = self._plans.get(home), self._plans.get(host)
+        plan, other = self._plan(home), self._plan(host)
         if plan is None or plan.overload_marks is None:
             raise NoReplica(f"pool {home!r} has no adjacent pool now; retry after 2 s", retry_after_s=2)
         return OverloadTerms(
@@ -325,9 +310,11 @@ class Directory:
 
     def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
         """Record that a request with this prompt went to the replica, which will have cached its prefix."""
-        view = self._views.get(replica)
-        if view is not None and hashes:
-            view.sent(hashes)
+        self._view(self._pool_by_replica.get(replica, "")).sent(replica, hashes)
+
+    def ended(self, replica: ReplicaId) -> None:
+        """Record that a request that went to the replica has ended."""
+        self._view(self._pool_by_replica.get(replica, "")).ended()
 
     async def produces(self, replica: ReplicaId | None, stream: StreamId) -> bool:
         """Return whether a live replica has the stream in flight or in its inbox, or a queue has the stream.
@@ -338,7 +325,7 @@ class Directory:
         if home is not None and await self._has_stream(home, stream):
             return True
         others = [pool for pool in self._by_pool if pool != home]
-        return any(await _concurrently(lambda pool: self._has_stream(pool, stream), others))
+        return any(await concurrently(lambda pool: self._has_stream(pool, stream), others))
 
     async def _has_stream(self, pool: str, stream: StreamId) -> bool:
         """Return whether a live replica of the pool, or its queue, has the stream."""
@@ -346,19 +333,18 @@ class Directory:
         return holder == "queue" or any(info.replica == holder for info in self._by_pool.get(pool, ()))
 
 
-def _capacity(replicas: Sequence[ReplicaInfo]) -> _Capacity:
-    ready = [info for info in replicas if info.state == "ready"]
-    models = frozenset(model for info in ready for model in info.models)
-    running = sum(info.load.running + info.load.waiting for info in ready)
-    return _Capacity(models, running, sum(max(info.load.slots, 1) for info in ready))
-
-
-async def _concurrently(read: Callable[[_Item], Coroutine[Any, Any, _Value]], items: Iterable[_Item]) -> list[_Value]:
-    """Read every item, a limited number at once. Raises the first error."""
-    limit = asyncio.Semaphore(_CONCURRENT_READS_MAX)
-
-    async def limited(item: _Item) -> _Value:
-        async with limit:
-            return await read(item)
-
-    return await asyncio.gather(*map(limited, items))
+def _homes(readers: Mapping[str, PoolReader], plans: Mapping[str, PoolPlan]) -> dict[str, str]:
+    """Return the home pool of each model: the first pool that is declared for the model, else the first that serves
+    it."""
+    homes: dict[str, str] = {}
+    declared: set[str] = set()
+    for name, reader in readers.items():
+        pool = pool_of(name)
+        plan = plans.get(pool)
+        for model in reader.view.models:
+            is_declared = plan is not None and model in plan.models
+            if model not in homes or (is_declared and model not in declared):
+                homes[model] = pool
+            if is_declared:
+                declared.add(model)
+    return homes

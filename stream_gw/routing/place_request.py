@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stream_fabric.errors import NoReplica, PoolBusy, PoolFull, TooMany
 from stream_fabric.limits import REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
-from stream_fabric.pool.overload import Overflow
+from stream_fabric.pool.cells import pool_of
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Pools
 from stream_gw.routing.directory import Directory
+
+
+class Outcome(NamedTuple):
+    """Reply of the pool that decided about a request."""
+
+    placed: Placed | Queued | Refused
+    cell: str
+    """Cell, or undivided pool, that gave the reply."""
+    overflow: Overflow | None = None
 
 
 async def place(
@@ -22,8 +33,8 @@ async def place(
     hashes: Sequence[int],
     wait_s: float,
     jitter: float,
-) -> tuple[Placed | Queued | Refused, Overflow | None]:
-    """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool.
+) -> Outcome:
+    """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool. ``pool`` may be a cell.
 
     A request may overflow when its home is overloaded and it tolerates a cache miss. An adjacent pool starts it at once
     or not at all; if none does, it returns to its home.
@@ -36,9 +47,12 @@ async def place(
     if not overflow_pools:
         terms = terms._replace(overflow_s=0.0)
     placed = await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=terms)
+    if isinstance(placed, Queued):
+        return await _move_to_other_cell(pools, directory, work, pool, placed, hashes, wait_s, jitter)
     if not (isinstance(placed, Refused) and placed.why == "elsewhere"):
-        return placed, None
-    for other in overflow_pools:
+        return Outcome(placed, pool)
+    for adjacent in overflow_pools:
+        other = directory.choose_cell(adjacent, model, work.session, hashes)
         try:
             there = directory.candidates(other, model, hashes)
             terms_there = directory.overflow_terms(pool, other)
@@ -46,9 +60,28 @@ async def place(
             continue
         taken = await pools.place(other, work, there, wait_s=0.0, jitter=jitter, terms=terms_there)
         if isinstance(taken, Placed):
-            return taken, Overflow(pool, other, placed.backlog_s, terms.overflow_s)
+            return Outcome(taken, other, Overflow(pool_of(pool), adjacent, placed.backlog_s, terms.overflow_s))
     again = terms._replace(overflow_s=0.0, again=True)
-    return await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=again), None
+    return Outcome(await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=again), pool)
+
+
+async def _move_to_other_cell(
+    pools: Pools,
+    directory: Directory,
+    work: Work,
+    cell: str,
+    queued: Queued,
+    hashes: Sequence[int],
+    wait_s: float,
+    jitter: float,
+) -> Outcome:
+    """Take a request out of its cell's queue to another cell of the pool that has room; once, since it may not have."""
+    model, stream = work.request.model, work.request.stream
+    other = directory.other_cell(cell, model, hashes)
+    if other is None or not await pools.remove_queued(cell, [stream]):  # a replica has taken it meanwhile
+        return Outcome(queued, cell)
+    there, terms = directory.candidates(other, model, hashes), NO_OVERLOAD_TERMS._replace(moved=True)
+    return Outcome(await pools.place(other, work, there, wait_s=wait_s, jitter=jitter, terms=terms), other)
 
 
 def refusal(work: Work, refused: Refused) -> PoolFull | PoolBusy | TooMany:

@@ -22,7 +22,6 @@ from stream_fabric.errors import (
 )
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
 from stream_fabric.pool.home import home_partition
-from stream_fabric.pool.overload import Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.plan import route_key
 from stream_fabric.pool.prefix import block_hashes
@@ -38,7 +37,7 @@ from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest, fingerprint
 from stream_gw.observe.trace import ReaderTrace
-from stream_gw.routing.place_request import place, refusal
+from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
@@ -79,7 +78,7 @@ class _NewStream:
 
     call: CreateCall
     work: Work
-    pool: str
+    cell: str
     user: str | None
     created_ms: int
     subscription: Subscription
@@ -119,8 +118,11 @@ class StreamCreation:
         who.require_model(request.model)
         user = _stream_user(who, request.user)
         pool = await parts.directory.pool_of(request.model)
+        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
+        trace.session = _session_key(who.tenant, request.session_id)
+        cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
         now_ms = parts.clock.now_us() // 1000
-        stream = claimed = self._new_id(pool, now_ms)
+        stream = claimed = self._new_id(cell, now_ms)
         if call.key is not None:
             bound = await self._claim(call, stream)
             if bound != stream:
@@ -133,8 +135,7 @@ class StreamCreation:
         trace.prices = parts.authenticator.prices(who.tenant, request.model)
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
-        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
-        work = self._work(call, stream, epoch, meta, pool, now_ms, hashes)
+        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes)
         call.check_facts(facts)  # before anything is kept
         if stream != claimed:
             if await self._adopt(call, stream, pool):
@@ -147,7 +148,7 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, pool, user, now_ms, subscription))
+            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription))
         except BaseException as error:
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
@@ -188,9 +189,10 @@ class StreamCreation:
         Returns False when no pool holds the request.
         """
         parts, model = self._parts, call.request.model
-        for name in (pool, *parts.directory.overflow_pools(pool, model)):
+        pools = (pool, *parts.directory.overflow_pools(pool, model))
+        for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
             try:
-                work = await parts.pools.work(name, stream)
+                work = await parts.pools.work(cell, stream)
             except msgspec.MsgspecError:  # written by another version: this gateway cannot know its epoch
                 continue
             if work is not None:
@@ -213,12 +215,12 @@ class StreamCreation:
 
     # --- a new stream --------------------------------------------------------------------------------------
 
-    def _new_id(self, pool: str, now_ms: int) -> StreamId:
-        """Make the id of a new stream, in one of the home partitions of its pool."""
+    def _new_id(self, cell: str, now_ms: int) -> StreamId:
+        """Make the id of a new stream, in one of the home partitions of its cell."""
         parts, entropy = self._parts, self._parts.random.token_bytes(10)
         stream, draw = new_stream_id(now_ms, entropy), int.from_bytes(entropy[4:8], "big")
-        partitions, replicas = parts.log.partitions, len(parts.directory.by_pool.get(pool, ()))
-        home = home_partition(pool, replicas, partitions, draw)
+        partitions, replicas = parts.log.partitions, len(parts.directory.by_pool.get(cell, ()))
+        home = home_partition(cell, replicas, partitions, draw)
         return stream if home is None else moved_to(stream, home, partitions)
 
     def _work(
@@ -227,15 +229,14 @@ class StreamCreation:
         stream: StreamId,
         epoch: Epoch,
         meta: bytes,
-        pool: str,
+        cell: str,
         now_ms: int,
         hashes: Sequence[int],
     ) -> Work:
         """Make the record of the request that a replica will run."""
         request, trace, tenant = call.request, call.trace, call.who.tenant
-        trace.session = _session_key(tenant, request.session_id)
         estimates = self._parts.directory.estimates(
-            pool, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
+            cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
         )
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
@@ -273,27 +274,28 @@ class StreamCreation:
         parts, work, trace = self._parts, new.work, new.call.trace
         tenant, model = new.call.who.tenant, work.request.model
         hashes = array("I", work.prefix)
-        candidates = parts.directory.candidates(new.pool, model, hashes)
+        candidates = parts.directory.candidates(new.cell, model, hashes)
         trace.placing = parts.clock.monotonic_us()
-        wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.pool))
+        wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
             parts.log.create(new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model),
-            place(parts.pools, parts.directory, work, new.pool, candidates, hashes, wait_max_s, parts.random.random()),
+            place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
-        created, (placed, overflow), *_ = await self._all_or_withdraw(new, calls)
+        created, outcome, *_ = await self._all_or_withdraw(new, calls)
         if created is CreateCode.CANCELLED:
             raise StreamFailed("the stream was cancelled before it began")
+        placed = outcome.placed
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
             error = refusal(work, placed)
             # A caller that retries at once must find its key free
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error
-        self._note_placed(new, placed, overflow, hashes)
+        self._note_placed(new, placed, outcome, hashes)
 
     async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Return the results of all calls.
@@ -330,11 +332,9 @@ class StreamCreation:
         if new.call.key is not None:
             await self._parts.index.release(new.call.who.tenant, _scoped_key(new.call), new.id)
 
-    def _note_placed(
-        self, new: _NewStream, placed: Placed | Queued, overflow: Overflow | None, hashes: Sequence[int]
-    ) -> None:
+    def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts = self._parts
+        parts, overflow = self._parts, outcome.overflow
         new.call.trace.receive_placed(placed, overflow)
         parts.hub.spawn(
             parts.log.put_placement(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
@@ -342,7 +342,7 @@ class StreamCreation:
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:
-            parts.queue_positions.add(new.pool, new.subscription)
+            parts.queue_positions.add(outcome.cell, new.subscription)
 
     def _wait_s_max(self, pool: str) -> float:
         """Maximum seconds in the queue; longer while the pool has a cold start."""

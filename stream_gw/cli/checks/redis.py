@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,8 +20,9 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from stream_fabric.errors import FabricError
 from stream_fabric.limits import LEASE_TTL_S
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.redis.client import RedisClient, logins
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
 
@@ -178,7 +180,7 @@ async def _check_fleet(report: Report, url: str, where: str) -> None:
     client = RedisClient(url)
     try:
         await client.start()
-        pools = RedisPools(client)
+        pools = DividedPools(client)
         found = [replicas for name in await pools.pools() if (replicas := await pools.replicas(name))]
     except FabricError as error:
         report.missing(f"the platform's rights on Redis at {where}", f"{error}; see the runbook, Securing Redis")
@@ -189,6 +191,11 @@ async def _check_fleet(report: Report, url: str, where: str) -> None:
     if found:
         several = "" if len(found) == 1 else "s"
         report.ok(f"{sum(map(len, found))} replicas alive in {len(found)} pool{several}")
+        sizes = Counter(info.pool for infos in found for info in infos)
+        if alone := sorted(cell for cell, count in sizes.items() if count == 1 and cell != pool_of(cell)):
+            remedy = "set STREAM_GW_CELLS of the pool's agents lower: a failover does not leave the cell"
+            found_one = f"one in {', '.join(alone[:5])}" + (" and others" if len(alone) > 5 else "")
+            report.missing("two replicas in each cell", remedy, found=found_one, needed=False)
     else:
         remedy = f"start stream-gw agent; its lease expires {LEASE_TTL_S:g} s after the last renewal"
         report.missing("a live replica", remedy, needed=False)

@@ -17,7 +17,7 @@ from stream_fabric.pool.traffic_model import STARTS_MIN, TrafficModel, decode_tr
 from stream_fabric.process.settings import FabricSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.divided_pools import DividedPools
 from stream_gw.cli.flags import add_fabric_flags, read_settings, seconds
 
 Say = Callable[[str], None]
@@ -212,10 +212,10 @@ def _duration_text(seconds: float) -> str:
 
 
 @asynccontextmanager
-async def _open_fabric(redis_url: str) -> AsyncIterator[tuple[RedisControl, RedisPools]]:
+async def _open_fabric(redis_url: str) -> AsyncIterator[tuple[RedisControl, DividedPools]]:
     client = RedisClient(redis_url)
     try:
         await client.start()
-        yield RedisControl(client), RedisPools(client)
+        yield RedisControl(client), DividedPools(client)
     finally:
         await client.close()

@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.process.settings import FabricSettings
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.divided_pools import DividedPools
 from stream_gw.cli.flags import add_fabric_flags, read_settings, seconds
 
 Say = Callable[[str], None]
@@ -75,7 +76,7 @@ class Pool(NamedTuple):
 # --- the list --------------------------------------------------------------------------------------------------
 
 
-async def read(pools: RedisPools) -> list[Pool]:
+async def read(pools: DividedPools) -> list[Pool]:
     """Read every pool with its live replicas."""
     busy = asyncio.Semaphore(_AT_ONCE)
 
@@ -203,7 +204,7 @@ def find(infos: Iterable[ReplicaInfo], name: str) -> ReplicaInfo:
         return found[0]
     if not everyone:
         raise ValueError("there is no live replica")
-    names = [f"{info.replica} (pool {info.pool}, {info.state})" for info in found or everyone]
+    names = [f"{info.replica} (pool {pool_of(info.pool)}, {info.state})" for info in found or everyone]
     more = len(names) - _NAMES_SHOWN
     shown = ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
     if found:
@@ -225,7 +226,7 @@ class Result(NamedTuple):
     """True: the state is the requested one. False: the command did not wait for it."""
 
 
-async def request(pools: RedisPools, verb: Verb, name: str, wait_s: float | None) -> Result:
+async def request(pools: DividedPools, verb: Verb, name: str, wait_s: float | None) -> Result:
     """Ask a replica to drain or to become ready, and wait ``wait_s`` for the change (None: do not wait).
 
     Raises ValueError when the replica cannot do it, TimeoutError when it has not changed in time.
@@ -255,17 +256,18 @@ async def request(pools: RedisPools, verb: Verb, name: str, wait_s: float | None
         await asyncio.sleep(_POLL_S)
 
 
-async def _read_result(pools: RedisPools, info: ReplicaInfo, wanted: str) -> Result:
+async def _read_result(pools: DividedPools, info: ReplicaInfo, wanted: str) -> Result:
     """Read the replica's present state; ``wanted`` is the requested one."""
-    now = await pools.replicas(info.pool)
+    pool = pool_of(info.pool)
+    now = await pools.replicas(pool)
     ready = sum(other.state == "ready" for other in now)
     for other in now:
         if other.replica == info.replica:
             in_flight = len(await pools.in_flight(info.pool, info.replica))
-            return Result(info.replica, info.pool, other.state, in_flight, ready, other.state == wanted)
+            return Result(info.replica, pool, other.state, in_flight, ready, other.state == wanted)
     # A replica that left is gone at once; a dead one stays listed until its streams are recovered
     left = wanted == "draining" and info.replica not in await pools.expired(info.pool)
-    return Result(info.replica, info.pool, "gone", 0, ready, left)
+    return Result(info.replica, pool, "gone", 0, ready, left)
 
 
 def outcome_text(verb: Verb, result: Result) -> str:
@@ -310,10 +312,10 @@ async def request_and_print(
 
 
 @asynccontextmanager
-async def _open_pools(redis_url: str) -> AsyncIterator[RedisPools]:
+async def _open_pools(redis_url: str) -> AsyncIterator[DividedPools]:
     client = RedisClient(redis_url)
     try:
         await client.start()
-        yield RedisPools(client)
+        yield DividedPools(client)
     finally:
         await client.close()
