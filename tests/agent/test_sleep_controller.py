@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from inference.agent.observe.metrics import AgentMetrics
 from stream_fabric.errors import EngineFailed, EngineLost
+from stream_fabric.pool.lease_changes import decode_summary
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Arrival, Candidate, DesiredState, EngineRequest, ReplicaInfo, Work
 from stream_fabric.ports import SleepLevel
@@ -74,7 +76,7 @@ async def test_it_sleeps_when_it_is_wanted_to_and_is_ready_again_at_once(redis_u
 
         async def forgotten() -> bool:
             return (
-                await bench.pools.prefix(bench.pool, bench.agent.replica) == b""
+                decode_summary(await bench.pools.prefix(bench.pool, bench.agent.replica))[1] == b""
                 and not (await info(bench)).prefix_blocks
             )
 
@@ -109,9 +111,9 @@ async def test_what_is_on_its_way_keeps_it_awake(redis_url: str) -> None:
     async with running(redis_url, SIM) as (bench, _):
         read, gate = bench.agent._inbox.read, asyncio.Event()
 
-        async def late(block_s: float) -> list[Arrival]:
+        async def late(block_s: float, done: Sequence[tuple[str, StreamId]]) -> list[Arrival]:
             await gate.wait()
-            return await read(block_s)
+            return await read(block_s, done)
 
         bench.agent._inbox.read = late  # type: ignore[method-assign]
         # The read that is under way takes one: the next one lies there

@@ -281,7 +281,7 @@ async def test_a_slow_replica_is_drained_its_streams_finish_whole_and_the_others
 
         async def drain() -> list[Any]:
             try:
-                await eventually(begins, "the slow replica to be drained", 60)
+                await eventually(begins, "the slow replica to be drained", 180)
                 # Readers that are on it now stay to their ends
                 return await pools.in_flight("trio", slow.facts["replica"])
             finally:

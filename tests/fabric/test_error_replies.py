@@ -104,7 +104,6 @@ def calls(client: RedisClient) -> dict[str, Callable[[], Awaitable[object]]]:
         "put_prefix": lambda: pools.put_prefix("pool", REPLICA, b""),
         "prefix": lambda: pools.prefix("pool", REPLICA),
         "inbox.read": lambda: inbox.read(0.01),
-        "inbox.done": lambda: inbox.done([("1-1", STREAM)]),
         "create": lambda: streams.create(STREAM, epoch, ACME, b"{}", GatewayId("g")),
         "append": lambda: streams.append(streams.partition(STREAM), [append]),
         "cancel": lambda: streams.cancel(STREAM, ACME),

@@ -124,7 +124,7 @@ class RedisPool:
         inbox = RedisInbox(self.client, self.name, replica)
         entries = await inbox.read(0.001)
         if entries:
-            await inbox.done([(e.entry, e.stream) for e in entries])
+            await inbox.read(0.001, [(e.entry, e.stream) for e in entries])
         inbox.close()
         return [e.stream for e in entries]
 

@@ -149,7 +149,7 @@ async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:
     assert (name, got) == (stream, work(stream))
     assert await pool.pools.work(pool.name, stream) == got
     assert len(await inbox.read(0.1)) == 1  # it stays until it is done with
-    await inbox.done([(entry_id, stream)])
+    await inbox.read(0.001, [(entry_id, stream)])
     assert await inbox.read(0.01) == []
     inbox.close()
 
@@ -195,7 +195,7 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
     # Requests still in the inbox count, whatever the agent's list says
     await pool.renew(one, slots=2)
     assert await pool.flight(one) == {a, b}
-    await inbox.done([(e.entry, e.stream) for e in entries])
+    await inbox.read(0.001, [(e.entry, e.stream) for e in entries])
     assert (await pool.renew(one, a, b, slots=2)).waiting == 1
     # `b` ended, however it did: with the next renewal its slot goes to who waits
     assert await pool.renew(one, a, slots=2) == LeaseReport("", 1, 0)
@@ -212,7 +212,7 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
     await pool.place(stream, one)
     inbox = pool.inbox(one)
     ((entry_id, *_),) = await inbox.read(0.1)
-    await inbox.done([(entry_id, stream)])
+    await inbox.read(0.001, [(entry_id, stream)])
     inbox.close()
     assert await pool.pools.holder(pool.name, stream) == one
     await pool.pools.report(pool.info(one), ttl_s=None, ended=[stream])
@@ -386,7 +386,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
 async def _read(pool: Pool, name: ReplicaId) -> list[Arrival]:
     inbox = pool.inbox(name)
     entries = await inbox.read(0.1)
-    await inbox.done([(e.entry, e.stream) for e in entries])
+    await inbox.read(0.001, [(e.entry, e.stream) for e in entries])
     inbox.close()
     return entries
 

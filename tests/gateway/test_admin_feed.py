@@ -97,6 +97,9 @@ class Pools:
     async def slot_uses(self, pool: str) -> list[SlotUse]:
         return self.held.get(pool, [])
 
+    async def replicas(self, pool: str) -> list[ReplicaInfo]:
+        return self.by_pool.get(pool, [])
+
     async def tier_queues(self, pool: str) -> list[TierQueue]:
         return self.lined.get(pool, [TierQueue(0, 0.0, 0, 0)] * len(TIERS))
 

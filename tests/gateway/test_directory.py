@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
+from stream_fabric.pool.lease_changes import LeaseChanges
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, route_key
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.directory import Directory
+
+
+def whole(*infos: ReplicaInfo) -> LeaseChanges:
+    return LeaseChanges(1, True, len(infos), 0, [(info.replica, info) for info in infos], blocks_at="1")
 
 
 class Pools(RedisPools):
@@ -29,8 +34,8 @@ class Pools(RedisPools):
     async def pools(self) -> list[str]:
         return self.names
 
-    async def replicas(self, pool: str) -> list[ReplicaInfo]:
-        return [ReplicaInfo(ReplicaId("r"), pool, "sim", ("m",), "ready", EngineLoad(0, 0, 1))]
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
+        return whole(ReplicaInfo(ReplicaId("r"), pool, "sim", ("m",), "ready", EngineLoad(0, 0, 1), generation=1))
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         return b""
@@ -110,10 +115,11 @@ class SlowPools(RedisPools):
             raise FabricUnavailable("Redis is away")
         return self.names
 
-    async def replicas(self, pool: str) -> list[ReplicaInfo]:
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
         await self._read()
         model = pool.replace("p", "m")
-        return [ReplicaInfo(ReplicaId(f"r-{pool}"), pool, "sim", (model,), "ready", EngineLoad(0, 0, 1))]
+        replica = ReplicaId(f"r-{pool}")
+        return whole(ReplicaInfo(replica, pool, "sim", (model,), "ready", EngineLoad(0, 0, 1), generation=1))
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         return b""
@@ -155,6 +161,7 @@ async def test_a_known_model_does_not_wait_behind_a_refresh_for_an_unknown_one()
     pools = SlowPools(3)
     directory = Directory(pools, pools.plans)
     await directory.refresh()
+    assert await directory.pool_of("m0") == "p0", "the first request reads what the replicas have cached"
     pools.open.clear()
     asking = await settled(unknown(directory, 1), lambda: pools.reading > 0)
     async with asyncio.timeout(10):

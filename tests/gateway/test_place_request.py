@@ -42,7 +42,8 @@ class Edge:
         return self.plans
 
     def pool(self, name: str) -> str:
-        return f"{name}-{self.tag}"
+        base, tilde, number = name.partition("~")
+        return f"{base}-{self.tag}{tilde}{number}"
 
     async def declare(self, name: str, adjacent: str = "", models: tuple[str, ...] = ()) -> None:
         marks = OverloadMarks((20.0, 10.0, 0.5), 1.0, (self.pool(adjacent),) if adjacent else ())
@@ -71,7 +72,8 @@ class Edge:
     async def place(self, name: str, number: int, work: Work) -> tuple[Placed | Queued | Refused, Overflow | None]:
         pools, directory = self.pools[number % GATEWAYS], self.directories[number % GATEWAYS]
         candidates = directory.candidates(self.pool(name), work.request.model, ())
-        return await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
+        outcome = await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
+        return outcome.placed, outcome.overflow
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ async def edge(redis_url: str) -> AsyncIterator[Edge]:
         await client.start()
     made = Edge([RedisPools(client) for client in clients])
     yield made
-    for name in ("home", "host"):
+    for name in ("home", "host", "home~0", "home~1"):
         replica = ReplicaId(f"r-{made.pool(name)}")
         streams = await made.pools[0].in_flight(made.pool(name), replica)
         await made.pools[0].remove_in_flight(made.pool(name), replica, streams)
@@ -165,3 +167,24 @@ async def test_a_models_home_is_the_pool_declared_for_it(edge: Edge) -> None:
     for directory in edge.directories:
         await directory.refresh()
         assert await directory.pool_of(model) == other == directory.models()[model].pool
+
+
+async def test_a_request_that_its_cell_queues_moves_to_a_cell_with_room(edge: Edge) -> None:
+    """The gateways' figures are a second old. They send a burst to one cell; nobody waits while another has room."""
+    for cell in ("home~0", "home~1"):
+        await edge.join(cell, slots=4, room=4)
+    await edge.look()
+    pools, directory, home = edge.pools[0], edge.directories[0], edge.pool("home~0")
+    outcomes = []
+    for _ in range(10):
+        work = work_of()
+        candidates = directory.candidates(home, "m", ())
+        outcomes.append(await place(pools, directory, work, home, candidates, (), 60.0, random.random()))
+    assert [type(one.placed) for one in outcomes[:8]] == [Placed] * 8
+    assert [one.cell for one in outcomes[:8]] == [home] * 4 + [edge.pool("home~1")] * 4
+    assert all(isinstance(one.placed, Queued) for one in outcomes[8:])
+    totals = [await pools.demand_totals(edge.pool(f"home~{number}")) for number in range(2)]
+    assert sum(one.requests for one in totals) == 10, "each is counted once"
+    assert [(await pools.overload_totals(edge.pool(f"home~{number}"))).overflowed for number in range(2)] == [0, 0]
+    lines = [await pools.waiting(edge.pool(f"home~{number}")) for number in range(2)]
+    assert len({*lines[0], *lines[1]}) == len(lines[0] + lines[1]) == 2

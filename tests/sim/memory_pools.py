@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from stream_fabric.limits import GONE_KEPT_S
+from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, PlacementRequest, Queued, Refused
 from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
@@ -37,6 +39,10 @@ class MemoryPool:
         self.prefixes: dict[ReplicaId, bytes] = {}
         self.claims: dict[ReplicaId, tuple[float, str]] = {}
         """Until when, and the nonce of the call that has it."""
+        self.generations: dict[ReplicaId, tuple[int, int]] = {}
+        """Generation of each replica, and the moment of its last change for routing in us."""
+        self.gone: dict[ReplicaId, int] = {}
+        self.blocks: list[tuple[int, ReplicaId, BlockChange]] = []
         self._entries = 0
 
     def report(
@@ -55,6 +61,9 @@ class MemoryPool:
         if ttl_s is not None:
             self.leases[replica] = expires_ms
             self.infos[replica] = info
+            if self.generations.get(replica, (-1, 0))[0] != info.generation:
+                self.generations[replica] = info.generation, int(now_ms * 1000)
+                self.gone.pop(replica, None)
             running = running or {}
         seat = info.slot()._replace(expires_ms=expires_ms)
         taken = self.law.report(replica, seat, info.models, ended, running if ttl_s is not None else None, now_ms)
@@ -72,6 +81,30 @@ class MemoryPool:
     def replicas(self, now_ms: float) -> list[ReplicaInfo]:
         alive = sorted((expiry, replica) for replica, expiry in self.leases.items() if expiry >= now_ms)
         return [self.infos[replica] for _, replica in alive]
+
+    def changes(self, since: int, blocks_after: str, now_ms: float) -> LeaseChanges:
+        at = int(now_ms * 1000)
+        whole = since == 0 or since < at - GONE_KEPT_S * 1_000_000
+        names = [replica for replica in self.leases if whole or self.generations[replica][1] >= since]
+        blocks: list[tuple[int, ReplicaId, BlockChange]] = []
+        if blocks_after not in ("", "0"):
+            blocks = [one for one in self.blocks if one[0] > int(blocks_after)]
+        last = self.blocks[-1][0] if self.blocks else 0
+        return LeaseChanges(
+            at,
+            whole,
+            len(self.leases),
+            len(self.law.at),
+            [(replica, self.infos[replica]) for replica in names],
+            [] if whole else [replica for replica, left in self.gone.items() if left >= since],
+            self.expired(now_ms),
+            str(last) if blocks_after else "",
+            [(replica, change) for _, replica, change in blocks],
+        )
+
+    def put_block_change(self, replica: ReplicaId, change: BlockChange) -> None:
+        self._entries += 1
+        self.blocks.append((self._entries, replica, change))
 
     def expired(self, now_ms: float) -> list[ReplicaId]:
         return [replica for expiry, replica in sorted((e, r) for r, e in self.leases.items()) if expiry < now_ms]
@@ -148,7 +181,8 @@ class MemoryPool:
         if any(self.law.at.get(stream) == replica for stream in self.in_flight(replica)):
             return False
         self.law.retire(replica)
-        for part in (self.leases, self.infos, self.inboxes, self.desired, self.prefixes):
+        self.gone[replica] = int(now_ms * 1000)
+        for part in (self.leases, self.infos, self.inboxes, self.desired, self.prefixes, self.generations):
             part.pop(replica, None)
         return True
 

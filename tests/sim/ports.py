@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
+from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
@@ -244,6 +245,16 @@ class PoolsDoor:
     async def claim_recovery(self, pool: str, replica: ReplicaId, ttl_s: float, nonce: str) -> bool:
         return await self._call("claim", pool, lambda p, now: p.claim_recovery(replica, now, ttl_s, nonce))
 
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
+        found, live = await self._call(
+            "changes", pool, lambda p, now: (p.changes(since, blocks_after, now), p.replicas(now))
+        )
+        self._w.witness.lists(self._link.process, [info.replica for info in live])  # the changes add up to these
+        return found
+
+    async def put_block_change(self, pool: str, replica: ReplicaId, change: BlockChange) -> None:
+        await self._call("put_block_change", pool, lambda p, _: p.put_block_change(replica, change))
+
     async def put_prefix(self, pool: str, replica: ReplicaId, summary: bytes) -> None:
         await self._call("put_prefix", pool, lambda p, _: p.prefixes.update({replica: summary}))
 
@@ -259,15 +270,13 @@ class InboxDoor:
         self._pool = pool
         self._replica = replica
 
-    async def read(self, block_s: float) -> list[Arrival]:
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
         shard = self._link.w.fabric.of_pools()
+        if done:
+            await self._link.call("took", shard, lambda: shard.pool(self._pool).done(self._replica, done))
         return await self._link.blocking(
             shard, self._replica, lambda: shard.pool(self._pool).read(self._replica), block_s
         )
-
-    async def done(self, entries: Sequence[tuple[str, StreamId]]) -> None:
-        shard = self._link.w.fabric.of_pools()
-        await self._link.call("took", shard, lambda: shard.pool(self._pool).done(self._replica, entries))
 
     def close(self) -> None:
         pass

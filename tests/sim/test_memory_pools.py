@@ -103,7 +103,7 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                 assert [arrival[1:3] for arrival in real] == [arrival[1:3] for arrival in ours]
                 running[replica] |= {arrival.stream: "" for arrival in ours}
                 if real and rng.random() < 0.8:
-                    await boxes[replica].done([entry[:2] for entry in real])
+                    await boxes[replica].read(0.001, [entry[:2] for entry in real])
                     memory.done(replica, [entry[:2] for entry in ours])
             case "drop" if work is not None:
                 await pools.remove_in_flight(name, replica, [work.request.stream])

@@ -39,6 +39,7 @@ from stream_fabric.stream.log import Append, AppendCode, AppendReply, StreamStat
 from stream_fabric.stream.producer import Outcome, Producer
 from stream_fabric.stream.reader import Need, Reader, Step
 from stream_gw.delivery.watchdog import Watchdog
+from stream_gw.routing import place_request
 from tests.sim.client import Client
 from tests.sim.fakes import Planted
 from tests.sim.memory_pools import Law
@@ -441,9 +442,9 @@ def say_nothing(self: Lease, stream: StreamId) -> None:
     """Does not tell the pool of what ended before it was placed again."""
 
 
-async def place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
+async def place_nothing(*args: Any, **more: Any) -> place_request.Outcome:
     """Says that a request has its place, and asks for none."""
-    return Placed(ReplicaId("r"), "only", ()), None
+    return place_request.Outcome(Placed(ReplicaId("r"), "only", ()), "pool")
 
 
 async def free_as_far_as_it_knows(self: Lease) -> bool:

@@ -15,6 +15,7 @@ from stream_fabric.pool.placement import Placed
 from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_fabric.stream.log import StreamState
+from stream_gw.routing.place_request import Outcome
 from tests.sim.client import Spec
 from tests.sim.fakes import Planted
 from tests.sim.hosts import AgentHost, ControllerHost, GatewayHost, engine_settings
@@ -212,8 +213,8 @@ def test_a_gateway_dies_before_any_pool_has_heard_of_its_request() -> None:
     assert [client.done for client in stage.w.clients if not client.left] == ["end"] * len(stage.w.clients)
 
 
-async def _place_nothing(*args: Any, **more: Any) -> tuple[Placed, None]:
-    return Placed(ReplicaId("r"), "only", ()), None
+async def _place_nothing(*args: Any, **more: Any) -> Outcome:
+    return Outcome(Placed(ReplicaId("r"), "only", ()), "pool")
 
 
 @pytest.mark.parametrize("dies", (True, False))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S, QUEUE_MAX
+from stream_fabric.pool.lease_changes import LeaseChanges
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan, decode_plan, encode_plan
 from stream_fabric.pool.records import (
@@ -143,6 +144,9 @@ class MemoryPools(_Link):
 
     async def replicas(self, pool: str) -> list[ReplicaInfo]:
         return (await self._reach()).pool(pool).replicas(self._now * 1000)
+
+    async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
+        return (await self._reach()).pool(pool).changes(since, blocks_after, self._now * 1000)
 
     async def place(
         self, pool: str, work: Work, candidates: Sequence[Candidate], *, wait_s: float, jitter: float
