@@ -35,6 +35,7 @@ import uvloop
 from bench.fabric import cpu_us
 from bench.harness import Cores, Figure, LoadFailed, describe, free_port, memory, start, stop, table, wait_port
 from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S
+from stream_fabric.pool.lease_changes import BlockChange, encode_summary
 from stream_fabric.pool.overload import OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.prefix import PrefixLedger
@@ -108,6 +109,7 @@ def info_of(replica: ReplicaId, running: int, room: int, version: int = 0) -> Re
         prefill_per_s=8000.0,
         decode_per_s=2000.0,
         prefix_version=version,
+        generation=1,
     )
 
 
@@ -340,8 +342,10 @@ class BareAgent:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
+        done: list[tuple[str, StreamId]] = []
         while True:
-            entries = await self._inbox.read(1.0)
+            entries = await self._inbox.read(1.0, done)
+            done = [(entry.entry, entry.stream) for entry in entries]
             for _, stream, work, *_ in entries:
                 assert work is not None
                 self._ledger.touch(array("I", work.prefix))
@@ -349,7 +353,6 @@ class BareAgent:
                 loop.call_later(self._life_s, self._end, stream)
             if entries:
                 self._changed.set()
-                await self._inbox.done([(e.entry, e.stream) for e in entries])
 
     def _end(self, stream: StreamId) -> None:
         del self._running[stream]
@@ -366,9 +369,14 @@ class BareAgent:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_RENEW_S)
-            if self._ledger.version != self._published:
-                version = self._ledger.version
-                await self._pools.put_prefix(POOL, self._replica, self._ledger.summary())
+            version = self._ledger.version
+            if version != self._published:
+                changes = self._ledger.take_changes()
+                if changes is None or not self._published:
+                    summary = encode_summary(version, self._ledger.summary())
+                    await self._pools.put_prefix(POOL, self._replica, summary)
+                change = BlockChange(self._published, version, *(changes or ()), has_summary=not self._published)
+                await self._pools.put_block_change(POOL, self._replica, change)
                 self._published = version
             await self._report(renew=True)
 
