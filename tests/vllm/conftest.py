@@ -20,12 +20,32 @@ from tests.vllm.real import FIGURES, Home, children, command_line, endless, requ
 
 REQUIREMENTS = Path(__file__).parents[2] / "infra" / "vllm-cpu" / "requirements.txt"
 
+CAUSE = re.compile(r"(\w+(?:Error|Exception): .*|.*(?:died|exit code -?\d+|SIG[A-Z]{3,}|Illegal instruction).*)")
+CAUSES_MAX = 12
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if FIGURES:
         terminalreporter.section("measured")
         for line in FIGURES:
             terminalreporter.line(line)
+    causes = _causes_of_failures(terminalreporter)
+    if causes:
+        terminalreporter.section("errors that vLLM or an agent told")
+        for line in causes:
+            terminalreporter.line(line)
+
+
+def _causes_of_failures(terminalreporter: pytest.TerminalReporter) -> list[str]:
+    """First lines of the failed tests' output that name an exception or a signal: the last line seldom does."""
+    causes: dict[str, None] = {}
+    for report in (*terminalreporter.stats.get("error", ()), *terminalreporter.stats.get("failed", ())):
+        for _, text in report.sections:
+            for line in text.splitlines():
+                found = CAUSE.search(line)
+                if found:
+                    causes[found[0][:300]] = None
+    return list(causes)[:CAUSES_MAX]
 
 
 @pytest.fixture(scope="session")
