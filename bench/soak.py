@@ -39,6 +39,8 @@ GROWTH_MIB = 3.0
 LATENCY_RATIO_MAX = 1.10
 LATENCY_MS = 1.0
 CHURN_TOKENS = 150
+SLOWEST_S = 900
+"""A slow reader takes four pieces a second: time for the longest answer of the load."""
 _KEPT_MS = (LIVE_TTL_S + RETENTION_S + 5) * 1000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -142,6 +144,7 @@ async def soak(options: argparse.Namespace, platform: Platform, folder: Path) ->
     command = [sys.executable, "-m", "stream_gw.cli", "bench", *platform.gateway_urls, "--key", platform.key]
     command += ["--model", model, "--rate", str(options.rate), "--duration", f"{options.minutes * options.minute_s:g}s"]
     command += ["--cut", "0.1", "--cancel", "0.1", "--slow", "0.02", "--quiet", "--json", str(folder / "bench.json")]
+    command += ["--timeout", f"{SLOWEST_S}s"]
     tasks = [asyncio.create_task(replace_each_minute(port, platform, options.minute_s, churn))]
     urls = [f"http://127.0.0.1:{port}", platform.gateway_urls[0]]
     before_keys = await keys_that_stay(client)
