@@ -172,7 +172,7 @@ class RedisFabric(Fabric):
         assert self.redis is not None
         k = self.log.partition(stream)
         ttls = {}
-        for suffix in "mli":
+        for suffix in "mlip":
             ttl = await self.redis.execute(self.partitions.slots[k], "PTTL", f"sg:{{p{k}}}:{stream}:{suffix}")
             if ttl != -2:
                 ttls[suffix] = ttl
@@ -768,6 +768,8 @@ async def test_every_key_expires(fabric: Fabric) -> None:
     created, running, ended, cancelled, fenced = [await fabric.create() for _ in range(5)]
     for stream in (running, ended, cancelled, fenced):
         await fabric.append(batch(stream, 1, 2))
+    for stream in (ended, cancelled, fenced):
+        await fabric.log.put_placement(stream, b"{}")
     await fabric.log.input(running, ACME, "a", msgspec.Raw(b"1"))
     await fabric.append(ending(ended, 3))
     await fabric.log.cancel(cancelled, ACME)
@@ -783,7 +785,7 @@ async def test_every_key_expires(fabric: Fabric) -> None:
     await check(created, "m", live_ms)
     await check(running, "mli", live_ms)
     for stream in (ended, cancelled, fenced):
-        await check(stream, "ml", retention_ms)
+        await check(stream, "mlp", retention_ms)
     ttls = await fabric.keys(pending)
     assert 0 < ttls["m"] <= PENDING_CANCEL_TTL_S * 1000
     # A pending cancel's short life does not pass on to the stream that another tenant makes of its id

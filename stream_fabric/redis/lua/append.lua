@@ -30,8 +30,7 @@ for i = 1, #KEYS / 2 do
     if status ~= '' then
       redis.call('HSET', m, 's', last, 'us', ARGV[a + 6], 'st', status)
       settle(m, v[7], ARGV[a + 6])
-      redis.call('PEXPIRE', m, ARGV[6])
-      redis.call('PEXPIRE', l, ARGV[6])
+      expire_ended(m, l, ARGV[6])
       if status == 'cancelled' then redis.call('HSET', m, 'cx', string.format('%d', last - 1)) end
     else
       redis.call('HSET', m, 's', last, 'us', ARGV[a + 6])

@@ -48,14 +48,21 @@ local function settle(m, tenant, us)
   redis.call('PEXPIRE', key, USAGE_TTL_MS)
 end
 
+-- Let a stream that has ended expire. Its placement records go with it; no caller names their key, so in a slot that
+-- moves to another node this may fail, and they keep their longer life.
+local function expire_ended(m, l, retention_ms)
+  redis.call('PEXPIRE', m, retention_ms)
+  redis.call('PEXPIRE', l, retention_ms)
+  redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', retention_ms)
+end
+
 -- Append a terminal in place of the producer. The caller has checked that the stream is live.
 local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms, tenant, us)
   local seq = string.format('%d', last + 1)
   redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)
   redis.call('HSET', m, 's', seq, 'st', status)
   settle(m, tenant, us)
-  redis.call('PEXPIRE', m, retention_ms)
-  redis.call('PEXPIRE', l, retention_ms)
+  expire_ended(m, l, retention_ms)
   local message = part(id, epoch, seq, seq, frame)
   for gw in string.gmatch(watchers or '', '%S+') do
     redis.call(publish, channel .. gw, message)
