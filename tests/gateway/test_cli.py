@@ -246,7 +246,9 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
         assert named <= pids
         assert len(pids) == 5, "Redis, an agent, a controller, two gateways"
         for gateway in facts["gateways"]:
-            assert (await Gate(gateway["url"], gateway["pid"], facts["key"]).ask("GET", "/readyz")).status == 200
+            gate = Gate(gateway["url"], gateway["pid"], facts["key"])
+            assert (await gate.ask("GET", "/v1/models")).json["data"], "what follows `up` at once finds its model"
+            assert (await gate.ask("GET", "/readyz")).status == 200
         up.signal(number)
         assert await asyncio.to_thread(up.wait) == 0
         assert up.rest_of_stdout() == b""

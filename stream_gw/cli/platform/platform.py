@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
+import aiohttp
+
+from stream_fabric.process.http_client import open_session
 from stream_gw.cli.platform import child
 from stream_gw.cli.platform.redis_server import redis_server
 from stream_gw.cli.platform.state_folder import StateFolder, open_state_folder
@@ -19,6 +22,8 @@ _VLLM_STOP_S = 20.0
 """Longer than vLLM takes to end, because what is left when its agent is killed would outlive the platform."""
 _PARTITIONS = 4
 """More slots bring nothing on one Redis, and fewer let more streams share a script call."""
+_MODELS_S = 10.0
+_LOOK_S = 0.05
 _OWN_SETTINGS = ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT")
 """Settings of one process, which children must not inherit from the environment that all share."""
 
@@ -90,7 +95,7 @@ class Platform:
 
 @contextlib.asynccontextmanager
 async def platform(options: UpOptions) -> AsyncIterator[Platform]:
-    """Start everything, yield when all processes are ready, end every child.
+    """Start everything, yield when all processes are ready and the gateways list a model, end every child.
 
     Raises ValueError for options that cannot work, OSError or StreamGwError when a process cannot start.
     """
@@ -129,7 +134,23 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
             running.add(process, facts)
         if running.telemetry:
             running.telemetry["token"] = token
+        if options.replicas:
+            # A gateway that dies here is reported with the other children; one that stays without a model still serves
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                await asyncio.wait_for(_models_are_listed(running), _MODELS_S)
         yield running
+
+
+async def _models_are_listed(running: Platform) -> None:
+    """Return when each gateway has seen a replica; until then it lists no model, and a client may give up."""
+    headers = {"authorization": f"Bearer {running.options.dev_key}"}
+    async with open_session(total_s=_MODELS_S, connect_s=_MODELS_S, headers=headers) as session:
+        for gateway in running.gateways:
+            while True:
+                async with session.get(f"{gateway['url']}/v1/models") as response:
+                    if response.status != 200 or (await response.json())["data"]:
+                        break  # an error is not this function's to tell
+                await asyncio.sleep(_LOOK_S)
 
 
 def _variables_of_one_process() -> set[str]:
