@@ -100,9 +100,9 @@ async def gateway_on(port: int, platform: Platform) -> AsyncIterator[asyncio.sub
         env={**os.environ, **env, "STREAM_GW_REDIS_URL": platform.redis_url},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
-    assert process.stdout is not None
-    await asyncio.wait_for(process.stdout.readline(), 30)
     try:
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.readline(), 30)
         yield process
     finally:
         if process.returncode is None:

@@ -1,11 +1,11 @@
-"""For the interpreter that runs vLLM in tests: a poll that spins lets others run, and every CPU computes the same way.
+"""For the interpreter that runs vLLM in tests: a poll that spins lets others run, and AMX is not used.
 
 vLLM's processes wait for each other in a loop around ``sched_yield``. With as many of them as cores, on a CPU that also
 computes, they starve the API server: chunks come in one lump, and a reader who leaves is noticed when all is done. A
 short sleep in its place costs the tests nothing and gives the server its turn.
 
-On a CPU with AMX, vLLM and oneDNN take kernels of their own for bfloat16. A virtual machine may name AMX and not let a
-process use it, and the engine then dies at its first token. Without AMX the answers are also the same everywhere.
+On a CPU with AMX, vLLM and oneDNN take kernels of their own for bfloat16. On one machine every engine died at its first
+token, where vLLM's attention runs for the first time. Its AMX kernels are the likely cause; this is not proven.
 """
 
 import importlib.abc
