@@ -25,7 +25,8 @@ def make_engine(settings: AgentSettings) -> Engine:
                 raise ValueError(
                     f"--upstream (STREAM_GW_UPSTREAM) must be the server's base URL, http:// or https://; got {url!r}"
                 )
-            return OpenAIEngine(url.rstrip("/").removesuffix("/v1"), api_key, settings.upstream_slots)
+            steps = settings.upstream_steps if settings.upstream_steps not in ("auto", "off") else ""
+            return OpenAIEngine(url.rstrip("/").removesuffix("/v1"), api_key, settings.upstream_slots, steps=steps)
         case "vllm":
             if not settings.model:
                 raise ValueError("--model (STREAM_GW_MODEL) is missing: engine vllm needs the model's name or folder")
@@ -38,6 +39,7 @@ def make_engine(settings: AgentSettings) -> Engine:
                     api_key,
                     settings.kv_events,
                     settings.vllm_start_s,
+                    steps=settings.upstream_steps,
                 )
             )
 

@@ -27,6 +27,12 @@ class AgentSettings(EmitSettings):
         le=100_000,
         description="Engines openai and vllm: sequences that the server runs at once; vLLM's max_num_seqs",
     )
+    upstream_steps: str = Field(
+        "auto",
+        description="How tokens come from vLLM. auto: engine vllm loads a plug-in that writes the tokens of one step "
+        "to a Unix socket in one message; engine openai uses HTTP. off: HTTP. A path: of the Unix socket at which the "
+        "agent listens for the plug-in of this vLLM",
+    )
     model: str = Field("", description="Engine vllm: name or folder of the model")
     vllm_flags: str = Field(
         "", description="Engine vllm: vLLM's own flags, split as in a shell; on the command line they follow --"

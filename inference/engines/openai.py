@@ -12,10 +12,12 @@ import msgspec
 
 from inference.engines.server_load import ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
+from inference.engines.upstream.answer import Answer
 from inference.engines.upstream.answers import put_item, upstream_error
 from inference.engines.upstream.chunks import ChunkReader
-from inference.engines.upstream.http1 import Answer, HttpClient
+from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
+from inference.engines.upstream.steps import StepSocket
 from inference.engines.warm_up import warm_up
 from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
 from stream_fabric.limits import CHOICES_MAX, STREAM_BYTES_MAX
@@ -31,6 +33,8 @@ _CONNECT_S = 5.0
 _SILENCE_S = 600.0
 """A request fails when the server sends nothing for this time; prefill included."""
 _CONNECTIONS_MAX = 16_384
+_PLUGIN_S = 2.0
+"""Time for the plug-in to connect to the step socket at the start."""
 _IDLE_S = 2.0
 """A connection that was idle for longer is not used again: servers close theirs, vLLM's after 5 s."""
 _PATHS = {
@@ -57,10 +61,16 @@ class OpenAIEngine:
     """An ``Engine`` by HTTP.
 
     ``base_url``: without ``/v1``. ``slots``: sequences that the server runs at once, which no endpoint shows.
+    ``steps``: path at which to listen for vLLM's plug-in; requests go by it while it is connected. Empty: by HTTP.
     """
 
     def __init__(
-        self, base_url: str, api_key: str = "", slots: int = 256, sleep_policy: SleepPolicy | None = None
+        self,
+        base_url: str,
+        api_key: str = "",
+        slots: int = 256,
+        sleep_policy: SleepPolicy | None = None,
+        steps: str = "",
     ) -> None:
         self._base_url = base_url
         self._sleep_policy = sleep_policy or SleepPolicy()
@@ -73,6 +83,7 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         """For everything but the requests themselves."""
         self._client: HttpClient | None = None
+        self._steps = StepSocket(steps, self._headers, silence_s=_SILENCE_S) if steps else None
         self._running: dict[StreamId, _Running] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
@@ -115,6 +126,7 @@ class OpenAIEngine:
         if not models:
             raise EngineFailed(f"{url} lists no model")
         self._models = models
+        await self._listen_for_steps()
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
             try:
@@ -128,6 +140,20 @@ class OpenAIEngine:
                 log.warning("model server already sleeps: level=%d url=%s", self._asleep, self._base_url)
         self._poller = asyncio.create_task(self.server_load.keep_polling(self._session), name="engine-load")
         return models
+
+    async def _listen_for_steps(self) -> None:
+        """Wait for vLLM's plug-in, if it is wanted."""
+        steps = self._steps
+        if steps is None:
+            return
+        try:
+            await steps.listen()
+        except OSError as error:
+            raise EngineFailed(
+                f"cannot listen at {steps.path} for vLLM's plug-in: {error}; name another path with --upstream-steps"
+            ) from error
+        if not await steps.until_connected(_PLUGIN_S):
+            log.warning("vLLM's plug-in does not connect, tokens come by HTTP until it does: path=%s", steps.path)
 
     async def serving(self) -> None:
         assert self._poller is not None, "start comes first"
@@ -247,6 +273,8 @@ class OpenAIEngine:
         await asyncio.gather(*ended, return_exceptions=True)
         if self._client is not None:
             self._client.close()
+        if self._steps is not None:
+            self._steps.close()
         if self._session is not None:
             await self._session.close()
 
@@ -335,7 +363,8 @@ class OpenAIEngine:
         headers = {"content-type": "application/json", "x-request-id": request.stream}
         if request.traceparent:
             headers["traceparent"] = request.traceparent
-        return await self._client.post(_PATHS[request.kind], headers, body)
+        way = self._steps if self._steps is not None and self._steps.connected else self._client
+        return await way.post(_PATHS[request.kind], headers, body)
 
 
 async def _refusal(answer: Answer) -> ErrorInfo | None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from inference.engines.artifact import artifact_of
 from inference.engines.child import Child
 from inference.engines.openai import OpenAIEngine
 from inference.engines.vllm_flags import (
+    PLUGIN,
     SLEEP_FLAG,
     TIMES_FLAG,
     VllmOptions,
@@ -23,6 +25,7 @@ from inference.engines.vllm_flags import (
     command_of,
     environment,
     flags_of,
+    plugin_flags,
 )
 from inference.engines.vllm_probe import until_lost, until_ready
 from stream_fabric.errors import EngineFailed, EngineLost
@@ -72,6 +75,9 @@ class VllmEngine:
         self._flags, self._slots = flags_of(options)
         self._command = command_of(options.python)
         self._kv = _make_kv_events() if options.kv_events else None
+        self._steps = options.steps
+        """Path of the step socket; ``auto``: in a folder of its own; ``off``: none."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._http: OpenAIEngine | None = None
         self._child: Child | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -82,6 +88,9 @@ class VllmEngine:
         """The reason why this process has to end; empty: it may go on."""
 
     async def start(self) -> Sequence[str]:
+        if self._steps == "auto":
+            self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="stream-gw-")
+            self._steps = f"{self._folder.name}/steps"
         models = await self._boot()
         assert self._http is not None
         artifact = await asyncio.to_thread(artifact_of, self._options.model, self._options.flags)
@@ -145,6 +154,8 @@ class VllmEngine:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         await self._stop_server()
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.cleanup)
 
     @property
     def pid(self) -> int | None:
@@ -171,6 +182,10 @@ class VllmEngine:
                 log.warning("this version of vLLM lacks a flag, its queue times are estimated: flag=%s", TIMES_FLAG)
                 self._flags.remove(TIMES_FLAG)
                 return await self._boot()
+            if self._steps != "off" and _lacks_plugin(error):
+                log.warning("vLLM cannot load stream-gw's plug-in, tokens come by HTTP: error=%s", error)
+                self._steps = "off"
+                return await self._boot()
             raise
         self._http = http
         log.info("vLLM serves: models=%s pid=%s took_s=%.1f", ",".join(models), self.pid, loop.time() - began)
@@ -181,11 +196,13 @@ class VllmEngine:
         flags = ["serve", self._options.model, "--host", "127.0.0.1", "--port", str(port), *self._flags]
         if self._kv is not None:
             flags += ["--kv-events-config", self._kv.listen()]
+        steps = "" if self._steps == "off" else self._steps
+        env = environment(self._options.api_key, self._flags, steps)
         url = f"http://127.0.0.1:{port}"
         child = self._child = await Child.start(
-            [*self._command, *flags], environment(self._options.api_key, self._flags), url, self._policy.term_s
+            [*self._command, *flags, *plugin_flags(steps)], env, url, self._policy.term_s
         )
-        http = OpenAIEngine(url, self._options.api_key, self._slots, self._options.sleep)
+        http = OpenAIEngine(url, self._options.api_key, self._slots, self._options.sleep, steps)
         ready = asyncio.create_task(until_ready(http, url), name="vllm-boot")
         try:
             await asyncio.wait([ready, child.ended], timeout=self._options.start_s, return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +279,13 @@ def _lacks_times_flag(error: BaseException) -> bool:
     """Whether vLLM ended because it does not know the flag for request times."""
     return isinstance(error, EngineFailed) and bool(
         re.search(rf"unrecognized arguments:[^\n]*{TIMES_FLAG}", error.message)
+    )
+
+
+def _lacks_plugin(error: BaseException) -> bool:
+    """Whether vLLM ended because it cannot import the plug-in, or knows no middleware."""
+    return isinstance(error, EngineFailed) and (
+        PLUGIN in error.message or bool(re.search(r"unrecognized arguments:[^\n]*--middleware", error.message))
     )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from inference.engines import plugin
+from inference.engines.plugin.stream_gw_steps import ADDRESS, Steps
 from inference.engines.sleep import SleepPolicy
 from stream_fabric.limits import VLLM_START_S_MAX
 
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 SLEEP_FLAG = "--enable-sleep-mode"
 TIMES_FLAG = "--enable-per-request-metrics"
 """Makes vLLM send its queue and prefill times with each answer. Versions before 0.32 may not know the flag."""
+PLUGIN = Steps.__module__.rpartition(".")[2]
+"""Name under which vLLM imports the plug-in of the step socket."""
 _RESERVED = {
     "host": "the agent sets it; vLLM listens on loopback",
     "port": "the agent sets it; vLLM listens on a free port",
@@ -45,6 +49,8 @@ class VllmOptions(msgspec.Struct, frozen=True):
     kv_events: bool = False
     start_s: float = VLLM_START_S_MAX
     sleep: SleepPolicy = SleepPolicy()
+    steps: str = "auto"
+    """Path of the step socket; ``auto``: in a temporary folder; ``off``: vLLM gets no plug-in."""
 
 
 def flags_of(options: VllmOptions) -> tuple[list[str], int]:
@@ -108,11 +114,22 @@ def can_sleep(flags: Sequence[str]) -> bool:
     return SLEEP_FLAG[2:] in dict(_parse_flags(flags))
 
 
-def environment(api_key: str, flags: Sequence[str]) -> dict[str, str]:
-    """Return vLLM's environment: this process's, without stream-gw's settings, which hold secrets."""
+def plugin_flags(steps: str) -> list[str]:
+    """Return the flags that load the plug-in. They come last: then the user's own middlewares see its requests too."""
+    return ["--middleware", f"{PLUGIN}.{Steps.__name__}"] if steps else []
+
+
+def environment(api_key: str, flags: Sequence[str], steps: str) -> dict[str, str]:
+    """Return vLLM's environment: this process's, without stream-gw's settings, which hold secrets.
+
+    ``steps``: path of the step socket; empty: there is none.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
     if can_sleep(flags):
         env["VLLM_SERVER_DEV_MODE"] = "1"  # without it vLLM has no sleep endpoints
     if api_key:
         env["VLLM_API_KEY"] = api_key
+    if steps:
+        env[ADDRESS] = steps
+        env["PYTHONPATH"] = os.pathsep.join([*plugin.__path__, *filter(None, [env.get("PYTHONPATH")])])
     return env

@@ -7,15 +7,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+TOOTHLESS = json.dumps({"error": {"message": "no tokens today", "code": 500}}).encode()
+EMBEDDED = json.dumps({"object": "list", "data": [], "usage": {"prompt_tokens": 1}}).encode()
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def command(folder: Path, mode: str = "ok") -> str:
@@ -27,9 +39,9 @@ def command(folder: Path, mode: str = "ok") -> str:
 
 
 def set_mode(folder: Path, mode: str) -> None:
-    """``ok``; ``old``: knows fewer flags; ``die`` at the start; ``hang`` before it is healthy; ``deaf`` to SIGTERM;
-    ``toothless``: no tokens; ``pooling``: a model that embeds; woken, ``drowsy`` refuses, ``fatal`` dies, ``comatose``
-    never answers."""
+    """``ok``; ``old``: knows fewer flags; ``closed``: cannot import the plug-in; ``die`` at the start; ``hang`` before
+    it is healthy; ``deaf`` to SIGTERM; ``toothless``: no tokens; ``pooling``: a model that embeds; woken, ``drowsy``
+    refuses, ``fatal`` dies, ``comatose`` never answers."""
     (folder / "mode").write_text(mode)
 
 
@@ -71,6 +83,9 @@ def main() -> None:
     if mode == "old" and "--enable-per-request-metrics" in sys.argv:
         print("vllm serve: error: unrecognized arguments: --enable-per-request-metrics", file=sys.stderr, flush=True)
         os._exit(2)
+    if mode == "closed" and "--middleware" in sys.argv:
+        print("ModuleNotFoundError: No module named 'stream_gw_steps'", file=sys.stderr, flush=True)
+        os._exit(1)
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "hang":
@@ -100,30 +115,45 @@ async def serve(folder: Path, mode: str) -> None:
             text=f'vllm:num_requests_running{{engine="0"}} 0.0\nvllm:prefix_cache_queries_total {asked}\n'
         )
 
-    async def generate(request: web.Request) -> web.StreamResponse:
+    async def chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
         """``max_tokens`` chunks, one each 5 ms. ``go deaf`` stops the whole server, ``go mad`` its engine."""
         nonlocal asked, mindless
-        body = await request.json()
-        if mode == "toothless":
-            return web.json_response({"error": {"message": "no tokens today", "code": 500}}, status=500)
         asked += 10
         if body.get("prompt") == "go deaf":
             time.sleep(600)
         mindless = body.get("prompt") == "go mad"
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
         for number in range(body["max_tokens"]):
-            chunk = {"choices": [{"index": 0, "text": f"{number} "}]}
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            yield event({"choices": [{"index": 0, "text": f"{number} "}]})
             await asyncio.sleep(0.005)
-        end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
-        await response.write(b"data: " + json.dumps(end).encode() + b"\n\n")
+        yield event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         if "--enable-per-request-metrics" in sys.argv:
             own = {"queue_time_ms": 250.0, "time_to_first_token_ms": 30.0, "generation_time_ms": 10.0}
-            last = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": number + 1}, "metrics": own}
-            await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+            usage = {"prompt_tokens": 1, "completion_tokens": number + 1}
+            yield event({"choices": [], "usage": usage, "metrics": own})
+        yield b"data: [DONE]\n\n"
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        if mode == "toothless":
+            return web.Response(status=500, body=TOOTHLESS)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        async for chunk in chunks(await request.json()):
+            await response.write(chunk)
         return response
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        """What is behind vLLM's middlewares, as far as the plug-in asks for it."""
+        if scope["type"] != "http":
+            return
+        known = scope["path"] == ("/v1/embeddings" if mode == "pooling" else "/v1/completions")
+        status = 404 if not known else 500 if mode == "toothless" else 200
+        kind = b"text/event-stream" if status == 200 and mode != "pooling" else b"application/json"
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        if status == 200 and mode != "pooling":
+            async for chunk in chunks(json.loads((await receive())["body"])):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        body = {200: EMBEDDED if mode == "pooling" else b"", 404: b"{}", 500: TOOTHLESS}[status]
+        await send({"type": "http.response.body", "body": body})
 
     async def sleep(request: web.Request) -> web.Response:
         nonlocal asleep
@@ -150,7 +180,7 @@ async def serve(folder: Path, mode: str) -> None:
         return web.json_response({"results": [None]})
 
     async def embed(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [], "usage": {"prompt_tokens": 1}})
+        return web.Response(body=EMBEDDED, content_type="application/json")
 
     app = web.Application()
     if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
@@ -166,6 +196,9 @@ async def serve(folder: Path, mode: str) -> None:
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
+    if "--middleware" in sys.argv:
+        module, _, name = sys.argv[-1].rpartition(".")
+        await getattr(importlib.import_module(module), name)(application)({"type": "lifespan"}, None, None)
     port = int(sys.argv[sys.argv.index("--port") + 1])
     await web.TCPSite(runner, "127.0.0.1", port).start()
     await asyncio.Event().wait()

@@ -1,12 +1,15 @@
-"""The engines' contract suite on the real vLLM: those of its tests that do not count on what the simulator says."""
+"""The engines' contract suite on the real vLLM, by its plug-in and by HTTP: the tests that do not need the simulator."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import pytest_asyncio
 
+from inference.engines.openai import OpenAIEngine
 from inference.engines.sim.engine import SimEngine
 from inference.engines.vllm import VllmEngine
 from tests.agent.engines import test_contract as contract
@@ -47,6 +50,14 @@ class Replica:
         return SimpleNamespace(used=self._engine.load().kv_used_ratio)
 
 
-@pytest.fixture
-def setup(engine: VllmEngine) -> contract.Setup:
-    return contract.Setup(engine, cast(SimEngine, SimpleNamespace(replica=Replica(engine))))
+@pytest_asyncio.fixture(loop_scope="session", params=["by the plug-in", "by HTTP"])
+async def setup(engine: VllmEngine, request: pytest.FixtureRequest) -> AsyncIterator[contract.Setup]:
+    sim = cast(SimEngine, SimpleNamespace(replica=Replica(engine)))
+    if request.param == "by the plug-in":
+        yield contract.Setup(engine, sim)
+    else:
+        assert engine.url is not None
+        by_http = OpenAIEngine(engine.url)
+        await by_http.start()
+        yield contract.Setup(by_http, sim)
+        await by_http.close()

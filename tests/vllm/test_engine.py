@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from inference.engines.kv_events import KvEvents
+from inference.engines.openai import OpenAIEngine
 from inference.engines.vllm import VllmEngine
 from stream_fabric.errors import EngineFailed
 from tests.agent.engines.recorder import Recorder, stream_id
@@ -34,6 +35,7 @@ from tests.vllm.real import (
     chat,
     children,
     command_line,
+    cpu_s,
     endless,
     request,
 )
@@ -189,6 +191,37 @@ async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Dire
     assert max(metrics.running for metrics in seen) == SLOTS == engine.load().slots
     assert max(metrics.waiting for metrics in seen) > 0
     FIGURES.append(f"200 at once, {tokens} tokens each, {SLOTS} slots: {took:.1f} s, {output / took:.0f} tokens/s")
+
+
+async def test_a_step_as_one_message_costs_less_than_http(engine: VllmEngine) -> None:
+    """The same server by both ways, in turns. The agent's share is this process's, which has the sinks too."""
+    assert engine.url is not None
+    assert engine.pid is not None
+    by_http = OpenAIEngine(engine.url)
+    await by_http.start()
+    ways: dict[str, OpenAIEngine | VllmEngine] = {"plug-in": engine, "HTTP": by_http}
+    costs: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for turn in range(6):
+        way = list(ways)[turn % 2]
+        sinks = [Recorder() for _ in range(SLOTS)]
+        own, servers = time.process_time(), cpu_s(engine.pid)
+        for number, sink in enumerate(sinks):
+            ways[way].submit(request(number, endless("the same for all", 100)), sink)
+        async with asyncio.timeout(90):
+            for sink in sinks:
+                await sink.ended.wait()
+        tokens = sum(sink.tokens() for sink in sinks)
+        assert tokens == SLOTS * 100
+        own, servers = time.process_time() - own, cpu_s(engine.pid) - servers
+        costs[way].append((own / tokens * 1e6, servers / tokens * 1e6))
+    await by_http.close()
+    median = {way: [sorted(column)[1] for column in zip(*each, strict=True)] for way, each in costs.items()}
+    for way, (agent_us, server_us) in median.items():
+        FIGURES.append(
+            f"{SLOTS} streams by {way}: CPU a token {agent_us:.0f} us in the agent's engine, {server_us:.0f} in vLLM's "
+            "API server"
+        )
+    assert median["plug-in"][0] < 0.7 * median["HTTP"][0]
 
 
 async def test_an_abort_frees_the_server_at_once(engine: VllmEngine, direct: Direct) -> None:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from inference.engines.upstream.answer import Answer, AnswerBroken
+
 _HEAD_BYTES_MAX: Final = 1 << 16
 _DRAIN_S: Final = 1.0
 """Time for the rest of an answer whose reader has all it needs; afterwards the connection is closed."""
-
-
-class HttpBroken(ConnectionError):
-    """The connection failed, or the server sent no valid HTTP."""
 
 
 class HttpClient:
@@ -59,7 +57,7 @@ class HttpClient:
     async def post(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a request and return its answer, of which the head has come; the caller closes it.
 
-        Raises OSError (TimeoutError and HttpBroken included). A server may close an idle connection at the moment at
+        Raises OSError (TimeoutError and AnswerBroken included). A server may close an idle connection at the moment at
         which it is used again. The request is then sent once more on a new connection: nothing of its answer has come,
         and the server drops what a closed connection asked for.
         """
@@ -74,7 +72,7 @@ class HttpClient:
             if connection is not None:
                 try:
                     return await connection.ask(request)
-                except HttpBroken:
+                except AnswerBroken:
                     if connection.heard:
                         raise
             connection = await self._connect()
@@ -86,7 +84,7 @@ class HttpClient:
     def close(self) -> None:
         """Close every connection; answers that are being read fail."""
         for connection in list(self._open):
-            connection.fail(HttpBroken("the client is closed"))
+            connection.fail(AnswerBroken("the client is closed"))
 
     def _encode(self, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
         own = f"POST {self._path}{path} HTTP/1.1\r\n{self._headers}{_header_lines(headers)}"
@@ -132,117 +130,6 @@ def _header_lines(headers: Mapping[str, str]) -> str:
     return "".join(line + "\r\n" for line in lines)
 
 
-class Answer:
-    """One answer, read by one task: ``status`` and ``headers`` (lower-case names), then the body once."""
-
-    def __init__(self, connection: _Connection, silence_s: float) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self._connection = connection
-        self._silence_s = silence_s
-        self._held: list[bytes] = []
-        """Pieces that came before there was a reader."""
-        self._receive: Callable[[bytes], bool] | None = None
-        self._over = False
-        self.closed = False
-        self._error: BaseException | None = None
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self.heard_at = self._loop.time()
-        """Time of the last bytes, on the loop's clock."""
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._check_silence)
-
-    async def wait_head(self) -> None:
-        while not self.status:
-            await self._wait()
-
-    async def deliver(self, receive: Callable[[bytes], bool]) -> None:
-        """Give the body's pieces to ``receive`` until the body ends or ``receive`` returns True: it needs no more.
-
-        Raises OSError when the answer breaks off, and what ``receive`` raises.
-        """
-        self._receive = receive
-        held, self._held = self._held, []
-        for piece in held:
-            if receive(piece):
-                self._over = True
-                self._connection.drain(self)
-                return
-        while not self._over:
-            await self._wait()
-
-    async def read_start(self, bytes_max: int) -> bytes:
-        """Return at most the first ``bytes_max`` bytes of the body. Raises OSError when the answer breaks off."""
-        body = bytearray()
-
-        def receive(piece: bytes) -> bool:
-            body.extend(piece)
-            return len(body) >= bytes_max
-
-        await self.deliver(receive)
-        return bytes(body[:bytes_max])
-
-    def close(self) -> None:
-        """End the reading at once; closes the connection unless the answer was read to its end."""
-        if self.closed:
-            return
-        self.closed = True
-        self.stop_watch()
-        self._receive = None  # it knows its request, which knows this answer: nobody would free the two
-        self._connection.leave(self)
-
-    def stop_watch(self) -> None:
-        """Watch for the server's silence no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    async def _wait(self) -> None:
-        """Wait until something has changed. Raises what made the answer fail."""
-        if self._error is None:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        if self._error is not None:
-            raise self._error
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _check_silence(self) -> None:
-        left_s = self.heard_at + self._silence_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._check_silence)
-        else:
-            self._connection.fail(TimeoutError(f"it sent nothing for {self._silence_s:g} s"))
-
-    # --- what the connection tells ---------------------------------------------------------------------------
-
-    def on_head(self, status: int) -> None:
-        self.status = status
-        self._wake()
-
-    def on_piece(self, piece: bytes) -> bool:
-        """Take a piece of the body. True: the reader needs no more."""
-        if self._receive is None:
-            self._held.append(piece)
-            return False
-        if self._receive(piece):
-            self.on_end()
-            return True
-        return False
-
-    def on_end(self) -> None:
-        self._over = True
-        self.stop_watch()
-        self._wake()
-
-    def on_failure(self, error: BaseException) -> None:
-        if not self._over:
-            self._error = error
-            self._wake()
-
-
 class _Connection(asyncio.Protocol):
     """One connection: idle, or with one answer, or with the rest of an answer that nobody reads any more."""
 
@@ -267,7 +154,7 @@ class _Connection(asyncio.Protocol):
         answer = self._answer = Answer(self, self._client.silence_s)
         try:
             if self._transport is None or self._transport.is_closing():
-                raise HttpBroken("the connection is closed")
+                raise AnswerBroken("the connection is closed")
             self._parser = httptools.HttpResponseParser(self)
             self._transport.write(request)
             await answer.wait_head()
@@ -322,13 +209,13 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as failed:  # what a method below raised
             self.fail(failed.__context__ or failed)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
-            self.fail(HttpBroken(f"it sent no valid HTTP: {wrong}"))
+            self.fail(AnswerBroken(f"it sent no valid HTTP: {wrong}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is None and self._until_closed and self._answer is not None:
             self._answer.on_end()
             self._answer = None
-        self.fail(HttpBroken(str(error) if error is not None else "it closed the connection"))
+        self.fail(AnswerBroken(str(error) if error is not None else "it closed the connection"))
         self._client.on_lost(self)
 
     # --- httptools' callbacks --------------------------------------------------------------------------------
@@ -336,7 +223,7 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > _HEAD_BYTES_MAX:
-            raise HttpBroken(f"the head of its answer is larger than {_HEAD_BYTES_MAX} bytes")
+            raise AnswerBroken(f"the head of its answer is larger than {_HEAD_BYTES_MAX} bytes")
         if self._answer is not None:
             self._answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -351,7 +238,7 @@ class _Connection(asyncio.Protocol):
             return
         encoding = answer.headers.get("content-encoding", "identity")
         if encoding != "identity":
-            raise HttpBroken(f"its answer is compressed though nobody asked for it: content-encoding {encoding}")
+            raise AnswerBroken(f"its answer is compressed though nobody asked for it: content-encoding {encoding}")
         self._until_closed = not answer.headers.keys() & {"content-length", "transfer-encoding"}
         answer.on_head(status)
 
@@ -362,7 +249,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         parser, answer = self._parser, self._answer
         if parser is None:
-            raise HttpBroken("it sent an answer to nothing")
+            raise AnswerBroken("it sent an answer to nothing")
         if parser.get_status_code() < 200:
             return
         self._parser = self._answer = None

@@ -1,10 +1,11 @@
 """The Engine port's contract, on the simulator itself and on the HTTP engine in front of a server it drives: any
-OpenAI-compatible one, and one that tells as much as vLLM."""
+OpenAI-compatible one, one that tells as much as vLLM, and one with the plug-in for vLLM."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from stream_fabric.pool.records import EngineRequest
 from stream_fabric.ports import Engine
 from stream_fabric.stream.frames import Delta, Note
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
-from tests.agent.engines.upstream import server, sim_handlers, sim_metrics
+from tests.agent.engines.upstream import server, sim_handlers, sim_metrics, sim_plugin
 from tests.support.waiting import eventually
 
 SETTINGS = "itl_ms=1,ttft_ms=0,max_num_seqs=8,num_blocks=4096,max_num_batched_tokens=512"
@@ -50,12 +51,19 @@ class Setup:
         """The simulated replica that computes, whether used directly or behind a server."""
 
 
-@pytest.fixture(params=["sim", "openai", "as vLLM"])
-async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
+@pytest.fixture(params=["sim", "openai", "as vLLM", "by steps"])
+async def setup(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Setup]:
     sim = SimEngine(SimSettings.parse(SETTINGS))
     assert await sim.start() == ["sim-small"]
     if request.param == "sim":
         yield Setup(sim, sim)
+    elif request.param == "by steps":
+        path = str(tmp_path / "steps")
+        async with server({}, {"/metrics": sim_metrics(sim)}) as url, sim_plugin(sim, path):
+            engine = OpenAIEngine(url, steps=path)
+            assert "sim-small" in await engine.start()
+            yield Setup(engine, sim)
+            await engine.close()
     else:
         gets = {"/metrics": sim_metrics(sim)} if request.param == "as vLLM" else None
         async with server(sim_handlers(sim), gets) as url:

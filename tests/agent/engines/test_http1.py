@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engines.upstream.http1 import Answer, HttpBroken, HttpClient
+from inference.engines.upstream.http1 import Answer, AnswerBroken, HttpClient
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -164,7 +164,7 @@ async def test_a_piece_reaches_its_reader_without_a_turn_of_the_loop_between() -
 @pytest.mark.parametrize("at", [40, 150, -3])
 async def test_an_answer_that_breaks_off_is_no_whole_one(whole: bytes, at: int) -> None:
     async with serving(sending(whole[:at], close=True)) as server, client_of(server.url) as client:
-        with pytest.raises(HttpBroken, match="closed the connection"):
+        with pytest.raises(AnswerBroken, match="closed the connection"):
             await ask(client)
         assert server.asked == [1], "a new connection that closes is no old one that expired"
 
@@ -256,7 +256,7 @@ async def test_a_connection_that_closes_when_it_is_used_again_costs_no_request(c
         if closes == 1:
             assert await ask(client) == BODY
         else:
-            with pytest.raises(HttpBroken):
+            with pytest.raises(AnswerBroken):
                 await ask(client)
         assert server.asked == [1, 1, 2]
 
@@ -269,7 +269,7 @@ async def test_an_answer_that_breaks_off_on_an_old_connection_is_not_asked_for_a
 
     async with serving(serve) as server, client_of(server.url) as client:
         await ask(client)
-        with pytest.raises(HttpBroken):
+        with pytest.raises(AnswerBroken):
             await ask(client)
         assert server.asked == [1, 1]
 
@@ -317,7 +317,7 @@ async def test_what_the_reader_raises_later_is_raised_too() -> None:
 )
 async def test_what_is_no_answer_fails_the_request(sent: bytes) -> None:
     async with serving(sending(sent)) as server, client_of(server.url) as client:
-        with pytest.raises(HttpBroken):
+        with pytest.raises(AnswerBroken):
             await ask(client)
         await eventually(lambda: server.closed == 1)
 
@@ -332,7 +332,7 @@ async def test_an_answer_to_nothing_is_not_the_next_request_s(together: bool) ->
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
 
     async with serving(serve) as server, client_of(server.url) as client:
-        with contextlib.suppress(HttpBroken):
+        with contextlib.suppress(AnswerBroken):
             assert await ask(client) == BODY
         await eventually(lambda: server.closed == 1)
         assert await ask(client) == BODY
@@ -371,7 +371,7 @@ async def test_an_answer_that_is_whole_early_leaves_its_connection_to_the_next()
         await eventually(lambda: client._idle)
         second = asyncio.create_task(ask(client))
         await eventually(lambda: len(server.asked) == 2)
-        await eventually(lambda: (shared := first._connection._answer) is not None and shared.status, "its head")
+        await eventually(lambda: (shared := first._way._answer) is not None and shared.status, "its head")
         with closing(first):
             assert await first.read_start(10) == BODY[:10]
         go.set()
@@ -384,7 +384,7 @@ async def test_a_closed_client_fails_what_is_being_read() -> None:
         reading = asyncio.create_task(ask(client))
         await eventually(lambda: server.asked)
         client.close()
-        with pytest.raises(HttpBroken, match="client is closed"):
+        with pytest.raises(AnswerBroken, match="client is closed"):
             await reading
         await eventually(lambda: server.closed == 1)
 

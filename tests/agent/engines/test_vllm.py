@@ -144,6 +144,12 @@ async def streaming(engine: VllmEngine, number: int = 1) -> Recorder:
     return sink
 
 
+async def ask(engine: VllmEngine, number: int) -> Recorder:
+    sink = Recorder()
+    engine.submit(completion(number, max_tokens=3), sink)
+    return await sink.wait()
+
+
 async def test_start_is_over_when_a_token_came_out(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAM_GW_REDIS_URL", "redis://:secret@db:1/0")
     engine = make(flags=("--max-num-seqs", "7"), api_key="own")
@@ -286,6 +292,54 @@ async def test_a_vllm_that_knows_no_times_is_started_without_them(tmp_path: Path
     assert ((await sink.wait()).status, sink.own) == ("completed", None)
 
 
+async def test_tokens_come_by_the_plugin(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own/path")
+    caplog.set_level("INFO")
+    engine = make(flags=("--middleware", "users.own"))
+    await engine.start()
+    (call,) = fake.calls(tmp_path)
+    assert call["argv"][-4:] == ["--middleware", "users.own", "--middleware", "stream_gw_steps.Steps"]
+    assert call["env"]["PYTHONPATH"].split(":")[1:] == ["/own/path"]
+    assert [path.name for path in Path(call["env"]["PYTHONPATH"].partition(":")[0]).glob("*.py")] == [
+        "__init__.py",
+        "stream_gw_steps.py",
+    ]
+    assert "connected to the step socket" in caplog.text
+    sink = await streaming(engine)
+    socket = Path(call["env"]["STREAM_GW_STEPS"])
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o777 == 0o700, "nobody else may take vLLM's place"
+    engine.abort(stream_id(1))
+    calls = sink.calls
+    assert (await ask(engine, 2)).status == "completed"
+    assert sink.calls == calls
+    await engine.close()
+    assert not socket.parent.exists()
+
+
+async def test_without_the_plugin_tokens_come_by_http(make: Make, tmp_path: Path) -> None:
+    engine = make(steps="off")
+    await engine.start()
+    (call,) = fake.calls(tmp_path)
+    assert "--middleware" not in call["argv"]
+    assert "STREAM_GW_STEPS" not in call["env"]
+    assert (await ask(engine, 1)).status == "completed"
+
+
+async def test_a_vllm_that_cannot_load_the_plugin_is_started_without_it(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make("closed")
+    await engine.start()
+    first, second = fake.calls(tmp_path)
+    assert "--middleware" in first["argv"]
+    assert "--middleware" not in second["argv"]
+    assert "tokens come by HTTP" in caplog.text
+    assert (await ask(engine, 1)).status == "completed"
+
+
 async def test_a_vllm_that_knows_them_tells_them(make: Make) -> None:
     engine = make()
     await engine.start()
@@ -357,7 +411,7 @@ async def test_from_the_command_line_flags_after_the_dashes_reach_vllm(tmp_path:
     assert ended.returncode == 1
     assert "Redis" in ended.stderr
     (call,) = fake.calls(tmp_path)
-    assert call["argv"][-2:] == ["--rope-scaling", '{"a": 1}'], shlex.join(call["argv"])
+    assert call["argv"][-4:-2] == ["--rope-scaling", '{"a": 1}'], shlex.join(call["argv"])
     assert gone(fake.pids(tmp_path))
 
 
@@ -383,7 +437,7 @@ async def test_up_starts_one_and_gives_it_what_follows_the_dashes(tmp_path: Path
         (call,) = fake.calls(tmp_path)
         assert call["argv"][:2] == ["-m", "vllm.entrypoints.cli.main"]
         assert call["argv"][2:4] == ["serve", "m"]
-        assert call["argv"][-2:] == ["--rope-scaling", '{"a": 1}']
+        assert call["argv"][-4:-2] == ["--rope-scaling", '{"a": 1}']
         assert len(running.agents) == 1
 
         async def served() -> list[str]:  # a gateway looks once a second

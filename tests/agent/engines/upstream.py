@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
+from inference.engines.plugin.stream_gw_steps import ADDRESS, Steps
 from inference.engines.sim.engine import SimEngine
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import ChoiceEnd, Delta, ErrorInfo, Frame, Open, TerminalStatus, Usage
@@ -89,29 +91,71 @@ class _Spelling:
         self.chunks.put_nowait(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
 
+async def sim_chunks(engine: SimEngine, kind: Any, name: str, body: bytes) -> AsyncIterator[bytes]:
+    """Chunks of a running simulator's answer. Closed before the end, it aborts the request."""
+    options = msgspec.json.decode(body)["stream_options"]
+    assert options["include_usage"] is True
+    spelling = _Spelling(kind, options.get("continuous_usage_stats", False))
+    engine.submit(EngineRequest(StreamId(name), kind, "sim-small", msgspec.Raw(body)), spelling)
+    try:
+        while (chunk := await spelling.chunks.get()) is not None:
+            yield chunk
+    finally:
+        engine.abort(StreamId(name))
+
+
+KINDS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+
+
 def sim_handlers(engine: SimEngine) -> dict[str, Handler]:
     """Serve a running simulator; a closed connection aborts its request."""
 
     def handler(kind: Any) -> Handler:
         async def serve(request: web.Request) -> web.StreamResponse:
-            body = await request.read()
-            options = msgspec.json.decode(body)["stream_options"]
-            assert options["include_usage"] is True
-            spelling = _Spelling(kind, options.get("continuous_usage_stats", False))
-            stream = StreamId(request.headers["x-request-id"])
-            engine.submit(EngineRequest(stream, kind, "sim-small", msgspec.Raw(body)), spelling)
+            chunks = sim_chunks(engine, kind, request.headers["x-request-id"], await request.read())
             response = web.StreamResponse(headers=SSE)
-            try:
+            async with contextlib.aclosing(chunks):
                 await response.prepare(request)
-                while (chunk := await spelling.chunks.get()) is not None:
+                async for chunk in chunks:
                     await response.write(chunk)
-            finally:
-                engine.abort(stream)
             return response
 
         return serve
 
-    return {"/v1/chat/completions": handler("chat"), "/v1/completions": handler("completions")}
+    return {path: handler(kind) for path, kind in KINDS.items()}
+
+
+@contextlib.asynccontextmanager
+async def sim_plugin(engine: SimEngine, path: str) -> AsyncIterator[None]:
+    """vLLM's plug-in in front of a running simulator, connected to the step socket at this path as soon as it is."""
+
+    async def application(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        """As Starlette: a disconnect cancels the answer."""
+        if scope["type"] != "http":
+            return
+        body = (await receive())["body"]
+        answer = asyncio.create_task(respond(scope, body, send))
+        gone = asyncio.create_task(receive())
+        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+        answer.cancel()
+        gone.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+    async def respond(scope: dict[str, Any], body: bytes, send: Any) -> None:
+        name = dict(scope["headers"])[b"x-request-id"].decode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        async with contextlib.aclosing(sim_chunks(engine, KINDS[scope["path"]], name, body)) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS, path)
+        steps = Steps(application)
+        await steps({"type": "lifespan"}, None, None)
+    yield
+    assert steps._connecting is not None
+    steps._connecting.cancel()
 
 
 def sim_metrics(engine: SimEngine) -> Handler:
