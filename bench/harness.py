@@ -122,12 +122,13 @@ class Source(Protocol):
 
 
 class EngineSource:
-    """The fake engine: an OpenAI-compatible server on ``port``."""
+    """The fake engine: an OpenAI-compatible server on ``port``, and one for the agent that listens at ``steps``."""
 
     def __init__(self, cores: Cores, folder: Path) -> None:
         self.port = free_port()
         self.control = str(folder / "control.sock")
-        command = [str(BIN / "engine"), "--port", str(self.port), "--control", self.control]
+        self.steps = str(folder / "steps.sock")
+        command = [str(BIN / "engine"), "--port", str(self.port), "--control", self.control, "--steps", self.steps]
         self._process = start(command, cores.rest, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":

@@ -35,8 +35,10 @@ class Platform:
         command: str | None = None,
         environment: Mapping[str, str] = ENVIRONMENT,
         engine: Sequence[str] | None = None,
+        steps: str = "",
         telemetry: bool = False,
     ) -> None:
+        """``steps``: path of the socket at which the one agent listens for the engine; empty: it asks by HTTP."""
         if command:
             words = shlex.split(command)
         else:
@@ -51,7 +53,12 @@ class Platform:
                     cores.rest,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env={"STREAM_GW_EVENTS": "redis", **os.environ, **environment},
+                    env={
+                        "STREAM_GW_EVENTS": "redis",
+                        "STREAM_GW_UPSTREAM_STEPS": steps or "off",
+                        **os.environ,
+                        **environment,
+                    },
                 )
             except FileNotFoundError:
                 raise SystemExit(f"the platform cannot be started: no {words[0]} (pip install -e .)") from None

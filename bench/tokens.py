@@ -320,6 +320,12 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, float]]
     parser.add_argument("--held", type=int, default=2000, help="streams open at once for the memory figure; 0: skip it")
     parser.add_argument("--nginx-only", action="store_true", help="without the platform: tries the harness itself")
     parser.add_argument("--platform", metavar="COMMAND", help="starts the platform instead of `stream-gw up`")
+    parser.add_argument(
+        "--upstream",
+        choices=["steps", "http"],
+        default="steps",
+        help="how tokens come to the agent: as from a vLLM with our plug-in, or as from any OpenAI-compatible server",
+    )
     parser.add_argument("--bound", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(bounds)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there")
     args = parser.parse_args(argv)
@@ -338,13 +344,14 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
         folder = Path(name)
         source = EngineSource(cores, folder)
         stack.callback(source.stop)
+        steps = source.steps if args.upstream == "steps" else ""
 
         def nginx() -> tuple[Target, Callable[[], None]]:
             server = Nginx(cores, folder, source.port)
             return server.target(), server.stop
 
         def platform(kind: str) -> tuple[Target, Callable[[], None]]:
-            server = Platform(cores, folder, source.port, command=args.platform)
+            server = Platform(cores, folder, source.port, command=args.platform, steps=steps)
             return server.target(kind), server.stop
 
         stalled: dict[str, Target] = {}
@@ -359,7 +366,7 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
         stack.callback(stop_nginx)
         targets.append(("nginx", target))
         if kinds:
-            running = Platform(cores, folder, source.port, command=args.platform)
+            running = Platform(cores, folder, source.port, command=args.platform, steps=steps)
             stack.callback(running.stop)
             targets += [(kind, running.target(kind)) for kind in kinds]
             silent = Platform(cores, folder, source.port, command=args.platform, engine=STALLED)

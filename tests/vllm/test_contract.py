@@ -1,4 +1,4 @@
-"""The engines' contract suite on the real vLLM, by its plug-in and by HTTP: the tests that do not need the simulator."""
+"""The engines' contract suite on the real vLLM, by its plug-in and by HTTP: tests that do not need the simulator."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The protocol of OpenAI-compatible servers: HTTP/1.1, server-sent events, chunks. All but ``http1`` is sans I/O."""
+"""How a model server's answers are read: HTTP/1.1 or the step socket, server-sent events, chunks.
+
+All but ``answer``, ``http1`` and ``steps`` is sans I/O.
+"""
