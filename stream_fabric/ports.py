@@ -121,8 +121,8 @@ class StreamLog(Protocol):
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         """Read the heads of streams of one partition; None: no such stream. ``gateway`` sets ``Head.watched_by_me``."""
 
-    async def put_placement(self, stream: StreamId, record: bytes) -> None:
-        """Keep the record of a placement (JSON, for operators) for as long as the stream is kept."""
+    async def put_placements(self, records: Sequence[tuple[StreamId, bytes]]) -> None:
+        """Keep records of placements (JSON, for operators), each for as long as its stream is kept."""
 
     async def placements(self, stream: StreamId) -> list[bytes]:
         """Read the kept placement records of the stream, one per attempt."""

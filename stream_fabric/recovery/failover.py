@@ -140,7 +140,7 @@ class Failover:
             if await self._fence(stream, None, error, taken.epoch):
                 await self._report(pool, replica, work, error, billed=True)
             return
-        await self._streams.put_placement(stream, placement_record(again, placed, now_us))
+        await self._streams.put_placements([(stream, placement_record(again, placed, now_us))])
         if dead:
             await self._report(pool, replica, work, error, billed=False)
 
@@ -206,7 +206,7 @@ def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
 
 
 def placement_record(work: Work, placed: Placed | Queued, now_us: int, overflow: Overflow | None = None) -> bytes:
-    """Encode one placement as the JSON record for ``StreamLog.put_placement``. ``now_us``: the fabric's clock."""
+    """Encode one placement as the JSON record for ``StreamLog.put_placements``. ``now_us``: the fabric's clock."""
     record = {} if overflow is None else {"shift": overflow._asdict()}
     return msgspec.json.encode(
         record

@@ -153,11 +153,15 @@ class RedisStreamLog(StreamLog):
         )
         return Takeover(Epoch.parse(epoch.decode()), last) if code == 0 else None
 
-    async def put_placement(self, stream: StreamId, record: bytes) -> None:
-        slot, key, _ = self._slot_and_keys(stream)
-        await script("placement_record")(
-            self._client, slot, [key + "p"], [record, _LIVE_MS + _RETENTION_MS, ATTEMPTS_MAX]
-        )
+    async def put_placements(self, records: Sequence[tuple[StreamId, bytes]]) -> None:
+        slots: dict[int, tuple[list[str], list[Arg]]] = {}
+        for stream, record in records:
+            slot, key, _ = self._slot_and_keys(stream)
+            keys, args = slots.setdefault(slot, ([], [_LIVE_MS + _RETENTION_MS, _RETENTION_MS, ATTEMPTS_MAX]))
+            keys += (key + "m", key + "p")
+            args.append(record)
+        put = script("placement_record")
+        await asyncio.gather(*(put(self._client, slot, keys, args) for slot, (keys, args) in slots.items()))
 
     async def placements(self, stream: StreamId) -> list[bytes]:
         slot, key, _ = self._slot_and_keys(stream)

@@ -42,6 +42,7 @@ from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
+from stream_gw.streams.placements import PlacementRecords
 from stream_gw.streams.readiness import Readiness
 
 _NO_LIMIT = 1 << 31
@@ -95,6 +96,7 @@ class StreamCreation:
         self._parts = parts
         self._reads = reads
         self._readiness = readiness
+        self._placements = PlacementRecords(parts.log, parts.hub)
 
     async def create(self, call: CreateCall) -> OpenedStream | None:
         """Make a stream and place it on a replica, or attach to the stream that the key is bound to.
@@ -336,9 +338,7 @@ class StreamCreation:
         """Record the placement in the trace, the log, and the directory or queue positions."""
         parts, overflow = self._parts, outcome.overflow
         new.call.trace.receive_placed(placed, overflow)
-        parts.hub.spawn(
-            parts.log.put_placement(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
-        )
+        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:

@@ -109,7 +109,7 @@ def calls(client: RedisClient) -> dict[str, Callable[[], Awaitable[object]]]:
         "cancel": lambda: streams.cancel(STREAM, ACME),
         "fence": lambda: streams.fence(STREAM, None, "bb", error),
         "takeover": lambda: streams.takeover(STREAM, epoch, "bb"),
-        "put_placement": lambda: streams.put_placement(STREAM, b"{}"),
+        "put_placements": lambda: streams.put_placements([(STREAM, b"{}")]),
         "placements": lambda: streams.placements(STREAM),
         "settled": lambda: streams.settled(STREAM),
         "usage": lambda: streams.usage(ACME, 1),

@@ -363,7 +363,7 @@ async def test_a_server_out_of_memory_is_an_outage_not_a_crash(redis_server: Red
         small = RedisClient(redis_server.url, timeout_s=0.2)
         await small.start()
         with pytest.raises(FabricFull, match="memory limit"):
-            await RedisStreamLog(small, Partitions(PARTITIONS)).put_placement(stream, b"{}")
+            await RedisStreamLog(small, Partitions(PARTITIONS)).put_placements([(stream, b"{}")])
         await small.close()
         redis_server("CONFIG", "SET", "maxmemory", 0)
         await eventually(lambda: follower.ended(stream), "the end")

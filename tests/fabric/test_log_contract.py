@@ -13,6 +13,7 @@ import pytest
 
 from stream_fabric.errors import TooMany
 from stream_fabric.limits import (
+    ATTEMPTS_MAX,
     INPUTS_BYTES_MAX,
     INPUTS_MAX,
     LIVE_TTL_S,
@@ -758,6 +759,19 @@ async def test_inputs_are_bounded_in_bytes(fabric: Fabric) -> None:
     assert await fabric.log.input(stream, ACME, "c", msgspec.Raw(b"1")) == "accepted"
 
 
+async def test_placement_records_are_kept_once_and_the_newest(fabric: Fabric) -> None:
+    if fabric.redis is None:
+        pytest.skip("the model has no records for operators")
+    one, other = await fabric.create(), await fabric.create()
+    records = [b"%d" % number for number in range(ATTEMPTS_MAX + 1)]
+    await fabric.log.put_placements([(one, records[0]), (other, b"{}"), (one, records[1])])
+    await fabric.log.put_placements([(one, records[1])])  # sent again
+    assert await fabric.log.placements(one) == records[:2]
+    await fabric.log.put_placements([(one, record) for record in records[2:]])
+    assert await fabric.log.placements(one) == records[1:]
+    assert await fabric.log.placements(other) == [b"{}"]
+
+
 # --- what only Redis has -----------------------------------------------------------------------------------
 
 
@@ -765,15 +779,17 @@ async def test_every_key_expires(fabric: Fabric) -> None:
     if fabric.redis is None:
         pytest.skip("memory does not expire")
     live_ms, retention_ms = LIVE_TTL_S * 1000, RETENTION_S * 1000
-    created, running, ended, cancelled, fenced = [await fabric.create() for _ in range(5)]
+    created, running, ended, cancelled, fenced, short = [await fabric.create() for _ in range(6)]
     for stream in (running, ended, cancelled, fenced):
         await fabric.append(batch(stream, 1, 2))
     for stream in (ended, cancelled, fenced):
-        await fabric.log.put_placement(stream, b"{}")
+        await fabric.log.put_placements([(stream, b"{}")])
     await fabric.log.input(running, ACME, "a", msgspec.Raw(b"1"))
     await fabric.append(ending(ended, 3))
     await fabric.log.cancel(cancelled, ACME)
     await fabric.log.fence(fenced, None, "bb", LOST)
+    await fabric.append(ending(short, 1))
+    await fabric.log.put_placements([(short, b"{}")])  # its record comes after its end
     pending = fabric.stream()
     await fabric.log.cancel(pending, ACME)
 
@@ -784,7 +800,7 @@ async def test_every_key_expires(fabric: Fabric) -> None:
 
     await check(created, "m", live_ms)
     await check(running, "mli", live_ms)
-    for stream in (ended, cancelled, fenced):
+    for stream in (ended, cancelled, fenced, short):
         await check(stream, "mlp", retention_ms)
     ttls = await fabric.keys(pending)
     assert 0 < ttls["m"] <= PENDING_CANCEL_TTL_S * 1000

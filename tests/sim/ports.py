@@ -106,7 +106,7 @@ class StreamDoor:
 
         return await self._link.call("takeover", shard, step)
 
-    async def put_placement(self, stream: StreamId, record: bytes) -> None:
+    async def put_placements(self, records: Sequence[tuple[StreamId, bytes]]) -> None:
         """Told to operators only."""
 
     async def settled(self, stream: StreamId) -> tuple[Status, Usage] | None:

@@ -10,7 +10,7 @@ local replies, parts, metas = {}, {}, {}
 for i = 1, #KEYS / 2 do
   local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 8
   local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw')
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw', 'mo')
   local code, seq, unwatched = 0, tonumber(v[2] or 0), ''
   if not v[1] then
     code = 6
@@ -27,21 +27,25 @@ for i = 1, #KEYS / 2 do
   else
     local frames, structure, status = ARGV[a + 5], ARGV[a + 7], ARGV[a + 8]
     redis.call('XADD', l, epoch_number(epoch) .. '-' .. last, 'f', first, 'd', frames)
+    local fields, renews = {'s', last, 'us', ARGV[a + 6]}, false
     if status ~= '' then
-      redis.call('HSET', m, 's', last, 'us', ARGV[a + 6], 'st', status)
-      settle(m, v[7], ARGV[a + 6])
-      expire_ended(m, l, ARGV[6])
-      if status == 'cancelled' then redis.call('HSET', m, 'cx', string.format('%d', last - 1)) end
-    else
-      redis.call('HSET', m, 's', last, 'us', ARGV[a + 6])
-      if seq == 0 or now - v[5] > EXPIRY_EVERY_MS then
-        redis.call('HSET', m, 'x', now, 'r', replica)
-        redis.call('PEXPIRE', m, ARGV[5])
-        redis.call('PEXPIRE', l, ARGV[5])
-      end
+      fields[5], fields[6] = 'st', status
+      if status == 'cancelled' then fields[7], fields[8] = 'cx', string.format('%d', last - 1) end
+    elseif seq == 0 or now - v[5] > EXPIRY_EVERY_MS then
+      renews = true
+      fields[5], fields[6], fields[7], fields[8] = 'x', now, 'r', replica
     end
     if structure ~= '' then
-      redis.call('HSET', m, 'o', redis.call('HGET', m, 'o') .. structure)
+      local before = seq == 0 and '' or redis.call('HGET', m, 'o')
+      fields[#fields + 1], fields[#fields + 2] = 'o', before .. structure
+    end
+    redis.call('HSET', m, unpack(fields))
+    if status ~= '' then
+      settle(m, v[7], ARGV[a + 6], v[10] or '', now)
+      expire_ended(m, l, ARGV[6])
+    elseif renews then
+      redis.call('PEXPIRE', m, ARGV[5])
+      redis.call('PEXPIRE', l, ARGV[5])
     end
     seq = tonumber(last)
     if v[9] ~= '' and status == '' then

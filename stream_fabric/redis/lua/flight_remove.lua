@@ -5,7 +5,7 @@ for i = 2, #ARGV do
   local at = redis.call('HGET', P .. 'at', ARGV[i])
   if not at or at == ARGV[1] then
     redis.call('HDEL', P .. 'at', ARGV[i])
-    drop_work(ARGV[i])
+    drop_work({ARGV[i]})
   end
 end
 return 1

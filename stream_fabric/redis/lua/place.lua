@@ -19,7 +19,8 @@ local terms, SPAN, UNDER_SHARE, MISS = ARGV[18], tonumber(ARGV[19]), tonumber(AR
 local pool_bytes_max, tenant_bytes_max = tonumber(ARGV[22]), tonumber(ARGV[23])
 local tried = ARGV[24]
 local FIRST = 25
-local now = now_ms()
+local at_us = now_us()
+local now = math.floor(at_us / 1000)
 
 local held = redis.call('HGET', P .. 'at', id)
 if held == '' then return {1, position(id), '', ''} end
@@ -112,9 +113,7 @@ end
 local reject_s, overflow_s, overflow_in_max, replicas, again = 0, 0, 0, 0, 0
 if terms ~= '' then reject_s, overflow_s, overflow_in_max, replicas, again = struct.unpack('<dddIB', terms) end
 if instead == '' and overflow_in_max == 0 and again == 0 then
-  redis.call('HINCRBY', P .. 'stat', 'n', 1)
-  redis.call('HINCRBY', P .. 'stat', 'np', prompt - (taken > 0 and hits[taken] or most))
-  redis.call('HINCRBY', P .. 'stat', 'no', output)
+  add_to(P .. 'stat', {'n', 'np', 'no'}, {1, prompt - (taken > 0 and hits[taken] or most), output})
   if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
 end
 
@@ -188,14 +187,14 @@ if instead == '' then
 end
 if taken > 0 and ahead == 0 then
   keep_work(id, payload, tenant)
-  hand(id, payload, names[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000, output / decode_s[taken] * 1000,
-    session, pin_ms)
+  hand(id, payload, names[taken], board[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000,
+    output / decode_s[taken] * 1000, session, pin_ms, at_us)
   return {0, names[taken], reason, explained}
 end
 local waiting = waiting_count()
 if instead == '' and waiting >= tonumber(ARGV[11]) then
   local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
-  drop_work(id)
+  drop_work({id})
   return {2, rate <= 0 and 1 or math.max(1, math.min(RETRY_S_MAX, math.ceil((waiting + 1) / rate))), '', explained}
 end
 keep_work(id, payload, tenant)
@@ -215,11 +214,11 @@ for i = 1, count do
   if tokens > 0 then believed[#believed + 1] = '\30' .. names[i] .. '\29' .. string.format('%d', tokens) end
   most_held = math.max(most_held, tokens)
 end
-redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), string.format('%d', now_us()),
+redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), string.format('%d', at_us),
   session, string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
   table.concat(believed) .. tried}, '\31'))
 redis.call('HSET', P .. 'at', id, '')
-if taken > 0 then pull(names[taken], now, pin_ms) end
+if taken > 0 then pull(names[taken], board[taken], at_us, pin_ms) end
 held = redis.call('HGET', P .. 'at', id)
 if held ~= '' then return {0, held, reason, explained} end
 return {1, position(id), '', explained}

@@ -1,8 +1,18 @@
--- Keep a record beside a stream, once. KEYS: records. ARGV: record, ttl ms, records at most.
-for _, held in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
-  if held == ARGV[1] then return 0 end
+-- Keep a record beside each stream, once. KEYS: meta and records of each. ARGV: ttl ms of a live stream's, ttl ms of
+-- an ended one's, records at most; then the record of each.
+for i = 1, #KEYS / 2 do
+  local key, record = KEYS[2 * i], ARGV[3 + i]
+  local count = redis.call('RPUSH', key, record)
+  if count > 1 then
+    for _, held in ipairs(redis.call('LRANGE', key, 0, -2)) do
+      if held == record then -- sent again after a lost connection
+        redis.call('RPOP', key)
+        break
+      end
+    end
+    redis.call('LTRIM', key, -ARGV[3], -1)
+  end
+  -- A short stream may have ended before its record comes: its end has set no expiry here
+  redis.call('PEXPIRE', key, redis.call('HGET', KEYS[2 * i - 1], 'st') == 'live' and ARGV[1] or ARGV[2])
 end
-redis.call('RPUSH', KEYS[1], ARGV[1])
-redis.call('LTRIM', KEYS[1], -ARGV[3], -1)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1

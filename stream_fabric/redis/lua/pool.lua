@@ -17,6 +17,8 @@
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
 
+local PART = 1000 -- values of one command: Lua's stack holds 8,000
+
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -25,37 +27,52 @@ end
 -- Requests are kept until their streams end. owner: hash stream → "<bytes of its request> <tenant>". bytes: the sums by
 -- tenant, and of all in the field ''. Only keep_work and drop_work change them; recount_bytes makes the sums again,
 -- because scripts of the previous version remove requests without counting.
-local function owner_of(id)
-  local size, tenant = string.match(redis.call('HGET', P .. 'owner', id) or '', '^(%d+) (.*)$')
+local function owner_in(line)
+  local size, tenant = string.match(line or '', '^(%d+) (.*)$')
   return tonumber(size), tenant
 end
 
-local function drop_work(id)
-  redis.call('HDEL', P .. 'work', id)
+-- Subtract the bytes of these requests. At most PART ids.
+local function disown(ids)
+  local totals, tenants, sizes, seen = {}, {''}, {0}, {}
+  for i, line in ipairs(redis.call('HMGET', P .. 'owner', unpack(ids))) do
+    local size, tenant = owner_in(line)
+    if size and not seen[ids[i]] then
+      seen[ids[i]] = true
+      sizes[1] = sizes[1] - size
+      totals[tenant] = (totals[tenant] or 0) - size
+    end
+  end
+  if sizes[1] == 0 then return end
+  for tenant, size in pairs(totals) do tenants[#tenants + 1], sizes[#sizes + 1] = tenant, size end
+  redis.call('HDEL', P .. 'owner', unpack(ids))
+  add_to(P .. 'bytes', tenants, sizes)
+end
+
+-- Forget requests. At most PART ids.
+local function drop_work(ids)
+  redis.call('HDEL', P .. 'work', unpack(ids))
   if redis.call('EXISTS', P .. 'work') == 0 then
     redis.call('DEL', P .. 'owner', P .. 'bytes')
-    return
-  end
-  local size, tenant = owner_of(id)
-  if size then
-    redis.call('HDEL', P .. 'owner', id)
-    redis.call('HINCRBY', P .. 'bytes', '', -size)
-    redis.call('HINCRBY', P .. 'bytes', tenant, -size)
+  else
+    disown(ids)
   end
 end
 
 local function keep_work(id, payload, tenant)
-  drop_work(id)
-  redis.call('HSET', P .. 'work', id, payload)
+  if redis.call('HSET', P .. 'work', id, payload) == 0 then
+    disown({id}) -- it replaces an earlier request of the same stream
+  elseif redis.call('HLEN', P .. 'work') == 1 then
+    redis.call('DEL', P .. 'owner', P .. 'bytes') -- what the previous version left
+  end
   redis.call('HSET', P .. 'owner', id, #payload .. ' ' .. tenant)
-  redis.call('HINCRBY', P .. 'bytes', '', #payload)
-  redis.call('HINCRBY', P .. 'bytes', tenant, #payload)
+  add_to(P .. 'bytes', {'', tenant}, {#payload, #payload})
 end
 
 local function recount_bytes()
   local totals = {['']=0}
   for _, id in ipairs(redis.call('HKEYS', P .. 'owner')) do
-    local size, tenant = owner_of(id)
+    local size, tenant = owner_in(redis.call('HGET', P .. 'owner', id))
     if size and redis.call('HEXISTS', P .. 'work', id) == 1 then
       totals[''] = totals[''] + size
       totals[tenant] = (totals[tenant] or 0) + size
@@ -91,21 +108,21 @@ local function position(id)
   return 0
 end
 
--- Put a request into a replica's inbox and its load on the replica's slot. since: when it was queued, in us.
-local function hand(id, payload, replica, prefill_ms, decode_ms, session, pin_ms, since)
+-- Put a request into a replica's inbox and its load on the replica's slot. packed: the slot as the board has it; at,
+-- since: now and when it was queued, in us. Returns the slot as the board has it then, and whether there is more room.
+local function hand(id, payload, replica, packed, prefill_ms, decode_ms, session, pin_ms, at, since)
   local key = P .. replica .. ':'
   redis.call('HSET', key .. 'flight', id, string.format('%.17g %.17g %s', prefill_ms, decode_ms, session))
-  local at = now_us()
   redis.call('XADD', key .. 'inbox', '*', 's', id, 'w', payload, 't', string.format('%d %d', at - (since or at), at))
   redis.call('SADD', key .. 'unread', id)
   redis.call('HSET', P .. 'at', id, replica)
-  local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s =
-    struct.unpack(SEAT, redis.call('HGET', P .. 'board', replica))
+  local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local count = redis.call('HLEN', key .. 'flight')
-  redis.call('HSET', P .. 'board', replica, struct.pack(SEAT, expires, ready, slots, room, count,
-    prefill + prefill_ms, decode + decode_ms, prefill_s, decode_s))
+  packed = struct.pack(SEAT, expires, ready, slots, room, count, prefill + prefill_ms, decode + decode_ms, prefill_s,
+    decode_s)
+  redis.call('HSET', P .. 'board', replica, packed)
   if session ~= '' then redis.call('SET', P .. 'pin:' .. session, replica, 'PX', pin_ms) end
-  return count < room
+  return packed, count < room
 end
 
 -- Count a request that joins a tier's queue. An empty queue counts from zero, whatever earlier versions left.
@@ -209,17 +226,17 @@ local function count_popped(now)
   redis.call('HSET', P .. 'stat', 'popped', popped, 'since', string.format('%.17g', since))
 end
 
--- Hand queued requests to the replica while it has room.
-local function pull(replica, now, pin_ms)
-  local taken = {}
-  local packed = redis.call('HGET', P .. 'board', replica)
+-- Hand queued requests to the replica while it has room. packed: its slot as the board has it; at_us: now. Returns the
+-- requests, and how many wait if that is known.
+local function pull(replica, packed, at_us, pin_ms)
+  local taken, now = {}, math.floor(at_us / 1000)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
   local serves
   while has_room do
     if not serves then
-      if waiting_count() == 0 then break end
+      if waiting_count() == 0 then return taken, 0 end
       serves = {}
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
@@ -230,8 +247,9 @@ local function pull(replica, now, pin_ms)
       redis.call('HSET', P .. 'stat', 'v' .. tier, start)
     end
     count_popped(now)
-    has_room = hand(id, redis.call('HGET', P .. 'work', id), replica,
-      (ask.prompt - held_by(ask, replica)) / prefill_s * 1000, ask.output / decode_s * 1000, ask.session, pin_ms, ask.since)
+    packed, has_room = hand(id, redis.call('HGET', P .. 'work', id), replica, packed,
+      (ask.prompt - held_by(ask, replica)) / prefill_s * 1000, ask.output / decode_s * 1000, ask.session, pin_ms, at_us,
+      ask.since)
     taken[#taken + 1] = id
   end
   return taken

@@ -34,17 +34,25 @@ local function usage_json(us)
   return '{"prompt":' .. p .. ',"cached":' .. c .. ',"written":' .. w .. ',"output":' .. o .. ',"reasoning":' .. r .. '}'
 end
 
+-- Add whole numbers to fields of a hash, in two calls.
+local function add_to(key, fields, numbers)
+  local held, sums = redis.call('HMGET', key, unpack(fields)), {}
+  for i, field in ipairs(fields) do
+    sums[2 * i - 1], sums[2 * i] = field, string.format('%d', (held[i] or 0) + numbers[i])
+  end
+  redis.call('HSET', key, unpack(sums))
+end
+
 -- Count a stream's usage to its tenant, in the step that gives it its one terminal. Fields of an hour's hash: model, a
 -- space, and which figure: 0 streams, then the five of us.
-local function settle(m, tenant, us)
-  local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now_ms() / HOUR_MS)
-  local model = redis.call('HGET', m, 'mo') or ''
-  redis.call('HINCRBY', key, model .. ' 0', 1)
-  local kind = 1
+local function settle(m, tenant, us, model, now)
+  local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now / HOUR_MS)
+  local fields, figures, kind = {model .. ' 0'}, {1}, 1
   for figure in string.gmatch(us or '', '%d+') do
-    if figure ~= '0' then redis.call('HINCRBY', key, model .. ' ' .. kind, figure) end
+    if figure ~= '0' then fields[#fields + 1], figures[#figures + 1] = model .. ' ' .. kind, figure end
     kind = kind + 1
   end
+  add_to(key, fields, figures)
   redis.call('PEXPIRE', key, USAGE_TTL_MS)
 end
 
@@ -61,7 +69,7 @@ local function finish(m, l, id, epoch, last, frame, status, watchers, channel, p
   local seq = string.format('%d', last + 1)
   redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)
   redis.call('HSET', m, 's', seq, 'st', status)
-  settle(m, tenant, us)
+  settle(m, tenant, us, redis.call('HGET', m, 'mo') or '', now_ms())
   expire_ended(m, l, retention_ms)
   local message = part(id, epoch, seq, seq, frame)
   for gw in string.gmatch(watchers or '', '%S+') do

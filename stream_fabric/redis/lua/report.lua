@@ -6,23 +6,26 @@
 --   streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- '', 1 when the pool did not know the replica's lease}.
-local PART = 1000 -- streams of one command: Lua's stack holds 8,000 values
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[14])
 local joins = 0
 local key = P .. replica .. ':'
-local now = now_ms()
-for i = 15, 14 + ended do
-  local id = ARGV[i]
-  local costs = redis.call('HGET', key .. 'flight', id)
-  redis.call('HDEL', key .. 'flight', id)
-  local at = redis.call('HGET', P .. 'at', id)
-  if not at or at == replica then
-    redis.call('HDEL', P .. 'at', id)
-    drop_work(id)
+local at_us = now_us()
+local now = math.floor(at_us / 1000)
+for first = 15, 14 + ended, PART do
+  local ids, own = {}, {}
+  for i = first, math.min(first + PART - 1, 14 + ended) do ids[#ids + 1] = ARGV[i] end
+  local costs_of = redis.call('HMGET', key .. 'flight', unpack(ids))
+  redis.call('HDEL', key .. 'flight', unpack(ids))
+  for i, at in ipairs(redis.call('HMGET', P .. 'at', unpack(ids))) do
+    if not at or at == replica then own[#own + 1] = ids[i] end
+    local session = costs_of[i] and string.match(costs_of[i], '^%S+ %S+ (.+)$')
+    if session and redis.call('GET', P .. 'pin:' .. session) == replica then
+      redis.call('PEXPIRE', P .. 'pin:' .. session, ARGV[12])
+    end
   end
-  local session = costs and string.match(costs, '^%S+ %S+ (.+)$')
-  if session and redis.call('GET', P .. 'pin:' .. session) == replica then
-    redis.call('PEXPIRE', P .. 'pin:' .. session, ARGV[12])
+  if #own > 0 then
+    redis.call('HDEL', P .. 'at', unpack(own))
+    drop_work(own)
   end
 end
 local packed = redis.call('HGET', P .. 'board', replica)
@@ -37,7 +40,7 @@ if ttl ~= '' then
   redis.call('SET', key .. 'info', ARGV[11], 'PX', POOL_TTL_MS)
   if redis.call('HGET', P .. 'generations', replica) ~= ARGV[13] then -- also after a failover that lost the last report
     redis.call('HSET', P .. 'generations', replica, ARGV[13])
-    redis.call('ZADD', P .. 'changes', string.format('%d', now_us()), replica)
+    redis.call('ZADD', P .. 'changes', string.format('%d', at_us), replica)
     redis.call('ZREM', P .. 'gone', replica)
   end
   redis.call('HSET', P .. 'models', replica, ARGV[10])
@@ -54,7 +57,7 @@ if ttl ~= '' then
       -- Streams that the report no longer names are forgotten, also after a failover of Redis
       if redis.call('HGET', P .. 'at', id) == replica then
         redis.call('HDEL', P .. 'at', id)
-        drop_work(id)
+        drop_work({id})
       end
     end
   end
@@ -87,9 +90,10 @@ if ttl ~= '' or packed then
       prefill, decode = prefill + p, decode + d
     end
   end
-  redis.call('HSET', P .. 'board', replica, struct.pack(SEAT, expires, tonumber(ARGV[3]), tonumber(ARGV[4]),
-    tonumber(ARGV[5]), redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9])))
+  packed = struct.pack(SEAT, expires, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
+    redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9]))
+  redis.call('HSET', P .. 'board', replica, packed)
 end
-local taken = pull(replica, now, ARGV[12])
-return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting_count(),
+local taken, waiting = pull(replica, packed, at_us, ARGV[12])
+return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting or waiting_count(),
   redis.call('HGET', P .. 'asker', replica) or '', joins}
