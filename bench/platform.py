@@ -67,6 +67,7 @@ class Platform:
         except BaseException:
             stop(self._process)
             raise
+        self.pid = self._process.pid
         self.key: str = ready["key"]
         self.gateway_urls: list[str] = [gateway["url"] for gateway in ready["gateways"]]
         self.gateway_pids: list[int] = [gateway["pid"] for gateway in ready["gateways"]]

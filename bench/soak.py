@@ -51,7 +51,7 @@ class Minute:
 
     rss_mib: dict[str, float]
     cpu_share: dict[str, float]
-    """CPU time of each process in this minute, of one core."""
+    """CPU time of each process in this minute, of one core. ``others``: telemetry, controller and what starts them."""
     keys: int
     redis_mib: float
     churned: int
@@ -69,6 +69,21 @@ class Churn:
 def cpu_s(pid: int) -> float:
     parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / _TICKS
+
+
+def below(pid: int) -> list[int]:
+    """Return the processes that this process has started, and theirs."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [found for child in children for found in (child, *below(child))]
+
+
+def cpu_of_all(pids: dict[str, int], platform: int, load: int) -> dict[str, float]:
+    """Return the CPU seconds of each process so far, of the load generator, and of all others of the platform."""
+    seconds = {name: cpu_s(pid) for name, pid in pids.items()}
+    others = sum(cpu_s(pid) for pid in (platform, *below(platform)) if pid not in pids.values())
+    return {**seconds, "others": others, "load": cpu_s(load)}
 
 
 async def read_streams(urls: Sequence[str], key: str, model: str, churn: Churn) -> None:
@@ -157,20 +172,23 @@ async def soak(options: argparse.Namespace, platform: Platform, folder: Path) ->
     load = await asyncio.create_subprocess_exec(*command)
     tasks += [asyncio.create_task(read_streams(urls, platform.key, model, churn)) for _ in range(options.sockets)]
     for number in range(options.minutes):
-        before = {name: cpu_s(pid) for name, pid in pids.items()}
+        before = cpu_of_all(pids, platform.pid, load.pid)
         await asyncio.sleep(options.minute_s)
         info = (await client.execute(0, "INFO", "memory")).decode()
+        after = cpu_of_all(pids, platform.pid, load.pid)
         minute = Minute(
             {name: memory(pid).rss_kib / 1024 for name, pid in pids.items()},
-            {name: (cpu_s(pid) - before[name]) / options.minute_s for name, pid in pids.items()},
+            {name: (seconds - before[name]) / options.minute_s for name, seconds in after.items()},
             await client.execute(0, "DBSIZE"),
             int(info.partition("used_memory:")[2].split()[0]) / 2**20,
             churn.whole,
         )
         minutes.append(minute)
         sizes = " ".join(f"{name} {mib:.0f}" for name, mib in minute.rss_mib.items())
-        busy = sum(minute.cpu_share.values())
-        print(f"{number + 1:3} MiB: {sizes}; keys {minute.keys}; cores {busy:.2f}; churn {churn.whole}", flush=True)
+        busy = " ".join(f"{name} {share:.2f}" for name, share in minute.cpu_share.items())
+        total = sum(minute.cpu_share.values())
+        print(f"{number + 1:3} MiB: {sizes}; keys {minute.keys}; churn {churn.whole}", flush=True)
+        print(f"    cores {total:.2f}: {busy}", flush=True)
     await load.wait()
     for task in tasks:
         task.cancel()
@@ -202,7 +220,10 @@ def faults_of(
         if name != "redis" and last.rss_mib[name] - mib > max(GROWTH_MIB, GROWTH_MAX * mib):
             faults.append(f"{name} grew from {mib:.1f} to {last.rss_mib[name]:.1f} MiB")
     failed = [one for one in report["requests"] if one["status"] == "failed" or one["is_exact"] is False]
-    faults += [f"{one['stream'] or 'a request'}: {one['error'] or 'not exact'}" for one in failed[:10]]
+    faults += [
+        f"{one['stream'] or 'a request'} of second {one['began_s']:.0f}: {one['error'] or 'not exact'}"
+        for one in failed[:10]
+    ]
     ends = len(minutes) * minute_s
     early, late = latencies(report, minute_s, 2 * minute_s), latencies(report, ends - 2 * minute_s, ends - minute_s)
     for name, ms in early.items():
@@ -236,6 +257,7 @@ def main() -> None:
         finally:
             platform.stop()
         report = json.loads((Path(folder) / "bench.json").read_text())
+        told = [line for line in platform.log.splitlines() if '"level": "info"' not in line]
     faults, compared = faults_of(minutes, churn, left, report, options.minute_s)
     done = report["disturbances"]
     print(
@@ -254,6 +276,8 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(record | {"faults": faults}, indent=1))
     for fault in faults:
         print(f"FAULT: {fault}")
+    if faults:
+        print("\n".join(["the platform's last warnings:", *told[-20:]]))
     raise SystemExit(1 if faults else 0)
 
 

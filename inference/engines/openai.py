@@ -33,8 +33,6 @@ _CONNECT_S = 5.0
 _SILENCE_S = 600.0
 """A request fails when the server sends nothing for this time; prefill included."""
 _CONNECTIONS_MAX = 16_384
-_PLUGIN_S = 2.0
-"""Time for the plug-in to connect to the step socket at the start."""
 _IDLE_S = 2.0
 """A connection that was idle for longer is not used again: servers close theirs, vLLM's after 5 s."""
 _PATHS = {
@@ -126,7 +124,8 @@ class OpenAIEngine:
         if not models:
             raise EngineFailed(f"{url} lists no model")
         self._models = models
-        await self._listen_for_steps()
+        if self._steps is not None:
+            await self._steps.start()
         await self.server_load.poll(self._session)
         if self.server_load.metrics.shown:
             try:
@@ -140,20 +139,6 @@ class OpenAIEngine:
                 log.warning("model server already sleeps: level=%d url=%s", self._asleep, self._base_url)
         self._poller = asyncio.create_task(self.server_load.keep_polling(self._session), name="engine-load")
         return models
-
-    async def _listen_for_steps(self) -> None:
-        """Wait for vLLM's plug-in, if it is wanted."""
-        steps = self._steps
-        if steps is None:
-            return
-        try:
-            await steps.listen()
-        except OSError as error:
-            raise EngineFailed(
-                f"cannot listen at {steps.path} for vLLM's plug-in: {error}; name another path with --upstream-steps"
-            ) from error
-        if not await steps.until_connected(_PLUGIN_S):
-            log.warning("vLLM's plug-in does not connect, tokens come by HTTP until it does: path=%s", steps.path)
 
     async def serving(self) -> None:
         assert self._poller is not None, "start comes first"

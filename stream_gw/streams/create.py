@@ -92,11 +92,13 @@ class _NewStream:
 class StreamCreation:
     """Creates streams for all transports of a gateway."""
 
-    def __init__(self, parts: GatewayParts, reads: StreamReads, readiness: Readiness) -> None:
+    def __init__(
+        self, parts: GatewayParts, reads: StreamReads, readiness: Readiness, placements: PlacementRecords
+    ) -> None:
         self._parts = parts
         self._reads = reads
         self._readiness = readiness
-        self._placements = PlacementRecords(parts.log, parts.hub)
+        self._placements = placements
 
     async def create(self, call: CreateCall) -> OpenedStream | None:
         """Make a stream and place it on a replica, or attach to the stream that the key is bound to.

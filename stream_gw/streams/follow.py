@@ -20,6 +20,7 @@ from stream_gw.auth import Principal, Scope
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
+from stream_gw.streams.placements import PlacementRecords
 
 _NO_ENTRIES = Cursor(1 << 40, 0)
 """A position after everything: reads a page without entries."""
@@ -32,9 +33,10 @@ _LOOKUPS_MAX = 32
 class StreamReads:
     """Read access to a tenant's streams. Every call also raises NotFound for a stream of another tenant or user."""
 
-    def __init__(self, parts: GatewayParts) -> None:
+    def __init__(self, parts: GatewayParts, placements: PlacementRecords) -> None:
         self._parts = parts
         self._hub = parts.hub
+        self._placements = placements
 
     async def read_head(self, who: Principal, stream: str, scope: Scope = "read") -> tuple[Page, StreamMeta]:
         """Read the head of a stream that the caller may access, and its meta.
@@ -153,6 +155,7 @@ class StreamReads:
                     if line.startswith(STARTED_PREFIX) and isinstance(note := decode(line), Note):
                         body = {} if note.body is None else msgspec.json.decode(note.body)
                         producers.append({**body, "epoch": entry.epoch, "from": f"{entry.epoch}-{seq}"})
+        await self._placements.send()
         placements = await self._parts.log.placements(StreamId(stream))
         return {
             "id": stream,

@@ -7,6 +7,7 @@ from stream_gw.streams.cancel import StreamCommands
 from stream_gw.streams.create import StreamCreation
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.parts import GatewayParts
+from stream_gw.streams.placements import PlacementRecords
 from stream_gw.streams.readiness import Readiness
 
 
@@ -16,8 +17,9 @@ class Gateway:
     def __init__(self, parts: GatewayParts) -> None:
         self.parts = parts
         self.readiness = Readiness(parts.pools, parts.settings.ready_without_redis_s)
-        self.reads = StreamReads(parts)
-        self.streams = StreamCreation(parts, self.reads, self.readiness)
+        placements = PlacementRecords(parts.log, parts.hub)
+        self.reads = StreamReads(parts, placements)
+        self.streams = StreamCreation(parts, self.reads, self.readiness, placements)
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:

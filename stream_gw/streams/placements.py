@@ -27,8 +27,19 @@ class PlacementRecords:
         elif len(self._held) == _BATCH_MAX:
             self._held = []
 
+    async def send(self) -> None:
+        """Send what is held: somebody reads it now. Raises FabricError."""
+        await self._send(self._held)
+
     async def _send_soon(self, batch: list[tuple[StreamId, bytes]]) -> None:
         await asyncio.sleep(_GATHER_S)
+        await self._send(batch)
+
+    async def _send(self, batch: list[tuple[StreamId, bytes]]) -> None:
+        """Send a batch, unless that has begun."""
         if self._held is batch:
             self._held = []
-        await self._log.put_placements(batch)
+        records = batch.copy()
+        batch.clear()
+        if records:
+            await self._log.put_placements(records)

@@ -43,3 +43,15 @@ async def test_records_of_a_moment_leave_together_in_order_and_none_is_lost() ->
         for stream, record in added[-3:]:
             records.add(stream, record)
     assert [item for batch in log.batches for item in batch] == added, "the last ones leave before the tasks end"
+
+
+async def test_a_reader_finds_the_record_of_the_moment_before() -> None:
+    log = Log()
+    async with asyncio.TaskGroup() as group:
+        records = PlacementRecords(cast(StreamLog, log), cast(Hub, Tasks(group)))
+        records.add(StreamId("resp_1"), b"1")
+        await records.send()
+        assert log.batches == [[(StreamId("resp_1"), b"1")]]
+        await records.send()
+        records.add(StreamId("resp_2"), b"2")
+    assert log.batches == [[(StreamId("resp_1"), b"1")], [(StreamId("resp_2"), b"2")]], "each leaves once"

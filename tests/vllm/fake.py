@@ -142,7 +142,7 @@ async def serve(folder: Path, mode: str) -> None:
         return response
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        """What is behind vLLM's middlewares, as far as the plug-in asks for it."""
+        """Answer what the plug-in asks for, as the application behind vLLM's middlewares."""
         if scope["type"] != "http":
             return
         known = scope["path"] == ("/v1/embeddings" if mode == "pooling" else "/v1/completions")

@@ -12,7 +12,7 @@ class AnswerBroken(ConnectionError):
 
 
 class Way(Protocol):
-    """What carries an answer: an HTTP connection, or a part of the step socket."""
+    """Carries an answer: an HTTP connection, or one number of the step socket."""
 
     def leave(self, answer: Answer) -> None:
         """Forget an answer that is closed. The server is told if it may still send."""

@@ -27,10 +27,13 @@ from inference.engines.plugin.stream_gw_steps import (
     Records,
 )
 from inference.engines.upstream.answer import Answer, AnswerBroken
+from stream_fabric.errors import EngineFailed
 
 log = logging.getLogger(__name__)
 
 _NUMBERS: Final = 1 << 32
+_FIRST_S: Final = 2.0
+"""Time for a first API server to connect, at the start."""
 
 
 class _Head(msgspec.Struct):
@@ -57,20 +60,24 @@ class StepSocket:
         """The open connections of plug-ins that speak our version."""
         self._greeted = asyncio.Event()
 
-    async def listen(self) -> None:
-        """Raises OSError, for example for a path of more than 107 bytes."""
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Link(self), self.path)
+    async def start(self) -> None:
+        """Listen, and give a first API server time to connect. Raises EngineFailed for a path that cannot be used."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_unix_server(lambda: _Link(self), self.path)
+        except OSError as error:  # also for a path of more than 107 bytes
+            raise EngineFailed(
+                f"cannot listen at {self.path} for vLLM's plug-in: {error}; name another path with --upstream-steps"
+            ) from error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                await self._greeted.wait()
+        if not self.connected:
+            log.warning("vLLM's plug-in does not connect, tokens come by HTTP until it does: path=%s", self.path)
 
     @property
     def connected(self) -> bool:
         return bool(self._links)
-
-    async def until_connected(self, within_s: float) -> bool:
-        """Wait for a first API server. False: none came in this time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._greeted.wait()
-        return self.connected
 
     async def post(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Send a request and return its answer, of which the head has come; the caller closes it. Raises OSError."""

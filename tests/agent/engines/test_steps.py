@@ -29,8 +29,10 @@ from inference.engines.plugin.stream_gw_steps import (
     Records,
     Steps,
 )
+from inference.engines.upstream import steps
 from inference.engines.upstream.answer import AnswerBroken
 from inference.engines.upstream.steps import StepSocket
+from stream_fabric.errors import EngineFailed
 from tests.support.waiting import eventually
 
 Serve = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
@@ -66,20 +68,22 @@ async def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, path: Path) -> A
 
     monkeypatch.setenv(ADDRESS, str(path))
     monkeypatch.setattr(plugin, "_RETRY_S", 0.01)
-    steps = Steps(application)
-    await steps({"type": "lifespan", "app": "the app", "state": {"made": 1}}, None, None)
+    middleware = Steps(application)
+    await middleware({"type": "lifespan", "app": "the app", "state": {"made": 1}}, None, None)
     try:
-        yield steps
+        yield middleware
     finally:
-        assert steps._connecting is not None
-        steps._connecting.cancel()
+        assert middleware._connecting is not None
+        middleware._connecting.cancel()
 
 
 @pytest.fixture
 async def socket(tmp_path: Path) -> AsyncIterator[StepSocket]:
     made = StepSocket(str(tmp_path / "steps"), {"authorization": "Bearer k"}, silence_s=20.0)
-    await made.listen()
+    starting = asyncio.create_task(made.start())
+    await eventually(Path(made.path).exists)
     yield made
+    await starting
     made.close()
 
 
@@ -120,7 +124,7 @@ async def test_a_request_arrives_as_by_http(
         await echo(b"data: 1\n\n", b"data: 2\n\n")(scope, receive, send)
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        assert await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         body = random.Random(1).randbytes(3_000_000)
         with closing(await socket.post(PATH, {"x-request-id": "r"}, body)) as answer:
             assert (answer.status, answer.headers) == (200, {"content-type": "text/event-stream"})
@@ -137,7 +141,7 @@ async def test_a_large_document_comes_whole(
 ) -> None:
     document = random.Random(2).randbytes(2 * PIECE_BYTES_MAX + 1)
     async with server(echo(document), monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         assert await ask(socket) == document
 
 
@@ -178,7 +182,7 @@ async def test_answers_side_by_side_do_not_mix(
         await echo(*[body + b"%d " % part for part in range(20)])(scope, receive, send)
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         answers = await asyncio.gather(*(ask(socket, b"%d:" % number) for number in range(30)))
     assert answers == [b"".join(b"%d:%d " % (number, part) for part in range(20)) for number in range(30)]
 
@@ -195,7 +199,7 @@ async def test_an_answer_that_is_left_is_told_as_a_closed_connection(
         await put(send, b"for nobody")
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         (await socket.post(PATH, {}, b"")).close()
         await eventually(lambda: heard == ["http.disconnect"])
         waiting = asyncio.create_task(socket.post(PATH, {}, b""))
@@ -225,7 +229,7 @@ async def test_a_server_that_goes_on_after_the_end_is_stopped(
         heard.append(gone.result()["type"])
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         with closing(await socket.post(PATH, {}, b"")) as answer:
             assert await answer.read_start(3) == b"xxx"
         await eventually(lambda: heard == ["http.disconnect"])
@@ -248,7 +252,7 @@ async def test_an_application_that_fails_costs_its_request_only(
         await put(send, b"good", more=False)
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         good = asyncio.create_task(ask(socket))
         if begun:
             with pytest.raises(AnswerBroken, match="no such thing"):
@@ -279,7 +283,7 @@ async def test_a_reader_that_raises_costs_its_answer_only(
         raise KeyError("mine")
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         bad = await socket.post(PATH, {}, b"0")
         reading = asyncio.create_task(bad.deliver(receive))
         others = [asyncio.create_task(ask(socket, b"%d" % number)) for number in range(1, 5)]
@@ -291,6 +295,24 @@ async def test_a_reader_that_raises_costs_its_answer_only(
         assert await asyncio.gather(*others) == [b"token"] * 4
         await eventually(lambda: left == ["http.disconnect"])
         bad.close()
+
+
+async def test_a_path_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match="--upstream-steps"):
+        await StepSocket(str(tmp_path / "no" / "folder"), {}, silence_s=1.0).start()
+    with pytest.raises(EngineFailed, match="--upstream-steps"):
+        await StepSocket(str(tmp_path / ("x" * 120)), {}, silence_s=1.0).start()
+
+
+async def test_a_plugin_that_does_not_connect_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(steps, "_FIRST_S", 0.05)
+    socket = StepSocket(str(tmp_path / "steps"), {}, silence_s=1.0)
+    await socket.start()
+    assert "by HTTP until it does" in caplog.text
+    assert not socket.connected
+    socket.close()
 
 
 # --- the connection ---------------------------------------------------------------------------------------------
@@ -309,7 +331,7 @@ async def test_a_lost_connection_fails_its_answers_and_comes_again(
         await put(send, b"done", more=False)
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         reading = asyncio.create_task(ask(socket, b"wait"))
         (link,) = socket._links
         await eventually(lambda: link.load() == 1)
@@ -377,9 +399,9 @@ async def test_a_server_that_is_silent_fails_the_request_and_is_told(
         heard.append((await receive())["type"])
 
     socket = StepSocket(str(tmp_path / "steps"), {}, silence_s=0.05)
-    await socket.listen()
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await socket.start()
+        assert socket.connected
         with pytest.raises(TimeoutError, match="sent nothing for"):
             await ask(socket)
         await eventually(lambda: heard == ["http.disconnect"])
@@ -423,7 +445,7 @@ async def test_a_closed_socket_fails_what_is_being_read_and_leaves_no_file(
         await receive()
 
     async with server(serve, monkeypatch, tmp_path / "steps"):
-        await socket.until_connected(5)
+        await eventually(lambda: socket.connected)
         reading = asyncio.create_task(ask(socket))
         (link,) = socket._links
         await eventually(lambda: link.load() == 1)
