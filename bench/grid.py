@@ -2,9 +2,10 @@
 
     python -m bench.grid [--gateways 8] [--replicas 8]
 
-Streams of every gateway run on every replica, out of step. The rows differ in the number of partitions. With a power of
-two a pool's streams share a few home partitions (docs/adr/0009); with another number they are spread over all, as they
-were in earlier releases. CPU is of all gateways, all agents and Redis, over the tokens made meanwhile.
+Streams of every gateway run on every replica, in step as a batching engine makes them, or out of step. The rows differ
+in the number of partitions. With a power of two a pool's streams share a few home partitions (docs/adr/0009); with
+another number they are spread over all, as they were in earlier releases. CPU is of all gateways, all agents and
+Redis, over the tokens made meanwhile.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def measure(options: argparse.Namespace, partitions: int, folder: Path) -> tuple
     try:
         tokens = int(options.rate * (options.seconds + 2 * OPEN_S))
         streams = options.streams // options.gateways
-        flags = {"streams": streams, "total": streams, "tokens": tokens, "rate": options.rate}
+        flags = {"streams": streams, "total": streams, "tokens": tokens, "rate": options.rate, "mode": options.mode}
         readers = []
         for url in platform.gateway_urls:
             target = Target("gateway", urlsplit(url).port or 0, {}, key=platform.key)
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens a second of a stream")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--mode", choices=["step", "phase"], default="step", help="phase: out of step")
     parser.add_argument("--partitions", default="1024,1000,16", help="a row each, separated by commas")
     options = parser.parse_args()
     build()
@@ -104,7 +106,7 @@ def main() -> None:
     for partitions in map(int, options.partitions.split(",")):
         with temporary_folder() as folder:
             rows.append(measure(options, partitions, Path(folder)))
-    print(f"{options.gateways} gateways, {options.replicas} replicas, {options.streams} streams at {options.rate:g}/s")
+    print(f"{options.gateways} gateways, {options.replicas} replicas, {options.streams} streams, {options.mode}")
     print(table(HEAD, rows))
 
 
