@@ -66,8 +66,8 @@ def test_a_soak_without_a_fault_has_none() -> None:
         ("agent0 grew from 60.0 to 66.0 MiB", _minutes(agent0=66.0), Churn(), set(), _report()),
         ("key left: sg:x", _minutes(), Churn(), {"sg:x"}, _report()),
         ("TTFT p99 rose from 100.0 to 120.0 ms", _minutes(), Churn(), set(), _report(late_ms=120.0)),
-        ("resp_1: no answer", _minutes(), Churn(), set(), _report(status="failed", error="no answer")),
-        ("resp_1: not exact", _minutes(), Churn(), set(), _report(is_exact=False)),
+        ("resp_1 of second 0: no answer", _minutes(), Churn(), set(), _report(status="failed", error="no answer")),
+        ("resp_1 of second 0: not exact", _minutes(), Churn(), set(), _report(is_exact=False)),
         ("lost", _minutes(), Churn(faults=["lost"]), set(), _report()),
     ],
 )

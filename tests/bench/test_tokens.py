@@ -15,7 +15,7 @@ from bench import plot, tokens
 def samples(**changes: float) -> tokens.Samples:
     """Figures that keep every bound. ``changes``: of the platform, by name."""
     made: tokens.Samples = defaultdict(list)
-    for phase in ("saturated", "closed loop", "in step", "out of step"):
+    for phase in ("saturated", "closed loop", "in step", "out of step", "arrivals"):
         for who, gateway_us in (("nginx", 20.0), ("sse", 16.0), ("ws", 18.0)):
             made[who, phase, "gateway_us"] = [gateway_us]
         for what, value in (("redis_us", 15.0), ("agent_us", 25.0), ("tokens_per_s", 5000.0)):
