@@ -31,12 +31,14 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
+.PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
 .PHONY: browsers redis prometheus kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
 	@echo "make test        the fast suites"
+	@echo "make wheel       a wheel of this platform with the hot modules compiled, in build/wheel"
+	@echo "make test-compiled the streams' suites on that wheel"
 	@echo "make test-platform the suites on whole platforms, with Kafka, ClickHouse's engine, controllers and browsers"
 	@echo "make test-sim    thousands of seeded schedules in virtual time; STREAM_GW_SIM_SEEDS=20000 for more"
 	@echo "make test-cluster the gateway's suite on a Redis Cluster"
@@ -98,6 +100,19 @@ test: setup browsers prometheus kafka helm
 
 test-platform: setup browsers prometheus kafka node
 	@$(BIN)/python -m pytest -m 'platform and not chaos' -n $(WORKERS) --dist loadfile $(ARGS)
+
+wheel: setup # of this platform, with the hot modules compiled
+	$(call need,gcc)
+	@rm -rf build/wheel build/lib* build/bdist* build/temp*
+	@STREAM_GW_COMPILE=1 $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+
+test-compiled: wheel browsers # our packages come from the wheel, everything else from the tree
+	@rm -rf build/compiled && mkdir -p build/compiled
+	@git ls-files -coz --exclude-standard ':!stream_fabric' ':!stream_gw' ':!inference' ':!telemetry' | xargs -0 cp -d --parents -t build/compiled
+	@$(BIN)/python -m zipfile -e build/wheel/*.whl build/compiled
+	@cd build/compiled && STREAM_GW_TEST_COMPILED=1 $(abspath $(BIN))/python -m pytest -n $(WORKERS) \
+	  tests/house/test_compiled.py tests/fabric/stream tests/dialects tests/agent \
+	  tests/gateway/test_{hub,sse,ws,slow_readers,admin_feed,adapters,creation,cycles,drain,bad_input}.py $(ARGS)
 
 test-sim: setup
 	@$(BIN)/python -m pytest -m sim -n $(WORKERS) tests/sim $(ARGS)

@@ -1,8 +1,8 @@
 """The streams that readers follow on this gateway: published frames go to them, and readers that lack frames read the
 log.
 
-The data path is ``Hub.receive`` → ``LocalStream.receive`` → ``Outlet.write``: one pass in the loop turn of the
-subscription's read, without a task switch and without JSON.
+The data path is ``Hub.receive`` → ``deliver_message`` → ``LocalStream.receive`` → ``Outlet.write``: one pass in the
+loop turn of the subscription's read, without a task switch and without JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stream_fabric.limits import ORPHAN_GRACE_S, STREAMS_PER_GATEWAY_MAX, SUBSCR
 from stream_fabric.ports import Clock, StreamLog, Subscribe
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId
-from stream_fabric.stream.log import RECORD, UNIT, Page
+from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import Need, Reader
-from stream_gw.delivery.local_stream import LocalStream, Subscription, encoding_failed
+from stream_gw.delivery.local_stream import LocalStream, Subscription, deliver_message, encoding_failed
 from stream_gw.delivery.outlet import HeldOutlet, Outlet
 from stream_gw.observe.trace import ReaderTrace
 
@@ -55,15 +55,9 @@ class Hub:
 
     def receive(self, payload: bytes) -> None:
         """Deliver a published message: the parts of many streams."""
-        local = self.local
         self.heard_us = self._monotonic_us()
-        for part in payload.split(RECORD):
-            stream, epoch, first, last, frames = part.split(UNIT, 4)
-            found = local.get(stream)
-            if found is None:
-                self._decline(stream)
-            else:
-                found.receive(epoch, int(first), int(last), frames)
+        for stream in deliver_message(self.local, payload):
+            self._decline(stream)
 
     def _decline(self, stream: bytes) -> None:
         """Stop watching a stream without readers here, as after an outage that lost the unwatch.

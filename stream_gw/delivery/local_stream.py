@@ -10,7 +10,7 @@ from stream_fabric.events import ReadEnd
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import End, Status, coalesce_from, decode, is_end
 from stream_fabric.stream.ids import StreamId, TenantId, partition_of
-from stream_fabric.stream.log import Page
+from stream_fabric.stream.log import RECORD, UNIT, Page
 from stream_fabric.stream.reader import Gap, Need, Reader, Reset, Run, Step
 from stream_gw.delivery.outlet import HeldOutlet, Outlet
 from stream_gw.observe.trace import ReaderTrace, tokens_of
@@ -236,6 +236,19 @@ class LocalStream:
             self.subs.remove(sub)
             if not self.subs:
                 self.hub.drop(self)
+
+
+def deliver_message(local: dict[bytes, LocalStream], payload: bytes) -> list[bytes]:
+    """Deliver a published message, the parts of many streams; return the streams that have no reader here."""
+    strangers: list[bytes] = []
+    for part in payload.split(RECORD):
+        stream, epoch, first, last, frames = part.split(UNIT, 4)
+        found = local.get(stream)
+        if found is None:
+            strangers.append(stream)
+        else:
+            found.receive(epoch, int(first), int(last), frames)
+    return strangers
 
 
 def encoding_failed() -> StreamGwError:
