@@ -342,3 +342,34 @@ async def test_a_socket_whose_pong_waits_behind_what_it_has_not_taken_is_not_cut
             assert not opened[0].close_sent
             exchange.abort()
             await eventually(lambda: not server.server_state.connections, "the socket to be forgotten")
+
+
+# --- what an idle connection takes ---------------------------------------------------------------------------
+
+
+async def hold(scope: Any, receive: Any, send: Any) -> None:
+    """Open a stream or a socket, and wait until its peer leaves."""
+    await receive()
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await receive()
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_a_connection_has_no_table_of_attributes_of_its_own(kind: str) -> None:
+    """Up to 30 entries, objects of a class share their dict's keys; with more each takes a table of 1.5 KB."""
+    async with serving(hold) as server:
+        gate = gate_of(server)
+        if kind == "http":
+            async with gate.connection() as exchange:
+                await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
+                await exchange.head()
+                (connection,) = server.server_state.connections
+                assert len(vars(connection)) <= 30
+        else:
+            async with connect(gate.url.replace("http", "ws")):
+                (connection,) = server.server_state.connections
+                assert len(vars(connection)) <= 30
