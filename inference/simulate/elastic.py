@@ -248,8 +248,11 @@ class Elastic(World):
             self._schedule(self.now_s + LEASE_RENEW_S, partial(self._renew, index))
 
     def _overload_terms(self, tier: int, candidates: int) -> OverloadTerms:
-        return (
-            NO_OVERLOAD_TERMS if self.marks is None else OverloadTerms(self.marks.reject_s[tier], replicas=candidates)
+        marks = self.marks
+        if marks is None:
+            return NO_OVERLOAD_TERMS
+        return OverloadTerms(
+            marks.reject_s[tier], replicas=candidates, duty_max=marks.duty_max[tier] if marks.duty_max else 0.0
         )
 
     def _takes_requests(self, index: int) -> bool:

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from inference.control.policy.arrival_profile import ArrivalProfile
 from inference.control.policy.fleet_view import Observation
 from inference.control.policy.pool_scaler import PoolScaler
+from inference.control.policy.replica_choice import Moves
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.control.policy.traffic_model import PoolTrafficModel
 from inference.engines.sim.settings import SimSettings
-from inference.simulate.elastic import Elastic
+from inference.simulate.elastic import Elastic, Scaler
 from inference.simulate.engine import work_s
 from inference.simulate.traces import Request
 from inference.simulate.world import MODEL
 from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import DemandTotals, EngineLoad, ReplicaInfo, TierQueue
 from stream_fabric.pool.replica_load import TtftHistogram
 from stream_fabric.stream.ids import ReplicaId
@@ -45,10 +47,15 @@ class ControllerScaler:
         self._first_tokens: dict[int, TtftHistogram] = {}
         self.reasons: list[tuple[float, str]] = []
 
-    def scale(self, fleet: Elastic) -> None:
+    def decide(self, fleet: Elastic) -> tuple[PoolPlan, Moves]:
+        """Decide without acting, but for the overload marks, which gateways know from now on."""
         victim = self._scaler.plan.victim if self._scaler.plan else None
         plan, moves, _ = self._scaler.decide(self._observe(fleet, victim), fleet.now_s)
         fleet.marks = plan.overload_marks
+        return plan, moves
+
+    def scale(self, fleet: Elastic) -> None:
+        plan, moves = self.decide(fleet)
         if not self.reasons or plan.reason != self.reasons[-1][1]:
             self.reasons.append((fleet.now_s, plan.reason))
         index = {fleet.agents[i].name: i for i in fleet.present()}
@@ -108,6 +115,18 @@ class ControllerScaler:
             prefix_blocks=len(agent.ledger),
             ttft_counts=meter.counts(fleet.now_s) if meter else (),
         )
+
+
+class WithAdmission:
+    """Another scaler's counts with our admission: our controller decides the overload marks and nothing else."""
+
+    def __init__(self, scaler: Scaler, policy: ScalePolicy) -> None:
+        self._scaler = scaler
+        self._ours = ControllerScaler(policy)
+
+    def scale(self, fleet: Elastic) -> None:
+        self._ours.decide(fleet)
+        self._scaler.scale(fleet)
 
 
 class Hpa(ABC):
@@ -178,6 +197,54 @@ class Waiting(Hpa):
         return len(there) if abs(wanted / max(len(there), 1) - 1) <= 0.1 else math.ceil(wanted)
 
 
+class Concurrency:
+    """Knative's pod autoscaler with its defaults, as AIBrix has it too: requests in flight by replica.
+
+    The mean of a minute sets the count; while the mean of six seconds asks for twice what is ready (panic), that one
+    does, and nothing leaves for a minute.
+    """
+
+    TARGET = 0.7
+    """Share of a replica's slots that are to be in use."""
+    EVERY_S, STABLE_S, PANIC_S, PANIC_AT = 2.0, 60.0, 6.0, 2.0
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        self._next_s = 0.0
+        self._seen: deque[tuple[float, int]] = deque()
+        self._panic_until_s = -1.0
+        self._panic_most = 0
+
+    def scale(self, fleet: Elastic) -> None:
+        waiting = sum(map(len, fleet.pool.queue.tiers))
+        self._seen.append((fleet.now_s, waiting + sum(len(fleet.agents[i].running) for i in fleet.present())))
+        while self._seen[0][0] <= fleet.now_s - self.STABLE_S:
+            self._seen.popleft()
+        if fleet.now_s < self._next_s:
+            return
+        self._next_s = fleet.now_s + self.EVERY_S
+        there = fleet.present()
+        ready = max(sum(fleet.is_up(i) for i in there), 1)
+        stable, panic = self._wanted(fleet, self.STABLE_S), self._wanted(fleet, self.PANIC_S)
+        if panic >= self.PANIC_AT * ready:
+            self._panic_until_s = fleet.now_s + self.STABLE_S
+        if fleet.now_s < self._panic_until_s:
+            self._panic_most = max(self._panic_most, panic, stable)
+            wanted = max(self._panic_most, len(there))
+        else:
+            self._panic_most = 0
+            wanted = stable
+        wanted = min(max(wanted, self._least), self._most)
+        fleet.request_replicas(max(wanted - len(there), 0))
+        for _ in range(len(there) - wanted):
+            cold = [i for i in fleet.present() if not fleet.is_up(i)]
+            fleet.end(cold[-1] if cold else fleet.present()[-1])
+
+    def _wanted(self, fleet: Elastic, span_s: float) -> int:
+        counts = [count for at_s, count in self._seen if at_s > fleet.now_s - span_s]
+        return math.ceil(sum(counts) / len(counts) / (self.TARGET * fleet.settings.max_num_seqs))
+
+
 class Oracle:
     """Knows every request in advance, and asks for replicas a cold start before they are needed.
 
@@ -194,6 +261,11 @@ class Oracle:
             work[slot] = work.get(slot, 0.0) + work_s(settings, request.prompt_tokens, request.output_tokens)
         last = max(work) + 1
         self._needs = [max(1, math.ceil(work.get(slot, 0.0) / self.WINDOW_S / filled)) for slot in range(last + 1)]
+
+    @property
+    def most(self) -> int:
+        """Replicas needed in the busiest window."""
+        return max(self._needs)
 
     def needed_at(self, at_s: float) -> int:
         """Replicas needed at that time, for its window of 30 s and the next one."""

@@ -39,6 +39,8 @@ class Request:
     """One id per 512 tokens of the prompt; the last block may be shorter. Equal ids mean equal prompts up to there."""
     session: str
     tenant: str = "all"
+    tier: int = 1
+    """Index into ``TIERS`` of placement."""
 
     @cached_property
     def engine_hashes(self) -> list[int]:

@@ -240,7 +240,7 @@ class World:
         return PlacementRequest(
             stream_of(life),
             TenantId(request.tenant),
-            tier=1,
+            tier=request.tier,
             model=MODEL,
             session=request.session,
             prompt_tokens=request.prompt_tokens,

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from bench import scaling
+from bench.scaling import scenes
+from bench.scaling.__main__ import bound, judge
+from bench.scaling.fluid import Fluid, fluid_bound
+from bench.scaling.runs import FIVE_TIMES, INTERACTIVE, INTERACTIVE_FIVE_TIMES, NOTHING, ORACLE, WARM_25, Found
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Elastic, Scaler, Step, stepped
-from inference.simulate.scalers import ControllerScaler, Fixed, GpuUtilisation, Oracle, Waiting
+from inference.simulate.history import TODAY_S, history
+from inference.simulate.scalers import (
+    Concurrency,
+    ControllerScaler,
+    Fixed,
+    GpuUtilisation,
+    Oracle,
+    Waiting,
+    WithAdmission,
+)
 from inference.simulate.traces import Request
 
 COLD_S = 30.0
-SETTINGS = msgspec.structs.replace(scaling.SETTINGS, max_num_seqs=8)
+SETTINGS = msgspec.structs.replace(scenes.SETTINGS, max_num_seqs=8)
 
 
 def traffic(seconds: float, per_s: float, seed: int = 0) -> tuple[Request, ...]:
@@ -35,7 +48,7 @@ def world(scaler: Scaler, begin: int) -> Elastic:
 
 @pytest.fixture(scope="module")
 def fleets() -> dict[str, Elastic]:
-    policy = ScalePolicy(replicas_max=40, cold_start_s=COLD_S, low_s=60.0, ttft_objective_s=2.0)
+    policy = ScalePolicy(replicas_max=40, cold_start_s=COLD_S, low_s=60.0, ttft_objective_s=2.0, itl_objective_s=0.12)
     oracle = Oracle(REQUESTS, SETTINGS, 0.5, COLD_S)
     return {
         "fixed": world(Fixed(), 3),
@@ -43,6 +56,8 @@ def fleets() -> dict[str, Elastic]:
         "ours": world(ControllerScaler(policy), 3),
         "gpu": world(GpuUtilisation(1, 40), 3),
         "waiting": world(Waiting(1, 40), 3),
+        "concurrency": world(Concurrency(1, 40), 3),
+        "waiting, admission": world(WithAdmission(Waiting(1, 40), policy), 3),
     }
 
 
@@ -77,14 +92,60 @@ def test_what_is_asked_for_is_paid_for_from_then_on(fleets: dict[str, Elastic]) 
 
 
 def test_the_oracle_serves_all_and_who_only_looks_at_what_waits_comes_late(fleets: dict[str, Elastic]) -> None:
-    served = {name: sum(map(scaling.within_slo, fleet.outcome.lives)) / len(REQUESTS) for name, fleet in fleets.items()}
+    served = {name: sum(map(scenes.within_slo, fleet.outcome.lives)) / len(REQUESTS) for name, fleet in fleets.items()}
     assert served["oracle"] > 0.97
     assert served["oracle"] > served["ours"] > served["waiting"] > served["fixed"]
 
 
 def test_what_three_days_have_taught_is_the_day_that_comes() -> None:
     step = Step(4.0, 200.0, 200.0)
-    profile = scaling.history(traffic(600, 5.0), step)
-    before, during = profile.at(scaling.TODAY_S + 100).requests, profile.at(scaling.TODAY_S + 310).requests
+    profile = history(traffic(600, 5.0), step)
+    before, during = profile.at(TODAY_S + 100).requests, profile.at(TODAY_S + 310).requests
     assert 4 < before < 12 and during > 1.5 * 5
-    assert profile.at(scaling.TODAY_S + 86_000).requests == 0
+    assert profile.at(TODAY_S + 86_000).requests == 0
+
+
+# --- admission and bounds ------------------------------------------------------------------------------------
+
+
+def test_who_is_admitted_is_served_in_time_whoever_scales(fleets: dict[str, Elastic]) -> None:
+    def kept(name: str) -> float:
+        lives = [life for life in fleets[name].outcome.lives if life.fate != "refused"]
+        return sum(map(scenes.within_slo, lives)) / len(lives)
+
+    assert kept("waiting, admission") > 0.9 > kept("waiting") + 0.1
+    assert all(life.fate != "refused" for life in fleets["waiting"].outcome.lives)
+
+
+def test_the_fluid_bound_is_what_full_replicas_can_do() -> None:
+    one = Request(0, 5.0, 2000, 1, (), "")  # more than a second of prefill
+    requests = [replace(one, number=number) for number in range(20)]
+    all_served = fluid_bound(requests, SETTINGS, 10, 0.0, 10.0)
+    assert all_served == Fluid(1.0, 1.0)
+    one_replica = fluid_bound(requests, SETTINGS, 1, 0.0, 10.0)
+    assert 0.4 < one_replica.random < 0.5 and one_replica.omniscient <= one_replica.random
+    assert fluid_bound(requests, SETTINGS, 1, 20.0, 30.0) == Fluid(1.0, 1.0), "outside, there are enough"
+    cheap = [replace(one, number=20 + number, prompt_tokens=100) for number in range(20)]
+    assert fluid_bound([*requests, *cheap], SETTINGS, 1, 0.0, 10.0).omniscient > 0.6
+
+
+def test_a_scene_is_the_same_for_a_seed_and_half_of_it_may_be_batch() -> None:
+    plain = traffic(600, 5.0)
+    made = scenes.bursts(plain, 1)
+    assert made == scenes.bursts(plain, 1) != scenes.bursts(plain, 2)
+    assert [r.at_s for r in made] == sorted(r.at_s for r in made)
+    assert sum(r.output_tokens for r in made) / len(made) < sum(r.output_tokens for r in plain) / len(plain) / 4
+
+
+def test_the_bars_are_of_the_smaller_bound_and_of_what_was_admitted(capsys: pytest.CaptureFixture[str]) -> None:
+    good = Found(0.8, 0.5, 0.97, 0.4, 2.0, 30.0, 10.0, Fluid(0.9, 0.95))
+    results = {name: [good] for name in (ORACLE, NOTHING, WARM_25, INTERACTIVE, FIVE_TIMES, INTERACTIVE_FIVE_TIMES)} | {
+        FIVE_TIMES: [good._replace(slo=0.85)],
+        INTERACTIVE_FIVE_TIMES: [good._replace(slo=0.82)],
+    }
+    assert bound(results, NOTHING) == 0.85 and bound(results, INTERACTIVE) == 0.82
+    assert judge("t", results)
+    assert not judge("t", results | {NOTHING: [good._replace(admitted=0.94)]})
+    assert not judge("t", results | {NOTHING: [good._replace(slo=0.7)]})
+    assert not judge("t", results | {NOTHING: [good._replace(gpu_h_outside=12.0)]})
+    assert "MISSED" in capsys.readouterr().out

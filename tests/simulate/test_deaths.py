@@ -112,7 +112,7 @@ def test_whoever_scales_every_request_ends_once_and_tokens_add_up(name: str) -> 
     fleet = world(REQUESTS, 8, [50.0, 90.0, 90.0, 200.0, 210.0], SCALERS[name]())
     assert len(fleet.deaths) == 5
     lives = fleet.outcome.lives
-    assert {life.fate for life in lives} <= {"done", "lost", "expired"}
+    assert {life.fate for life in lives} <= {"done", "lost", "expired", "refused"}
     assert sum(life.fate == "done" and life.attempt > 1 for life in lives) > 5
     made = sum(agent.engine.output_tokens for agent in fleet.agents)
     said = sum(life.request.output_tokens - (0 if life.fate == "done" else life.left.output_tokens) for life in lives)

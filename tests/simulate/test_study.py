@@ -105,7 +105,7 @@ def test_where_too_much_is_ahead_ours_refuses_and_the_others_are_served_in_time(
     """Nine times the traffic that a fleet of one can serve, which may not grow."""
     served = {}
     for mark_s in (0.0, 2.0):
-        policy = ScalePolicy(replicas_max=1, cold_start_s=60.0, shed_standard_s=mark_s, shed_interactive_s=0.0)
+        policy = ScalePolicy(replicas_max=1, cold_start_s=60.0, shed_standard_s=mark_s, ttft_objective_s=4.0)
         asked = Study(chats(120, 9.0), slow(), policy, Objective(4.0, 1e-3, 1.0), begin=1)
         served[mark_s] = study.run(asked, "ours")
     assert served[2.0].refused > 100 and served[2.0].slo > 2 * served[0.0].slo, served

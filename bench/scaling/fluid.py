@@ -1,0 +1,48 @@
+"""A fluid bound of what any policy could serve: replicas are always full and never wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from inference.engines.sim.settings import SimSettings
+from inference.simulate.engine import work_s
+from inference.simulate.traces import Request
+
+_WINDOW_S = 10.0
+
+
+class Fluid(NamedTuple):
+    """Shares of requests that are served."""
+
+    random: float
+    """With refusals drawn at random."""
+    omniscient: float
+    """With the cheapest requests served first."""
+
+
+def fluid_bound(
+    requests: Sequence[Request], settings: SimSettings, replicas: int, from_s: float, until_s: float
+) -> Fluid:
+    """Share of ``requests`` that can be served when ``replicas`` exist from ``from_s`` to ``until_s``, and enough of
+    them at all other times. Work of a window of 10 s may be done anywhere in it; prompts and answers cost what full
+    batches cost.
+    """
+    windows: dict[int, list[float]] = {}
+    kept = best = 0.0
+    for request in requests:
+        if from_s <= request.at_s < until_s:
+            work = work_s(settings, request.prompt_tokens, request.output_tokens)
+            windows.setdefault(int(request.at_s // _WINDOW_S), []).append(work)
+        else:
+            kept += 1
+            best += 1
+    for works in windows.values():
+        room_s = replicas * _WINDOW_S
+        kept += len(works) * min(room_s / sum(works), 1.0)
+        for work in sorted(works):
+            room_s -= work
+            if room_s < 0:
+                break
+            best += 1
+    return Fluid(kept / len(requests), best / len(requests))
