@@ -22,6 +22,7 @@ from inference.control.policy.replica_choice import Moves
 from inference.control.policy.rollout import RolloutChange, RolloutWatch
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.control.traffic_model_job import TrafficModelJob
+from stream_fabric.pool.overload import OverloadMarks
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import DesiredState
@@ -102,7 +103,7 @@ class PoolPlanner:
         plan, moves, figures = scaler.decide(seen, now)
         self._models.receive_starts(self._pool, self._cold_starts.update(plan.pods, seen.infos, seen.at_unix_s))
         plan = msgspec.structs.replace(plan, requested=self._cold_starts.pending())
-        marks = self._policy.marks
+        marks = plan.overload_marks or self._policy.marks(None)
         if self._overload.update(overload_totals, marks, now):
             overload = self._overload
             plan = msgspec.structs.replace(
@@ -136,7 +137,7 @@ class PoolPlanner:
         for rollout in self._rollout.take_changes():
             self._report_rollout(rollout)
         for change in self._overload.take_changes():
-            self._report_overload(change, decision.figures)
+            self._report_overload(change, decision)
         try:
             await self._request_moves(decision.plan, decision.moves)
         finally:
@@ -183,8 +184,9 @@ class PoolPlanner:
         figures = {"revisions": change.revisions, "replicas": change.replicas}
         self._decisions.report("rollout", self._pool, state=change.state, reason=change.reason, figures=figures)
 
-    def _report_overload(self, change: OverloadChange, figures: Figures) -> None:
-        reason, mark_s = describe_overload(change, self._policy)
+    def _report_overload(self, change: OverloadChange, decision: PoolDecision) -> None:
+        figures = decision.figures
+        reason, mark_s = describe_overload(change, decision.plan.overload_marks or self._policy.marks(None))
         log.info("overload response changed: pool=%s reason=%s", self._pool, reason)
         lasted = {"lasted_s": round(change.seconds, 1)} if change.seconds else {}
         values = {"requests": change.requests, "backlog_s": round(figures.backlog_s, 3), "mark_s": mark_s, **lasted}
@@ -192,11 +194,13 @@ class PoolPlanner:
         self._decisions.report(change.event, self._pool, kind=kind, state=change.tier, reason=reason, figures=values)
 
 
-def describe_overload(change: OverloadChange, policy: ScalePolicy) -> tuple[str, float]:
+def describe_overload(change: OverloadChange, marks: OverloadMarks) -> tuple[str, float]:
     """Return the reason of a change, and the backlog mark that it refers to."""
-    marks = policy.marks
     mark_s = marks.reject_s[TIERS.index(change.tier)] if change.tier else marks.overflow_s
     why = f"the backlog ahead of them is above {mark_s:g} s"
+    if marks.duty_max:
+        share = marks.duty_max[TIERS.index(change.tier)] if change.tier else min(marks.duty_max)
+        why += f", or the replicas' prefill duty above {share:.0%}"
     to = ", ".join(marks.adjacent)
     match change.event:
         case "shed_begin":

@@ -6,6 +6,11 @@ requests is rejected, more of them the longer the backlog, and all at twice the 
 switch, it settles where arrivals equal departures. A lower tier has more of the queue ahead of it and a lower mark, so
 it gives way first. A tenant with less than its share of the queue has twice the mark.
 
+A replica that computes a prompt makes its other streams wait: a step with a chunk of prompt lasts many times a step of
+tokens alone. A pool that promises a time between tokens therefore limits its prefill duty: the share of time that its
+ready replicas spend on prompts, as far as admitted requests have caused it, forgotten with ``DUTY_MS``. Above a tier's
+``duty_max`` its requests are rejected, whatever the backlog and however long their prompts.
+
 ``PoolState.place`` and ``place.lua`` decide in one step with the placement, so the decision is exact for any number of
 gateways. Gateways keep no figures of their own.
 """
@@ -27,7 +32,9 @@ MISS: float = 0.5
 RETRY_S_MAX = 60
 DRAW_SCALE = 1024
 """Factor that makes a second uniform number of a request's jitter."""
-_PACKED = struct.Struct("<dddIB")
+DUTY_MS = 5_000
+"""Time constant with which admitted prefill is forgotten: about as long as a short answer."""
+_PACKED = struct.Struct("<dddIBd")
 
 
 class OverloadMarks(
@@ -49,6 +56,8 @@ class OverloadMarks(
     """Pools that may take overflow, in order of preference."""
     overflow_utilisation_max: float = 0.6
     """Share of an adjacent pool's slots in use above which it takes no overflow."""
+    duty_max: tuple[float, ...] = ()
+    """Prefill duty above which a tier's requests are rejected, by tier; 0 or missing: never."""
 
 
 class OverloadTerms(NamedTuple):
@@ -68,6 +77,8 @@ class OverloadTerms(NamedTuple):
     """True: the request was to overflow, and no adjacent pool took it."""
     moved: bool = False
     """True: the request was queued in another cell of the pool, and this one has room."""
+    duty_max: float = 0.0
+    """Prefill duty above which the request is rejected; 0: never, and the pool does not count it."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -76,10 +87,30 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved)
+        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved, self.duty_max)
 
 
 NO_OVERLOAD_TERMS = OverloadTerms()
+
+
+class PrefillDuty:
+    """Share of time that a pool's ready replicas spend on the prompts of admitted requests."""
+
+    def __init__(self) -> None:
+        self._total_ms = 0.0
+        """Prefill of admitted requests, as far as it is not forgotten."""
+        self._at_ms = 0.0
+
+    def admit(self, own_ms: float, now_ms: float) -> None:
+        """Count an admitted request with this much prefill."""
+        self._total_ms, self._at_ms = self._left_ms(now_ms) + own_ms, now_ms
+
+    def share(self, now_ms: float, replicas: float) -> float:
+        """Return the duty. It may exceed 1."""
+        return self._left_ms(now_ms) / (DUTY_MS * replicas)
+
+    def _left_ms(self, now_ms: float) -> float:
+        return self._total_ms * math.exp((self._at_ms - now_ms) / DUTY_MS)
 
 
 class Overflow(NamedTuple):
@@ -91,6 +122,11 @@ class Overflow(NamedTuple):
     """Backlog ahead of the request at home; 0: no replica took requests there."""
     shift_s: float
     """Backlog from which the home pool lets requests overflow."""
+
+
+def duty_retry_after_s(duty: float, duty_max: float, draw: float) -> int:
+    """Seconds until a pool that admits nothing is back at ``duty_max``, up to half as long again at random."""
+    return max(1, min(RETRY_S_MAX, math.ceil(DUTY_MS / 1000 * math.log(duty / duty_max) * (1 + draw / 2))))
 
 
 def share_rejected(backlog_s: float, mark_s: float) -> float:

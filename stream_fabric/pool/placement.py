@@ -66,6 +66,14 @@ class ReplicaSlot(NamedTuple):
     """Output tokens per second of its full batch."""
 
     @property
+    def wait_ms(self) -> float:
+        """Time until the prompt of one more request is begun: prompts before it, and a slot that has to become free."""
+        wait_ms = self.prefill_ms
+        if self.in_flight >= self.slots:
+            wait_ms += self.decode_ms * (self.in_flight - self.slots + 1) / self.in_flight
+        return wait_ms
+
+    @property
     def load_ms(self) -> float:
         """Pending work of the replica, in milliseconds."""
         return self.prefill_ms + self.decode_ms
@@ -218,12 +226,9 @@ def _score(
     ``kept``: prompt tokens that the candidate's cache saves. ``most``: the largest such number of any candidate.
     ``weight``: see ``REPEAT_WEIGHT``. ``mean_ms``: the candidates' mean load.
     """
-    wait_ms = slot.prefill_ms
-    if slot.in_flight >= slot.slots:
-        wait_ms += slot.decode_ms * (slot.in_flight - slot.slots + 1) / slot.in_flight
     own_ms = request.prompt_tokens / slot.prefill_per_s * 1000 + request.output_tokens / slot.decode_per_s * 1000
     score_ms = (
-        wait_ms
+        slot.wait_ms
         + (request.prompt_tokens - kept) / slot.prefill_per_s * 1000
         + weight * (most - kept) / slot.prefill_per_s * 1000
         + slot.decode_ms * DECODE_WEIGHT

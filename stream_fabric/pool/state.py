@@ -15,6 +15,8 @@ from stream_fabric.pool.overload import (
     NO_OVERLOAD_TERMS,
     UNDER_SHARE,
     OverloadTerms,
+    PrefillDuty,
+    duty_retry_after_s,
     is_rejected,
     rejection_draw,
     retry_after_s,
@@ -60,6 +62,7 @@ class PoolState:
     """Total of requests told to go to an adjacent pool."""
     returned: int = 0
     """Total of these that no adjacent pool took."""
+    duty: PrefillDuty = field(default_factory=PrefillDuty)
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -98,6 +101,8 @@ class PoolState:
             refused = self._check_bytes(request)
             if refused is not None:
                 return refused
+        if terms.duty_max:
+            self.duty.admit(_own_prefill_ms(request, slots, choice, now_ms), now_ms)
         if request.size:
             self.sizes[request.stream] = request.tenant, request.size
         if choice.taken >= 0 and not any(self.queue.tiers[: request.tier + 1]):
@@ -145,11 +150,11 @@ class PoolState:
     ) -> Refused | None:
         """Refuse the request if the backlog ahead of it is too long; None: the backlog is short enough."""
         self.returned += terms.again
-        if not terms.reject_s and not terms.overflow_s and not terms.overflow_in_max:
+        if not terms.reject_s and not terms.overflow_s and not terms.overflow_in_max and not terms.duty_max:
             return None
         alive = [slot for slot in slots if slot is not None and slot.takes_requests(now_ms)]
         if terms.overflow_in_max:
-            return self._check_overflow_in(alive, choice, terms)
+            return self._check_overflow_in(alive, choice, now_ms, terms)
         pinned = any(
             candidate.replica == pin and slot is not None and slot.takes_requests(now_ms)
             for candidate, slot in zip(choice.candidates, slots, strict=True)
@@ -172,22 +177,32 @@ class PoolState:
         backlog_s = prefill_ms / count / 1000 + waits_s / replicas
         hit = max((candidate.matched_tokens for candidate in choice.candidates), default=0)
         spared_s = hit / (prefill_per_s / count)
-        may_leave = bool(terms.overflow_s) and backlog_s >= terms.overflow_s
-        overflows = may_leave and not pinned and spared_s < MISS * backlog_s
+        duty = self.duty.share(now_ms, replicas) if terms.duty_max else 0.0
+        is_over = duty > terms.duty_max
+        held_s = max(backlog_s, terms.overflow_s) if is_over else backlog_s
+        may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
+        overflows = may_leave and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
             mark_s = terms.reject_s
-            if terms.reject_s and backlog_s > mark_s and self.queue.is_under_share(request):
+            taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
+            wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
+            if terms.reject_s and wait_s > mark_s and self.queue.is_under_share(request):
                 mark_s *= UNDER_SHARE
             draw = rejection_draw(request.jitter)
-            if mark_s and is_rejected(backlog_s, mark_s, draw):
+            if mark_s and is_rejected(wait_s, mark_s, draw):
                 self.rejected[request.tier] += 1
-                return Refused(retry_after_s(backlog_s, mark_s, draw), "shed", backlog_s)
+                return Refused(retry_after_s(wait_s, mark_s, draw), "shed", wait_s)
+        if is_over and not overflows:
+            self.rejected[request.tier] += 1
+            return Refused(duty_retry_after_s(duty, terms.duty_max, rejection_draw(request.jitter)), "shed", backlog_s)
         if overflows:
             self.overflowed += 1
             return Refused(0, "elsewhere", backlog_s)
         return None
 
-    def _check_overflow_in(self, alive: Sequence[ReplicaSlot], choice: Choice, terms: OverloadTerms) -> Refused | None:
+    def _check_overflow_in(
+        self, alive: Sequence[ReplicaSlot], choice: Choice, now_ms: float, terms: OverloadTerms
+    ) -> Refused | None:
         """Refuse a request that overflows from another pool, unless this pool has room to spare; None: it has."""
         prefill_ms, slots, in_flight = 0.0, 0, 0
         for slot in alive:
@@ -195,6 +210,7 @@ class PoolState:
             slots += slot.slots
             in_flight += slot.in_flight
         free = choice.taken >= 0 and not len(self.queue) and in_flight + 1 <= terms.overflow_in_max * slots
+        free = free and not (terms.duty_max and self.duty.share(now_ms, len(alive)) > terms.duty_max)
         if free and prefill_ms / len(alive) / 1000 < terms.reject_s:
             return None
         return Refused(0, "crowded", in_flight / slots if slots else 1.0)
@@ -303,3 +319,18 @@ class PoolState:
             if self.at.get(stream) == replica:
                 del self.at[stream]
         return streams
+
+
+def _own_prefill_ms(
+    request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, now_ms: float
+) -> float:
+    """Prefill that the request brings; one that is queued counts as on the pool's mean replica."""
+    hits = [candidate.matched_tokens for candidate in choice.candidates]
+    taken = slots[choice.taken] if choice.taken >= 0 else None
+    if taken is not None:
+        return (request.prompt_tokens - hits[choice.taken]) / taken.prefill_per_s * 1000
+    alive = [slot.prefill_per_s for slot in slots if slot is not None and slot.takes_requests(now_ms)]
+    if not alive:
+        return 0.0
+    per_s = sum(speed / len(alive) for speed in alive)
+    return (request.prompt_tokens - max(hits)) / per_s * 1000

@@ -57,6 +57,7 @@ def constants(*, pool: bool) -> str:
             "LOCALITY": placement.LOCALITY,
             "RETRY_S_MAX": overload.RETRY_S_MAX,
             "DRAW_SCALE": overload.DRAW_SCALE,
+            "DUTY_MS": overload.DUTY_MS,
             "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,
             "POOL_TTL_MS": limits.POOL_TTL_S * 1000,
             "GONE_KEPT_MS": limits.GONE_KEPT_S * 1000,

@@ -281,7 +281,8 @@ class Directory:
         if count >= CANDIDATES_MAX:
             count = self._view(cell).ready[model]
         reject_s = marks.reject_s[tier] if tier < len(marks.reject_s) else 0.0
-        return OverloadTerms(reject_s, marks.overflow_s if marks.adjacent else 0.0, replicas=count)
+        duty_max = marks.duty_max[tier] if tier < len(marks.duty_max) else 0.0
+        return OverloadTerms(reject_s, marks.overflow_s if marks.adjacent else 0.0, replicas=count, duty_max=duty_max)
 
     def overflow_pools(self, cell: str, model: str) -> list[str]:
         """Return the adjacent pools that serve the model and seem to have capacity; the placement itself decides."""
@@ -303,9 +304,11 @@ class Directory:
         plan, other = self._plan(home), self._plan(host)
         if plan is None or plan.overload_marks is None:
             raise NoReplica(f"pool {home!r} has no adjacent pool now; retry after 2 s", retry_after_s=2)
+        theirs = other.overload_marks if other is not None else None
         return OverloadTerms(
-            overflow_in_backlog_s(plan.overload_marks, other.overload_marks if other is not None else None),
+            overflow_in_backlog_s(plan.overload_marks, theirs),
             overflow_in_max=plan.overload_marks.overflow_utilisation_max,
+            duty_max=min(theirs.duty_max, default=0.0) if theirs is not None else 0.0,
         )
 
     def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from inference.control.decision_log import DecisionLog
 from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch, reject_shares
-from inference.control.policy.scale_policy import ScalePolicy
+from inference.control.policy.scale_policy import PREFILL_SHARE_MIN, ScalePolicy
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
+from stream_fabric.pool.overload import SPAN
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, decode_plan, encode_plan
 from stream_fabric.pool.records import EngineLoad, OverloadTotals, ReplicaInfo, TierQueue
 from stream_fabric.stream.ids import ReplicaId
 from tests.support.events import Heard, SetClock
 
 POLICY = ScalePolicy(adjacent=("south",))
-MARKS = POLICY.marks
+MARKS = POLICY.marks(None)
 
 
 def counts(batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0) -> OverloadTotals:
@@ -85,15 +86,28 @@ def test_the_level_is_of_what_is_ahead_of_each_tier() -> None:
     info = ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), "ready", EngineLoad(0, 0, 4), prefill_ms=200)
     usual = ReplicaProfile(4, 1000.0, 100.0, 100, 4)
     lines = [TierQueue(1, 0, 100, 90), TierQueue(0, 0, 0, 0), TierQueue(1, 0, 100, 90)]
-    policy = ScalePolicy(shed_batch_s=1.1, shed_standard_s=1.1, shed_interactive_s=2)
-    assert reject_shares([info], lines, usual, policy.marks) == pytest.approx([0, 1 / 11, 1])
+    policy = ScalePolicy(shed_batch_s=1.1, shed_standard_s=1.1, shed_interactive_s=2, ttft_objective_s=4)
+    assert reject_shares([info], lines, usual, policy.marks(None)) == pytest.approx([0, 1 / 11, 1])
 
 
 def test_by_default_the_layers_stand_in_their_order() -> None:
     policy = ScalePolicy(adjacent=("south",))
-    interactive_s, standard_s, batch_s = policy.marks.reject_s
-    assert batch_s < policy.shift_backlog_s < standard_s < interactive_s
+    interactive_s, standard_s, batch_s = policy.marks(None).reject_s
+    assert batch_s < policy.overflow_s < standard_s < interactive_s
+    assert SPAN * interactive_s <= policy.ttft_objective_s, "who is admitted is served in time"
     assert batch_s <= policy.backlog_s_max and policy.backlog_over_s > 0, "refusing takes no time, growing does"
+
+
+def test_the_time_between_tokens_leaves_prompts_a_share_of_a_replicas_time() -> None:
+    """32 streams in steps of 56 ms: at 120 ms between tokens, prompts may take 53 % of the time."""
+    profile = ReplicaProfile(32, 2000.0, 571.0, 100, 4)
+    assert ScalePolicy().marks(profile).duty_max == (), "nothing is promised"
+    assert ScalePolicy(itl_objective_s=0.12).prefill_share(None) == 1.0
+    policy = ScalePolicy(itl_objective_s=0.12)
+    assert policy.prefill_share(profile) == pytest.approx(0.533, abs=1e-3)
+    interactive, standard, batch = policy.marks(profile).duty_max
+    assert interactive == pytest.approx(0.533, abs=1e-3) and interactive > standard > batch
+    assert ScalePolicy(itl_objective_s=0.05).prefill_share(profile) == PREFILL_SHARE_MIN, "it cannot be kept anyway"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +115,12 @@ def test_by_default_the_layers_stand_in_their_order() -> None:
     [
         ({"shed_batch_s": 11.0}, "shed_batch_s <= shed_standard_s"),
         ({"adjacent": ("b",), "shift_backlog_s": 0.0}, "shift_backlog_s"),
-        ({"adjacent": ("b",), "shift_backlog_s": 0.4}, "shift_backlog_s"),
+        ({"adjacent": ("b",), "shift_backlog_s": 0.1}, "shift_backlog_s"),
         ({"shift_utilisation_max": 0.0}, "shift_utilisation_max"),
         ({"shed_standard_s": -1.0}, "times must be 0 or more"),
+        ({"itl_objective_s": -1.0}, "times must be 0 or more"),
+        ({"shed_standard_s": 0.6, "shed_interactive_s": 0.6}, "half of ttft_objective_s, which is 1"),
+        ({"shed_interactive_s": 5.0}, "half of ttft_objective_s"),
     ],
 )
 def test_what_cannot_be_meant_is_not_taken(wrong: dict[str, float], said: str) -> None:

@@ -109,6 +109,7 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
     [defaults]
     cold_start_s = 60
     warm_share = 0
+    ttft_objective_s = 40  # standard and interactive are not to be rejected
     [pool.north]
     models = ["{MODEL}"]
     adjacent = ["south"]
@@ -209,6 +210,8 @@ async def test_first_tokens_of_interactive_requests_keep_their_objective_while_b
     [pool.open]
     models = ["open"]
     shed_batch_s = 0
+    shed_standard_s = 0
+    shed_interactive_s = 0
     """
     sim = "itl_ms=5,ttft_ms=1,max_num_seqs=256,prefill_tokens_per_s=8000,prefix_cache=false,max_num_batched_tokens=1024"
     async with platform(redis_server, tmp_path / "pools.toml", pools) as up:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.pool.overload import (
+    DUTY_MS,
     RETRY_S_MAX,
     SPAN,
     UNDER_SHARE,
@@ -234,6 +235,57 @@ def test_under_a_steady_overload_what_is_refused_settles_and_does_not_swing() ->
     assert all(abs(after - before) < 0.15 for before, after in pairwise(shares[1:])), shares
 
 
+# --- prefill duty --------------------------------------------------------------------------------------------
+
+
+def at(state: PoolState, names: list[ReplicaId], ask: PlacementRequest, terms: OverloadTerms, now_ms: float) -> bool:
+    """Whether the request is admitted; replicas are idle again at once."""
+    for name in names:
+        state.inboxes.get(name, []).clear()
+        state.report(name, SEAT._replace(room=10_000, slots=10_000), ("m",), (), {}, now_ms)
+    answer = state.place(ask, names, [0] * len(names), now_ms, None, terms)
+    return not isinstance(answer, Refused)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("prompt", [50, 400])
+def test_of_a_flood_as_much_prefill_gets_in_as_the_duty_leaves_room_for(replicas: int, prompt: int) -> None:
+    """Ten times what is admitted arrives, for a minute. Short prompts and long ones get the same share.
+
+    The first ten seconds are not counted: an idle pool takes a burst.
+    """
+    state, names = pool(replicas)
+    terms, admitted_ms = OverloadTerms(duty_max=0.5), 0.0
+    every_ms = prompt / 1000 / 5 / replicas * 1000
+    for number in range(int(60_000 / every_ms)):
+        if at(state, names, asked(prompt=prompt), terms, number * every_ms) and number * every_ms >= 10_000:
+            admitted_ms += prompt
+    assert admitted_ms / 50_000 / replicas == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_cached_prompt_costs_no_duty_and_each_tier_has_its_own_limit() -> None:
+    state, names = pool()
+    for _ in range(100):
+        assert isinstance(place(state, names, asked(), OverloadTerms(duty_max=0.01), held=100), Placed | Queued)
+    state, names = pool(room=10_000, slots=10_000)
+    tiers = [OverloadTerms(duty_max=share) for share in (0.5, 0.4)]
+    while isinstance(place(state, names, asked(tier=BATCH), tiers[1]), Placed):
+        pass
+    refused = place(state, names, asked(tier=BATCH), tiers[1])
+    assert isinstance(refused, Refused) and refused.why == "shed" and refused.retry_after_s >= 1
+    assert isinstance(place(state, names, asked(tier=0), tiers[0]), Placed)
+
+
+def test_what_the_duty_refuses_goes_to_an_adjacent_pool_first() -> None:
+    state, names = pool(room=10_000, slots=10_000)
+    terms = OverloadTerms(0.0, 100.0, duty_max=0.1)
+    answers = [place(state, names, asked(), terms) for _ in range(20)]
+    assert answers[-1] == Refused(0, "elsewhere", answers[-1].backlog_s)  # type: ignore[union-attr]
+    assert isinstance(place(state, names, asked(), terms._replace(overflow_s=0.0, again=True)), Refused)
+    guest = OverloadTerms(100.0, overflow_in_max=0.9, duty_max=0.1)
+    assert place(state, names, asked(), guest).why == "crowded"  # type: ignore[union-attr]
+
+
 # --- many gateways at once, on Redis -------------------------------------------------------------------------
 
 GATEWAYS = 8
@@ -283,6 +335,26 @@ async def test_of_a_burst_over_many_gateways_no_more_gets_in_than_the_marks_allo
     assert lines[BATCH].depth == len(queued)
     assert (await gateways[0].overload_totals(name)).rejected == (0, 0, len(shed))
     assert (await gateways[0].demand_totals(name)).requests == 400, "who is refused is demand"
+
+
+async def test_of_a_burst_over_many_gateways_no_more_prefill_gets_in_than_the_duty_allows(
+    gateways: list[RedisPools],
+) -> None:
+    name, terms = f"pool-{os.urandom(4).hex()}", OverloadTerms(duty_max=0.5)
+    candidates = [Candidate(await joined(gateways[0], name, 1000, 1000), 0) for _ in range(2)]
+
+    async def ask(number: int) -> Placed | Queued | Refused:
+        pools = gateways[number % GATEWAYS]
+        work = work_of(BATCH, 100, 0)  # a tenth of a second
+        return await pools.place(name, work, candidates, wait_s=60, jitter=random.random(), terms=terms)
+
+    begun = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(*(ask(number) for number in range(400)))
+    passed_s = asyncio.get_running_loop().time() - begun
+    admitted = sum(isinstance(answer, Placed) for answer in answers)
+    room_s = 0.5 * 2 * DUTY_MS / 1000
+    assert room_s <= admitted * 0.1 <= room_s * (1 + passed_s * 1000 / DUTY_MS) + 0.2
+    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, 400 - admitted)
 
 
 async def test_of_guests_over_many_gateways_no_more_get_in_than_there_is_room_for(gateways: list[RedisPools]) -> None:

@@ -522,13 +522,14 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
 
 def _random_surge(rng: random.Random) -> OverloadTerms:
     mark_s = rng.choice([0, 0.05, 0.5, 4])
+    duty_max = rng.choice([0, 0, 1e-9, 1e9])  # far from every duty: the two clocks differ by milliseconds
     match rng.choice(["none", "none", "home", "home", "guest", "again"]):
         case "home":
-            return OverloadTerms(mark_s, rng.choice([0, 0.1, 1]), replicas=rng.choice([0, 0, 9]))
+            return OverloadTerms(mark_s, rng.choice([0, 0.1, 1]), replicas=rng.choice([0, 0, 9]), duty_max=duty_max)
         case "again":
-            return OverloadTerms(mark_s, again=True)
+            return OverloadTerms(mark_s, again=True, duty_max=duty_max)
         case "guest":
-            return OverloadTerms(rng.choice([0.5, 60]), overflow_in_max=rng.choice([0.3, 0.6, 1]))
+            return OverloadTerms(rng.choice([0.5, 60]), overflow_in_max=rng.choice([0.3, 0.6, 1]), duty_max=duty_max)
         case _:
             return NO_OVERLOAD_TERMS
 

@@ -185,7 +185,9 @@ def _replicas_with_spare(rates: DemandTotals, profile: ReplicaProfile, policy: S
         for work, count in ((prefill, prompts), (decode, streams))
         if work
     )
-    return (prefill + decode) / policy.utilisation_aimed + spare
+    # Time between tokens may leave less room for prompts than the slots do
+    by_duty = prefill / policy.prefill_share(profile)
+    return max((prefill + decode) / policy.utilisation_aimed, by_duty) + spare
 
 
 def _ttft_p99_s(infos: list[ReplicaInfo]) -> float:

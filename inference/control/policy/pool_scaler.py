@@ -113,7 +113,7 @@ class PoolScaler:
             cold_start_s=self.policy.cold_start_s,
             patience_s=_PATIENCE * max(self.policy.cold_start_s, self._declared.cold_start_s),
             outputs=old.outputs if self._model is None else self._model.outputs(),
-            overload_marks=self.policy.marks,
+            overload_marks=self.policy.marks(profile),
         )
 
     def _is_calm(self, plan: PoolPlan, fleet: FleetView, seen: Observation, passed_s: float) -> bool:

@@ -7,8 +7,15 @@ import tomllib
 
 import msgspec
 
-from stream_fabric.pool.overload import OverloadMarks
+from stream_fabric.pool.overload import SPAN, OverloadMarks
 from stream_fabric.pool.placement import TIERS
+from stream_fabric.pool.plan import ReplicaProfile
+
+MARK_SHARES = {"interactive": 1.0, "standard": 0.8, "batch": 0.25}
+"""Marks of the tiers as shares of the highest that keeps the objective."""
+DUTY_SHARES = {"interactive": 1.0, "standard": 0.95, "batch": 0.85}
+"""Part of the prefill share up to which each tier is admitted: in a surge the lower one gives way first."""
+PREFILL_SHARE_MIN = 0.1
 
 
 class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,12 +61,15 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sleep_after_s: float = 300.0
     awake_min: int = 1
     """Warm replicas that stay awake, ready to be promoted at once."""
-    shed_batch_s: float = 0.5
-    """Backlog from which requests of the tier are rejected, in seconds; 0: never."""
-    shed_standard_s: float = 10.0
-    shed_interactive_s: float = 20.0
-    shift_backlog_s: float = 1.0
-    """Backlog from which requests overflow to an adjacent pool, if a cache miss costs them little."""
+    itl_objective_s: float = 0.0
+    """Mean time between the tokens of an answer that is promised; 0: none is."""
+    shed_batch_s: float | None = None
+    """Backlog from which requests of the tier are rejected, in seconds; 0: never. None: from the objective."""
+    shed_standard_s: float | None = None
+    shed_interactive_s: float | None = None
+    shift_backlog_s: float | None = None
+    """Backlog from which requests overflow to an adjacent pool, if a cache miss costs them little. None: a quarter of
+    the objective."""
     adjacent: tuple[str, ...] = ()
     """Pools that serve the same models and may take overflow, in order."""
     shift_utilisation_max: float = 0.6
@@ -94,7 +104,13 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             (
                 "with adjacent pools shift_backlog_s must be more than 0 and at least the lowest shed_*_s above 0",
-                not self.adjacent or self.shift_backlog_s >= max(min(self._reject_marks, default=0), 1e-9),
+                not self.adjacent or self.overflow_s >= max(min(self._reject_marks, default=0), 1e-9),
+            ),
+            (
+                f"shed_standard_s and shed_interactive_s must be at most half of ttft_objective_s, which is "
+                f"{self.ttft_objective_s:g}: at twice its mark all of a tier's requests are rejected, and those behind "
+                "a longer backlog miss the objective; leave them out to have them follow it",
+                max(self.shed_standard_s or 0, self.shed_interactive_s or 0) <= self.ttft_objective_s / SPAN,
             ),
             ("shift_utilisation_max must be more than 0 and at most 1", 0 < self.shift_utilisation_max <= 1),
         ):
@@ -111,19 +127,53 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (
             self.ttft_over_s, self.backlog_s_max, self.backlog_over_s, self.utilisation_over_s, self.low_s, self.zero_s,
             self.cold_start_s, self.sleep_after_s,
-            self.shift_backlog_s, self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s,
+            self.itl_objective_s, self.overflow_s, *self._marks_by_tier().values(),
         )  # fmt: skip
 
     @property
     def _reject_marks(self) -> list[float]:
-        return [mark_s for mark_s in (self.shed_batch_s, self.shed_standard_s, self.shed_interactive_s) if mark_s]
+        """Marks other than 0, from batch to interactive."""
+        return [mark_s for mark_s in self._marks_by_tier().values() if mark_s]
+
+    def _marks_by_tier(self) -> dict[str, float]:
+        """Backlogs from which a tier's requests begin to be rejected.
+
+        Twice the mark rejects all, so a backlog that half the objective begins is never longer than the objective.
+        """
+        declared = {
+            "batch": self.shed_batch_s,
+            "standard": self.shed_standard_s,
+            "interactive": self.shed_interactive_s,
+        }
+        highest_s = self.ttft_objective_s / SPAN
+        return {tier: MARK_SHARES[tier] * highest_s if own is None else own for tier, own in declared.items()}
 
     @property
-    def marks(self) -> OverloadMarks:
-        """Backlogs from which requests are rejected or overflow, as gateways read them from the plan."""
-        by_tier = {"interactive": self.shed_interactive_s, "standard": self.shed_standard_s, "batch": self.shed_batch_s}
+    def overflow_s(self) -> float:
+        """Backlog from which requests overflow: before a tier that people wait for is rejected."""
+        return self.ttft_objective_s / SPAN / 2 if self.shift_backlog_s is None else self.shift_backlog_s
+
+    def prefill_share(self, profile: ReplicaProfile | None) -> float:
+        """Largest share of a full replica's time for prompts that keeps the objective between tokens.
+
+        The other streams get no token meanwhile: d seconds a step become d / (1 - share). 1: nothing is promised, or
+        no replica's speed is known.
+        """
+        if not self.itl_objective_s or profile is None:
+            return 1.0
+        step_s = profile.slots / profile.decode_per_s
+        return max(1 - step_s / self.itl_objective_s, PREFILL_SHARE_MIN)
+
+    def marks(self, profile: ReplicaProfile | None) -> OverloadMarks:
+        """Limits above which requests are rejected or overflow, as gateways read them from the plan."""
+        by_tier = self._marks_by_tier()
+        share = self.prefill_share(profile) if self.itl_objective_s else 0.0
         return OverloadMarks(
-            tuple(by_tier[tier] for tier in TIERS), self.shift_backlog_s, self.adjacent, self.shift_utilisation_max
+            tuple(by_tier[tier] for tier in TIERS),
+            self.overflow_s,
+            self.adjacent,
+            self.shift_utilisation_max,
+            tuple(share * DUTY_SHARES[tier] for tier in TIERS) if share else (),
         )
 
     def warm_count(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:

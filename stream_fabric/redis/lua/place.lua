@@ -1,9 +1,9 @@
 -- Hand a request to the best candidate with room, or queue it, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
---   terms (packed: reject mark, overflow mark, overflow in, replicas, 1 returned or 2 moved here; '' none), span, under
---   share, miss, bytes of the pool's requests at most, of the tenant's at most, replicas that produced it before (each
---   between two \28); then of each candidate: replica, matched tokens.
+--   terms (packed: reject mark, overflow mark, overflow in, replicas, 1 returned or 2 moved here, prefill duty at most;
+--   '' none), span, under share, miss, bytes of the pool's requests at most, of the tenant's at most, replicas that
+--   produced it before (each between two \28); then of each candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused
 --   because the queue is full, {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
@@ -35,7 +35,7 @@ local names = {}
 for i = 1, count do names[i] = ARGV[FIRST + 2 * i - 2] end
 local pin = session ~= '' and redis.call('GET', P .. 'pin:' .. session)
 local board = count > 0 and redis.call('HMGET', P .. 'board', unpack(names)) or {}
-local slots, room, flight, prefill, decode, prefill_s, decode_s, load = {}, {}, {}, {}, {}, {}, {}, {}
+local slots, room, flight, prefill, decode, prefill_s, decode_s, load, waits = {}, {}, {}, {}, {}, {}, {}, {}, {}
 local alive, prefill_ms = 0, 0
 for i = 1, count do
   if board[i] then
@@ -72,16 +72,16 @@ for i = 1, count do
     scored[i] = struct.pack('<dI4I4dB', -1, 0, 0, 0, 1)
   else
     local hit = hits[i]
+    waits[i] = prefill[i]
+    if flight[i] >= slots[i] then waits[i] = waits[i] + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
     if flight[i] >= room[i] then
       scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
     else
       local used = flight[i] / room[i]
       local stays = used <= SPILL_AT or jitter < (1 - used) / (1 - SPILL_AT)
-      local wait_ms = prefill[i]
-      if flight[i] >= slots[i] then wait_ms = wait_ms + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
       local own_ms = prompt / prefill_s[i] * 1000 + output / decode_s[i] * 1000
       local kept = stays and hit or 0
-      local score = wait_ms + (prompt - kept) / prefill_s[i] * 1000 + weight * (most - kept) / prefill_s[i] * 1000
+      local score = waits[i] + (prompt - kept) / prefill_s[i] * 1000 + weight * (most - kept) / prefill_s[i] * 1000
         + decode[i] * DECODE_WEIGHT
       local over = load[i] > BOUND * mean_ms + own_ms + weight * kept / prefill_s[i] * 1000
       scored[i] = struct.pack('<dI4I4dB', score, hit, flight[i], load[i], over and 3 or 0)
@@ -110,8 +110,15 @@ elseif hits[best] > 0 then
   reason = 'prefix'
 end
 
-local reject_s, overflow_s, overflow_in_max, replicas, again = 0, 0, 0, 0, 0
-if terms ~= '' then reject_s, overflow_s, overflow_in_max, replicas, again = struct.unpack('<dddIB', terms) end
+local reject_s, overflow_s, overflow_in_max, replicas, again, duty_max = 0, 0, 0, 0, 0, 0
+if terms ~= '' then
+  reject_s, overflow_s, overflow_in_max, replicas, again, duty_max = struct.unpack('<dddIBd', terms)
+end
+local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
+if duty_max > 0 then
+  local sums = redis.call('HMGET', P .. 'stat', 'pa', 'paat')
+  admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
+end
 if instead == '' and overflow_in_max == 0 and again == 0 then
   add_to(P .. 'stat', {'n', 'np', 'no'}, {1, prompt - (taken > 0 and hits[taken] or most), output})
   if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
@@ -126,18 +133,21 @@ if overflow_in_max > 0 then
     if load[i] then slots_all, flight_all = slots_all + slots[i], flight_all + flight[i] end
   end
   local free = taken > 0 and waiting_count() == 0 and flight_all + 1 <= overflow_in_max * slots_all
+  free = free and not (duty_max > 0 and admitted_ms / (DUTY_MS * alive) > duty_max)
   if not (free and prefill_ms / alive / 1000 < reject_s) then
     return {5, 0, string.format('%.17g', slots_all > 0 and flight_all / slots_all or 1), explained}
   end
-elseif (reject_s > 0 or overflow_s > 0) and alive == 0 then
+elseif (reject_s > 0 or overflow_s > 0 or duty_max > 0) and alive == 0 then
   if overflow_s > 0 then -- without adjacent pools the request waits until a replica starts
     redis.call('HINCRBY', P .. 'stat', 'sent', 1)
     return {4, 0, '0', explained}
   end
-elseif reject_s > 0 or overflow_s > 0 then
+elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   local backlog = prefill_ms / alive / 1000
+  local duty = admitted_ms / (DUTY_MS * (alive * math.max(replicas / count, 1)))
+  local is_over = duty_max > 0 and duty > duty_max
   local per_s, decode_per_s = 0, 0
-  if ahead > 0 or (overflow_s > 0 and backlog >= overflow_s) then
+  if ahead > 0 or (overflow_s > 0 and (is_over or backlog >= overflow_s)) then
     for i = 1, count do
       if load[i] then per_s, decode_per_s = per_s + prefill_s[i], decode_per_s + decode_s[i] end
     end
@@ -151,23 +161,30 @@ elseif reject_s > 0 or overflow_s > 0 then
     local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
     backlog = backlog + waits_s / (alive * math.max(replicas / count, 1))
   end
-  local overflows = overflow_s > 0 and backlog >= overflow_s and most / (per_s / alive) < MISS * backlog
+  local held = is_over and math.max(backlog, overflow_s) or backlog
+  local overflows = overflow_s > 0 and held >= overflow_s and most / (per_s / alive) < MISS * held
   if overflows and pin then
     for i = 1, count do
       if names[i] == pin and load[i] then overflows = false end
     end
   end
   local mark = reject_s
-  if mark > 0 and backlog > mark and not (overflows and overflow_s <= reject_s) then
+  local wait = taken > 0 and ahead == 0 and waits[taken] / 1000 or backlog
+  local draw = jitter * DRAW_SCALE % 1
+  if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
     local mine = math.max((redis.call('HGET', P .. 'f' .. tier, tenant) or 0) - (v[1] or 0), 0)
     if mine * redis.call('HLEN', P .. 'f' .. tier) < (v[2] or 0) + (v[3] or 0) then mark = mark * UNDER_SHARE end
-    local draw = jitter * DRAW_SCALE % 1
-    if backlog > mark and draw * (SPAN - 1) * mark < backlog - mark then
+    if wait > mark and draw * (SPAN - 1) * mark < wait - mark then
       redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
-      local retry = math.ceil((backlog - mark) * (1 + draw / 2))
-      return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', backlog), explained}
+      local retry = math.ceil((wait - mark) * (1 + draw / 2))
+      return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', wait), explained}
     end
+  end
+  if is_over and not overflows then
+    redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
+    local retry = math.ceil(DUTY_MS / 1000 * math.log(duty / duty_max) * (1 + draw / 2))
+    return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', backlog), explained}
   end
   if overflows then
     redis.call('HINCRBY', P .. 'stat', 'sent', 1)
@@ -184,6 +201,16 @@ if instead == '' then
   if over > 0 then
     return {over, 1, string.format('%d', redis.call('HGET', P .. 'bytes', over == 6 and '' or tenant) or 0), explained}
   end
+end
+if duty_max > 0 and alive > 0 then -- one that is queued counts as on the mean replica
+  local speed = taken > 0 and prefill_s[taken] or 0
+  if taken == 0 then
+    for i = 1, count do
+      if load[i] then speed = speed + prefill_s[i] / alive end
+    end
+  end
+  local own_ms = (prompt - (taken > 0 and hits[taken] or most)) / speed * 1000
+  redis.call('HSET', P .. 'stat', 'pa', string.format('%.17g', admitted_ms + own_ms), 'paat', now)
 end
 if taken > 0 and ahead == 0 then
   keep_work(id, payload, tenant)
