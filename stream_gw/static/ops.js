@@ -257,7 +257,8 @@ async function openDetail(id, opener) {
 $("detail").addEventListener("close", () => {
   asking?.abort();
   history.replaceState(null, "", location.pathname);
-  $("detail").opener?.focus();
+  // The browser has given the focus back already; somebody may have moved it since
+  if (document.activeElement === document.body) $("detail").opener?.focus();
   $("detail").opener = null;
   if (feed && snapshot) load();
 });

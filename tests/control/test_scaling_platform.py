@@ -58,6 +58,7 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
     declared = tmp_path / "pools.toml"
     declared.write_text(
         '[pool.duo]\nmodels = ["duo"]\nreplicas_min = 1\nwarm_share = 0\nlow_s = 1\ncold_start_s = 30\n'
+        "ttft_objective_s = 30\n"  # the burst below waits for seconds
     )
     env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}
     with ExitStack() as stack:
@@ -128,6 +129,7 @@ async def test_a_warm_replica_sleeps_and_is_woken_for_what_comes(redis_server: R
     declared.write_text(
         '[pool.duo]\nmodels = ["duo"]\nwarm_min = 1\nlow_s = 60\ncold_start_s = 30\n'
         "sleep_level = 2\nsleep_after_s = 1\nawake_min = 0\n"
+        "ttft_objective_s = 30\n"  # the burst below waits for seconds
     )
     env = {"STREAM_GW_REDIS_URL": redis_server.url, "STREAM_GW_PARTITIONS": "4"}
     with ExitStack() as stack:
