@@ -138,6 +138,17 @@ def _median_alert(objective: Objective) -> Alert:
     )  # fmt: skip
 
 
+def _ttft_errors(early: int, within: int, count: int) -> dict[str, str]:
+    """Series of a pool in which, of ``count`` first tokens a minute, ``within`` come at most half a second late, and
+    ``early`` of them more than half a second early."""
+    name = listed.TTFT_ERROR.name
+    return {
+        f'{name}_bucket{{pool="p",le="-0.5"}}': f"0+{early}x100",
+        f'{name}_bucket{{pool="p",le="0.5"}}': f"0+{within}x100",
+        f'{name}_count{{pool="p"}}': f"0+{count}x100",
+    }
+
+
 def _rises(name: str, by: str, window: str = "15m") -> str:
     """PromQL: the counter rose, or its series is new (``increase`` does not see a series' first sample)."""
     return f"sum by ({by}) (increase({name}[{window}])) > 0 or sum by ({by}) ({name} unless {name} offset {window}) > 0"
@@ -154,6 +165,11 @@ _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
 _BATCH_AGE = f'{listed.QUEUE_AGE.name}{{pool="p",priority="batch"}}'
 _INTERACTIVE = f'{listed.SHED_LEVEL.name}{{pool="p",tier="interactive"}}'
+_TTFT_ERROR_SHARE = (
+    f'1 - (sum by (pool) (rate({listed.TTFT_ERROR.name}_bucket{{le="0.5"}}[30m])) '
+    f'- sum by (pool) (rate({listed.TTFT_ERROR.name}_bucket{{le="-0.5"}}[30m]))) '
+    f"/ sum by (pool) (rate({listed.TTFT_ERROR.name}_count[30m]))"
+)
 _BY_SLO = {objective.slo: objective for objective in OBJECTIVES}
 
 ALERTS: tuple[Alert, ...] = (
@@ -257,6 +273,14 @@ ALERTS: tuple[Alert, ...] = (
         "InteractiveRefused", "page", f'max by (pool) ({listed.SHED_LEVEL.name}{{tier="interactive"}}) > 0', "2m",
         "Pool {{ $labels.pool }} refuses {{ $value | humanizePercentage }} of its interactive requests",
         {_INTERACTIVE: "0x5 0.2x40"}, {_INTERACTIVE: "0.2 0x40"}, labels=_P,
+    ),
+    Alert(
+        "TtftPredictionOff", "ticket",
+        f"{_TTFT_ERROR_SHARE} > 0.2 and on (pool) sum by (pool) (increase({listed.TTFT_ERROR.name}_count[30m])) > 100",
+        "15m",
+        "Pool {{ $labels.pool }}: {{ $value | humanizePercentage }} of the first tokens come over half a second "
+        "earlier or later than placement expects",
+        _ttft_errors(100, 130, 200), _ttft_errors(5, 195, 200), "60m", labels=_P,
     ),
     Alert(
         "QueueAge", "ticket", f"max by (pool, priority) ({listed.QUEUE_AGE.name}) > 30", "2m",

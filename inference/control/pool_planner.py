@@ -16,7 +16,7 @@ from inference.control.metrics import ControllerMetrics
 from inference.control.policy.cold_starts import ColdStarts
 from inference.control.policy.figures import Figures
 from inference.control.policy.fleet_view import Observation
-from inference.control.policy.overload import OverloadChange, OverloadWatch, reject_shares
+from inference.control.policy.overload import OverloadChange, OverloadWatch
 from inference.control.policy.pool_scaler import PoolScaler
 from inference.control.policy.replica_choice import Moves
 from inference.control.policy.rollout import RolloutChange, RolloutWatch
@@ -109,8 +109,7 @@ class PoolPlanner:
             plan = msgspec.structs.replace(
                 plan, rejecting_tiers=overload.rejecting, is_overflowing=overload.overflowing
             )
-        shares = reject_shares(seen.infos, seen.queues, plan.typical_replica, marks)
-        decision = PoolDecision(known, plan, moves, figures, shares)
+        decision = PoolDecision(known, plan, moves, figures, self._overload.reject_shares)
         if decision.is_new:
             decision = decision._replace(plan=msgspec.structs.replace(plan, at_us=self._clock.now_us()))
         scaler.plan = decision.plan

@@ -15,7 +15,7 @@ from inference.simulate.agents import ROOM_RATIO
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from inference.simulate.world import AllReplicas, RequestLife, Run, World
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, LEASE_RENEW_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadMarks, OverloadTerms
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, PROMOTION_S, SPAN, OverloadMarks, OverloadTerms, relief
 from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaSlot
 from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S
 from stream_fabric.stream.ids import ReplicaId
@@ -251,9 +251,17 @@ class Elastic(World):
         marks = self.marks
         if marks is None:
             return NO_OVERLOAD_TERMS
+        horizon_s = SPAN * marks.reject_s[tier]
         return OverloadTerms(
-            marks.reject_s[tier], replicas=candidates, duty_max=marks.duty_max[tier] if marks.duty_max else 0.0
+            marks.reject_s[tier],
+            replicas=candidates,
+            duty_max=marks.duty_max[tier] if marks.duty_max else 0.0,
+            relief=relief([PROMOTION_S] * self._warm_count(), horizon_s) if horizon_s > PROMOTION_S else 0.0,
         )
+
+    def _warm_count(self) -> int:
+        """Replicas that could take requests, and are not to leave."""
+        return sum(not (self.replicas[i].takes or self.replicas[i].leaves) for i in self._alive_replicas())
 
     def _takes_requests(self, index: int) -> bool:
         """Whether gateways believe that the replica takes requests; they do not notice its death at once."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -30,11 +31,17 @@ UNDER_SHARE: float = 2.0
 MISS: float = 0.5
 """A request overflows only if the prefill that caches save at home takes less than this share of the backlog."""
 RETRY_S_MAX = 60
+"""OpenAI's clients do not follow a longer ``Retry-After``: Python's does not retry, Node's retries within seconds."""
+RETRY_SPREAD = 1.5
+"""Largest factor by which a ``Retry-After`` is lengthened at random."""
+PROMOTION_S = 2.0
+"""Time until gateways send requests to a warm replica that is needed: the controller's look, the promotion, and the
+next read of the leases."""
 DRAW_SCALE = 1024
 """Factor that makes a second uniform number of a request's jitter."""
 DUTY_MS = 5_000
 """Time constant with which admitted prefill is forgotten: about as long as a short answer."""
-_PACKED = struct.Struct("<dddIBd")
+_PACKED = struct.Struct("<dddIBdd")
 
 
 class OverloadMarks(
@@ -79,6 +86,8 @@ class OverloadTerms(NamedTuple):
     """True: the request was queued in another cell of the pool, and this one has room."""
     duty_max: float = 0.0
     """Prefill duty above which the request is rejected; 0: never, and the pool does not count it."""
+    relief: float = 0.0
+    """Replicas that come up before the request's time is over (``relief``). They shorten the wait in the queue."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -87,7 +96,7 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved, self.duty_max)
+        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved, *self[6:])
 
 
 NO_OVERLOAD_TERMS = OverloadTerms()
@@ -125,17 +134,24 @@ class Overflow(NamedTuple):
 
 
 def duty_retry_after_s(duty: float, duty_max: float, draw: float) -> int:
-    """Seconds until a pool that admits nothing is back at ``duty_max``, up to half as long again at random."""
-    return max(1, min(RETRY_S_MAX, math.ceil(DUTY_MS / 1000 * math.log(duty / duty_max) * (1 + draw / 2))))
+    """Seconds after which a rejected request may try again: the time until a pool that admits nothing is back at
+    ``duty_max``."""
+    return spread_retry_s(DUTY_MS / 1000 * math.log(duty / duty_max), draw)
 
 
-def share_rejected(backlog_s: float, mark_s: float) -> float:
-    """Share of a tier's requests (0 to 1) that is rejected at a backlog; ``mark_s``: the tier's mark, 0: none."""
-    return min(max((backlog_s - mark_s) / ((SPAN - 1) * mark_s), 0.0), 1.0) if mark_s else 0.0
+def relief(up_in_s: Iterable[float], horizon_s: float) -> float:
+    """Replicas that take requests within ``horizon_s``, each as the share of that time that it has left.
+
+    ``up_in_s``: of each replica that is on its way, the time until it takes requests.
+    """
+    return sum(1 - left_s / horizon_s for left_s in up_in_s if left_s < horizon_s)
 
 
 def is_rejected(backlog_s: float, mark_s: float, draw: float) -> bool:
-    """True if this request is rejected. ``draw``: the request's ``rejection_draw``."""
+    """True if this request is rejected: none at the mark, all from ``SPAN`` times the mark on.
+
+    ``mark_s``: the tier's mark, not 0. ``draw``: the request's ``rejection_draw``.
+    """
     return backlog_s > mark_s and draw * (SPAN - 1) * mark_s < backlog_s - mark_s
 
 
@@ -145,11 +161,16 @@ def rejection_draw(jitter: float) -> float:
 
 
 def retry_after_s(backlog_s: float, mark_s: float, draw: float) -> int:
-    """Seconds after which a rejected request may try again: the time until the backlog is back at the mark.
+    """Seconds after which a rejected request may try again: the time until the backlog is back at the mark."""
+    return spread_retry_s(backlog_s - mark_s, draw)
 
-    Up to half as much is added at random, so that requests rejected together do not return together.
+
+def spread_retry_s(after_s: float, draw: float) -> int:
+    """Whole seconds of a ``Retry-After``: ``after_s``, lengthened at random, from 1 to ``RETRY_S_MAX``.
+
+    ``draw``, uniform in [0, 1), spreads requests that were rejected together.
     """
-    return max(1, min(RETRY_S_MAX, math.ceil((backlog_s - mark_s) * (1 + draw / 2))))
+    return max(1, math.ceil(min(after_s, RETRY_S_MAX / RETRY_SPREAD) * (1 + draw * (RETRY_SPREAD - 1))))
 
 
 def overflow_in_backlog_s(home: OverloadMarks, host: OverloadMarks | None) -> float:

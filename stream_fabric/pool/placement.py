@@ -134,6 +134,8 @@ class Placed(NamedTuple):
     replica: ReplicaId
     reason: Reason
     candidates: tuple[Scored, ...]
+    expected_ms: float = 0.0
+    """Expected time to first token, if the request was placed at once; 0: it was in the queue, or was placed before."""
 
 
 class Queued(NamedTuple):

@@ -72,6 +72,20 @@ class PoolPlan(
     reason: str = ""
     figures: dict[str, float] = {}
 
+    def starting_s(self, now_us: int) -> list[float]:
+        """Time until each requested replica has started, if it takes a cold start; without those that are overdue."""
+        left = [(self.cold_start_s - (now_us - asked_us) / 1e6, number) for asked_us, number in self.requested]
+        return [left_s for left_s, number in left if left_s > 0 for _ in range(number)]
+
+    def recovery_s(self, tier: str, now_us: int) -> float:
+        """Time after which it is worth to send a rejected request again, as far as it depends on replicas that start.
+
+        It is the time until the last one has started, times the share of the pool that is missing: where most requests
+        get in, another try is better than to wait. 0: the tier is not being rejected, or nothing starts.
+        """
+        starting_s = self.starting_s(now_us) if tier in self.rejecting_tiers else []
+        return max(starting_s, default=0.0) * min(len(starting_s) / max(self.ready, 1), 1.0)
+
     def warming_s(self, position: int, now_us: int, wake_s: float = 0.0) -> float:
         """Expected waiting time at a queue position (from 1) while no replica takes requests.
 

@@ -209,6 +209,8 @@ class OverloadTotals(NamedTuple):
     """Rejected requests by tier."""
     overflowed: int
     """Requests that overflowed to another pool."""
+    asked: tuple[int, ...] = ()
+    """All requests of the pool by tier, rejected ones included."""
 
 
 class SlotUse(msgspec.Struct, frozen=True, gc=False):

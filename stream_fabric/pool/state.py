@@ -56,6 +56,8 @@ class PoolState:
     """Tenant and bytes of the requests in ``at``; of others the entry means nothing."""
     arrived: tuple[int, int, int] = (0, 0, 0)
     """Totals of all requests: their number, prompt tokens that no replica had cached, and output tokens."""
+    asked: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
+    """Total of all requests, by tier."""
     rejected: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
     """Total of requests rejected for the backlog ahead of them, by tier."""
     overflowed: int = 0
@@ -106,8 +108,11 @@ class PoolState:
         if request.size:
             self.sizes[request.stream] = request.tenant, request.size
         if choice.taken >= 0 and not any(self.queue.tiers[: request.tier + 1]):
-            self._hand(request, replicas[choice.taken], min(matched[choice.taken], request.prompt_tokens), now_ms)
-            return Placed(replicas[choice.taken], choice.reason, choice.candidates)
+            replica, hit = replicas[choice.taken], min(matched[choice.taken], request.prompt_tokens)
+            slot = self.replicas[replica]
+            expected_ms = slot.wait_ms + (request.prompt_tokens - hit) / slot.prefill_per_s * 1000
+            self._hand(request, replica, hit, now_ms)
+            return Placed(replica, choice.reason, choice.candidates, expected_ms)
         if instead is None and len(self.queue) >= self.queue_max:
             return Refused(self.queue.retry_after_s())
         hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
@@ -116,9 +121,9 @@ class PoolState:
         self.at[request.stream] = None
         if choice.taken >= 0:  # room has come up while others wait: the first in the queue gets it
             self._pull(replicas[choice.taken], now_ms)
-        replica = self.at[request.stream]
-        if replica is not None:
-            return Placed(replica, choice.reason, choice.candidates)
+        pulled_by = self.at[request.stream]
+        if pulled_by is not None:
+            return Placed(pulled_by, choice.reason, choice.candidates)
         return Queued(self.queue.position(request.stream), choice.candidates)
 
     def _check_bytes(self, request: PlacementRequest) -> Refused | None:
@@ -137,6 +142,7 @@ class PoolState:
         hits = [candidate.matched_tokens for candidate in choice.candidates]
         hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
         requests, prompt, output = self.arrived
+        self.asked[request.tier] += 1
         self.arrived = requests + 1, prompt + request.prompt_tokens - hit, output + request.output_tokens
 
     def _check_overload(
@@ -174,7 +180,7 @@ class PoolState:
         ahead = self.queue.ahead(request.tier)
         prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
         waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
-        backlog_s = prefill_ms / count / 1000 + waits_s / replicas
+        backlog_s = prefill_ms / count / 1000 + waits_s / (replicas + terms.relief)
         hit = max((candidate.matched_tokens for candidate in choice.candidates), default=0)
         spared_s = hit / (prefill_per_s / count)
         duty = self.duty.share(now_ms, replicas) if terms.duty_max else 0.0

@@ -26,6 +26,7 @@ ITL_BUCKETS_US = (
 """Bounds that are also bounds of ``stream_fabric.events.itl_bucket``, so that a sketch converts exactly."""
 _DURATION_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _WAIT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TTFT_ERROR_S = (-10.0, -2.5, -1.0, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAKE_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INSERT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1.0, 10.0, 100.0, 1000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0)
@@ -121,6 +122,15 @@ TTFT = _gateway(
     "Time to first token of requests that created a stream, measured at the gateway from the request's first byte",
     _POOL,
     TTFT_BUCKETS_S,
+)
+TTFT_ERROR = _gateway(
+    "ttft_error_seconds",
+    "histogram",
+    "seconds",
+    "Time from placement to the first token, less what placement expected; below 0: it came earlier. Only of requests "
+    "that a replica got at once",
+    _POOL,
+    _TTFT_ERROR_S,
 )
 READS = _gateway(
     "reads_total",
@@ -349,7 +359,7 @@ SHED_LEVEL = _controller(
     "pool_shed_level_ratio",
     "gauge",
     "ratio",
-    "Share of a tier's new requests that is rejected for its backlog",
+    "Share of a tier's requests of the last 15 s that was rejected for overload",
     ("pool", "tier"),
     only=_OF_LEADER,
 )

@@ -67,7 +67,8 @@ class DividedPools(RedisPools):
     async def overload_totals(self, pool: str) -> OverloadTotals:
         found = await self._each(pool, super().overload_totals)
         rejected = tuple(map(sum, zip(*(totals.rejected for totals in found), strict=True)))
-        return OverloadTotals(rejected, sum(totals.overflowed for totals in found))
+        asked = tuple(map(sum, zip(*(totals.asked for totals in found), strict=True)))
+        return OverloadTotals(rejected, sum(totals.overflowed for totals in found), asked)
 
     async def request_state(
         self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"

@@ -234,7 +234,9 @@ class RedisPools(Pools):
         ]
         for candidate in candidates:
             args += candidate
-        code, value, reason, packed = await script("place")(self._client, pool_slot(pool), [pool_prefix(pool)], args)
+        code, value, reason, packed, *expected_ms = await script("place")(
+            self._client, pool_slot(pool), [pool_prefix(pool)], args
+        )
         if code == 2:
             return Refused(value)
         if code > 2:
@@ -250,7 +252,7 @@ class RedisPools(Pools):
         if code == 1:
             return Queued(value, scored)
         why: Reason = reason.decode()
-        return Placed(ReplicaId(value.decode()), why, scored)
+        return Placed(ReplicaId(value.decode()), why, scored, *map(float, expected_ms))
 
     async def remove_queued(self, pool: str, streams: Sequence[StreamId]) -> int:
         left: int = await script("queue_remove")(self._client, pool_slot(pool), [pool_prefix(pool)], streams)
@@ -275,10 +277,11 @@ class RedisPools(Pools):
         return DemandTotals(*(int(figure or 0) for figure in reply))
 
     async def overload_totals(self, pool: str) -> OverloadTotals:
-        fields = [*(f"shed{tier}" for tier in range(len(placement.TIERS))), "sent", "back"]
+        tiers = range(len(placement.TIERS))
+        fields = [*(f"shed{tier}" for tier in tiers), *(f"n{tier}" for tier in tiers), "sent", "back"]
         reply = await self._client.execute(pool_slot(pool), "HMGET", pool_prefix(pool) + "stat", *fields)
-        *shed, sent, back = (int(figure or 0) for figure in reply)
-        return OverloadTotals(tuple(shed), max(sent - back, 0))
+        *by_tier, sent, back = (int(figure or 0) for figure in reply)
+        return OverloadTotals(tuple(by_tier[: len(tiers)]), max(sent - back, 0), tuple(by_tier[len(tiers) :]))
 
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         now_ms = "+inf"

@@ -56,6 +56,7 @@ def constants(*, pool: bool) -> str:
             "PASSED_MAX": placement.PASSED_MAX,
             "LOCALITY": placement.LOCALITY,
             "RETRY_S_MAX": overload.RETRY_S_MAX,
+            "RETRY_SPREAD": overload.RETRY_SPREAD,
             "DRAW_SCALE": overload.DRAW_SCALE,
             "DUTY_MS": overload.DUTY_MS,
             "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,

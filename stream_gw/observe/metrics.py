@@ -37,6 +37,7 @@ class Metrics:
         self.spans_dropped = make.counter(listed.SPANS_DROPPED)
         self._durations = make.histogram(listed.REQUEST_DURATION)
         self._ttft = make.histogram(listed.TTFT)
+        self._ttft_error = make.histogram(listed.TTFT_ERROR)
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
@@ -71,6 +72,8 @@ class Metrics:
             self._durations.labels(pool).observe(outcome.wall_us / 1e6)
             if outcome.ttft_us:
                 self._ttft.labels(pool).observe(outcome.ttft_us / 1e6, exemplar)
+            if outcome.ttft_error_us is not None:
+                self._ttft_error.labels(pool).observe(outcome.ttft_error_us / 1e6)
 
     async def scraped(self, accept: str) -> Page:
         """Render the metrics page in a thread. ``accept``: the request header that chooses the format."""

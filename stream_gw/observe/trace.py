@@ -87,6 +87,8 @@ class ReaderOutcome(NamedTuple):
     """The adjacent pool that runs the request; empty: its home does."""
     replica: ReplicaId | Literal[""] = ""
     """Replica that the request was placed on."""
+    ttft_error_us: int | None = None
+    """Time from placement to the first token, less what placement expected; None: nothing was expected."""
 
 
 def _ignore(*args: object) -> None:
@@ -123,9 +125,9 @@ class ReaderTrace:
     """Collects one reader's trace. Timestamps are microseconds on the monotonic clock; 0: has not happened."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "facts", "finish_reason", "first", "first_seq", "gap_us", "has_ended",
-        "overflow", "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received", "replica",
-        "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "tenant", "tier",
+        "arrived", "attempts", "broke", "expected_us", "facts", "finish_reason", "first", "first_seq", "gap_us",
+        "has_ended", "overflow", "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received",
+        "replica", "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "tenant", "tier",
         "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
@@ -152,6 +154,8 @@ class ReaderTrace:
         self.tenant = TenantId("")
         self.placing = self.placed = self.started = self.first = self.arrived = self.broke = 0
         self.stalled_at = self.stalled_us = self.gap_us = self.position = 0
+        self.expected_us = 0
+        """Expected time from placement to the first token; 0: none was expected."""
         self.attempts = self.first_seq = 1
         self.facts: StreamFacts | None = None
         self.user: str | None = None
@@ -173,8 +177,8 @@ class ReaderTrace:
         """Record the placement: its time, replica, reason and scores."""
         self.placed = self.tracer.clock.monotonic_us()
         match placed:
-            case Placed(replica, reason, candidates):
-                self.replica, self.reason = _shared_id(replica), reason
+            case Placed(replica, reason, candidates, expected_ms):
+                self.replica, self.reason, self.expected_us = _shared_id(replica), reason, int(expected_ms * 1000)
             case Queued(position, candidates):
                 self.reason, self.position = "queued", position
         if overflow is not None:
@@ -239,6 +243,7 @@ class ReaderTrace:
         self, ended: ReadEnd, done: int, failure: StreamGwError | ErrorInfo | None, tokens: int
     ) -> ReaderOutcome:
         stream = "" if self.facts is None else self.facts.stream
+        is_expected = self.expected_us and self.first and self.attempts == 1
         return ReaderOutcome(
             self.pool,
             self.role,
@@ -255,6 +260,7 @@ class ReaderTrace:
             TIERS[self.tier] if self.tier >= 0 else "",
             self.overflow[0],
             self.replica,
+            self.first - self.placing - self.expected_us if is_expected else None,
         )
 
     def _phases(self, end: End | None, done: int) -> tuple[int, Phases]:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.limits import CANDIDATES_MAX, HOSTS_ASKED_MAX
 from stream_fabric.pool.cells import choose_cell, pool_of
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms, overflow_in_backlog_s
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, SPAN, OverloadTerms, overflow_in_backlog_s
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
@@ -274,15 +274,21 @@ class Directory:
     def overload_terms(self, cell: str, model: str, tier: int, candidates: Sequence[Candidate]) -> OverloadTerms:
         """Return how the pool treats a request of this tier under overload."""
         plan = self._plan(cell)
-        marks = plan.overload_marks if plan is not None else None
-        if marks is None:
+        if plan is None or plan.overload_marks is None:
             return NO_OVERLOAD_TERMS
+        marks = plan.overload_marks
         count = len(candidates)
         if count >= CANDIDATES_MAX:
             count = self._view(cell).ready[model]
         reject_s = marks.reject_s[tier] if tier < len(marks.reject_s) else 0.0
         duty_max = marks.duty_max[tier] if tier < len(marks.duty_max) else 0.0
-        return OverloadTerms(reject_s, marks.overflow_s if marks.adjacent else 0.0, replicas=count, duty_max=duty_max)
+        return OverloadTerms(
+            reject_s,
+            marks.overflow_s if marks.adjacent else 0.0,
+            replicas=count,
+            duty_max=duty_max,
+            relief=self._view(cell).relief(SPAN * reject_s, plan.victim),
+        )
 
     def overflow_pools(self, cell: str, model: str) -> list[str]:
         """Return the adjacent pools that serve the model and seem to have capacity; the placement itself decides."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stream_fabric.errors import NoReplica, PoolBusy, PoolFull, TooMany
 from stream_fabric.limits import REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
 from stream_fabric.pool.cells import pool_of
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, Overflow
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, Overflow, spread_retry_s
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Pools
@@ -84,10 +84,15 @@ async def _move_to_other_cell(
     return Outcome(await pools.place(other, work, there, wait_s=wait_s, jitter=jitter, terms=terms), other)
 
 
-def refusal(work: Work, refused: Refused) -> PoolFull | PoolBusy | TooMany:
-    """Make the API error of a refused placement."""
+def refusal(work: Work, refused: Refused, recovery_s: float, draw: float) -> PoolFull | PoolBusy | TooMany:
+    """Make the API error of a refused placement.
+
+    ``recovery_s``: ``PoolPlan.recovery_s`` of the pool, 0 without a plan. ``draw``: uniform in [0, 1), spreads the
+    retries.
+    """
     model, retry_after_s = work.request.model, refused.retry_after_s
     if refused.why == "shed":
+        retry_after_s = max(retry_after_s, spread_retry_s(recovery_s, draw))
         return PoolBusy(
             f"pool of model {model!r} is overloaded for tier {TIERS[work.tier]!r} ({refused.backlog_s:.1f} s of work "
             f"ahead); retry after {retry_after_s} s",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stream_fabric.limits import CANDIDATES_MAX, PREFIX_BLOCK_BYTES
 from stream_fabric.pool.cells import CellLoad
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges, decode_summary
+from stream_fabric.pool.overload import PROMOTION_S, relief
 from stream_fabric.pool.prefix import PrefixView, unpack_blocks
 from stream_fabric.pool.prefix_index import PrefixIndex
 from stream_fabric.pool.records import Candidate, ReplicaInfo
@@ -49,6 +50,8 @@ class PoolView:
         """Streams in flight and queued: at the last read, with those that this gateway has begun and ended since."""
         self.has_older_agents = False
         """True if a replica's agent is older and numbers no changes: they show only in reads of all replicas."""
+        self._reliefs: dict[tuple[float, ReplicaId | None], float] = {}
+        """Replies of ``relief`` since the replicas changed."""
         self._known: dict[ReplicaId, ReplicaInfo | None] = {}
         self._live: dict[ReplicaId, ReplicaInfo] = {}
         self._expired: frozenset[ReplicaId] = frozenset()
@@ -82,6 +85,7 @@ class PoolView:
             for model in info.models:
                 by_model.setdefault(model, []).append(info)
         self._by_model = by_model
+        self._reliefs.clear()
         self.has_older_agents = any(not info.generation for info in infos)
         ready = [info for info in infos if info.state == "ready"]
         self.ready = Counter(model for info in ready for model in info.models)
@@ -97,6 +101,20 @@ class PoolView:
     def models(self) -> Iterable[str]:
         """Models that a live replica serves."""
         return self._by_model.keys()
+
+    def relief(self, horizon_s: float, victim: ReplicaId | None) -> float:
+        """Return the standby replicas that come up within ``horizon_s`` (see ``overload.relief``); 0: no horizon.
+
+        ``victim``: the replica that is to leave. Replicas that start are not counted: their time is known to tens of
+        seconds, and the horizon is shorter.
+        """
+        known = self._reliefs.get((horizon_s, victim))
+        if known is None:
+            standby = [info for info in self.replicas if info.replica != victim]
+            up_in_s = [PROMOTION_S for info in standby if info.state == "warm"]
+            up_in_s += [PROMOTION_S + info.wake_s for info in standby if info.state == "sleeping" and info.wake_s]
+            known = self._reliefs[horizon_s, victim] = relief(up_in_s, horizon_s)
+        return known
 
     @property
     def is_full(self) -> bool:

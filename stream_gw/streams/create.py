@@ -21,6 +21,7 @@ from stream_fabric.errors import (
     StreamGwError,
 )
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
+from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.plan import route_key
@@ -295,7 +296,9 @@ class StreamCreation:
         placed = outcome.placed
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
-            error = refusal(work, placed)
+            plan = parts.directory.plans.get(pool_of(outcome.cell))
+            recovery_s = plan.recovery_s(TIERS[work.tier], parts.clock.now_us()) if plan is not None else 0.0
+            error = refusal(work, placed, recovery_s, parts.random.random())
             # A caller that retries at once must find its key free
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.control.decision_log import DecisionLog
-from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch, reject_shares
+from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch
 from inference.control.policy.scale_policy import PREFILL_SHARE_MIN, ScalePolicy
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
 from stream_fabric.pool.overload import SPAN
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, decode_plan, encode_plan
-from stream_fabric.pool.records import EngineLoad, OverloadTotals, ReplicaInfo, TierQueue
-from stream_fabric.stream.ids import ReplicaId
+from stream_fabric.pool.records import OverloadTotals
 from tests.support.events import Heard, SetClock
 
 POLICY = ScalePolicy(adjacent=("south",))
@@ -23,7 +22,7 @@ MARKS = POLICY.marks(None)
 
 
 def counts(batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0) -> OverloadTotals:
-    return OverloadTotals((interactive, standard, batch), shifted)
+    return OverloadTotals((interactive, standard, batch), shifted, (1000, 1000, 1000))
 
 
 def test_each_layer_begins_and_ends_once_in_the_order_of_the_marks() -> None:
@@ -82,12 +81,19 @@ def test_a_pool_that_is_lost_counts_anew() -> None:
     assert [(change.event, change.requests) for change in watch.take_changes()] == [("shed_begin", 2)]
 
 
-def test_the_level_is_of_what_is_ahead_of_each_tier() -> None:
-    info = ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), "ready", EngineLoad(0, 0, 4), prefill_ms=200)
-    usual = ReplicaProfile(4, 1000.0, 100.0, 100, 4)
-    lines = [TierQueue(1, 0, 100, 90), TierQueue(0, 0, 0, 0), TierQueue(1, 0, 100, 90)]
-    policy = ScalePolicy(shed_batch_s=1.1, shed_standard_s=1.1, shed_interactive_s=2, ttft_objective_s=4)
-    assert reject_shares([info], lines, usual, policy.marks(None)) == pytest.approx([0, 1 / 11, 1])
+def test_the_level_is_the_share_of_a_tiers_own_requests_over_the_last_seconds() -> None:
+    watch = OverloadWatch()
+    assert watch.reject_shares == [0, 0, 0]
+
+    def after(seconds: float, asked: tuple[int, ...], rejected: tuple[int, ...]) -> list[float]:
+        watch.update(OverloadTotals(rejected, 0, asked), MARKS, seconds)
+        return watch.reject_shares
+
+    assert after(0.0, (100, 100, 100), (0, 0, 90)) == [0, 0, 0], "what was before is not known"
+    assert after(10.0, (100, 140, 120), (0, 10, 110)) == [0, 0.25, 1]
+    assert after(20.0, (110, 140, 140), (0, 10, 110)) == [0, 0, 0], "only the last seconds count"
+    assert after(21.0, (1, 1, 1), (0, 0, 0)) == [0, 0, 0], "the pool was lost and counts anew"
+    assert after(36.0, (3, 1, 5), (1, 0, 1)) == [0.5, 0, 0.25]
 
 
 def test_by_default_the_layers_stand_in_their_order() -> None:

@@ -24,8 +24,8 @@ from stream_fabric.pool.overload import (
     is_rejected,
     overflow_in_backlog_s,
     rejection_draw,
+    relief,
     retry_after_s,
-    share_rejected,
 )
 from stream_fabric.pool.placement import TIERS, Placed, PlacementRequest, Queued, Refused, ReplicaSlot
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
@@ -66,6 +66,11 @@ def place(
 # --- the law -------------------------------------------------------------------------------------------------
 
 
+def share_rejected(backlog_s: float, mark_s: float) -> float:
+    """Share of a tier's requests that is rejected: none at the mark, all at ``SPAN`` times the mark."""
+    return min(max((backlog_s - mark_s) / ((SPAN - 1) * mark_s), 0.0), 1.0) if mark_s else 0.0
+
+
 @given(seconds, seconds, marks)
 def test_the_longer_the_backlog_the_more_are_refused_from_none_at_the_mark_to_all_at_twice(
     one_s: float, other_s: float, mark_s: float
@@ -98,7 +103,8 @@ def test_who_is_refused_is_told_a_time_within_which_the_backlog_is_done(
 ) -> None:
     told = retry_after_s(backlog_s, mark_s, draw)
     assert 1 <= told <= RETRY_S_MAX
-    assert told >= min(backlog_s - mark_s, RETRY_S_MAX) and told <= max(1, math.ceil(1.5 * (backlog_s - mark_s)))
+    spread_s = min(backlog_s - mark_s, RETRY_S_MAX / 1.5)
+    assert spread_s <= told <= max(1, math.ceil(1.5 * spread_s))
 
 
 @given(draws)
@@ -151,6 +157,20 @@ def test_a_large_pools_line_is_shared_by_all_its_replicas() -> None:
     of_ten = place(state, names, asked(), OverloadTerms(0.4, replicas=10))
     assert isinstance(named, Refused) and isinstance(of_ten, Refused)
     assert (named.backlog_s, of_ten.backlog_s) == (5.0, 1.0)
+
+
+def test_replicas_that_come_up_in_time_shorten_the_line_and_not_what_a_replica_has_already() -> None:
+    assert relief([2.0, 5.0, 10.0, 30.0], 10.0) == pytest.approx(0.8 + 0.5)
+    assert relief([], 10.0) == relief([3.0], 3.0) == 0
+    state, names = pool(in_flight=5)
+    state.report(names[0], SEAT._replace(prefill_ms=1000), ("m",), (), {StreamId(f"s{k}"): "" for k in range(5)}, 0)
+    for _ in range(10):  # a second each
+        place(state, names, asked(), OverloadTerms())
+    alone = place(state, names, asked(), OverloadTerms(1.0))
+    with_four = place(state, names, asked(), OverloadTerms(1.0, relief=4.0))
+    assert isinstance(alone, Refused) and isinstance(with_four, Refused)
+    assert (alone.backlog_s, with_four.backlog_s) == (11.0, 3.0)
+    assert isinstance(place(state, names, asked(), OverloadTerms(3.0, relief=4.0)), Queued)
 
 
 def test_a_tenant_under_its_share_of_the_line_is_refused_later() -> None:

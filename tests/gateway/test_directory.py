@@ -10,6 +10,7 @@ import pytest
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.pool.lease_changes import LeaseChanges
+from stream_fabric.pool.overload import OverloadMarks
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, route_key
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.redis.pools import RedisPools
@@ -27,6 +28,7 @@ class Pools(RedisPools):
     def __init__(self) -> None:
         self.names = ["p"]
         self.planned: dict[str, PoolPlan] = {}
+        self.infos = [ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), "ready", EngineLoad(0, 0, 1), generation=1)]
 
     async def plans(self) -> dict[str, PoolPlan]:
         return self.planned
@@ -35,7 +37,7 @@ class Pools(RedisPools):
         return self.names
 
     async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
-        return whole(ReplicaInfo(ReplicaId("r"), pool, "sim", ("m",), "ready", EngineLoad(0, 0, 1), generation=1))
+        return whole(*self.infos)
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         return b""
@@ -85,6 +87,31 @@ async def test_output_estimates_use_the_route_when_it_is_known() -> None:
         await directory.refresh()
         assert directory.estimates("p", chat) == (known[0], 800)
         assert directory.estimates("p", code) == directory.estimates("p") == known, "as of all the pool's"
+
+
+async def test_standby_replicas_count_as_far_as_they_come_up_in_time() -> None:
+    pools = Pools()
+    pools.infos = [
+        ReplicaInfo(ReplicaId(name), "p", "sim", ("m",), state, EngineLoad(0, 0, 1), generation=1, wake_s=wake_s)
+        for name, state, wake_s in (
+            ("r", "ready", 0.0), ("w", "warm", 0.0), ("s", "sleeping", 4.0), ("new", "sleeping", 0.0),
+            ("far", "sleeping", 60.0), ("gone", "warm", 0.0),
+        )
+    ]  # fmt: skip
+    marks = OverloadMarks((10.0, 5.0, 0.0))
+    pools.planned = {"p": PoolPlan(1, 4, 6, overload_marks=marks, victim=ReplicaId("gone"))}
+    directory = Directory(pools, pools.plans)
+    assert await directory.pool_of("m") == "p"
+
+    def counted(tier: int) -> float:
+        return directory.overload_terms("p", "m", tier, directory.candidates("p", "m", [])).relief
+
+    assert counted(0) == pytest.approx((1 - 2 / 20) + (1 - 6 / 20)), "within twice the mark"
+    assert counted(1) == pytest.approx((1 - 2 / 10) + (1 - 6 / 10))
+    assert counted(2) == 0, "it has no mark"
+    pools.infos = pools.infos[:1]
+    await directory.refresh()
+    assert counted(0) == 0
 
 
 class SlowPools(RedisPools):

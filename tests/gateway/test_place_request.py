@@ -110,7 +110,7 @@ async def test_excess_requests_overflow_until_the_adjacent_pool_has_no_capacity_
     surged = await edge.pools[0].overload_totals(edge.pool("home"))
     refused = [answer for answer in at_home if isinstance(answer, Refused)]
     assert (surged.rejected[1], surged.overflowed) == (len(refused), 12)
-    assert {refusal(work_of(), answer).code for answer in refused} <= {"pool_busy"}
+    assert {refusal(work_of(), answer, 0.0, 0.5).code for answer in refused} <= {"pool_busy"}
     assert (await edge.pools[0].demand_totals(edge.pool("home"))).requests == 60, "each is counted once"
     assert (await edge.pools[0].demand_totals(edge.pool("host"))).requests == 0, "and not where it is a guest"
 
@@ -188,3 +188,19 @@ async def test_a_request_that_its_cell_queues_moves_to_a_cell_with_room(edge: Ed
     assert [(await pools.overload_totals(edge.pool(f"home~{number}"))).overflowed for number in range(2)] == [0, 0]
     lines = [await pools.waiting(edge.pool(f"home~{number}")) for number in range(2)]
     assert len({*lines[0], *lines[1]}) == len(lines[0] + lines[1]) == 2
+
+
+def test_who_is_rejected_is_told_to_wait_for_the_replicas_that_start() -> None:
+    """If eight of ten replicas start, most tries are in vain. If one of a hundred starts, nearly none is."""
+    asked_us = 1_000_000_000
+    few = PoolPlan(10, 0, 10, cold_start_s=240, requested=((asked_us, 8),), rejecting_tiers=("batch",))
+    assert few.recovery_s("batch", asked_us) == pytest.approx(192)
+    assert few.recovery_s("batch", asked_us + 200_000_000) == pytest.approx(32)
+    assert few.recovery_s("batch", asked_us + 250_000_000) == 0, "one that is overdue tells nothing"
+    assert few.recovery_s("interactive", asked_us) == 0
+    many = PoolPlan(100, 0, 100, cold_start_s=240, requested=((asked_us, 1),), rejecting_tiers=("batch",))
+    assert many.recovery_s("batch", asked_us) == pytest.approx(2.4)
+    for recovery_s, draw, told in ((192.0, 0.0, 40), (192.0, 0.99, 60), (2.4, 0.0, 3), (0.0, 0.9, 2)):
+        error = refusal(work_of(), Refused(2, "shed", 1.5), recovery_s, draw)
+        assert error.retry_after_s == told
+    assert refusal(work_of(), Refused(5), 192.0, 0.0).retry_after_s == 5, "the queue is full: that passes"

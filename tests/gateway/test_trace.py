@@ -13,7 +13,7 @@ from stream_fabric.stream.ids import GatewayId, ReplicaId
 from stream_gw.observe.trace import ReaderTrace, Tracer
 from tests.support.events import Heard
 
-BYTES_MAX = 624
+BYTES_MAX = 664
 """Size limit of a trace with two candidates, without objects that traces share."""
 
 
@@ -26,7 +26,7 @@ def reader(number: int) -> ReaderTrace:
     trace = ReaderTrace(Tracer(Heard(), HostClock(), GatewayId("g")), f"req_{number:024x}", "ws")
     scored = tuple(Scored(name(k), 12.5 + k, 780, 14, 42.25, "") for k in range(2))
     trace.placing = trace.received + 300
-    trace.receive_placed(Placed(name(0), "prefix", scored))
+    trace.receive_placed(Placed(name(0), "prefix", scored, 55.5))
     told = msgspec.Raw(msgspec.json.encode({"replica": name(0), "attempt": 1}))
     trace.receive_control(encode(Note("started", body=told)), trace.placed + 900)
     trace.first = trace.started + 5000

@@ -134,6 +134,15 @@ def test_a_gateway_counts_every_reader_by_whose_fault_it_was() -> None:
     assert seen["tokens_streamed_total{pool=p}"] == 60
 
 
+def test_by_how_much_a_first_token_differs_from_what_placement_expected() -> None:
+    metrics = Metrics()
+    for error_us in (None, -600_000, 40_000, 700_000):
+        metrics.receive_outcome(over(ttft_error_us=error_us))
+    seen = samples(metrics.exposition.render().body.decode())
+    below = [seen[f"ttft_error_seconds_bucket{{le={bound},pool=p}}"] for bound in (-1.0, -0.5, 0.1, 0.5, 1.0, "+Inf")]
+    assert below == [0, 1, 2, 2, 3, 3]
+
+
 def test_a_cancel_is_nobodys_fault_and_a_stalled_reader_its_own() -> None:
     assert fault(over(ended="cancelled")) == "none"
     assert fault(over(ended="stalled")) == "client"

@@ -165,7 +165,8 @@ class MemoryPools(_Link):
         return DemandTotals(*(await self._reach()).pool(pool).law.arrived)
 
     async def overload_totals(self, pool: str) -> OverloadTotals:
-        return OverloadTotals(tuple((await self._reach()).pool(pool).law.rejected), 0)
+        law = (await self._reach()).pool(pool).law
+        return OverloadTotals(tuple(law.rejected), 0, tuple(law.asked))
 
     async def request_state(
         self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"

@@ -6,14 +6,13 @@ keeps what is active, so the next leader reports the end and no second beginning
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from inference.control.policy.fleet_view import pending_work
-from stream_fabric.pool.overload import OverloadMarks, share_rejected
+from stream_fabric.pool.overload import OverloadMarks
 from stream_fabric.pool.placement import TIERS
-from stream_fabric.pool.plan import ReplicaProfile
-from stream_fabric.pool.records import OverloadTotals, ReplicaInfo, TierQueue
+from stream_fabric.pool.records import OverloadTotals
 
 QUIET_S = 15.0
 """Time without a rejected request, or without overflow, after which it counts as over. A small share rejects seldom."""
@@ -73,6 +72,8 @@ class OverloadWatch:
         self._tiers = [_Action(tier in rejecting) for tier in TIERS]
         self._overflow = _Action(overflowing)
         self._changes: list[OverloadChange] = []
+        self._looks: deque[tuple[float, OverloadTotals]] = deque()
+        """Moments and totals of the last ``QUIET_S``."""
 
     @property
     def rejecting(self) -> tuple[str, ...]:
@@ -82,6 +83,17 @@ class OverloadWatch:
     @property
     def overflowing(self) -> bool:
         return self._overflow.is_active
+
+    @property
+    def reject_shares(self) -> list[float]:
+        """Share of each tier's requests that was rejected, in the last ``QUIET_S``."""
+        if not self._looks:
+            return [0.0 for _ in TIERS]
+        (_, old), (_, new) = self._looks[0], self._looks[-1]
+        rejected = [after - before for before, after in zip(old.rejected, new.rejected, strict=True)]
+        asked = [after - before for before, after in zip(old.asked, new.asked, strict=True)]
+        # A pool that was lost counts from 0
+        return [max(no / all_, 0.0) if all_ > 0 else 0.0 for no, all_ in zip(rejected, asked, strict=True)]
 
     def take_changes(self) -> list[OverloadChange]:
         """Changes since the last call."""
@@ -95,6 +107,9 @@ class OverloadWatch:
             for number, tier in enumerate(TIERS)
         ]
         actions.append((marks.overflow_s, "", self._overflow, totals.overflowed))
+        self._looks.append((now, totals))
+        while now - self._looks[0][0] > QUIET_S:
+            self._looks.popleft()
         before = len(self._changes)
         for _, tier, action, count in sorted(actions, key=lambda item: item[0]):  # in the order of the marks
             change = action.update(count, now)
@@ -103,13 +118,3 @@ class OverloadWatch:
                 begin, end = _REJECT_EVENTS if tier else _OVERFLOW_EVENTS
                 self._changes.append(OverloadChange(begin if is_active else end, tier, requests, seconds))
         return len(self._changes) > before
-
-
-def reject_shares(
-    infos: Sequence[ReplicaInfo], queues: Sequence[TierQueue], profile: ReplicaProfile | None, marks: OverloadMarks
-) -> list[float]:
-    """Share of each tier's new requests that is rejected, estimated from the agents' last reports."""
-    return [
-        share_rejected(pending_work(infos, queues[: tier + 1], profile).backlog_s, mark_s)
-        for tier, mark_s in enumerate(marks.reject_s)
-    ]

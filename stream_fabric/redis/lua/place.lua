@@ -1,11 +1,12 @@
 -- Hand a request to the best candidate with room, or queue it, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
---   terms (packed: reject mark, overflow mark, overflow in, replicas, 1 returned or 2 moved here, prefill duty at most;
---   '' none), span, under share, miss, bytes of the pool's requests at most, of the tenant's at most, replicas that
---   produced it before (each between two \28); then of each candidate: replica, matched tokens.
--- Returns {0, replica, reason, scored} placed, {1, position, '', scored} queued, {2, retry after s, '', scored} refused
---   because the queue is full, {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
+--   terms (packed: reject mark, overflow mark, overflow in, replicas, 1 returned or 2 moved here, prefill duty at most,
+--   replicas on their way; '' none), span, under share, miss, bytes of the pool's requests at most, of the tenant's at
+--   most, replicas that produced it before (each between two \28); then of each candidate: replica, matched tokens.
+-- Returns {0, replica, reason, scored, expected ms to the first token} placed (without the last if it was before),
+--   {1, position, '', scored} queued, {2, retry after s, '', scored} refused because the queue is full,
+--   {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
 --   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
 --   much memory; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
@@ -28,6 +29,10 @@ if held then
   if held ~= instead then return {0, held, 'only', ''} end
   redis.call('HDEL', P .. 'at', id)
   redis.call('HDEL', P .. held .. ':flight', id)
+end
+
+local function spread_retry(after_s, draw) -- as ``overload.spread_retry_s``
+  return math.max(1, math.ceil(math.min(after_s, RETRY_S_MAX / RETRY_SPREAD) * (1 + draw * (RETRY_SPREAD - 1))))
 end
 
 local count = (#ARGV - FIRST + 1) / 2
@@ -110,9 +115,9 @@ elseif hits[best] > 0 then
   reason = 'prefix'
 end
 
-local reject_s, overflow_s, overflow_in_max, replicas, again, duty_max = 0, 0, 0, 0, 0, 0
+local reject_s, overflow_s, overflow_in_max, replicas, again, duty_max, relief = 0, 0, 0, 0, 0, 0, 0
 if terms ~= '' then
-  reject_s, overflow_s, overflow_in_max, replicas, again, duty_max = struct.unpack('<dddIBd', terms)
+  reject_s, overflow_s, overflow_in_max, replicas, again, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
 local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
 if duty_max > 0 then
@@ -120,7 +125,7 @@ if duty_max > 0 then
   admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
 end
 if instead == '' and overflow_in_max == 0 and again == 0 then
-  add_to(P .. 'stat', {'n', 'np', 'no'}, {1, prompt - (taken > 0 and hits[taken] or most), output})
+  add_to(P .. 'stat', {'n', 'np', 'no', 'n' .. tier}, {1, prompt - (taken > 0 and hits[taken] or most), output, 1})
   if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
 end
 
@@ -159,7 +164,7 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
       waits_p, waits_o = waits_p + (tokens[1] or 0), waits_o + (tokens[2] or 0)
     end
     local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
-    backlog = backlog + waits_s / (alive * math.max(replicas / count, 1))
+    backlog = backlog + waits_s / (alive * math.max(replicas / count, 1) + relief)
   end
   local held = is_over and math.max(backlog, overflow_s) or backlog
   local overflows = overflow_s > 0 and held >= overflow_s and most / (per_s / alive) < MISS * held
@@ -177,14 +182,14 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     if mine * redis.call('HLEN', P .. 'f' .. tier) < (v[2] or 0) + (v[3] or 0) then mark = mark * UNDER_SHARE end
     if wait > mark and draw * (SPAN - 1) * mark < wait - mark then
       redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
-      local retry = math.ceil((wait - mark) * (1 + draw / 2))
-      return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', wait), explained}
+      local retry = spread_retry(wait - mark, draw)
+      return {3, retry, string.format('%.17g', wait), explained}
     end
   end
   if is_over and not overflows then
     redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
-    local retry = math.ceil(DUTY_MS / 1000 * math.log(duty / duty_max) * (1 + draw / 2))
-    return {3, math.max(1, math.min(RETRY_S_MAX, retry)), string.format('%.17g', backlog), explained}
+    local retry = spread_retry(DUTY_MS / 1000 * math.log(duty / duty_max), draw)
+    return {3, retry, string.format('%.17g', backlog), explained}
   end
   if overflows then
     redis.call('HINCRBY', P .. 'stat', 'sent', 1)
@@ -216,7 +221,8 @@ if taken > 0 and ahead == 0 then
   keep_work(id, payload, tenant)
   hand(id, payload, names[taken], board[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000,
     output / decode_s[taken] * 1000, session, pin_ms, at_us)
-  return {0, names[taken], reason, explained}
+  local expected_ms = waits[taken] + (prompt - hits[taken]) / prefill_s[taken] * 1000
+  return {0, names[taken], reason, explained, string.format('%.17g', expected_ms)}
 end
 local waiting = waiting_count()
 if instead == '' and waiting >= tonumber(ARGV[11]) then
