@@ -51,6 +51,8 @@ class Metric(NamedTuple):
         """Names of the metric's time series in Prometheus."""
         if self.kind != "histogram":
             return (self.name,)
+        if self.buckets[0] < 0:  # Prometheus allows no sum that may fall
+            return (f"{self.name}_bucket", f"{self.name}_count")
         return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
 
 
