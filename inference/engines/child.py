@@ -40,15 +40,23 @@ class Child:
 
     @classmethod
     async def start(cls, command: list[str], env: dict[str, str], url: str, term_s: float) -> Child:
-        guard = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(GUARD), str(term_s), *command,
-            env=env,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+        making = asyncio.create_task(
+            asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(GUARD), str(term_s), *command,
+                env=env,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            ),
+            name="vllm-guard",
         )  # fmt: skip
-        return cls(guard, url, term_s)
+        try:
+            return cls(await asyncio.shield(making), url, term_s)
+        except asyncio.CancelledError:
+            # asyncio, cancelled in there, kills the guard alone and waits until vLLM too has closed the guard's pipes
+            await cls(await making, url, term_s).stop()
+            raise
 
     async def _wait_exit_code(self) -> int:
         """Wait until vLLM has ended and return its exit code; -1: unknown."""

@@ -238,6 +238,28 @@ async def test_what_comes_while_it_is_down_may_be_tried_again(make: Make, tmp_pa
     assert (sink.error.code, sink.error.retriable) == ("engine_lost", True)
 
 
+async def test_who_stops_while_a_process_is_made_waits_for_nothing_and_leaves_none(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine vLLM runs before this process has connected its pipes."""
+    loop, busy = asyncio.get_running_loop(), asyncio.Event()
+    connect = loop.connect_read_pipe
+
+    async def late(*args: Any) -> Any:
+        await busy.wait()
+        return await connect(*args)
+
+    monkeypatch.setattr(loop, "connect_read_pipe", late)
+    starting = asyncio.create_task(make().start())
+    await begun(tmp_path)
+    starting.cancel()
+    await asyncio.sleep(0.1)
+    busy.set()
+    await asyncio.wait([starting], timeout=15)
+    assert starting.cancelled()
+    await eventually(lambda: gone(fake.pids(tmp_path)), "its processes to end")
+
+
 async def test_it_is_given_up_after_so_many_starts_in_a_row(make: Make, tmp_path: Path) -> None:
     engine = make()
     await engine.start()
