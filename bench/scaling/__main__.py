@@ -17,8 +17,9 @@ from pathlib import Path
 
 from bench.harness import table
 from bench.scaling import runs
+from bench.scaling.detection import detection, quantiles
 from bench.scaling.runs import POLICIES, Found, Job
-from bench.scaling.scenes import COLD_START_S, SETTINGS, SLO_ITL_S, SLO_TTFT_S, SLO_TTFT_S_PER_TOKEN, TRACES
+from bench.scaling.scenes import COLD_START_S, SETTINGS, SLO_ITL_S, SLO_TTFT_S, SLO_TTFT_S_PER_TOKEN, TRACES, scene
 from inference.simulate.traces import TraceAbsent, load, traces_folder
 
 HEAD = (
@@ -133,6 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         best = statistics.median(one.fluid.omniscient for one in results[runs.NOTHING])
         print(f"fluid bound, cheapest requests first: {best:.1%}")
         reached &= judge(trace, results)
+        seen = detection(scene(trace, folder, 0).plain, 0)
+        print(
+            f"a step is seen after {quantiles(seen.at_once_s)} (median / p90), one that rises within 30 s after "
+            f"{quantiles(seen.ramp_s)}; {seen.false_per_day:.0f} wishes a day without a step that nothing followed"
+        )
     return 0 if reached else 1
 
 
