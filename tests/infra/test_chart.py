@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import SecretStr
 from dashboards import boards, rules
 from inference.agent.settings import AgentSettings
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
+from inference.control.policy.schedule import ScheduledEvent
 from inference.control.settings import ControllerSettings
 from stream_fabric.limits import EVENTS_CLOSE_S_MAX, LEASE_TTL_S, SPANS_CLOSE_S_MAX, VLLM_TERM_S_MAX
 from stream_fabric.process.metric_names import METRICS
@@ -459,6 +461,10 @@ def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: P
             warm_min=1,
             ttft_objective_s=0.8,
             cold_start_s=240,
+            schedule=(
+                ScheduledEvent(12, 7200, cron="0 9 * * mon-fri", timezone="Europe/Berlin", name="opening"),
+                ScheduledEvent(30, 5400, at=datetime.fromisoformat("2026-12-24T18:00:00+01:00")),
+            ),
         ),
         "llama-3.3-70b": ScalePolicy(models=("meta-llama/Llama-3.3-70B-Instruct",), replicas_min=0, replicas_max=6),
     }
@@ -473,7 +479,8 @@ def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: P
 def test_a_plan_takes_what_a_policy_has_and_nothing_else() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     taken = schema["properties"]["poolDefaults"]["properties"]["plan"]["propertyNames"]["enum"]
-    assert {*taken, "models", "adjacent", "replicas_min", "replicas_max"} == set(ScalePolicy.__struct_fields__)
+    others = {"models", "adjacent", "schedule", "replicas_min", "replicas_max"}
+    assert {*taken, *others} == set(ScalePolicy.__struct_fields__)
 
 
 def test_scale_in_can_be_paused_for_a_pool_or_for_all() -> None:

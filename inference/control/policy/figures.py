@@ -10,6 +10,7 @@ from inference.control.policy.arrivals import RATE_S, Arrivals
 from inference.control.policy.burn import LONG_S, SHORT_S, Burn
 from inference.control.policy.fleet_view import FleetView, Observation, pending_work
 from inference.control.policy.scale_policy import ScalePolicy
+from inference.control.policy.schedule import scheduled_event
 from inference.control.policy.traffic_model import PoolTrafficModel
 from stream_fabric.pool.plan import ReplicaProfile
 from stream_fabric.pool.records import DemandTotals, ReplicaInfo
@@ -63,6 +64,8 @@ class Figures(msgspec.Struct, frozen=True):
     """99th percentile of the increase in arrivals within a cold start, in replicas of work."""
     cold_start_s: float = 0.0
     """Cold start in use: learned, or declared."""
+    scheduled: int = 0
+    """Ready replicas that a declared event needs, now or within a cold start."""
 
 
 class LoadEstimator:
@@ -122,6 +125,8 @@ class LoadEstimator:
         needed = math.ceil(max(staffed, self._busy / policy.utilisation_max) - 1e-9)
         if pending.waiting or rates.requests:
             needed = max(needed, 1)
+        event = scheduled_event(policy.schedule, seen.at_unix_s, policy.cold_start_s)
+        scheduled = event.replicas if event is not None else 0
         return Figures(
             ready=len(fleet.ready),
             warm=len(fleet.rested),
@@ -139,11 +144,12 @@ class LoadEstimator:
             foreseen=foreseen,
             work=work,
             busy=self._busy,
-            needed=needed,
+            needed=max(needed, scheduled),
             burn_5m=self._burn.rate(SHORT_S, now),
             burn_1h=self._burn.rate(LONG_S, now),
             jump=self._jump_in_replicas(profile, policy),
             cold_start_s=policy.cold_start_s,
+            scheduled=scheduled,
         )
 
     def _jump_in_replicas(self, profile: ReplicaProfile | None, policy: ScalePolicy) -> float:

@@ -15,6 +15,7 @@ from inference.control.policy.condition_timers import ConditionTimers
 from inference.control.policy.figures import Figures
 from inference.control.policy.fleet_view import FleetView, Observation, drain_cost
 from inference.control.policy.scale_policy import ScalePolicy
+from inference.control.policy.schedule import scheduled_event
 from stream_fabric.pool.plan import PoolPlan
 
 
@@ -53,14 +54,20 @@ class PoolSize:
     ) -> PoolPlan:
         """Return the plan with new counts. ``calm``: replicas may be taken away. ``filled``: planned utilisation."""
         before = plan.ready
-        plan = self._raise_ready(plan, figures, policy, passed_s)
+        plan = self._raise_ready(plan, figures, seen, policy, passed_s)
         if plan.ready == before:
             plan = self._lower_ready(plan, figures, policy, passed_s, calm=calm)
         return _count_pods(plan, figures, fleet, seen, policy, filled, calm=calm)
 
-    def _raise_ready(self, plan: PoolPlan, figures: Figures, policy: ScalePolicy, passed_s: float) -> PoolPlan:
+    def _raise_ready(
+        self, plan: PoolPlan, figures: Figures, seen: Observation, policy: ScalePolicy, passed_s: float
+    ) -> PoolPlan:
         """Return the plan with more ready replicas, if a rule asks for them."""
-        wanted, reason = max(self._proposals(figures, policy, passed_s), key=lambda proposal: proposal[0])
+        proposals = self._proposals(figures, policy, passed_s)
+        event = scheduled_event(policy.schedule, seen.at_unix_s, policy.cold_start_s)
+        if event is not None:
+            proposals.insert(0, (event.replicas, f"event {event.label!r} begins within a cold start, or has begun"))
+        wanted, reason = max(proposals, key=lambda proposal: proposal[0])
         wanted = min(wanted, policy.replicas_max)
         if wanted <= plan.ready:
             return plan

@@ -7,6 +7,7 @@ import tomllib
 
 import msgspec
 
+from inference.control.policy.schedule import ScheduledEvent
 from stream_fabric.pool.overload import SPAN, OverloadMarks
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.pool.plan import ReplicaProfile
@@ -74,6 +75,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pools that serve the same models and may take overflow, in order."""
     shift_utilisation_max: float = 0.6
     """Highest share of an adjacent pool's slots in use at which it takes overflow."""
+    schedule: tuple[ScheduledEvent, ...] = ()
+    """Declared events. Their replicas are ready when an event begins, and stay until it ends."""
 
     def __post_init__(self) -> None:
         for rule, holds in (
@@ -111,6 +114,10 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{self.ttft_objective_s:g}: at twice its mark all of a tier's requests are rejected, and those behind "
                 "a longer backlog miss the objective; leave them out to have them follow it",
                 max(self.shed_standard_s or 0, self.shed_interactive_s or 0) <= self.ttft_objective_s / SPAN,
+            ),
+            (
+                f"replicas of a schedule must be at most replicas_max, which is {self.replicas_max}",
+                all(event.replicas <= self.replicas_max for event in self.schedule),
             ),
             ("shift_utilisation_max must be more than 0 and at most 1", 0 < self.shift_utilisation_max <= 1),
         ):
