@@ -134,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         best = statistics.median(one.fluid.omniscient for one in results[runs.NOTHING])
         print(f"fluid bound, cheapest requests first: {best:.1%}")
         reached &= judge(trace, results)
+        predicted = statistics.median(one.predicted for one in results[runs.NOTHING])
+        print(f"{runs.NOTHING}: first tokens within half a second of the prediction, in those 5 min: {predicted:.1%}")
         seen = detection(scene(trace, folder, 0).plain, 0)
         print(
             f"a step is seen after {quantiles(seen.at_once_s)} (median / p90), one that rises within 30 s after "

@@ -62,6 +62,9 @@ class Found(NamedTuple):
     gpu_h: float
     gpu_h_outside: float
     """GPU hours before and after the step."""
+    predicted: float
+    """Share of the first tokens in the step's first five minutes that came within half a second of what placement
+    expected."""
     fluid: Fluid
     """Bound with the replicas that were there at the step's beginning, warm ones included."""
 
@@ -166,10 +169,16 @@ def _simulate(at: Scene, setup: _Setup, seed: int, only_tier: int | None = None)
         ttft_s[len(ttft_s) * 99 // 100],
         world.gpu_s() / 3600,
         outside / 3600,
+        _predicted(surge),
         fluid_bound(
             [life.request for life in lives], SETTINGS, before.ready + before.warm, step.at_s, step.at_s + COLD_START_S
         ),
     )
+
+
+def _predicted(lives: Sequence[RequestLife]) -> float:
+    errors = [abs(life.ttft_s - life.expected_s) for life in lives if life.expected_s and life.fate == "done"]
+    return sum(error <= 0.5 for error in errors) / len(errors) if errors else 0.0
 
 
 def _kept(lives: Sequence[RequestLife]) -> float:

@@ -77,6 +77,8 @@ class RequestLife:
     fate: Fate = "arrived"
     waited: bool = False
     replica: int = -1
+    expected_s: float = 0.0
+    """Time to first token that placement expected; 0: it was in the queue first."""
     first_s: float = -1.0
     end_s: float = -1.0
     cached_tokens: int = 0
@@ -221,7 +223,8 @@ class World:
         names, hits = [self._names[i] for i in chosen], [matched[i] for i in chosen]
         answer = self.pool.place(ask, names, hits, self.now_s * 1000, terms=self._overload_terms(ask.tier, len(names)))
         match answer:
-            case Placed(replica, reason, _):
+            case Placed(replica, reason, _, expected_ms):
+                life.expected_s = expected_ms / 1000
                 self.outcome.reasons[reason] = self.outcome.reasons.get(reason, 0) + 1
                 if hints:
                     gateway.views[self._names.index(replica)].sent(request.hint_hashes)

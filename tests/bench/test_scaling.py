@@ -69,6 +69,13 @@ def test_a_step_is_so_many_times_the_requests_and_leaves_the_rest_alone() -> Non
     assert [r.number for r in REQUESTS] == list(range(len(REQUESTS)))
 
 
+def test_first_tokens_come_when_placement_expects_them(fleets: dict[str, Elastic]) -> None:
+    lives = [life for life in fleets["ours"].outcome.lives if life.fate == "done"]
+    at_once = [life for life in lives if not life.waited]
+    assert len(at_once) > 100 and all(bool(life.expected_s) != life.waited for life in lives)
+    assert sum(abs(life.ttft_s - life.expected_s) <= 0.5 for life in at_once) > 0.95 * len(at_once)
+
+
 def test_every_request_ends_once_and_a_replica_that_leaves_has_finished(fleets: dict[str, Elastic]) -> None:
     for name, fleet in fleets.items():
         fates = [life.fate for life in fleet.outcome.lives]
@@ -138,7 +145,7 @@ def test_a_scene_is_the_same_for_a_seed_and_half_of_it_may_be_batch() -> None:
 
 
 def test_the_bars_are_of_the_smaller_bound_and_of_what_was_admitted(capsys: pytest.CaptureFixture[str]) -> None:
-    good = Found(0.8, 0.5, 0.97, 0.4, 2.0, 30.0, 10.0, Fluid(0.9, 0.95))
+    good = Found(0.8, 0.5, 0.97, 0.4, 2.0, 30.0, 10.0, 0.99, Fluid(0.9, 0.95))
     results = {name: [good] for name in (ORACLE, NOTHING, WARM_25, INTERACTIVE, FIVE_TIMES, INTERACTIVE_FIVE_TIMES)} | {
         FIVE_TIMES: [good._replace(slo=0.85)],
         INTERACTIVE_FIVE_TIMES: [good._replace(slo=0.82)],
