@@ -117,7 +117,7 @@ def run_full(trace: Trace, requests: int, seed: int) -> list[report.Target]:
     found = full.compare(where, seed)
     print(
         f"\nfull replicas: {trace.name}, {where.replicas} replicas of {full.SEQUENCES} sequences, room "
-        f"{full.ROOM_RATIO:g} x sequences, at {full.UTILISATION:.0%}, {len(where.trace.requests)} requests; the pool's "
+        f"{ROOM_RATIO:g} x sequences, at {full.UTILISATION:.0%}, {len(where.trace.requests)} requests; the pool's "
         "queue taken in turn, and by what replicas hold"
     )
     print(table(report.HEAD, [report.row(found.blind, where), report.row(found.ours, where)]), flush=True)

@@ -18,7 +18,6 @@ from inference.simulate.world import AllReplicas, World
 REPLICAS = 8
 REQUESTS_MOST = 3000
 SEQUENCES = 16
-ROOM_RATIO = 1.25
 UTILISATION = 0.9
 HIT_GAIN_LEAST = 1.5
 
@@ -38,7 +37,6 @@ def compare(where: Scene, seed: int) -> Compared:
             AllReplicas(),
             seed,
             settings,
-            room_ratio=ROOM_RATIO,
             blind_queue=blind,
         ).run()
         for blind in (True, False)

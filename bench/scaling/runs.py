@@ -24,8 +24,6 @@ from inference.simulate.scalers import (
 from inference.simulate.traces import load
 from inference.simulate.world import RequestLife
 
-ROOM_RATIO = 1.25
-"""The agents' default."""
 MOST = 300
 SURGE_S = 300.0
 """Time from the step's beginning in which no replica that was asked for at it can serve."""
@@ -151,9 +149,7 @@ def run(job: Job) -> Found:
 
 
 def _simulate(at: Scene, setup: _Setup, seed: int, only_tier: int | None = None) -> Found:
-    world = Elastic(
-        at.requests, setup.begin, setup.scaler, seed, SETTINGS, cold_start_s=COLD_START_S, room_ratio=ROOM_RATIO
-    )
+    world = Elastic(at.requests, setup.begin, setup.scaler, seed, SETTINGS, cold_start_s=COLD_START_S)
     lives = [life for life in world.run().lives if only_tier is None or life.request.tier == only_tier]
     step, end_s = at.step, at.step.at_s + at.step.for_s
     surge = [life for life in lives if step.at_s <= life.request.at_s < step.at_s + SURGE_S]

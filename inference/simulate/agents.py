@@ -19,8 +19,8 @@ from stream_fabric.pool.replica_load import (
 )
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
-ROOM_RATIO = 4
-"""Streams in flight before placement goes elsewhere, as a multiple of the slots. The agent's default is 1.25."""
+ROOM_RATIO = 1.25
+"""Streams in flight before placement goes elsewhere, as a multiple of the slots: the agent's default."""
 OUTPUT_LIMIT_TOKENS = 1024
 """``max_tokens`` of every request. No trace has a longer answer, so it reveals nothing about a single one."""
 
@@ -28,10 +28,10 @@ OUTPUT_LIMIT_TOKENS = 1024
 class Agent:
     """Simulates one replica's agent, with its engine."""
 
-    def __init__(self, name: ReplicaId, engine: Engine, room_ratio: float) -> None:
+    def __init__(self, name: ReplicaId, engine: Engine) -> None:
         self.name = name
         self.engine = engine
-        self._room = int(engine.settings.max_num_seqs * room_ratio)
+        self._room = int(engine.settings.max_num_seqs * ROOM_RATIO)
         self.ledger = PrefixLedger()
         self.ledger.set_capacity(engine.settings.num_blocks * ENGINE_BLOCK_TOKENS / HINT_BLOCK_TOKENS)
         self.published = (self.ledger.version, self.ledger.summary())
@@ -46,6 +46,21 @@ class Agent:
         self._typical = TypicalLength()
         self._speed = PrefillSpeed(engine.settings.prefill_tokens_per_s)
         self._evicted = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a first token."""
+        return len(self._prefill)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens still to compute, as far as the agent knows what is cached."""
+        return self._prefill_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all requests that the engine has."""
+        return sum(request.prompt_tokens for request in self.running.values())
 
     def take(self, stream: StreamId, request: Request, now_s: float) -> bool:
         """Give a request from the inbox to the engine. False: it can never fit."""

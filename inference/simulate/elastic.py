@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from inference.engines.sim.settings import SimSettings
-from inference.simulate.agents import ROOM_RATIO
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from inference.simulate.world import AllReplicas, RequestLife, Run, World
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, LEASE_RENEW_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
@@ -85,10 +84,9 @@ class Elastic(World):
         settings: SimSettings,
         *,
         cold_start_s: float,
-        room_ratio: float = ROOM_RATIO,
     ) -> None:
         self.replicas: list[Replica] = []
-        super().__init__(requests, 0, AllReplicas(), seed, settings, room_ratio=room_ratio)
+        super().__init__(requests, 0, AllReplicas(), seed, settings)
         self._scaler = scaler
         self._cold_start_s = cold_start_s
         self.settings = settings

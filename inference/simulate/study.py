@@ -20,8 +20,6 @@ from inference.simulate.world import Fate, RequestLife
 from stream_fabric.process.stats import percentile
 
 POLICIES = ("ours", "ours:known", "hpa", "waiting", "oracle", "fixed:N")
-ROOM_RATIO = 1.25
-"""The agents' default."""
 BINS_MAX = 180
 _BINS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -178,9 +176,7 @@ def run(study: Study, policy: str) -> Outcome:
             scaler, begin = oracle, oracle.needed_at(0.0)
         case _, _, count:
             scaler, begin = Fixed(), int(count)
-    world = Elastic(
-        study.requests, begin, scaler, study.seed, settings, cold_start_s=cold_start_s, room_ratio=ROOM_RATIO
-    )
+    world = Elastic(study.requests, begin, scaler, study.seed, settings, cold_start_s=cold_start_s)
     for at_s in study.kills_s:
         world.kill_at(at_s)
     return _outcome(study, policy, world, scaler.reasons if isinstance(scaler, ControllerScaler) else ())

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from inference.engines.sim.settings import SimSettings
-from inference.simulate.agents import OUTPUT_LIMIT_TOKENS, ROOM_RATIO, Agent
+from inference.simulate.agents import OUTPUT_LIMIT_TOKENS, Agent
 from inference.simulate.engine import SETTINGS, Engine
 from inference.simulate.traces import HINT_BLOCK_TOKENS, Request
 from stream_fabric.limits import LEASE_RENEW_S, QUEUE_MAX, QUEUE_WAIT_S_MAX
@@ -42,6 +42,8 @@ class PlacementView(NamedTuple):
     """Cached tokens of the prompt by replica, by its hints; all 0 for a policy without hints."""
     in_flight: Sequence[int]
     """Streams by replica, exact over all gateways."""
+    agents: Sequence[Agent]
+    """What the replicas' agents know at this moment; gateways have it seconds later."""
 
 
 class Policy(Protocol):
@@ -145,7 +147,6 @@ class World:
         settings: SimSettings = SETTINGS,
         *,
         coasts: bool = True,
-        room_ratio: float = ROOM_RATIO,
         blind_queue: bool = False,
     ) -> None:
         """``coasts``: engines skip uneventful steps. ``blind_queue``: the queue ignores cached prompts."""
@@ -154,7 +155,6 @@ class World:
         self._policy = policy
         self._settings = settings
         self._coasts = coasts
-        self._room_ratio = room_ratio
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self.now_s = 0.0
@@ -180,7 +180,7 @@ class World:
         engine = Engine(self._settings, partial(self._schedule_wake, index), coasts=self._coasts)
         self._names.append(name)
         self._engines.append(engine)
-        self.agents.append(Agent(name, engine, self._room_ratio))
+        self.agents.append(Agent(name, engine))
         self._rung.append(False)
         for gateway in self.gateways:
             gateway.views.append(PrefixView())
@@ -216,7 +216,7 @@ class World:
         in_flight = [slot.in_flight if (slot := self.pool.replicas.get(name)) else 0 for name in self._names]
         chosen = [
             i
-            for i in self._policy.candidates(PlacementView(request, life.gateway, matched, in_flight))
+            for i in self._policy.candidates(PlacementView(request, life.gateway, matched, in_flight, self.agents))
             if self._takes_requests(i)
         ]
         ask = self._placement_request(life, self._wait_s())

@@ -139,7 +139,7 @@ def test_ours_beats_what_ignores_caches_and_what_ignores_load(runs: dict[str, Ru
 def test_an_agent_does_not_know_how_long_answers_get() -> None:
     slots = []
     for output_tokens in (40, 1000):
-        agent = Agent(ReplicaId("r"), Engine(SETTINGS, lambda at_s: None), 4)
+        agent = Agent(ReplicaId("r"), Engine(SETTINGS, lambda at_s: None))
         agent.take(StreamId("a"), Request(0, 0.0, 3000, output_tokens, (), "a"), 0.0)
         agent.take(StreamId("b"), Request(1, 0.0, 3000, output_tokens, (), "b"), 0.0)
         agent.receive_first_tokens([(StreamId("a"), 0)], 0.2)

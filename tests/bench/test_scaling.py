@@ -41,7 +41,7 @@ REQUESTS = stepped(traffic(600, 1.0), Step(4.0, 200.0, 200.0), 0)
 
 
 def world(scaler: Scaler, begin: int) -> Elastic:
-    fleet = Elastic(REQUESTS, begin, scaler, 0, SETTINGS, cold_start_s=COLD_S, room_ratio=1.25)
+    fleet = Elastic(REQUESTS, begin, scaler, 0, SETTINGS, cold_start_s=COLD_S)
     fleet.run()
     return fleet
 

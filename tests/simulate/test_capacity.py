@@ -36,7 +36,7 @@ def alike(count: int, per_s: float, prompt: int, output: int) -> list[Request]:
 
 
 def fleet(requests: list[Request], replicas: int, one: Hardware) -> Elastic:
-    return Elastic(requests, replicas, Fixed(), 0, one.settings, cold_start_s=60.0, room_ratio=1.25)
+    return Elastic(requests, replicas, Fixed(), 0, one.settings, cold_start_s=60.0)
 
 
 # --- what one replica does ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ FOUND_S = (LEASE_TTL_S - LEASE_RENEW_S + SEEN_DEAD_S, LEASE_TTL_S + SEEN_DEAD_S 
 def world(
     requests: Sequence[Request], replicas: int, kills_s: Sequence[float], scaler: Scaler | None = None
 ) -> Elastic:
-    fleet = Elastic(requests, replicas, scaler or Fixed(), 0, ONE.settings, cold_start_s=COLD_S, room_ratio=1.25)
+    fleet = Elastic(requests, replicas, scaler or Fixed(), 0, ONE.settings, cold_start_s=COLD_S)
     for at_s in kills_s:
         fleet.kill_at(at_s)
     fleet.run()
@@ -126,7 +126,7 @@ def test_whoever_scales_every_request_ends_once_and_tokens_add_up(name: str) -> 
 def test_the_oracle_lets_go_of_who_has_yet_to_come_before_who_serves() -> None:
     requests = [Request(n, n * (0.2 if n < 200 else 1.0), 400, 60, (), str(n)) for n in range(400)]
     oracle = Oracle(requests, ONE.settings, 0.5, 200.0)
-    fleet = Elastic(requests, oracle.needed_at(0.0), oracle, 0, ONE.settings, cold_start_s=200.0, room_ratio=1.25)
+    fleet = Elastic(requests, oracle.needed_at(0.0), oracle, 0, ONE.settings, cold_start_s=200.0)
     fleet.kill_at(25.0)
     fleet.run()
     assert oracle.needed_at(0.0) > oracle.needed_at(300.0) == 1
@@ -143,7 +143,7 @@ def test_who_waits_for_the_first_replica_of_all_waits_longer() -> None:
             if not fleet.replicas:
                 fleet.request_replicas(1)
 
-    fleet = Elastic(requests, 0, AskAtOnce(), 0, ONE.settings, cold_start_s=90.0, room_ratio=1.25)
+    fleet = Elastic(requests, 0, AskAtOnce(), 0, ONE.settings, cold_start_s=90.0)
     fleet.run()
     assert [(life.fate, life.waited) for life in fleet.outcome.lives] == [("done", True)] * 2
     assert fleet.outcome.lives[0].ttft_s > 88
