@@ -17,7 +17,7 @@ from inference.engines.sim.settings import SimSettings
 from inference.simulate.agents import Agent
 from inference.simulate.engine import SETTINGS, Engine
 from inference.simulate.traces import Request, Trace, cut, scaled, sessions_of
-from inference.simulate.world import AllReplicas, Run, World
+from inference.simulate.world import AllReplicas, PlacementView, Run, World
 from stream_fabric.pool.prefix import PrefixView
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
@@ -134,6 +134,41 @@ def test_ours_beats_what_ignores_caches_and_what_ignores_load(runs: dict[str, Ru
     assert figures[OURS].hit_rate > 1.5 * figures["least-loaded"].hit_rate
     others = [found.ttft_p99_s for policy, found in figures.items() if policy != OURS]
     assert figures[OURS].ttft_p99_s < min(others)
+
+
+def seen(matched: list[int], in_flight: list[int], prompts: list[list[int]], number: int = 99) -> PlacementView:
+    """What a policy sees of replicas that have these prompts to compute."""
+    agents = [Agent(ReplicaId(f"r{index}"), Engine(SETTINGS, lambda at_s: None)) for index in range(len(matched))]
+    for agent, tokens in zip(agents, prompts, strict=True):
+        for at, prompt in enumerate(tokens):
+            agent.take(StreamId(f"s{at}"), Request(at, 0.0, prompt, 10, (), "s"), 0.0)
+    return PlacementView(Request(number, 0.0, 1000, 10, (), f"session {number}"), 0, matched, in_flight, agents)
+
+
+def test_the_rivals_weigh_as_their_projects_say() -> None:
+    def chosen(name: str, view: PlacementView) -> int:
+        (index,) = policies.policy(name, len(view.in_flight), 0).candidates(view)
+        return index
+
+    short_queue_or_cache = seen([0, 1000], [1, 2], [[500], [500, 500]])
+    assert chosen("llm-d", short_queue_or_cache) == 1, "3 for the cache, 2 for the queue"
+    assert chosen("llm-d", seen([0, 600], [1, 2], [[500], [500, 500]])) == 0
+    assert chosen("dynamo", seen([0, 900], [1, 1], [[500], [900]])) == 1, "500 + 500 or 900 - 900 + 900"
+    assert chosen("dynamo", seen([0, 900], [1, 1], [[500], [1500]])) == 0
+    assert chosen("least tokens", seen([0, 1000], [1, 9], [[500], [400]])) == 1, "caches and streams are not asked"
+    assert {chosen("two choices", seen([0, 0], [5, 4], [[], []])) for _ in range(9)} == {1}
+
+
+def test_on_the_bounded_ring_a_session_stays_until_its_replica_has_a_quarter_more_than_the_others() -> None:
+    ring = policies.policy("bounded ring", 4, 0)
+    homes = [ring.candidates(seen([0] * 4, [0] * 4, [[]] * 4, number))[0] for number in range(200)]
+    assert set(homes) == {0, 1, 2, 3} and max(homes.count(index) for index in range(4)) < 100
+    home = homes[0]
+    at_bound = [10] * 4
+    at_bound[home] = 12
+    assert ring.candidates(seen([0] * 4, at_bound, [[]] * 4, 0)) == [home], "14 are allowed where all have 43"
+    at_bound[home] = 16
+    assert ring.candidates(seen([0] * 4, at_bound, [[]] * 4, 0)) != [home]
 
 
 def test_an_agent_does_not_know_how_long_answers_get() -> None:
