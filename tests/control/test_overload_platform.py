@@ -40,6 +40,7 @@ class Told:
     tier: str
     stream: str = ""
     first_s: float = 0.0
+    """Time to the first token, or to the refusal."""
     retry_after_s: int = 0
     code: str = ""
     placement: dict[str, Any] = field(default_factory=dict)
@@ -50,9 +51,11 @@ async def ask(gate: Gate, tier: str, seed: int, tokens: int = TOKENS, **more: An
     body = chat(tokens, seed=seed, service_tier=tier, **{"model": MODEL, **more})
     async with gate.create(body) as exchange:
         if exchange.status != 200:
+            first_s = time.monotonic() - began
             error = json.loads(await exchange.rest())["error"]
             return Told(
-                exchange.status, tier, retry_after_s=int(exchange.headers["retry-after"]), code=error["code"]
+                exchange.status, tier, "", first_s, retry_after_s=int(exchange.headers["retry-after"]),
+                code=error["code"],
             )  # fmt: skip
         await exchange.events(2)  # the role, then the first token
         first_s = time.monotonic() - began
@@ -193,6 +196,35 @@ async def test_a_surge_is_refused_shifted_promoted_for_and_provided_for_in_that_
         assert "placement: shift" in done.stdout and "moved to adjacent pool south" in done.stdout, done.stdout
         shown = await asyncio.to_thread(run_cli, "traces", "pool", "north", **env)
         print(shown.stdout)
+
+
+async def test_a_refusal_takes_milliseconds_and_tells_when_the_replicas_on_their_way_are_there(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    pools = f"""
+    [pool.north]
+    models = ["{MODEL}"]
+    replicas_max = 9
+    cold_start_s = 60
+    """
+    async with platform(redis_server, tmp_path / "pools.toml", pools) as up:
+        await up.agent("north", "n1", "itl_ms=20,ttft_ms=20,max_num_seqs=4")
+        await up.start("controller", "--pools-file", str(tmp_path / "pools.toml"))
+        await up.planned("north")
+        assert (await up.gates[0].ask("GET", "/v1/models")).json["data"]
+        await asyncio.sleep(1.5)  # gateways read plans each second
+        asked: list[asyncio.Task[Told]] = []
+        for number in range(900):  # some twenty times what the pool can do
+            asked.append(asyncio.create_task(ask(up.gates[number % 2], "standard", number)))
+            await asyncio.sleep(1 / 60)
+        told = await asyncio.gather(*asked)
+        refused = [one for one in told if one.status == 503]
+        assert len(refused) > 600 and {one.code for one in refused} == {"pool_busy"}
+        took_ms = sorted(one.first_s * 1000 for one in refused)
+        print(f"refused in {took_ms[len(took_ms) // 2]:.1f} ms, p99 {took_ms[len(took_ms) * 99 // 100]:.1f} ms")
+        assert took_ms[len(took_ms) * 99 // 100] < 1000, "the bar is 50 ms, and others use this machine"
+        assert min(one.retry_after_s for one in refused) <= 3, "before more were asked for"
+        assert all(20 <= one.retry_after_s <= 60 for one in refused[-100:])
 
 
 async def test_first_tokens_of_interactive_requests_keep_their_objective_while_batch_is_refused(
