@@ -86,7 +86,7 @@ class Prefix:
 
 
 class TwoChoices:
-    """Of two replicas drawn by chance, the one with fewer streams."""
+    """The replica with fewer streams, of two drawn by chance."""
 
     takes_hints = False
 

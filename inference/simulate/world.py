@@ -43,7 +43,7 @@ class PlacementView(NamedTuple):
     in_flight: Sequence[int]
     """Streams by replica, exact over all gateways."""
     agents: Sequence[Agent]
-    """What the replicas' agents know at this moment; gateways have it seconds later."""
+    """Agents of the replicas, with what they know at this moment; gateways have it later."""
 
 
 class Policy(Protocol):

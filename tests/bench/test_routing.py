@@ -137,7 +137,7 @@ def test_ours_beats_what_ignores_caches_and_what_ignores_load(runs: dict[str, Ru
 
 
 def seen(matched: list[int], in_flight: list[int], prompts: list[list[int]], number: int = 99) -> PlacementView:
-    """What a policy sees of replicas that have these prompts to compute."""
+    """Make the view of replicas that have these prompts to compute."""
     agents = [Agent(ReplicaId(f"r{index}"), Engine(SETTINGS, lambda at_s: None)) for index in range(len(matched))]
     for agent, tokens in zip(agents, prompts, strict=True):
         for at, prompt in enumerate(tokens):
