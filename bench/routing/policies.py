@@ -8,6 +8,8 @@ import random
 from bisect import bisect
 from collections.abc import Callable, Sequence
 
+from inference.simulate.agents import Agent
+from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from inference.simulate.world import AllReplicas, PlacementView, Policy
 
 OURS = "ours"
@@ -160,10 +162,19 @@ class Cost:
 
     def candidates(self, view: PlacementView) -> Sequence[int]:
         costs = [
-            agent.prefill_tokens - matched + agent.prompt_tokens
+            agent.prefill_tokens - matched + _held_tokens(agent, view.request)
             for agent, matched in zip(view.agents, view.matched_tokens, strict=True)
         ]  # the request's own tokens are the same for all
         return [_best(costs, self._rng)]
+
+
+def _held_tokens(agent: Agent, more: Request) -> int:
+    """Prompt tokens that the replica's streams would hold with one more; what several share counts once."""
+    blocks, unnamed = set(more.ids), 0
+    for request in agent.running.values():
+        blocks.update(request.ids)
+        unnamed += 0 if request.ids else request.prompt_tokens
+    return len(blocks) * TRACE_BLOCK_TOKENS + unnamed
 
 
 def _best(costs: Sequence[float], rng: random.Random) -> int:

@@ -57,11 +57,6 @@ class Agent:
         """Prompt tokens still to compute, as far as the agent knows what is cached."""
         return self._prefill_tokens
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens of all requests that the engine has."""
-        return sum(request.prompt_tokens for request in self.running.values())
-
     def take(self, stream: StreamId, request: Request, now_s: float) -> bool:
         """Give a request from the inbox to the engine. False: it can never fit."""
         if not self._prefill:
