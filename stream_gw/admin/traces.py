@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from stream_fabric.errors import BadRequest, Forbidden, NotFound, StreamGwError, TooMany
 from stream_gw.auth import Principal
@@ -10,7 +13,10 @@ from stream_gw.auth import Principal
 TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 16 << 20
 AT_ONCE_MAX = 4
-"""Further queries get 429: this is for people, and streams need the gateway's loop."""
+"""Further queries wait their turn: this is for people, and streams need the gateway's loop."""
+WAITING_MAX = 16
+WAIT_S = 10.0
+"""A query that gets no turn within this time, or finds ``WAITING_MAX`` before it, gets 429."""
 _QUERY_CHARS_MAX = 2000
 _REST = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.:-]{0,200}){0,3}/?")
 
@@ -36,7 +42,8 @@ class Traces:
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"}
-        self._running = 0
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._waiting = 0
 
     async def get(self, who: Principal, rest: str, query: bytes) -> tuple[int, bytes]:
         """Forward an operator's query to path ``/traces<rest>``; return (status, body) of the response. Raises
@@ -51,13 +58,32 @@ class Traces:
             raise NotFound("no such path below /v1/admin/traces")
         if len(query) > _QUERY_CHARS_MAX or not query.isascii():
             raise BadRequest(f"the query string must be ASCII and have at most {_QUERY_CHARS_MAX} characters")
-        if self._running >= AT_ONCE_MAX:
-            raise TooMany(f"this gateway runs {AT_ONCE_MAX} trace queries, its limit; retry after 2 s", retry_after_s=2)
-        self._running += 1
-        try:
+        async with self._turn():
             return await self._fetch(f"{self._url}/traces{rest}" + (f"?{query.decode()}" if query else ""))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the queries that run at once. A page that goes on to its next view leaves queries behind, which
+        end by themselves. Raises TooMany."""
+        if self._waiting >= WAITING_MAX:
+            raise self._too_many()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise self._too_many() from None
         finally:
-            self._running -= 1
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    @staticmethod
+    def _too_many() -> TooMany:
+        told = f"this gateway runs {AT_ONCE_MAX} trace queries, its limit, and more wait; retry after 2 s"
+        return TooMany(told, retry_after_s=2)
 
     @property
     def configured(self) -> bool:

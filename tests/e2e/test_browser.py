@@ -340,9 +340,9 @@ async def test_two_tabs_follow_one_stream(context: BrowserContext, one: Gate, tw
 
 async def test_the_chat_page_survives_its_network(context: BrowserContext, one: Gate, two: Gate) -> None:
     async with Proxy.before(one.port) as proxy, tab(context, f"http://127.0.0.1:{proxy.port}/#key={one.key}") as page:
+        # Bytes and not moments: a slow machine may deliver the answer's rest with one replay
+        proxy.cut_after_bytes(1500, times=3)
         await page.ask(PROMPT)
-        for words in (5, 15, 25):
-            await page.until_words(words)
-            proxy.cut_all()
+        await eventually(lambda: proxy.cuts_left == 0, "three cuts in the answer's middle")
         await check(page, two, page.streams[0])
-        assert page.sockets >= 3
+        assert page.sockets >= 4 and len(page.streams) == 1

@@ -21,6 +21,7 @@ class Proxy:
         self._flow = asyncio.Event()
         self._flow.set()
         self._cut_after: int | None = None
+        self._next_cuts: list[int] = []
         self.delay_s = 0.0
         self.bytes_per_s = 0
         self.refuse = False
@@ -49,9 +50,14 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def cut_after_bytes(self, count: int) -> None:
-        """Abort everything once so many more bytes have come from the server: replies end in their middle."""
-        self._cut_after = count
+    def cut_after_bytes(self, count: int, times: int = 1) -> None:
+        """Abort everything once so many more bytes have come from the server: replies end in their middle. After
+        that, do it again, ``times`` times in all."""
+        self._cut_after, *self._next_cuts = [count] * times
+
+    @property
+    def cuts_left(self) -> int:
+        return len(self._next_cuts) + (self._cut_after is not None)
 
     def half_close_all(self) -> None:
         """Both ends see an end of file, nobody a reset."""
@@ -102,7 +108,7 @@ class Proxy:
                     self._cut_after -= len(data)
                     if self._cut_after < 0:
                         writer.write(data[: self._cut_after])
-                        self._cut_after = None
+                        self._cut_after = self._next_cuts.pop() if self._next_cuts else None
                         await writer.drain()
                         self.cut_all()
                         return
