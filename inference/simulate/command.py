@@ -19,6 +19,7 @@ from inference.simulate.hardware import ASSUMED, Hardware, load
 from inference.simulate.history import DAYS_KNOWN, history
 from inference.simulate.output import report
 from inference.simulate.output.page import page
+from inference.simulate.reserve import reserve_curve
 from inference.simulate.traces import Request, read
 from inference.simulate.workload import Lengths, Workload, from_rates, from_trace, parse_lengths
 
@@ -31,11 +32,16 @@ def run_capacity(args: argparse.Namespace, say: Say) -> None:
     margins = Margins(
         _require_above_0("--fill", args.fill), args.spare, args.warm_share, _require_above_0("--itl-ms", args.itl_ms)
     )
-    answer = capacity(_workload(args, hardware), hardware, margins)
+    requests = _recorded(args)
+    answer = capacity(_workload(args, hardware, requests), hardware, margins)
+    cold_start_s = 300.0 if args.cold_start_s is None else _require_above_0("--cold-start-s", args.cold_start_s)
+    curve = reserve_curve(requests, answer, hardware, cold_start_s, ScalePolicy()) if requests else ()
     if args.json:
-        say(msgspec.json.encode(answer).decode())
-    else:
-        say(report.capacity_text(answer, hardware.name))
+        say(msgspec.json.encode({**msgspec.to_builtins(answer), "reserve": curve}).decode())
+        return
+    say(report.capacity_text(answer, hardware.name))
+    if requests:
+        say("\n" + report.reserve_text(curve, cold_start_s))
 
 
 def run_simulate(args: argparse.Namespace, say: Say) -> None:
@@ -106,17 +112,24 @@ def _setup_sentences(args: argparse.Namespace, asked: study.Study, step: Step | 
     )
 
 
-def _workload(args: argparse.Namespace, hardware: Hardware) -> Workload:
+def _recorded(args: argparse.Namespace) -> tuple[Request, ...]:
+    """Return the requests of the trace, at the speed that is asked for; none without a trace."""
+    if args.trace is None:
+        return ()
+    return _speed_up(read(args.trace), 1.0 if args.speed is None else args.speed)
+
+
+def _workload(args: argparse.Namespace, hardware: Hardware, requests: Sequence[Request]) -> Workload:
     cached = args.cached_share
     if not 0 <= cached < 1:
         raise ValueError(f"--cached-share must be from 0 to less than 1, got {cached:g}")
     if args.trace is not None:
         lengths = {"--prompt-tokens": args.prompt_tokens, "--output-tokens": args.output_tokens}
         _refuse_flags({**lengths, "--peak-to-mean": args.peak_to_mean}, "--rate")
-        requests = _speed_up(read(args.trace), 1.0 if args.speed is None else args.speed)
         window_s = 60.0 if args.window_s is None else _require_above_0("--window-s", args.window_s)
         return from_trace(args.trace.name, requests, hardware.settings, window_s, cached)
-    _refuse_flags({"--speed": args.speed, "--window-s": args.window_s}, "--trace")
+    needs_trace = {"--speed": args.speed, "--window-s": args.window_s, "--cold-start-s": args.cold_start_s}
+    _refuse_flags(needs_trace, "--trace")
     prompt, output = _lengths("--prompt-tokens", args.prompt_tokens), _lengths("--output-tokens", args.output_tokens)
     peak_to_mean = 1.0 if args.peak_to_mean is None else args.peak_to_mean
     if not 1 <= peak_to_mean <= 1e6:

@@ -29,6 +29,13 @@ def add_capacity(parser: argparse.ArgumentParser) -> None:
         "--window-s", type=float, metavar="S", help="with --trace: length of the peak in seconds (default 60)"
     )
     parser.add_argument(
+        "--cold-start-s",
+        type=float,
+        metavar="S",
+        help="with --trace: seconds from asking for a replica until it takes requests, for the warm reserve "
+        "(default 300)",
+    )
+    parser.add_argument(
         "--cached-share",
         type=float,
         default=0.0,

@@ -16,7 +16,7 @@ import msgspec
 from stream_fabric.pool.plan import ReplicaProfile, route_key
 from stream_fabric.process.stats import percentile
 
-VERSION = 1
+VERSION = 2
 STARTS_KEPT = 50
 STARTS_MIN = 5
 """Minimum cold starts; with fewer, the declared duration is used."""
@@ -28,6 +28,8 @@ ROUTES_TOLD = 16
 """Maximum number of routes in a plan, which gateways read every second."""
 TRIES_MIN = 20
 """Minimum attempts before a speed is trusted."""
+JUMP_SHARES = (0.5, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
+"""Shares of the time for which a jump is known: within that share of the time arrivals rise by no more."""
 _TOKENS_MAX = 1e8
 _PER_S_MAX = 1e7
 _START_S_MAX = 86_400.0
@@ -75,17 +77,32 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """99th percentile of the increase in arrival rates (per second) within ``within_s`` seconds."""
+    """Distribution of the increase in arrivals within ``within_s`` seconds."""
 
     within_s: float
-    requests: float
+    rises: tuple[float, ...]
+    """Increases in requests per second, one for each of ``JUMP_SHARES``."""
     prompt_tokens: float
+    """Prompt tokens to compute per request."""
     output_tokens: float
+    """Output tokens per request."""
 
     def __post_init__(self) -> None:
-        each = self.requests, self.prompt_tokens, self.output_tokens
-        if not 0 < self.within_s < math.inf or not all(0 <= rate < 1e12 for rate in each):
-            raise ValueError(f"no jump: {each} within {self.within_s} s")
+        tokens = self.prompt_tokens, self.output_tokens
+        if not 0 < self.within_s < math.inf or not all(0 <= each < _TOKENS_MAX for each in tokens):
+            raise ValueError(f"no jump: {tokens} tokens within {self.within_s} s")
+        ordered = (0.0, *self.rises, _PER_S_MAX)
+        if len(self.rises) != len(JUMP_SHARES) or not all(one <= other for one, other in pairwise(ordered)):
+            raise ValueError(f"no jump: {self.rises} requests a second")
+
+    def rise(self, share: float) -> float:
+        """Increase in requests per second that is exceeded in at most ``1 - share`` of the time (0 < share <= 1)."""
+        return next(rise for known, rise in zip(JUMP_SHARES, self.rises, strict=True) if known >= share)
+
+    def in_replicas(self, share: float, profile: ReplicaProfile) -> float:
+        """The same increase in replicas of work."""
+        request = self.prompt_tokens / profile.prefill_per_s + self.output_tokens / profile.decode_per_s
+        return self.rise(share) * request
 
 
 class TrafficModel(msgspec.Struct, frozen=True):

@@ -80,11 +80,12 @@ def test_speeds_that_cannot_be_teach_nothing_and_the_others_do() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"version": 1, "starts_s": [0.0]}, {"version": 1, "starts_s": [1e9]}, {"version": 1, "learned_s": -1},
-        {"version": 1, "prefill_per_s": 1e12}, {"version": 1, "speeds": [{"batch": 0, "tokens_per_s": 5}]},
-        {"version": 1, "speeds": [{"batch": 2, "tokens_per_s": 5}, {"batch": 1, "tokens_per_s": 5}]},
-        {"version": 1, "jumps": [{"within_s": 60, "requests": -1, "prompt_tokens": 0, "output_tokens": 0}]},
-        {"version": 1, "arrivals": {"learned_s": 0, "requests": [1], "prompt_tokens": [1], "output_tokens": [1]}},
+        {"version": 2, "starts_s": [0.0]}, {"version": 2, "starts_s": [1e9]}, {"version": 2, "learned_s": -1},
+        {"version": 2, "prefill_per_s": 1e12}, {"version": 2, "speeds": [{"batch": 0, "tokens_per_s": 5}]},
+        {"version": 2, "speeds": [{"batch": 2, "tokens_per_s": 5}, {"batch": 1, "tokens_per_s": 5}]},
+        *({"version": 2, "jumps": [{"within_s": 60, "rises": rises, "prompt_tokens": 0, "output_tokens": 0}]}
+          for rises in ([-1, 0, 0, 0, 0, 0, 0], [2, 1, 2, 2, 2, 2, 2], [1, 2])),
+        {"version": 2, "arrivals": {"learned_s": 0, "requests": [1], "prompt_tokens": [1], "output_tokens": [1]}},
         [], "no",
     ],
     ids=str,
@@ -153,12 +154,16 @@ def test_the_jump_that_few_exceed() -> None:
     rows = [(begin + k * SLOT_S, SLOT_S * rate, 10 * SLOT_S * rate, 99 * SLOT_S * rate) for k, rate in enumerate(rates)]
     found = learn_jumps(rows, NOW_S)
     assert [jump.within_s for jump in found] == list(traffic_model.JUMP_HORIZONS_S)
-    assert {(jump.requests, jump.prompt_tokens, jump.output_tokens) for jump in found} == {(40.0, 400.0, 3960.0)}
-    assert learn_jumps([(at_s, SLOT_S, 1, 1) for at_s, *_ in rows], NOW_S)[0].requests == 0, (
+    assert {(jump.rise(0.99), jump.prompt_tokens, jump.output_tokens) for jump in found} == {(40.0, 10.0, 99.0)}
+    assert {jump.rise(1.0) for jump in found} == {490.0}
+    # A burst an hour: in 1 of 60 minutes the next one holds it, in 20 of 60 one of the next twenty does
+    assert [(jump.within_s, jump.rise(0.9)) for jump in found] == [(60, 0), (120, 0), (300, 0), (600, 40), (1200, 40)]
+    assert found[0].in_replicas(0.99, ReplicaProfile(8, 4000.0, 990.0, 1, 1.0)) == pytest.approx(0.1 + 4.0)
+    assert max(learn_jumps([(at_s, SLOT_S, 1, 1) for at_s, *_ in rows], NOW_S)[0].rises) == 0, (
         "what is even does not jump"
     )
     assert learn_jumps([], NOW_S) == ()
-    known = TrafficModel(jumps=(Jump(60, 1, 1, 1), Jump(300, 2, 2, 2)))
+    known = TrafficModel(jumps=(Jump(60, (1,) * 7, 1, 1), Jump(300, (2,) * 7, 2, 2)))
     assert [jump and jump.within_s for jump in map(known.jump, (10, 60, 61, 9000))] == [60, 60, 300, 300]
     assert TrafficModel().jump(60) is None
 
@@ -169,7 +174,7 @@ def test_chance_is_no_jump(per_slot: float) -> None:
     slots = WEEK_S // SLOT_S
     came = [max(round(draw.gauss(per_slot, per_slot**0.5)), 0) for _ in range(slots)]
     found = learn_jumps([(NOW_S - WEEK_S + k * SLOT_S, count, count, count) for k, count in enumerate(came)], NOW_S)
-    assert {jump.requests for jump in found} == {0.0}
+    assert {rise for jump in found for rise in jump.rises} == {0.0}
 
 
 def test_the_largest_of_what_follows_is_found_whatever_follows() -> None:
@@ -177,7 +182,7 @@ def test_the_largest_of_what_follows_is_found_whatever_follows() -> None:
     for ahead in (1, 3, 7):
         counts = [draw.choice([0.0, 100.0, 200.0, draw.random() * 900]) for _ in range(60)]
         pairs = [(counts[i], max(counts[i + 1 : i + 1 + ahead])) for i in range(60 - ahead)]
-        slow = [most - own if most - own > 4 * (most + own) ** 0.5 else 0.0 for own, most in pairs]
+        slow = [most - own if most - own > 5 * (most + own) ** 0.5 else 0.0 for own, most in pairs]
         assert sorted(traffic_model._rises(counts, ahead)) == sorted(slow) and any(slow)
 
 
@@ -288,7 +293,9 @@ def test_what_waits_for_a_pool_without_replicas_is_reckoned_by_what_was_learned(
 
 
 def jumping(output_tokens: float) -> PoolTrafficModel:
-    return PoolTrafficModel(jumps=(Jump(60, 1, 0, output_tokens), Jump(300, 1, 0, 9e9)))
+    """As many output tokens a second at the default share; at the next one ten times as many."""
+    rises = (0, 0, 0, 1, 10, 10, 10)
+    return PoolTrafficModel(jumps=(Jump(60, rises, 0, output_tokens), Jump(300, rises, 0, 9e7)))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +316,17 @@ def test_warm_replicas_are_for_the_jumps_that_the_ready_ones_cannot_take(
         told = [plan for _, plan in world.plans if "warm for arrival jumps" in plan.reason]
         assert told and told[0].figures["jump"] == jump_replicas
     assert world.figures is not None and world.figures.jump == jump_replicas
+
+
+@pytest.mark.parametrize(("share", "warm"), [(0.9, 0), (0.95, 0), (0.96, 2), (0.99, 2), (0.991, 8), (1.0, 8)])
+def test_the_risk_that_is_declared_sets_the_warm_replicas(share: float, warm: int) -> None:
+    """Arrivals jump by 3.5 replicas of work, and by 35 in a hundredth of the time."""
+    policy = msgspec.structs.replace(
+        POLICY, replicas_min=8, replicas_max=20, warm_share=0.0, warm_max_share=1.0, jump_share=share
+    )
+    world = World(lambda t: 4.0, policy).boot(8)
+    world.scaler.learn(jumping(350))
+    assert world.run(200).warm == warm
 
 
 def test_jumps_take_no_warm_replica_away_and_keep_none_of_a_pool_at_zero() -> None:

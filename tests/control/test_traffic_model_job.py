@@ -153,7 +153,7 @@ async def test_the_leader_learns_the_others_read_and_an_outage_changes_nothing_b
 
 @pytest.mark.parametrize(
     "record",
-    [b'{"version": 99, "routes": 5}', b'{"learned_s": 3, "requests": [1]}', b"{", b'{"version": 1, "learned_s": "x"}'],
+    [b'{"version": 99, "routes": 5}', b'{"learned_s": 3, "requests": [1]}', b"{", b'{"version": 2, "learned_s": "x"}'],
     ids=str,
 )
 async def test_a_snapshot_of_another_version_or_one_that_is_broken_is_learned_anew(
@@ -234,7 +234,8 @@ async def test_an_operator_sees_what_was_learned_and_how_old_it_is(
         assert await control.write_plan("shown", term, pool, plan)
         known = PoolTrafficModel(
             learned_s=time.time() - 180, starts_s=(45.0,) * 9, speeds=(Speed(1, 100), Speed(8, 400)),
-            routes=(a_route(500, 1234),), jumps=(Jump(60, 2, 30, 400),), arrivals=learn_profile([], NOW_S),
+            routes=(a_route(500, 1234),), jumps=(Jump(60, (0, 0, 0, 2, 2, 3, 4.5), 30, 400),),
+            arrivals=learn_profile([], NOW_S),
         )  # fmt: skip
         for record, wanted in (
             (None, ["learned: nothing yet"]),
@@ -244,7 +245,8 @@ async def test_an_operator_sees_what_was_learned_and_how_old_it_is(
                 msgspec.json.encode(known),
                 ["learned: from traces 3 min ago", "cold start: 45 s, of the last 9",
                  "m openai.chat standard, 1234 requests: prompts of 10 (p90 20, p99 30) tokens, answers of 500",
-                 "by how many decode at once: 100 of 1, 400 of 8", "less than 2.00 requests (400 output tokens)"],
+                 "by how many decode at once: 100 of 1, 400 of 8",
+                 "95%: 0.00/s, 99%: 2.00/s, 99.5%: 2.00/s, 99.9%: 3.00/s, 100%: 4.50/s"],
             ),
             (
                 msgspec.json.encode(PoolTrafficModel(starts_s=(3.0,))),

@@ -47,11 +47,38 @@ def test_capacity_shows_its_arithmetic_and_tells_the_same_as_json(typed: Typed) 
     found = json.loads(typed(*flags, "--json")[1])
     assert found["replicas"] == found["serving"] + 2 >= 3
     assert found["gpus"] == 2 * found["replicas"]
-    assert out.splitlines()[-1].split()[:2] == [str(found["replicas"]), str(found["gpus"])]
+    assert [str(found["replicas"]), str(found["gpus"])] in [line.split()[:2] for line in out.splitlines()]
+    assert found["reserve"] == [] and "not longer than a cold start" in out
     told = " ".join(out.split())
     for lines in found["arithmetic"].values():
         assert all(line in told for line in lines)
     assert set(found["arithmetic"]) == {"workload", "replica", "fleet", "at the peak", "money"}
+
+
+def test_capacity_shows_what_a_warm_reserve_covers_and_costs(typed: Typed) -> None:
+    """Two quiet hours with a burst each half-hour, which no replica that was asked for then can meet."""
+    quiet = [request.at_s for request in chats(1440, 0.2)]
+    bursts = [1800 * number + 5 + k / 8 for number in range(1, 4) for k in range(400)]
+    lines = ({"timestamp": int(at_s * 1000), "input_length": 500, "output_length": 100} for at_s in quiet + bursts)
+    Path("t.jsonl").write_text("\n".join(map(json.dumps, sorted(lines, key=lambda line: line["timestamp"]))))
+    flags = ("capacity", "--trace", "t.jsonl", "--profile", "p.toml", "--cold-start-s", "240")
+    curve = json.loads(typed(*flags, "--json")[1])["reserve"]
+    assert [row["warm"] for row in curve] == sorted({row["warm"] for row in curve})
+    none, most = curve[0], curve[-1]
+    # A burst is ahead in 4 of 30 minutes: a reserve for half of the time is none
+    assert (none["warm"], none["jump_share"], none["rise_per_s"]) == (0, 0.5, 0.0)
+    assert most["jump_share"] == 1 and most["rise_per_s"] == pytest.approx(400 / 60, rel=0.1)
+    assert none["beyond_share"] > 0.1 and most["beyond_share"] == 0
+    assert most["gpus"] == 2 * most["warm"] and most["dollars_per_month"] > none["dollars_per_month"] == 0
+    out = typed(*flags)[1]
+    assert out.splitlines()[-1].split()[:3] == ["1", f"{most['rise_per_s']:,.2f}/s", str(most["warm"])]
+    # A replica that starts within a minute needs less
+    soon = json.loads(typed(*flags[:-1], "30", "--json")[1])["reserve"]
+    assert soon[0]["jump_share"] > none["jump_share"]
+    code, _, err = typed(
+        "capacity", "--rate", "5", "--prompt-tokens", "9", "--output-tokens", "9", "--cold-start-s", "3"
+    )
+    assert code == 2 and "--cold-start-s is for --trace" in err
 
 
 def test_capacity_from_rates_and_lengths(typed: Typed) -> None:

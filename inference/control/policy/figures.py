@@ -61,7 +61,7 @@ class Figures(msgspec.Struct, frozen=True):
     samples."""
     burn_1h: float
     jump: float = 0.0
-    """99th percentile of the increase in arrivals within a cold start, in replicas of work."""
+    """Increase in arrivals within a cold start that warm replicas are kept for, in replicas of work."""
     cold_start_s: float = 0.0
     """Cold start in use: learned, or declared."""
     scheduled: int = 0
@@ -153,11 +153,11 @@ class LoadEstimator:
         )
 
     def _jump_in_replicas(self, profile: ReplicaProfile | None, policy: ScalePolicy) -> float:
-        """Increase in arrivals within a cold start (99th percentile), in replicas of work; 0: unknown."""
+        """Increase in arrivals within a cold start at ``jump_share``, in replicas of work; 0: unknown."""
         jump = self._model.jump(policy.cold_start_s) if self._model is not None else None
         if jump is None or profile is None:
             return 0.0
-        return jump.prompt_tokens / profile.prefill_per_s + jump.output_tokens / profile.decode_per_s
+        return jump.in_replicas(policy.jump_share, profile)
 
     def _profile_arrivals(
         self, rates: DemandTotals, at_unix_s: float, weight: float, policy: ScalePolicy

@@ -30,6 +30,9 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warm_min: int = 0
     warm_share: float = 0.05
     """Warm replicas as a share of ready ones (rounded)."""
+    jump_share: float = 0.99
+    """Share of the time for which warm replicas cover the increase in arrivals within a cold start: the risk.
+    1: the largest increase of the last week."""
     warm_max_share: float = 0.25
     """Upper limit for warm replicas, as a share of ready ones, when they are kept for jumps of arrivals."""
     ttft_objective_s: float = 1.0
@@ -88,6 +91,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("warm_min must be from 0 to replicas_max", 0 <= self.warm_min <= self.replicas_max),
             ("warm_share must be from 0 to 1", 0 <= self.warm_share <= 1),
             ("warm_max_share must be from 0 to 1", 0 <= self.warm_max_share <= 1),
+            ("jump_share must be more than 0 and at most 1", 0 < self.jump_share <= 1),
             ("ttft_objective_s must be more than 0", self.ttft_objective_s > 0),
             ("ttft_over must be at least 1", self.ttft_over >= 1),
             ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),

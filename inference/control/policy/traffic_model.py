@@ -12,7 +12,16 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from inference.control.policy.arrival_profile import SLOT_S, WEEK_S, ArrivalProfile, learn_profile
-from stream_fabric.pool.traffic_model import REQUESTS_MIN, TRIES_MIN, Jump, Lengths, Route, Speed, TrafficModel
+from stream_fabric.pool.traffic_model import (
+    JUMP_SHARES,
+    REQUESTS_MIN,
+    TRIES_MIN,
+    Jump,
+    Lengths,
+    Route,
+    Speed,
+    TrafficModel,
+)
 from stream_fabric.process.stats import percentile
 
 ArrivalRow = tuple[float, float, float, float]
@@ -25,9 +34,7 @@ SpeedRow = tuple[float, float | None, float | None, float, float]
 """Attempts; concurrent sequences, their tokens per second in total; prompt tokens computed, microseconds for it."""
 
 JUMP_HORIZONS_S = (60.0, 120.0, 300.0, 600.0, 1200.0)
-_JUMP_SHARE = 0.99
-"""Share of slots that are followed by no larger jump than the learned one."""
-_SIGMAS = 4.0
+_SIGMAS = 5.0
 """Standard deviations that the largest of many samples seldom exceeds by chance."""
 _PER_S_MAX = 1e7
 
@@ -104,10 +111,9 @@ def learn_speeds(rows: Iterable[SpeedRow]) -> tuple[tuple[Speed, ...], float]:
 
 
 def learn_jumps(rows: Sequence[ArrivalRow], now_s: float) -> tuple[Jump, ...]:
-    """Return the 99th percentile of the increase in arrivals within each horizon, from every slot of the last week.
+    """Return the distribution of the increase in arrivals within each horizon, from every slot of the last week.
 
-    An increase within random variation counts as 0. Tokens follow from the mean tokens per request. Slots before the
-    first row are unknown and left out.
+    An increase within random variation counts as 0. Slots before the first row are unknown and left out.
     """
     last = int(now_s // SLOT_S) - 1
     counts = {int(row[0] // SLOT_S): row[1:] for row in rows}
@@ -118,8 +124,8 @@ def learn_jumps(rows: Sequence[ArrivalRow], now_s: float) -> tuple[Jump, ...]:
     for within_s in JUMP_HORIZONS_S:
         rises = sorted(_rises(requests, max(math.ceil(within_s / SLOT_S), 1)))
         if rises:
-            per_s = percentile(rises, _JUMP_SHARE) / SLOT_S
-            found.append(Jump(within_s, *(round(per_s * each, 4) for each in (1.0, prompt, output))))
+            per_s = (round(percentile(rises, share) / SLOT_S, 4) for share in JUMP_SHARES)
+            found.append(Jump(within_s, tuple(per_s), round(prompt, 4), round(output, 4)))
     return tuple(found)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from inference.simulate.capacity import Answer
 from inference.simulate.hardware import GIB
+from inference.simulate.reserve import Reserve
 from inference.simulate.study import Bin, Outcome
 
 COLUMNS = 118
@@ -131,3 +132,25 @@ def capacity_text(answer: Answer, name: str) -> str:
         cells.append(("following the load", f"${answer.dollars_per_month_elastic:,.0f}"))
     head, row = zip(*cells, strict=True)
     return "\n".join([*out, "", table([head, row])])
+
+
+def reserve_text(curve: Sequence[Reserve], cold_start_s: float) -> str:
+    """Return the curve of a warm reserve's risk and price as text."""
+    if not curve:
+        return "warm reserve: the trace is not longer than a cold start, so its jumps are unknown"
+    said = (
+        f"by the risk: in jump_share of the time arrivals rise within a cold start ({cold_start_s:g} s) by no more "
+        "than given; beyond: share of the requests for which neither ready nor warm replicas have room, if nothing was "
+        "known before",
+    )
+    columns: list[tuple[str, list[str]]] = [
+        ("jump_share", [f"{row.jump_share:g}" for row in curve]),
+        ("rise", [f"{row.rise_per_s:,.2f}/s" for row in curve]),
+        ("warm", [f"{row.warm}" for row in curve]),
+        ("GPUs", [f"{row.gpus}" for row in curve]),
+        ("beyond", [f"{row.beyond_share:.2%}" for row in curve]),
+    ]
+    if any(row.dollars_per_month for row in curve):
+        columns.append(("a month", [f"${row.dollars_per_month:,.0f}" for row in curve]))
+    rows = [[head for head, _ in columns], *([cells[i] for _, cells in columns] for i in range(len(curve)))]
+    return "\n".join(["warm reserve", *wrapped(said, "  "), "", table(rows)])

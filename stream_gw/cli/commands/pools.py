@@ -13,7 +13,7 @@ import msgspec
 
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo
-from stream_fabric.pool.traffic_model import STARTS_MIN, TrafficModel, decode_traffic_model
+from stream_fabric.pool.traffic_model import JUMP_SHARES, STARTS_MIN, Jump, TrafficModel, decode_traffic_model
 from stream_fabric.process.settings import FabricSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
@@ -195,11 +195,19 @@ def _traffic_model_lines(learned: TrafficModel | str, plan: PoolPlan, now: float
         lines.append(f"    tokens/s of a replica, by how many decode at once: {each}")
     jump = learned.jump(plan.cold_start_s)
     if jump is not None:
-        lines.append(
-            f"    99th percentile of the rise in arrivals within a cold start: less than {jump.requests:.2f} requests "
-            f"({jump.output_tokens:.0f} output tokens) a second"
-        )
+        title = "rise in arrivals within a cold start, by the share of the time in which it is no more"
+        lines.append(f"    {title}: {_rises(jump, plan)}")
     return lines
+
+
+def _rises(jump: Jump, plan: PoolPlan) -> str:
+    """Format a jump's distribution: requests per second, and replicas of work where a replica's speed is known."""
+    parts = []
+    for share, rise in zip(JUMP_SHARES, jump.rises, strict=True):
+        replica = plan.typical_replica
+        work = f" ({jump.in_replicas(share, replica):.1f} replicas)" if replica is not None and rise else ""
+        parts.append(f"{share * 100:g}%: {rise:.2f}/s{work}")
+    return ", ".join(parts)
 
 
 def _duration_text(seconds: float) -> str:
