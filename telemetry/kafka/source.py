@@ -2,7 +2,10 @@
 
 What fences a consumer that was thought dead is the group's generation: a commit carries it, and the broker refuses one
 of an older generation. aiokafka takes the generation when it sends, not when it was asked to commit, and tries again by
-itself; so before a member joins again ``revoked`` must have ended every commit under way.
+itself; so before a member joins again ``revoked`` must have ended every commit under way. And in between, when the
+broker has told it that it is no member, it sends "no generation", which the broker accepts for a group without members:
+if the successor has left, the old offset of the consumer that was thought dead stands, and all since is inserted twice.
+``_commit_as_member_only`` refuses that.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, IllegalGenerationError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from telemetry.consume.blocks import Block
@@ -73,6 +76,7 @@ class KafkaSource:
         try:
             await self._admin.start()
             await self._consumer.start()
+            _commit_as_member_only(self._consumer)
         except (KafkaError, OSError) as error:
             await self.close()
             raise SourceUnavailable(f"Kafka at {self._options.get('bootstrap_servers')}: {error}") from error
@@ -173,6 +177,19 @@ class KafkaSource:
         """Return the started consumer."""
         assert self._consumer is not None
         return self._consumer
+
+
+def _commit_as_member_only(consumer: AIOKafkaConsumer) -> None:
+    """Let a consumer's commits fail while it is no member of its group."""
+    coordinator = consumer._coordinator
+    commit = coordinator._do_commit_offsets
+
+    async def commit_as_member(assignment: Any, offsets: Any) -> None:
+        if coordinator.generation < 0:
+            raise IllegalGenerationError("this consumer is no member of its group")
+        await commit(assignment, offsets)
+
+    coordinator._do_commit_offsets = commit_as_member
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
