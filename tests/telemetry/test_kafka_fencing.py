@@ -30,7 +30,7 @@ async def test_who_is_no_member_moves_no_offset_of_an_empty_group(settings: dict
         (part,) = await eventually(lambda: parts, "its partition")
         await source.commit(part, 7, None)
         assert (await committed(servers, group, topic))[0] == 7
-        # What the broker's "unknown member" does to a client, with every other member gone
+        # The client does this at the broker's "unknown member"; every other member is gone
         coordinator = source._running()._coordinator
         await coordinator._maybe_leave_group()
         assert coordinator.generation < 0
