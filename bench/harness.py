@@ -170,8 +170,12 @@ class Nginx:
         stop(self._process)
 
 
+def _find_nginx() -> str | None:
+    return shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
+
+
 def nginx_path() -> str:
-    path = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
+    path = _find_nginx()
     if path is None:
         raise SystemExit("nginx is the yardstick and is not installed (apt-get install nginx-light)")
     return path
@@ -291,13 +295,14 @@ def describe() -> dict[str, object]:
             packages[package] = version(package)
         except PackageNotFoundError:
             packages[package] = "absent"
+    nginx = _find_nginx()  # not every benchmark needs it
     return {
         "cpu": names[0].partition(":")[2].strip() if names else machine.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average_before": round(os.getloadavg()[0], 2),
         "kernel": machine.release(),
         "python": machine.python_version(),
-        "nginx": _first_line(nginx_path(), "-v").removeprefix("nginx version: "),
+        "nginx": _first_line(nginx, "-v").removeprefix("nginx version: ") if nginx else "absent",
         "redis": _first_line("redis-server", "-v"),
         **packages,
     }
