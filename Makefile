@@ -54,6 +54,7 @@ help:
 	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
 	@echo "make bench-scaling  how many replicas, against other policies and an oracle, in virtual time"
 
+	@echo "make bench-surge  what clients are told in a step of five times the requests, on the control plane of make kube"
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON="; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
@@ -160,3 +161,6 @@ proto: setup # what is committed of it; a test compares
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin
+bench-surge: setup redis kube
+	@$(BIN)/python -m bench.surge $(ARGS)
+

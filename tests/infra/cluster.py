@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,8 @@ class Cluster:
 
     def replicas(self) -> dict[str, int]:
         """Desired replicas of each pool's Deployment."""
-        found = self.ask("apis/apps/v1 deployments?labelSelector=stream-gw/pool")["items"]
+        label = "stream-gw/pool,app.kubernetes.io/component=agent"
+        found = self.ask(f"apis/apps/v1 deployments?labelSelector={label}")["items"]
         return {one["metadata"]["labels"]["stream-gw/pool"]: one["spec"]["replicas"] for one in found}
 
 
@@ -106,7 +107,8 @@ def deployment(pool: str) -> str:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, pools: list[Object]) -> Iterator[Cluster]:
+def cluster(folder: Path, pools: list[Object], pull_s: Callable[[Pod], float] = lambda _pod: 0.0) -> Iterator[Cluster]:
+    """``pull_s``: seconds that a pod's image takes, before its process begins."""
     key = new_key(HostRandom())
     with RedisServer() as redis, Kube(sync_s=2, downscale_s=1) as kube:
         for number in range(2):
@@ -122,7 +124,7 @@ def cluster(folder: Path, pools: list[Object]) -> Iterator[Cluster]:
         def scraped(pods: list[Pod]) -> None:
             kube.scrape("controllers", [pod.url("metrics") for pod in pods if pod.component == "controller"])
 
-        with Kubelet(kube.server, kube.as_admin(), kube.ca, NAMESPACE, scraped) as kubelet:
+        with Kubelet(kube.server, kube.as_admin(), kube.ca, NAMESPACE, scraped, pull_s) as kubelet:
             running = Cluster(kube, kubelet, redis.url, key)
             given = folder / "values.json"
             given.write_text(json.dumps(values(pools, kube.prometheus_url)))

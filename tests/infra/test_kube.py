@@ -196,13 +196,13 @@ def test_a_release_makes_pods_that_are_let_in_and_find_their_nodes(installed: Ku
         return found
 
     until(installed, QWEN, 3)
-    roles = {"gateway", "agent", "controller", "telemetry"}
+    roles = {"gateway", "agent", "controller", "telemetry", "placeholder"}
     pods = wait_for(lambda: (seen := bound()).keys() == roles and len(seen["agent"]) >= 3 and seen, "pods on nodes", 60)
     names = {name for name, _ in workloads(objects("production"))}
     assert {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for every in pods.values() for pod in every} == {
         RELEASE
     }
-    assert len(names) == 5
+    assert len(names) == 6
     for pod in pods["agent"]:
         assert len(pod["metadata"]["name"]) <= 64, "a replica's name takes no more"
 
@@ -265,8 +265,8 @@ def test_pools_follow_what_the_controllers_want(installed: Kube, controllers: Co
 
 def agents(kube: Kube) -> dict[str, Object]:
     """The pool's pods by name, also those that have been deleted and are not gone."""
-    found = kube.get("-n", NAMESPACE, "pods", "-l", "stream-gw/pool=qwen3-8b")["items"]
-    return {pod["metadata"]["name"]: pod for pod in found}
+    label = "stream-gw/pool=qwen3-8b,app.kubernetes.io/component=agent"
+    return {pod["metadata"]["name"]: pod for pod in kube.get("-n", NAMESPACE, "pods", "-l", label)["items"]}
 
 
 def mark(kube: Kube, pod: str) -> None:

@@ -67,9 +67,13 @@ def tool(name: str) -> str:
 
 def need_kube() -> None:
     """Skip where ``make kube`` has not built the control plane, also under ``CI``: it takes half an hour."""
-    missing = [name for name in _PROGRAMS if not (HOME / "bin" / name).exists()]
-    if missing:
+    if missing := missing_programs():
         pytest.skip(f"needs {', '.join(missing)} in {HOME / 'bin'}; run: make kube")
+
+
+def missing_programs() -> list[str]:
+    """Names of the programs that ``make kube`` has not built."""
+    return [name for name in _PROGRAMS if not (HOME / "bin" / name).exists()]
 
 
 _PROGRAMS = (

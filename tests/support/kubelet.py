@@ -106,13 +106,20 @@ class Pod:
 
 class Kubelet:
     """Runs the pods of one namespace, in a thread of its own. ``tls``: as the administrator at ``server``, whose CA
-    ``ca`` holds. ``on_pods`` is called with the pods that run whenever they are others."""
+    ``ca`` holds. ``on_pods`` is called with the pods that run whenever they are others. ``pull_s`` returns for a pod
+    how many seconds its image takes: it is pending for so long before its process begins."""
 
     def __init__(
-        self, server: str, tls: ssl.SSLContext, ca: Path, namespace: str, on_pods: Callable[[list[Pod]], None]
+        self,
+        server: str,
+        tls: ssl.SSLContext,
+        ca: Path,
+        namespace: str,
+        on_pods: Callable[[list[Pod]], None],
+        pull_s: Callable[[Pod], float] = lambda _pod: 0.0,
     ) -> None:
         self._server, self._tls, self._ca, self._namespace = server, tls, ca, namespace
-        self._on_pods = on_pods
+        self._on_pods, self._pull_s = on_pods, pull_s
         self._folder = tempfile.TemporaryDirectory(prefix="stream-gw-kubelet-")
         self._network = random.randrange(100, 250)
         self._numbers = itertools.count(1)
@@ -212,7 +219,10 @@ class Kubelet:
     # --- one pod -------------------------------------------------------------------------------------------
 
     async def _live(self, pod: Pod) -> None:
+        pod.tell("bound")
         variables = await self._variables(pod, await self._volumes(pod))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pod.leaving.wait(), self._pull_s(pod))
         back_off_s = 0.0
         while not pod.leaving.is_set():
             await self._begin(pod, variables)
