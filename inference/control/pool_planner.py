@@ -156,8 +156,8 @@ class PoolPlanner:
                     figures=plan.figures,
                     asked_by="controller",
                 )
-        if moves.rest is not None:
-            await self._request_state(moves.rest, "warm")
+        for replica in moves.rest:
+            await self._request_state(replica, "warm")
         for replica in moves.sleep:
             await self._request_state(replica, "sleeping:1" if self._policy.sleep_level == 1 else "sleeping:2")
 

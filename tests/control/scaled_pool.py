@@ -129,7 +129,7 @@ class World:
                 if pod.asleep and pod.wants != "ready":
                     pod.awake_at = self.now + self.wakes_s
                 pod.wants = "ready"
-            if pod.name == moves.rest:
+            if pod.name in moves.rest:
                 pod.wants = "warm"
             if pod.name in moves.sleep:
                 assert pod.wants == "warm" and not pod.running

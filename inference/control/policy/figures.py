@@ -175,8 +175,17 @@ class LoadEstimator:
 
 
 def _work_in_replicas(rates: DemandTotals, profile: ReplicaProfile) -> tuple[float, float]:
-    """Prefill work and decode work of these arrivals, each in replicas."""
-    return rates.prompt_tokens / profile.prefill_per_s, rates.output_tokens / profile.decode_per_s
+    """Prefill work and decode work of these arrivals, each in replicas.
+
+    Engines that limit their steps give all answers a token in each step with a prompt, which the prefill speed already
+    includes. Only the other tokens are decode work.
+    """
+    prefill = rates.prompt_tokens / profile.prefill_per_s
+    decode = rates.output_tokens / profile.decode_per_s
+    if profile.itl_objective_ms:
+        full_step_s = profile.slots / profile.decode_per_s
+        decode -= prefill * min(full_step_s / profile.itl_objective_ms * 1000, 1.0)
+    return prefill, max(decode, 0.0)
 
 
 def _replicas_with_spare(rates: DemandTotals, profile: ReplicaProfile, policy: ScalePolicy) -> float:

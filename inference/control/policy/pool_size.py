@@ -120,6 +120,7 @@ class PoolSize:
         if calm and 0 < figures.ready < ready and came < ready and not figures.warm:
             reason = f"ready replicas from {ready} to {came}: the missing ones did not start"
             return msgspec.structs.replace(plan, ready=came, reason=reason)
+        lowered = ready - 1
         if ready > policy.replicas_max and as_planned:
             reason = f"replicas_max is {policy.replicas_max}"
         elif ready == 1 and not policy.replicas_min and low:
@@ -128,15 +129,21 @@ class PoolSize:
             reason = f"no request for {self._quiet_s:.0f} s"
         elif low and ready > 1 and low_s >= policy.low_s:
             # A replica needed a minute ago may be needed again, and one that left costs a cold start
-            if ready <= max(policy.replicas_min, *(needed for _, needed in self._needs)):
+            least = max(
+                policy.replicas_min,
+                1,
+                math.ceil(figures.utilisation * ready / policy.utilisation_aimed),
+                *(needed for _, needed in self._needs),
+            )
+            if ready <= least:
                 return plan
-            if figures.utilisation * ready / (ready - 1) > policy.utilisation_aimed:
-                return plan
+            # Half of the surplus: what remains shows whether the estimate holds, before the next half stops
+            lowered = ready - max((ready - least) // 2, 1)
             reason = f"utilisation {figures.utilisation:.0%}, below {policy.utilisation_low:.0%} for {low_s:.0f} s"
         else:
             return plan
         return msgspec.structs.replace(
-            plan, ready=ready - 1, reason=f"ready replicas from {ready} to {ready - 1}: {reason}"
+            plan, ready=lowered, reason=f"ready replicas from {ready} to {lowered}: {reason}"
         )
 
 

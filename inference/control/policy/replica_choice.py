@@ -23,7 +23,7 @@ class Moves(NamedTuple):
     """States to request of replicas so that the plan comes true. Requesting a state again changes nothing."""
 
     promote: tuple[ReplicaId, ...] = ()
-    rest: ReplicaId | None = None
+    rest: tuple[ReplicaId, ...] = ()
     sleep: tuple[ReplicaId, ...] = ()
 
 
@@ -69,12 +69,12 @@ class ReplicaChoice:
         settled = calm or surplus_s > _SURPLUS_S
         may_rest = plan.resting is None and fleet.one_revision and not fleet.draining and not seen.held
         if short < 0 and settled and may_rest:
-            least = min(taking, key=drain_cost)
-            reason = (
-                f"{least.replica} stops taking requests: {len(taking)} replicas are ready, {plan.ready} are planned"
-            )
-            plan = msgspec.structs.replace(plan, resting=least.replica, reason=reason)
-        return plan, Moves(rest=plan.resting)
+            first, *others = [info.replica for info in sorted(taking, key=drain_cost)[:-short]]
+            who = f"{first} stops" if not others else f"{first} and {len(others)} others stop"
+            reason = f"{who} taking requests: {len(taking)} replicas are ready, {plan.ready} are planned"
+            # The plan remembers one. The others are seen to rest before it is done, or are chosen again
+            return msgspec.structs.replace(plan, resting=first, reason=reason), Moves(rest=(first, *others))
+        return plan, Moves(rest=(plan.resting,) if plan.resting is not None else ())
 
     def _count_waking(self, fleet: FleetView, now: float) -> int:
         """Number of waking replicas that should be ready before another one could be."""
