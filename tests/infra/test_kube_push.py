@@ -127,6 +127,11 @@ class Stage:
         found = self.kube.query("sum(scaler_calls_total)")
         return float(found[0]["value"][1]) if found else 0.0
 
+    def listening(self) -> float:
+        """Pools of which KEDA is told by the controller that runs now."""
+        found = self.kube.query("sum(scaler_streams)")
+        return float(found[0]["value"][1]) if found else 0.0
+
     def is_so(self, name: str, condition: str) -> bool:
         scaled = self.kube.get("-n", NAMESPACE, "scaledobject", name)
         return "True" in {one["status"] for one in scaled["status"]["conditions"] if one["type"] == condition}
@@ -177,6 +182,7 @@ async def test_the_first_replica_comes_at_once_and_no_replica_goes_with_the_cont
         return MODEL in [model["id"] for model in (await stage.gate.ask("GET", "/v1/models")).json["data"]]
 
     await eventually(listed, "the gateway to have read of it", 20)
+    await asyncio.to_thread(wait_for, lambda: stage.listening() == 2, "KEDA to listen for both pools", 90)
     async with waiting(stage.gate) as asked:
         pushed_s = await first_replica(stage)
         await asyncio.to_thread(wait_for, stage.is_active, "KEDA to take it for active", 60)
