@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.scaling.fluid import Fluid, fluid_bound
-from bench.scaling.scenes import COLD_START_S, SETTINGS, SLO_ITL_S, SLO_TTFT_S, STEP_TIMES, Scene, scene, within_slo
+from bench.scaling.scenes import (
+    COLD_START_S,
+    LIMITED,
+    SETTINGS,
+    SLO_ITL_S,
+    SLO_TTFT_S,
+    STEP_TIMES,
+    Scene,
+    scene,
+    within_slo,
+)
 from inference.control.policy.scale_policy import ScalePolicy
+from inference.engines.sim.settings import SimSettings
 from inference.simulate.elastic import Elastic, Scaler
 from inference.simulate.history import TODAY_S, history
 from inference.simulate.scalers import (
@@ -71,6 +82,7 @@ class Found(NamedTuple):
 class _Setup:
     scaler: Scaler
     begin: int
+    settings: SimSettings = LIMITED
 
 
 def policy(warm_share: float = 0.0) -> ScalePolicy:
@@ -98,7 +110,9 @@ def _setup(job: Job, at: Scene) -> _Setup:
     }
     rival, _, more = job.policy.partition(" + ")
     if rival in rivals:
-        return _Setup(WithAdmission(rivals[rival](), policy()) if more else rivals[rival](), begin)
+        if more:
+            return _Setup(WithAdmission(rivals[rival](), policy()), begin)
+        return _Setup(rivals[rival](), begin, SETTINGS)
     match job.policy:
         case "ours, nothing known" | "half batch: interactive tier":
             return _Setup(ControllerScaler(policy()), begin)
@@ -149,7 +163,7 @@ def run(job: Job) -> Found:
 
 
 def _simulate(at: Scene, setup: _Setup, seed: int, only_tier: int | None = None) -> Found:
-    world = Elastic(at.requests, setup.begin, setup.scaler, seed, SETTINGS, cold_start_s=COLD_START_S)
+    world = Elastic(at.requests, setup.begin, setup.scaler, seed, setup.settings, cold_start_s=COLD_START_S)
     lives = [life for life in world.run().lives if only_tier is None or life.request.tier == only_tier]
     step, end_s = at.step, at.step.at_s + at.step.for_s
     surge = [life for life in lives if step.at_s <= life.request.at_s < step.at_s + SURGE_S]

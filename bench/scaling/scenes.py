@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from inference.engines.sim.settings import SimSettings
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS, Request, load
@@ -26,6 +28,8 @@ SETTINGS = SimSettings(
 """Slow on purpose: a trace of five requests per second needs a fleet."""
 COLD_START_S = 300.0
 SLO_TTFT_S, SLO_TTFT_S_PER_TOKEN, SLO_ITL_S = 2.0, 1e-3, 0.12
+LIMITED = msgspec.structs.replace(SETTINGS, itl_objective_ms=SLO_ITL_S * 1000)
+"""The same replica with an agent of ours that knows the objective, and limits the engine's steps."""
 STEP_TIMES = 5.0
 TRACES = {
     "azure": "Azure's conversation trace of 2023 as recorded",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import msgspec
+
 from inference.agent.settings import AgentSettings
 from inference.engines.openai import OpenAIEngine
 from inference.engines.sim.engine import SimEngine
@@ -18,7 +20,10 @@ def make_engine(settings: AgentSettings) -> Engine:
     api_key = settings.upstream_api_key.get_secret_value()
     match settings.engine:
         case "sim":
-            return SimEngine(SimSettings.parse(settings.sim))
+            sim = SimSettings.parse(settings.sim)
+            if settings.itl_objective_ms:
+                sim = msgspec.structs.replace(sim, itl_objective_ms=settings.itl_objective_ms)
+            return SimEngine(sim)
         case "openai":
             url = settings.upstream
             if not url.startswith(("http://", "https://")):
@@ -40,6 +45,7 @@ def make_engine(settings: AgentSettings) -> Engine:
                     settings.kv_events,
                     settings.vllm_start_s,
                     steps=settings.upstream_steps,
+                    itl_objective_s=settings.itl_objective_ms / 1000,
                 )
             )
 

@@ -44,6 +44,13 @@ class AgentSettings(EmitSettings):
     vllm_start_s: float = Field(
         VLLM_START_S_MAX, gt=0, le=86_400, description="Engine vllm: time limit of a start, in seconds"
     )
+    itl_objective_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="Engines vllm and sim: objective for the time between tokens, in milliseconds. While answers are "
+        "running the engine computes prompts in pieces that keep each step below it; 0: pieces are not limited",
+    )
     kv_events: bool = Field(False, description="Engine vllm: count evictions from its prefix cache; needs pyzmq")
     pool: str = Field("", max_length=128, description="Pool to join; empty: the name of the first model served")
     cells: int = Field(

@@ -89,6 +89,11 @@ class OpenAIEngine:
         self._sleeps = 0
         self._loaded = Loaded()
 
+    async def listen(self) -> None:
+        """Listen for vLLM's plug-in before vLLM starts. Without this call ``start`` does. Raises EngineFailed."""
+        if self._steps is not None:
+            await self._steps.listen()
+
     async def start(self) -> Sequence[str]:
         self._session = open_session(total_s=None, connect_s=_CONNECT_S, headers=self._headers, idle_s=_IDLE_S)
         self._client = HttpClient(

@@ -9,6 +9,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,11 +19,14 @@ from inference.engines.child import Child
 from inference.engines.openai import OpenAIEngine
 from inference.engines.vllm_flags import (
     PLUGIN,
+    SCHEDULER,
     SLEEP_FLAG,
     TIMES_FLAG,
+    PlugIns,
     VllmOptions,
     can_sleep,
     command_of,
+    compiles,
     environment,
     flags_of,
     plugin_flags,
@@ -77,6 +81,9 @@ class VllmEngine:
         self._kv = _make_kv_events() if options.kv_events else None
         self._steps = options.steps
         """Path of the step socket; ``auto``: in a folder of its own; ``off``: none."""
+        self._itl_objective_s = options.itl_objective_s
+        """0: vLLM's own scheduler."""
+        self._limits_steps = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._http: OpenAIEngine | None = None
         self._child: Child | None = None
@@ -88,9 +95,10 @@ class VllmEngine:
         """The reason why this process has to end; empty: it may go on."""
 
     async def start(self) -> Sequence[str]:
-        if self._steps == "auto":
+        if self._steps == "auto" or self._itl_objective_s:
             self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="stream-gw-")
-            self._steps = f"{self._folder.name}/steps"
+            if self._steps == "auto":
+                self._steps = f"{self._folder.name}/steps"
         models = await self._boot()
         assert self._http is not None
         artifact = await asyncio.to_thread(artifact_of, self._options.model, self._options.flags)
@@ -125,6 +133,7 @@ class VllmEngine:
             kv_clears=before.kv_clears + now.kv_clears + (kv.clears if kv is not None else 0),
             prefix_queries_tokens=before.prefix_queries_tokens + now.prefix_queries_tokens,
             prefix_hits_tokens=before.prefix_hits_tokens + now.prefix_hits_tokens,
+            itl_objective_ms=self._itl_objective_s * 1000 if self._limits_steps else 0.0,
         )
 
     def loaded(self) -> Loaded:
@@ -186,8 +195,14 @@ class VllmEngine:
                 log.warning("vLLM cannot load stream-gw's plug-in, tokens come by HTTP: error=%s", error)
                 self._steps = "off"
                 return await self._boot()
+            if self._itl_objective_s and _lacks_scheduler(error):
+                log.warning("vLLM cannot load stream-gw's scheduler, its steps are not limited: error=%s", error)
+                self._itl_objective_s = 0.0
+                return await self._boot()
             raise
         self._http = http
+        in_force = self._plugins().in_force
+        self._limits_steps = bool(in_force) and await asyncio.to_thread(Path(in_force).exists)
         log.info("vLLM serves: models=%s pid=%s took_s=%.1f", ",".join(models), self.pid, loop.time() - began)
         return models
 
@@ -196,18 +211,28 @@ class VllmEngine:
         flags = ["serve", self._options.model, "--host", "127.0.0.1", "--port", str(port), *self._flags]
         if self._kv is not None:
             flags += ["--kv-events-config", self._kv.listen()]
-        steps = "" if self._steps == "off" else self._steps
-        env = environment(self._options.api_key, self._flags, steps)
+        plugins = self._plugins()
+        env = environment(self._options.api_key, self._flags, plugins)
         url = f"http://127.0.0.1:{port}"
-        child = self._child = await Child.start(
-            [*self._command, *flags, *plugin_flags(steps)], env, url, self._policy.term_s
-        )
-        http = OpenAIEngine(url, self._options.api_key, self._slots, self._options.sleep, steps)
-        ready = asyncio.create_task(until_ready(http, url), name="vllm-boot")
+        http = OpenAIEngine(url, self._options.api_key, self._slots, self._options.sleep, plugins.steps)
+        try:
+            await http.listen()  # a plug-in whose first try fails makes its second one half a second later
+            log.info("vLLM starts: model=%s", self._options.model)
+            self._child = await Child.start(
+                [*self._command, *flags, *plugin_flags(plugins)], env, url, self._policy.term_s
+            )
+            return await self._wait_ready(http, self._child), http
+        except BaseException:
+            await http.close()
+            raise
+
+    async def _wait_ready(self, http: OpenAIEngine, child: Child) -> Sequence[str]:
+        """Wait for the warm-up, and return vLLM's models. Raises EngineFailed with vLLM's last lines."""
+        ready = asyncio.create_task(until_ready(http, child.url, with_logprobs=compiles(self._flags)), name="vllm-boot")
         try:
             await asyncio.wait([ready, child.ended], timeout=self._options.start_s, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and ready.exception() is None:
-                return ready.result(), http
+                return ready.result()
             if ready.done():  # the warm-up may have killed it
                 await asyncio.wait([child.ended], timeout=_DYING_S)
             if child.ended.done():
@@ -220,8 +245,14 @@ class VllmEngine:
         except BaseException:
             ready.cancel()
             await asyncio.wait([ready])
-            await http.close()
             raise
+
+    def _plugins(self) -> PlugIns:
+        in_force = ""
+        if self._itl_objective_s:
+            assert self._folder is not None, "start made it"
+            in_force = f"{self._folder.name}/budget"
+        return PlugIns("" if self._steps == "off" else self._steps, self._itl_objective_s, in_force)
 
     async def _supervise(self) -> None:
         """Restart vLLM each time it is lost. Raises EngineFailed after too many failed starts in a row."""
@@ -273,6 +304,13 @@ class VllmEngine:
             self._child = None
         if self._kv is not None:
             self._kv.close()
+
+
+def _lacks_scheduler(error: BaseException) -> bool:
+    """Whether vLLM ended because it cannot load the scheduler with a step budget, or knows no other scheduler."""
+    return isinstance(error, EngineFailed) and (
+        SCHEDULER in error.message or bool(re.search(r"unrecognized arguments:[^\n]*--scheduler-cls", error.message))
+    )
 
 
 def _lacks_times_flag(error: BaseException) -> bool:

@@ -8,10 +8,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from inference.engines import plugin
+from inference.engines.plugin.stream_gw_budget import IN_FORCE, OBJECTIVE
 from inference.engines.plugin.stream_gw_steps import ADDRESS, Steps
 from inference.engines.sleep import SleepPolicy
 from stream_fabric.limits import VLLM_START_S_MAX
@@ -23,6 +25,8 @@ TIMES_FLAG = "--enable-per-request-metrics"
 """Makes vLLM send its queue and prefill times with each answer. Versions before 0.32 may not know the flag."""
 PLUGIN = Steps.__module__.rpartition(".")[2]
 """Name under which vLLM imports the plug-in of the step socket."""
+SCHEDULER = "stream_gw_scheduler"
+"""Name under which vLLM imports the scheduler with a step budget."""
 _RESERVED = {
     "host": "the agent sets it; vLLM listens on loopback",
     "port": "the agent sets it; vLLM listens on a free port",
@@ -51,6 +55,19 @@ class VllmOptions(msgspec.Struct, frozen=True):
     sleep: SleepPolicy = SleepPolicy()
     steps: str = "auto"
     """Path of the step socket; ``auto``: in a temporary folder; ``off``: vLLM gets no plug-in."""
+    itl_objective_s: float = 0.0
+    """Objective for the time between tokens, which limits vLLM's steps; 0: nothing limits them."""
+
+
+class PlugIns(NamedTuple):
+    """Parts of stream-gw that a vLLM loads."""
+
+    steps: str = ""
+    """Path of the step socket; empty: there is none."""
+    itl_objective_s: float = 0.0
+    """0: vLLM's own scheduler."""
+    in_force: str = ""
+    """Path of the file that the scheduler makes once it limits steps."""
 
 
 def flags_of(options: VllmOptions) -> tuple[list[str], int]:
@@ -65,6 +82,8 @@ def flags_of(options: VllmOptions) -> tuple[list[str], int]:
         raise ValueError("--kv-events-config of vLLM conflicts with --kv-events of stream-gw; leave one out")
     if options.kv_events and given.get("data-parallel-size", given.get("dp", "1")) != "1":
         raise ValueError("--kv-events of stream-gw counts the cache of one engine; leave out --data-parallel-size")
+    if options.itl_objective_s and "scheduler-cls" in given:
+        raise ValueError("--scheduler-cls of vLLM conflicts with --itl-objective-ms of stream-gw; leave one out")
     slots = options.slots
     if "max-num-seqs" in given:
         text = given["max-num-seqs"] or ""
@@ -114,22 +133,28 @@ def can_sleep(flags: Sequence[str]) -> bool:
     return SLEEP_FLAG[2:] in dict(_parse_flags(flags))
 
 
-def plugin_flags(steps: str) -> list[str]:
-    """Return the flags that load the plug-in. They come last: then the user's own middlewares see its requests too."""
-    return ["--middleware", f"{PLUGIN}.{Steps.__name__}"] if steps else []
+def compiles(flags: Sequence[str]) -> bool:
+    """Whether these flags let vLLM compile at its start."""
+    return "enforce-eager" not in dict(_parse_flags(flags))
 
 
-def environment(api_key: str, flags: Sequence[str], steps: str) -> dict[str, str]:
-    """Return vLLM's environment: this process's, without stream-gw's settings, which hold secrets.
+def plugin_flags(plugins: PlugIns) -> list[str]:
+    """Return the flags that load the plug-ins. They come last: the user's own middlewares see their requests too."""
+    flags = ["--scheduler-cls", f"{SCHEDULER}.make"] if plugins.itl_objective_s else []
+    return [*flags, "--middleware", f"{PLUGIN}.{Steps.__name__}"] if plugins.steps else flags
 
-    ``steps``: path of the step socket; empty: there is none.
-    """
+
+def environment(api_key: str, flags: Sequence[str], plugins: PlugIns) -> dict[str, str]:
+    """Return vLLM's environment: this process's, without stream-gw's settings, which hold secrets."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAM_GW_")}
     if can_sleep(flags):
         env["VLLM_SERVER_DEV_MODE"] = "1"  # without it vLLM has no sleep endpoints
     if api_key:
         env["VLLM_API_KEY"] = api_key
-    if steps:
-        env[ADDRESS] = steps
+    if plugins.steps:
+        env[ADDRESS] = plugins.steps
+    if plugins.itl_objective_s:
+        env |= {OBJECTIVE: str(plugins.itl_objective_s), IN_FORCE: plugins.in_force}
+    if plugins != PlugIns():
         env["PYTHONPATH"] = os.pathsep.join([*plugin.__path__, *filter(None, [env.get("PYTHONPATH")])])
     return env

@@ -12,18 +12,18 @@ from inference.engines.openai import OpenAIEngine
 from inference.engines.warm_up import warm_up
 from stream_fabric.process.http_client import HTTP_ERRORS, open_session
 
-_BOOT_PROBE_EVERY_S = 0.2
+_BOOT_PROBE_EVERY_S = 0.05
 _HEALTH_EVERY_S = 1.0
 _PROBE_S = 5.0
 
 
-async def until_ready(http: OpenAIEngine, url: str) -> Sequence[str]:
-    """Wait for the server and then for a first token. Returns the models it serves."""
+async def until_ready(http: OpenAIEngine, url: str, *, with_logprobs: bool) -> Sequence[str]:
+    """Wait for the server and then for the warm-up's token. Returns the models it serves."""
     async with open_session(total_s=_PROBE_S) as session:
         while await health(session, url) != 200:  # noqa: ASYNC110
             await asyncio.sleep(_BOOT_PROBE_EVERY_S)
     models = await http.start()
-    await warm_up(http.submit, http.abort, models[0])
+    await warm_up(http.submit, http.abort, models[0], with_logprobs=with_logprobs)
     return models
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -15,36 +16,70 @@ from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import ErrorInfo, Frame, TerminalStatus, Usage
 from stream_fabric.stream.ids import StreamId
 
+log = logging.getLogger(__name__)
+
+_Kind = Literal["completions", "embeddings", "rerank"]
 _STREAM = StreamId("warm-up")
+_OF_ANOTHER_KIND = (400, 404, 405)
+"""HTTP statuses that mean that the model is of another kind."""
 
 
 async def warm_up(
-    submit: Callable[[EngineRequest, FrameSink], None], abort: Callable[[StreamId], None], model: str
+    submit: Callable[[EngineRequest, FrameSink], None],
+    abort: Callable[[StreamId], None],
+    model: str,
+    *,
+    with_logprobs: bool = False,
 ) -> None:
-    """Send requests until one succeeds. Raises EngineFailed when the model serves none of them."""
-    bodies: tuple[tuple[Literal["completions", "embeddings", "rerank"], dict[str, object]], ...] = (
-        ("completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
+    """Send requests until one succeeds. Raises EngineFailed when the model serves none of them.
+
+    ``with_logprobs``: one more token with logprobs. vLLM compiles a part of its sampler at the first such request, and
+    all its streams wait meanwhile.
+    """
+    completion = {"prompt": "Hello", "max_tokens": 1, "temperature": 0}
+    bodies: tuple[tuple[_Kind, dict[str, object]], ...] = (
+        ("completions", completion),
         ("embeddings", {"input": "Hello"}),
         ("rerank", {"query": "Hello", "documents": ["Hello"]}),
     )
     refused: list[str] = []
     for kind, body in bodies:
-        sink = _Listener()
-        raw = msgspec.Raw(msgspec.json.encode({"model": model, **body}))
-        submit(EngineRequest(_STREAM, kind, model, raw), sink)
-        try:
-            async with asyncio.timeout(VLLM_WARM_UP_S_MAX):
-                error = await sink.ended
-        except TimeoutError:
-            raise EngineFailed(f"vLLM produced no token within {VLLM_WARM_UP_S_MAX:g} s") from None
-        finally:
-            abort(_STREAM)
+        error = await _ask(submit, abort, model, kind, body)
         if error is None:
-            return
-        refused.append(error.message)
-        if error.http_status not in (400, 404, 405):  # these mean that the model is of another kind
             break
-    raise EngineFailed(f"vLLM does not serve the model it loaded: {'; '.join(refused)}")
+        refused.append(error.message)
+        if error.http_status not in _OF_ANOTHER_KIND:
+            raise _serves_nothing(refused)
+    else:
+        raise _serves_nothing(refused)
+    if with_logprobs and kind == "completions":
+        error = await _ask(submit, abort, model, kind, {**completion, "logprobs": 1})
+        if error is not None and error.http_status not in _OF_ANOTHER_KIND:  # --max-logprobs 0 refuses it
+            log.warning("request for logprobs failed in the warm-up: model=%s error=%s", model, error.message)
+
+
+async def _ask(
+    submit: Callable[[EngineRequest, FrameSink], None],
+    abort: Callable[[StreamId], None],
+    model: str,
+    kind: _Kind,
+    body: Mapping[str, object],
+) -> ErrorInfo | None:
+    """Send one request and return its error. Raises EngineFailed when it does not end in time."""
+    sink = _Listener()
+    raw = msgspec.Raw(msgspec.json.encode({"model": model, **body}))
+    submit(EngineRequest(_STREAM, kind, model, raw), sink)
+    try:
+        async with asyncio.timeout(VLLM_WARM_UP_S_MAX):
+            return await sink.ended
+    except TimeoutError:
+        raise EngineFailed(f"vLLM produced no token within {VLLM_WARM_UP_S_MAX:g} s") from None
+    finally:
+        abort(_STREAM)
+
+
+def _serves_nothing(refused: Sequence[str]) -> EngineFailed:
+    return EngineFailed(f"vLLM does not serve the model it loaded: {'; '.join(refused)}")
 
 
 class _Listener:

@@ -62,8 +62,7 @@ class CoastingReplica(Replica[int]):
     @property
     def quiet_step_s(self) -> float:
         """Duration of one quiet step."""
-        slope_us = max(0, len(self.running) - 1) * self.settings.batch_slope_us
-        return self.settings.itl_ms / 1e3 + slope_us / 1e6
+        return self.tokens_s(len(self.running))
 
     def coast(self, steps: int) -> None:
         """Take this many quiet steps."""

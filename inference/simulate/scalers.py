@@ -61,8 +61,9 @@ class ControllerScaler:
         index = {fleet.agents[i].name: i for i in fleet.present()}
         for name in moves.promote:
             fleet.promote(index[name])
-        if moves.rest is not None and fleet.replicas[index[moves.rest]].takes:
-            fleet.rest(index[moves.rest])
+        for name in moves.rest:
+            if fleet.replicas[index[name]].takes:
+                fleet.rest(index[name])
         there = fleet.present()
         if len(there) < plan.pods:
             fleet.request_replicas(plan.pods - len(there))
@@ -106,7 +107,12 @@ class ControllerScaler:
             "sim",
             (MODEL,),
             state,
-            EngineLoad(min(running, slots), max(running - slots, 0), slots),
+            EngineLoad(
+                min(running, slots),
+                max(running - slots, 0),
+                slots,
+                itl_objective_ms=fleet.settings.itl_objective_ms,
+            ),
             room=slot.room,
             prefill_ms=slot.prefill_ms,
             decode_ms=slot.decode_ms,

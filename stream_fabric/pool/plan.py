@@ -19,6 +19,8 @@ class ReplicaProfile(msgspec.Struct, frozen=True):
     decode_per_s: float
     output_tokens: float
     bytes_per_token: float
+    itl_objective_ms: float = 0.0
+    """Largest objective that limits the steps of a replica's engine; 0: a replica's steps are not limited."""
 
 
 def route_key(model: str, dialect: str, tier: str) -> str:

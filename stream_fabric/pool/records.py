@@ -59,6 +59,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Number of expected metrics that the server does not export."""
     asleep: int = 0
     """Its sleep level, until it is awake again; 0: awake."""
+    itl_objective_ms: float = 0.0
+    """Objective that limits the prompt tokens of its steps while answers are running; 0: nothing limits them."""
 
 
 class Loaded(msgspec.Struct, frozen=True):

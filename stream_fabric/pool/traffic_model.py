@@ -164,7 +164,8 @@ class TrafficModel(msgspec.Struct, frozen=True):
         if not prefill_per_s or not output:
             return known
         bytes_per_token = known.bytes_per_token if known is not None else _BYTES_PER_TOKEN
-        return ReplicaProfile(slots, prefill_per_s, self.decode_per_s(slots), output, bytes_per_token)
+        objective_ms = known.itl_objective_ms if known is not None else 0.0
+        return ReplicaProfile(slots, prefill_per_s, self.decode_per_s(slots), output, bytes_per_token, objective_ms)
 
     def outputs(self) -> dict[str, float]:
         """Mean output tokens by ``plan.route_key``."""

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.control.decision_log import DecisionLog
+from inference.control.policy.fleet_view import profile_of
 from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch
 from inference.control.policy.scale_policy import PREFILL_SHARE_MIN, ScalePolicy
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
 from stream_fabric.pool.overload import SPAN
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, decode_plan, encode_plan
-from stream_fabric.pool.records import OverloadTotals
+from stream_fabric.pool.records import EngineLoad, OverloadTotals, ReplicaInfo
+from stream_fabric.stream.ids import ReplicaId
 from tests.support.events import Heard, SetClock
 
 POLICY = ScalePolicy(adjacent=("south",))
@@ -114,6 +116,25 @@ def test_the_time_between_tokens_leaves_prompts_a_share_of_a_replicas_time() -> 
     interactive, standard, batch = policy.marks(profile).duty_max
     assert interactive == pytest.approx(0.533, abs=1e-3) and interactive > standard > batch
     assert ScalePolicy(itl_objective_s=0.05).prefill_share(profile) == PREFILL_SHARE_MIN, "it cannot be kept anyway"
+
+
+def test_engines_that_limit_their_steps_need_no_limit_for_prompts() -> None:
+    policy = ScalePolicy(itl_objective_s=0.12)
+    for objective_ms, limited in ((120.0, False), (50.0, False), (200.0, True), (0.0, True)):
+        profile = ReplicaProfile(32, 2000.0, 571.0, 100, 4, objective_ms)
+        assert bool(policy.marks(profile).duty_max) == limited
+        assert (policy.prefill_share(profile) < 1) == limited
+
+
+def test_a_pool_keeps_an_objective_only_if_each_of_its_replicas_does() -> None:
+    def found(*objectives_ms: float) -> float:
+        loads = [EngineLoad(0, 0, 8, itl_objective_ms=objective_ms) for objective_ms in objectives_ms]
+        infos = [ReplicaInfo(ReplicaId(str(n)), "p", "vllm", ("m",), "ready", load) for n, load in enumerate(loads)]
+        profile = profile_of(infos)
+        assert profile is not None
+        return profile.itl_objective_ms
+
+    assert (found(50, 50), found(50, 80), found(50, 0)) == (50, 80, 0)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,12 @@ def calls(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def logprobs(folder: Path) -> list[int | None]:
+    """Number of logprobs that each request for tokens wished; None: none."""
+    path = folder / "logprobs"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def health(folder: Path) -> int:
     """How often somebody asked how it is."""
     path = folder / "health"
@@ -74,6 +80,7 @@ def main() -> None:
         [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
     )
     about = {"pid": os.getpid(), "engine": engine.pid, "argv": sys.argv[1:], "env": dict(os.environ)}
+    about["agent_listens"] = os.path.exists(os.environ.get("STREAM_GW_STEPS", ""))
     with open(folder / "calls", "a") as file:
         file.write(json.dumps(about) + "\n")
     print("(APIServer pid=1) WARNING 11-21 10:00:00 [fake.py:1] this is no model", flush=True)
@@ -86,6 +93,11 @@ def main() -> None:
     if mode == "closed" and "--middleware" in sys.argv:
         print("ModuleNotFoundError: No module named 'stream_gw_steps'", file=sys.stderr, flush=True)
         os._exit(1)
+    if mode == "rigid" and "--scheduler-cls" in sys.argv:
+        print("ModuleNotFoundError: No module named 'stream_gw_scheduler'", file=sys.stderr, flush=True)
+        os._exit(1)
+    if "--scheduler-cls" in sys.argv and mode != "whole":
+        Path(os.environ["STREAM_GW_BUDGET"]).touch()
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "hang":
@@ -119,6 +131,8 @@ async def serve(folder: Path, mode: str) -> None:
         """``max_tokens`` chunks, one each 5 ms. ``go deaf`` stops the whole server, ``go mad`` its engine."""
         nonlocal asked, mindless
         asked += 10
+        with open(folder / "logprobs", "a") as file:
+            file.write(json.dumps(body.get("logprobs")) + "\n")
         if body.get("prompt") == "go deaf":
             time.sleep(600)
         mindless = body.get("prompt") == "go mad"

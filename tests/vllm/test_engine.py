@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -376,6 +377,53 @@ async def test_a_killed_engine_process_is_not_waited_for(engine: VllmEngine) -> 
     await eventually(lambda: engine.load().ready, "a new vLLM", 400)
     assert engine.pid != first
     FIGURES.append(f"engine killed: stream ended after {told * 1000:.0f} ms, not ready after {unready * 1000:.0f} ms")
+
+
+async def test_steps_keep_the_objective_while_long_prompts_are_computed(home: Home) -> None:
+    """The gaps of four answers beside three prompts of some 4,000 tokens each, with and without a step budget."""
+    objective_s = 0.03
+    flags = (*SMALL, "--served-model-name", "tiny", "--kv-cache-memory-bytes", str(4 * KV_TOKENS * 512))
+    found = []
+    for told_s in (0.0, objective_s):
+        engine = home.engine(flags, itl_objective_s=told_s)
+        try:
+            await engine.start()
+            assert engine.load().itl_objective_ms == told_s * 1000
+            runs = [await _gaps_beside_prompts(engine, number) for number in range(4)]
+        finally:
+            await engine.close()
+        found.append((sorted(gap for gaps, _ in runs[1:] for gap in gaps), sum(took for _, took in runs[1:])))
+    (without, whole_s), (within, pieces_s) = found
+    FIGURES.append(
+        f"gaps beside long prompts, objective {objective_s * 1000:g} ms, median and p90: "
+        + ", ".join(
+            f"{gaps[len(gaps) // 2] * 1000:.0f} and {gaps[len(gaps) * 9 // 10] * 1000:.0f} ms" for gaps, _ in found
+        )
+        + f"; the prompts took {whole_s:.2f} and {pieces_s:.2f} s (without, with)"
+    )
+    assert within[len(within) // 2] < without[len(without) // 2] / 1.5
+    assert within[len(within) * 9 // 10] < without[len(without) * 9 // 10] / 1.5
+    assert len(within) > len(without), "the answers go on beside the prompts"
+
+
+async def _gaps_beside_prompts(engine: VllmEngine, number: int) -> tuple[list[float], float]:
+    """Gaps of running answers while prompts are computed, and how long these took."""
+    loop, first = asyncio.get_running_loop(), 100 * number
+    answers = [Recorder() for _ in range(4)]
+    for at, sink in enumerate(answers):
+        engine.submit(request(first + at, endless(f"answer {number} {at}", 2000)), sink)
+    await eventually(lambda: all(sink.tokens() > 20 for sink in answers))
+    began = loop.time()
+    words = [" ".join(f"river{number}{at}{word}" for word in range(650)) for at in range(3)]
+    ended = await asyncio.gather(
+        *(ask(engine, request(first + 10 + at, chat(text, max_tokens=2))) for at, text in enumerate(words))
+    )
+    assert [sink.status for sink in ended] == ["completed"] * 3, [sink.error for sink in ended]
+    ended_at = loop.time()
+    for at in range(len(answers)):
+        engine.abort(stream_id(first + at))
+    times = [[time for time in sink.times if began <= time <= ended_at] for sink in answers]
+    return [after - before for one in times for before, after in itertools.pairwise(one)], ended_at - began
 
 
 async def test_a_flag_that_vllm_refuses_is_told_in_its_words(home: Home) -> None:

@@ -118,12 +118,14 @@ def profile_of(ready: Sequence[ReplicaInfo]) -> ReplicaProfile | None:
     if not ready:
         return None
     mean = statistics.fmean
+    limits = [info.load.itl_objective_ms for info in ready]
     return ReplicaProfile(
         max(round(mean(info.load.slots for info in ready)), 1),
         max(mean(info.prefill_per_s for info in ready), 1.0),
         max(mean(info.decode_per_s for info in ready), 1.0),
         mean(info.output_tokens_mean for info in ready),
         mean(info.bytes_per_token for info in ready),
+        max(limits) if all(limits) else 0.0,
     )
 
 

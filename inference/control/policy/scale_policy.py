@@ -167,24 +167,27 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def prefill_share(self, profile: ReplicaProfile | None) -> float:
         """Largest share of a full replica's time for prompts that keeps the objective between tokens.
 
-        The other streams get no token meanwhile: d seconds a step become d / (1 - share). 1: nothing is promised, or
-        no replica's speed is known.
+        The other streams get no token meanwhile: d seconds a step become d / (1 - share). 1: nothing is promised, no
+        replica's speed is known, or the engines keep the objective themselves in each step.
         """
-        if not self.itl_objective_s or profile is None:
+        if not self.itl_objective_s or profile is None or self._is_kept_by_engines(profile):
             return 1.0
         step_s = profile.slots / profile.decode_per_s
         return max(1 - step_s / self.itl_objective_s, PREFILL_SHARE_MIN)
 
+    def _is_kept_by_engines(self, profile: ReplicaProfile) -> bool:
+        return 0 < profile.itl_objective_ms <= self.itl_objective_s * 1000
+
     def marks(self, profile: ReplicaProfile | None) -> OverloadMarks:
         """Limits above which requests are rejected or overflow, as gateways read them from the plan."""
         by_tier = self._marks_by_tier()
-        share = self.prefill_share(profile) if self.itl_objective_s else 0.0
+        share = self.prefill_share(profile)
         return OverloadMarks(
             tuple(by_tier[tier] for tier in TIERS),
             self.overflow_s,
             self.adjacent,
             self.shift_utilisation_max,
-            tuple(share * DUTY_SHARES[tier] for tier in TIERS) if share else (),
+            tuple(share * DUTY_SHARES[tier] for tier in TIERS) if share < 1 else (),
         )
 
     def warm_count(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:

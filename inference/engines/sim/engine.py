@@ -165,6 +165,7 @@ class SimEngine:
             prefix_hits_tokens=self.replica.prefix_hits,
             kv_clears=self._clears,
             asleep=self._asleep,
+            itl_objective_ms=self.settings.itl_objective_ms,
         )
 
     async def sleep(self, level: SleepLevel) -> bool:

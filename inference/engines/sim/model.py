@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from inference.engines.plugin.stream_gw_budget import prompt_tokens_in
 from inference.engines.sim.blocks import BlockPool
 from inference.engines.sim.settings import SimSettings
 
@@ -122,6 +123,10 @@ class Replica(Generic[K]):
                 continue
             budget -= 1
             self._emit(sequence, step)
+        if settings.itl_objective_ms and step.tokens:
+            tokens_s = self.tokens_s(len(step.tokens))
+            piece = prompt_tokens_in(settings.itl_objective_ms / 1e3, tokens_s, settings.prefill_tokens_per_s)
+            budget = min(budget, piece)
         prefilled = 0
         for sequence in [s for s in self.running if s.computed < s.needed]:
             prefilled += self._prefill(sequence, budget - prefilled, step)
@@ -131,9 +136,7 @@ class Replica(Generic[K]):
             sequence = self.waiting.popleft()
             self.running.append(sequence)
             prefilled += self._prefill(sequence, budget - prefilled, step)
-        step.duration_s = prefilled / settings.prefill_tokens_per_s + (
-            settings.itl_ms / 1e3 + max(0, len(step.tokens) - 1) * settings.batch_slope_us / 1e6
-        )
+        step.duration_s = prefilled / settings.prefill_tokens_per_s + self.tokens_s(len(step.tokens))
         held = [s for s in self.running if s.made == 0]
         if held:
             # A step without duration would never reach the minimum TTFT
@@ -145,6 +148,10 @@ class Replica(Generic[K]):
         for key in step.finished:
             self.abort(key)
         return step
+
+    def tokens_s(self, tokens: int) -> float:
+        """Duration of a step that gives this number of sequences a token and computes no prompt."""
+        return self.settings.itl_ms / 1e3 + max(0, tokens - 1) * self.settings.batch_slope_us / 1e6
 
     def _admit(self, sequence: Running[K]) -> bool:
         """Take the KV blocks for the prompt, cached ones first. False: too few blocks are free."""

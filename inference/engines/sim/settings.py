@@ -19,6 +19,8 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
     """Maximum tokens of one step, decode and chunked prefill together."""
+    itl_objective_ms: float = 0.0
+    """Prompts are computed in pieces that let a step with running answers take no longer; 0: pieces are not limited."""
     block_size: int = 16
     num_blocks: int = 32_768
     prefix_cache: bool = True
@@ -72,6 +74,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "prefill_tokens_per_s": (1, 1e9),
     "max_num_seqs": (1, 100_000),
     "max_num_batched_tokens": (16, 1 << 20),
+    "itl_objective_ms": (0, 60_000),
     "block_size": (1, 1024),
     "num_blocks": (2, 1 << 24),
     "length_min": (1, 1 << 20),

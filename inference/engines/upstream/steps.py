@@ -60,8 +60,11 @@ class StepSocket:
         """The open connections of plug-ins that speak our version."""
         self._greeted = asyncio.Event()
 
-    async def start(self) -> None:
-        """Listen, and give a first API server time to connect. Raises EngineFailed for a path that cannot be used."""
+    async def listen(self) -> None:
+        """Listen, so that an API server that starts later connects at its first try.
+
+        Raises EngineFailed for a path that cannot be used.
+        """
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_unix_server(lambda: _Link(self), self.path)
@@ -69,6 +72,11 @@ class StepSocket:
             raise EngineFailed(
                 f"cannot listen at {self.path} for vLLM's plug-in: {error}; name another path with --upstream-steps"
             ) from error
+
+    async def start(self) -> None:
+        """Listen, and give a first API server time to connect. Raises EngineFailed as ``listen`` does."""
+        if self._server is None:
+            await self.listen()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
                 await self._greeted.wait()

@@ -27,8 +27,13 @@ from inference.engines.kv_events import KvEvents, KvLedger
 from inference.engines.prometheus import RestartingCounter, VllmMetrics, read_metrics
 from inference.engines.vllm import RestartPolicy, VllmEngine
 from inference.engines.vllm_flags import VllmOptions, flags_of
+from inference.engines.warm_up import warm_up
 from stream_fabric.errors import EngineFailed
+from stream_fabric.pool.records import EngineRequest
+from stream_fabric.ports import FrameSink
 from stream_fabric.process.backoff import BackoffPolicy
+from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.ids import StreamId
 from tests.agent.engines.recorder import Recorder, completion, stream_id
 from tests.gateway.processes import alive, need_redis, run_cli
 from tests.support.waiting import eventually
@@ -155,7 +160,7 @@ async def test_start_is_over_when_a_token_came_out(make: Make, tmp_path: Path, m
     engine = make(flags=("--max-num-seqs", "7"), api_key="own")
     assert not engine.load().ready
     assert list(await engine.start()) == ["fake"]
-    await eventually(lambda: engine.load().prefix_queries_tokens == 10, "the warm-up's prompt")
+    await eventually(lambda: engine.load().prefix_queries_tokens == 20, "the warm-up's prompts")
     load = engine.load()
     assert (load.ready, load.slots) == (True, 7)
     (call,) = fake.calls(tmp_path)
@@ -166,6 +171,41 @@ async def test_start_is_over_when_a_token_came_out(make: Make, tmp_path: Path, m
     sink = Recorder()
     engine.submit(completion(1, max_tokens=3), sink)
     assert (await sink.wait()).body() == "0 1 2 "
+
+
+async def test_the_plugin_can_connect_at_its_first_try(make: Make, tmp_path: Path) -> None:
+    """It tries again only after half a second, which would be a part of every start."""
+    engine = make()
+    await engine.start()
+    (call,) = fake.calls(tmp_path)
+    assert call["agent_listens"]
+
+
+async def test_a_start_that_compiles_compiles_what_logprobs_need(make: Make, tmp_path: Path) -> None:
+    await make().start()
+    assert fake.logprobs(tmp_path) == [None, 1]
+
+
+@pytest.mark.parametrize(("status", "warnings"), [(400, 0), (500, 1)])
+async def test_a_model_that_gives_no_logprobs_serves_all_the_same(
+    caplog: pytest.LogCaptureFixture, status: int, warnings: int
+) -> None:
+    aborted: list[StreamId] = []
+
+    def submit(request: EngineRequest, sink: FrameSink) -> None:
+        if "logprobs" in msgspec.json.decode(request.body):
+            sink.end("failed", ErrorInfo("engine_error", "no logprobs today", http_status=status))
+        else:
+            sink.end("completed")
+
+    await warm_up(submit, aborted.append, "m", with_logprobs=True)
+    assert len(aborted) == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+
+
+async def test_an_eager_start_compiles_nothing(make: Make, tmp_path: Path) -> None:
+    await make(flags=("--enforce_eager",)).start()
+    assert fake.logprobs(tmp_path) == [None]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +243,7 @@ async def test_after_its_death_requests_end_at_once_and_it_is_started_again(make
     engine = make()
     await engine.start()
     sink = await streaming(engine)
-    await eventually(lambda: engine.load().prefix_queries_tokens == 20)
+    await eventually(lambda: engine.load().prefix_queries_tokens == 30)
     first = engine.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
@@ -219,7 +259,7 @@ async def test_after_its_death_requests_end_at_once_and_it_is_started_again(make
     again = Recorder()
     engine.submit(completion(2, max_tokens=3), again)
     assert (await again.wait()).status == "completed"
-    await eventually(lambda: engine.load().prefix_queries_tokens == 40, "what was counted before and since")
+    await eventually(lambda: engine.load().prefix_queries_tokens == 60, "what was counted before and since")
     assert engine.load().kv_clears == 1
 
 
@@ -324,8 +364,10 @@ async def test_tokens_come_by_the_plugin(
     (call,) = fake.calls(tmp_path)
     assert call["argv"][-4:] == ["--middleware", "users.own", "--middleware", "stream_gw_steps.Steps"]
     assert call["env"]["PYTHONPATH"].split(":")[1:] == ["/own/path"]
-    assert [path.name for path in Path(call["env"]["PYTHONPATH"].partition(":")[0]).glob("*.py")] == [
+    assert sorted(path.name for path in Path(call["env"]["PYTHONPATH"].partition(":")[0]).glob("*.py")) == [
         "__init__.py",
+        "stream_gw_budget.py",
+        "stream_gw_scheduler.py",
         "stream_gw_steps.py",
     ]
     assert "connected to the step socket" in caplog.text
@@ -359,6 +401,37 @@ async def test_a_vllm_that_cannot_load_the_plugin_is_started_without_it(
     assert "--middleware" in first["argv"]
     assert "--middleware" not in second["argv"]
     assert "tokens come by HTTP" in caplog.text
+    assert (await ask(engine, 1)).status == "completed"
+
+
+async def test_an_objective_loads_the_scheduler_that_keeps_it(make: Make, tmp_path: Path) -> None:
+    engine = make(itl_objective_s=0.05, steps="off")
+    await engine.start()
+    (call,) = fake.calls(tmp_path)
+    assert call["argv"][-2:] == ["--scheduler-cls", "stream_gw_scheduler.make"]
+    assert call["env"]["STREAM_GW_ITL_OBJECTIVE_S"] == "0.05"
+    assert (Path(call["env"]["PYTHONPATH"].partition(":")[0]) / "stream_gw_scheduler.py").exists()
+    assert engine.load().itl_objective_ms == 50
+    folder = Path(call["env"]["STREAM_GW_BUDGET"]).parent
+    await engine.close()
+    assert not folder.exists()
+
+
+async def test_a_model_whose_prompts_cannot_be_divided_keeps_no_objective(make: Make) -> None:
+    engine = make("whole", itl_objective_s=0.05)
+    await engine.start()
+    assert engine.load().itl_objective_ms == 0
+
+
+async def test_a_vllm_that_cannot_load_the_scheduler_is_started_without_it(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make("rigid", itl_objective_s=0.05)
+    await engine.start()
+    first, second = fake.calls(tmp_path)
+    assert "--scheduler-cls" in first["argv"] and "--scheduler-cls" not in second["argv"]
+    assert "its steps are not limited" in caplog.text
+    assert engine.load().itl_objective_ms == 0
     assert (await ask(engine, 1)).status == "completed"
 
 
