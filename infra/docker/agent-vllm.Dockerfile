@@ -19,6 +19,11 @@ RUN python3 -m venv --without-pip /opt/stream-gw \
     && rm -rf /src \
     && useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin stream-gw \
     && install -d -o stream-gw -g stream-gw /models /var/spool/stream-gw
+# The base holds vLLM's packages without bytecode, and the root file system is read-only: each of vLLM's processes would
+# compile what it imports at every start. A few files are for other versions of Python
+RUN python3 -m compileall -q -j 0 \
+        "$(python3 -c 'import importlib.util as i, os; print(os.path.dirname(i.find_spec("vllm").submodule_search_locations[0]))')" \
+    || true
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HOME=/models VLLM_NO_USAGE_STATS=1
 WORKDIR /home/stream-gw
 USER 10001:10001

@@ -331,6 +331,9 @@ def test_nothing_reaches_a_pod_or_leaves_it_but_what_is_let(case: str) -> None:
     for name, pod in workloads(found):
         over = [one["spec"] for one in policies if selects(one["spec"]["podSelector"]["matchLabels"], pod)]
         assert {"Ingress", "Egress"} <= {way for spec in over for way in spec["policyTypes"]}, name
+        if component(pod) == "placeholder":  # it needs nobody
+            assert len(over) == 1, name
+            continue
         assert len(over) == 2, f"{name}: the one for all, and its own"
         for spec in over:
             assert all(way.capitalize() in spec["policyTypes"] for way in ("ingress", "egress") if way in spec), name
@@ -367,6 +370,38 @@ def test_a_new_chart_of_the_same_images_starts_no_pod_again(case: str) -> None:
 def test_names_that_kubernetes_would_cut_are_refused() -> None:
     done = helm("template", "a" * 40, str(CHART), "-f", values("production"), "--kube-version", KUBERNETES)
     assert done.returncode != 0 and "too long" in done.stderr
+
+
+def test_an_objective_between_tokens_reaches_the_engines_that_can_keep_it() -> None:
+    def told(*flags: str) -> list[str | None]:
+        pods = [pod for _, pod in workloads(objects("production", *flags)) if component(pod) == "agent"]
+        return [environment(pod).get("STREAM_GW_ITL_OBJECTIVE_MS") for pod in pods]
+
+    objective = ("--set-json", 'poolDefaults.plan={"itl_objective_s":0.05}')
+    assert told() == [None] * 2
+    assert told(*objective) == ["50"] * 2
+    assert told(*objective, "--set", "poolDefaults.settings.ITL_OBJECTIVE_MS=0") == ["0"] * 2
+    upstream = "poolDefaults.engine=openai,poolDefaults.upstream=http://vllm:8000"
+    assert told(*objective, "--set", upstream) == [None] * 2
+
+
+def test_what_vllm_compiles_is_kept_where_it_can_be_written() -> None:
+    folders = {
+        "VLLM_CACHE_ROOT": "/models/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "/models/vllm/inductor",
+        "TRITON_CACHE_DIR": "/models/vllm/triton",
+    }
+    pods = [pod for name, pod in ours("production") if component(pod) == "agent"]
+    assert len(pods) == 2
+    for pod in pods:
+        assert folders.items() <= environment(pod).items()
+    claim = "poolDefaults.modelCache.persistentVolumeClaim.readOnly=true"
+    image = 'poolDefaults.modelCache={"image":{"reference":"models:1"}}'
+    for told in (claim, image, "poolDefaults.keepCompiled=false"):
+        agents = [pod for _, pod in workloads(objects("production", "--set-json", told)) if component(pod) == "agent"]
+        assert len(agents) == 2
+        for pod in agents:
+            assert not folders.keys() & environment(pod).keys(), told
 
 
 # --- scaling -----------------------------------------------------------------------------------------------------
@@ -539,3 +574,29 @@ def test_the_chart_is_of_this_version() -> None:
     version = re.search(r'^version = "(.*)"', project.read_text(), re.MULTILINE)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert version and chart["version"] == chart["appVersion"] == version[1]
+
+
+def test_a_placeholder_holds_a_replicas_place_and_yields_it_at_once() -> None:
+    found = objects("production")
+    pods = dict(workloads(found))
+    place, replica = pods["llm-stream-gw-place-qwen3-8b"]["spec"], pods["llm-stream-gw-pool-qwen3-8b"]["spec"]
+    (idle,), (serving,) = place["containers"], replica["containers"]
+    assert idle["resources"] == serving["resources"] and idle["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert idle["image"] == serving["image"], "a replica finds its image on the node"
+    for where in ("nodeSelector", "tolerations"):
+        assert place[where] == replica[where]
+    assert place["terminationGracePeriodSeconds"] == 0 and "priorityClassName" not in replica
+    (priority,) = of_kind(found, "PriorityClass")
+    assert (priority["metadata"]["name"], priority["value"]) == (place["priorityClassName"], -10)
+    assert priority["preemptionPolicy"] == "Never" and not priority["globalDefault"]
+    assert [name for name in pods if "-place-" in name] == ["llm-stream-gw-place-qwen3-8b"]
+    (deployed,) = [one for one in found if one["metadata"]["name"] == "llm-stream-gw-place-qwen3-8b"]
+    assert deployed["spec"]["strategy"] == {"type": "Recreate"}, "a rolling update would bring an additional node"
+    for one in found:  # neither its budget nor what scales replicas counts it
+        if one["kind"] == "PodDisruptionBudget":
+            chosen = one["spec"]["selector"]["matchLabels"]
+            assert not selects(chosen, pods["llm-stream-gw-place-qwen3-8b"])
+    there = objects("production", "--set", "placeholders.priorityClassName=spare")
+    assert not of_kind(there, "PriorityClass")
+    assert dict(workloads(there))["llm-stream-gw-place-qwen3-8b"]["spec"]["priorityClassName"] == "spare"
+    assert not of_kind(objects("trial"), "PriorityClass")

@@ -94,6 +94,18 @@ def test_the_image_has_the_vllm_that_the_tests_run() -> None:
     assert f":v{tested[1]}\n" in (INFRA / "docker" / "agent-vllm.Dockerfile").read_text()
 
 
+def test_a_start_compiles_no_bytecode_because_the_build_did() -> None:
+    """The base has none, and a start could not keep it."""
+    found = list(instructions(INFRA / "docker" / "agent-vllm.Dockerfile"))
+    (compiling,) = [rest for word, rest in found if word == "RUN" and "compileall" in rest]
+    told = re.search(r"python3 -c '(.*?)'", compiling)
+    assert told
+    script = told[1].replace('"vllm"', '"yaml"')  # which is here
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert Path(done.stdout.strip()) == Path(yaml.__file__).parents[1], "the folder of all its packages"
+    assert found.index(("USER", "0:0")) < found.index(("RUN", compiling)) < found.index(("USER", "10001:10001"))
+
+
 # --- one machine -------------------------------------------------------------------------------------------------
 
 
