@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from inference.control.policy.arrivals import Arrivals
+from inference.control.policy.figures import replicas_with_spare
 from inference.control.policy.pool_scaler import GAP_S
 from inference.control.policy.scale_policy import ScalePolicy
+from stream_fabric.pool.plan import ReplicaProfile
 from stream_fabric.pool.records import DemandTotals
 from tests.control.scaled_pool import POLICY, SLOTS, SLOW, STREAM_S, World, changes
 
@@ -24,7 +26,7 @@ def test_a_steady_load_is_left_alone() -> None:
 
 
 def test_chance_is_given_room_and_the_less_the_more_arrives() -> None:
-    """By arithmetic: four standard deviations of the streams that run at a time, of which the square root is one."""
+    """By arithmetic: standard deviations of the streams that run at a time, of which the square root is one."""
     policy = ScalePolicy(replicas_max=1000, warm_share=0.0)
     needs = {}
     for rate in (1.0, 4.0, 16.0, 64.0, 256.0):
@@ -37,7 +39,17 @@ def test_chance_is_given_room_and_the_less_the_more_arrives() -> None:
         prefill = 0.01 * rate * (1 / policy.utilisation_aimed + min(policy.spare_sigmas / math.sqrt(rate), 1.0))
         assert needs[rate] == math.ceil(decode + prefill), "what arrives is a steady figure here"
     filled = [rate * STREAM_S / SLOTS / need for rate, need in needs.items()]
-    assert filled == sorted(filled) and filled[0] < 0.5 and filled[-1] > 0.7
+    assert filled == sorted(filled) and filled[0] <= 0.5 and filled[-1] > 0.7
+
+
+def test_where_prompts_have_a_share_of_the_time_their_room_for_chance_has_it_too() -> None:
+    """By arithmetic: prompts fill 8 replicas of 2,000 tokens/s, with two deviations of 16 requests 12, in 3/8 of 32."""
+    rates, profile = DemandTotals(16.0, 16000.0, 0.0), ReplicaProfile(20, 2000.0, 400.0, 1.0, 4.0)
+    policy = ScalePolicy(ttft_objective_s=1.0, itl_objective_s=0.08, utilisation_aimed=0.8)
+    assert policy.prefill_share(profile) == pytest.approx(3 / 8)
+    assert replicas_with_spare(rates, profile, policy) == pytest.approx(32)
+    kept_by_engines = msgspec.structs.replace(profile, itl_objective_ms=80.0)
+    assert replicas_with_spare(rates, kept_by_engines, policy) == pytest.approx(8 / 0.8 + 4)
 
 
 def test_five_times_the_load_is_asked_for_at_once_and_not_much_more() -> None:

@@ -117,7 +117,7 @@ class LoadEstimator:
             foreseen = sum(_work_in_replicas(usual, profile))
             queued = pending.queue_s / max(policy.cold_start_s, RATE_S)  # the queue is to be empty by then
             work = max(foreseen, sum(_work_in_replicas(forecast, profile))) + queued
-            staffed = max(_replicas_with_spare(each, profile, policy) for each in (usual, forecast))
+            staffed = max(replicas_with_spare(each, profile, policy) for each in (usual, forecast))
             staffed += queued / policy.utilisation_aimed
             self.filled = work / staffed if staffed else policy.utilisation_aimed
         slots = profile.slots if profile is not None else max(pending.running, 1)
@@ -188,21 +188,20 @@ def _work_in_replicas(rates: DemandTotals, profile: ReplicaProfile) -> tuple[flo
     return prefill, max(decode, 0.0)
 
 
-def _replicas_with_spare(rates: DemandTotals, profile: ReplicaProfile, policy: ScalePolicy) -> float:
+def replicas_with_spare(rates: DemandTotals, profile: ReplicaProfile, policy: ScalePolicy) -> float:
     """Replicas for these arrivals with room for random variation: the fewer requests, the more room."""
     if not rates.requests:
         return 0.0
     prefill, decode = _work_in_replicas(rates, profile)
     prompts = rates.requests * policy.ttft_objective_s
     streams = decode * profile.slots  # concurrent streams in full batches: Little's law
-    spare = sum(
-        work * min(policy.spare_sigmas / math.sqrt(count), 1.0)
+    spare_prefill, spare_decode = (
+        work * min(policy.spare_sigmas / math.sqrt(count), 1.0) if work else 0.0
         for work, count in ((prefill, prompts), (decode, streams))
-        if work
     )
     # Time between tokens may leave less room for prompts than the slots do
-    by_duty = prefill / policy.prefill_share(profile)
-    return max((prefill + decode) / policy.utilisation_aimed, by_duty) + spare
+    by_duty = (prefill + spare_prefill) / policy.prefill_share(profile)
+    return max((prefill + decode) / policy.utilisation_aimed + spare_prefill, by_duty) + spare_decode
 
 
 def _ttft_p99_s(infos: list[ReplicaInfo]) -> float:

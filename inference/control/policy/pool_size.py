@@ -1,7 +1,7 @@
 """How many replicas a pool is to have: ready, warm and in total. Pure: time is an argument.
 
-The pool grows at once, by as much as it needs. It shrinks by one replica at a time, and only while the whole fleet is
-as planned.
+The pool grows at once, by as much as it needs. It shrinks by half of its surplus at a time, and only while the whole
+fleet is as planned.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PoolSize:
     ) -> PoolPlan:
         """Return the plan with fewer ready replicas, if their utilisation has been low for long enough."""
         ready = plan.ready
-        # One at a time. And the replicas must be the planned ones: else their utilisation says nothing about one fewer
+        # One step at a time. And the replicas must be the planned ones: else their utilisation says nothing about fewer
         done = plan.resting is None and plan.victim is None and plan.pods == ready + plan.warm
         as_planned = calm and done and figures.ready == ready
         is_low = figures.ready > 0 and figures.utilisation < policy.utilisation_low

@@ -50,7 +50,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     utilisation_step: float = 0.05
     utilisation_aimed: float = 0.8
     """Planned utilisation of a replica in a pool so large that random variation averages out."""
-    spare_sigmas: float = 4.0
+    spare_sigmas: float = 2.0
     """Extra capacity for random variation, in standard deviations; at most as much again as the work."""
     utilisation_low: float = 0.4
     low_s: float = 900.0
