@@ -30,9 +30,10 @@ named an existing stream. ``resumed``: it read the stream by id. ``refused``: no
 ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "stalled", "drained", "refused"]
 """Outcome for this reader. The first four are the stream's terminal status. ``left``: the client left earlier."""
 
-AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "lost"]
-"""Outcome of an attempt. ``handed_over``: the replica gave the stream to another one. ``lost``: the replica died; the
-process that recovered the stream emits the event."""
+AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "yielded", "lost"]
+"""Outcome of an attempt. ``handed_over``: the replica gave the stream to another one. ``yielded``: a batch stream was
+put back into the queue, because higher tiers needed its slot. ``lost``: the replica died; the process that recovered the
+stream emits the event."""
 
 What = Literal[
     "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",

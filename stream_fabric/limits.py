@@ -75,6 +75,7 @@ REAP_EVERY_S: Final = 0.5  # interval at which lease reapers look for expired le
 PIN_S: Final = 300  # time that a session stays bound to its replica after its last token; over: any replica
 QUEUE_MAX: Final = 10_000  # requests queued in one pool; over: 503 with Retry-After
 QUEUE_WAIT_S_MAX: Final = 60.0  # time in a queue; over: the stream ends failed, deadline_exceeded
+YIELD_WAIT_S_MAX: Final = 3000.0  # time in a queue of a batch stream that has begun; over: as above
 REQUEST_BYTES_MAX: Final = 1 << 30  # of all requests that a pool keeps (queued or in flight); over: 503
 TENANT_REQUEST_BYTES_MAX: Final = 256 << 20  # of one tenant's among them; over: 429
 GONE_KEPT_S: Final = 60  # a gateway that has not read a pool for longer reads all of it
@@ -157,6 +158,7 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
+assert QUEUE_WAIT_S_MAX < YIELD_WAIT_S_MAX < LIVE_TTL_S - EXPIRY_EVERY_S, "Redis keeps a stream while it waits"
 assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "a viewer sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
 assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX

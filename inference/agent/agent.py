@@ -4,6 +4,7 @@ It only dials out. Its parts depend on each other in one direction:
 
     replica ← lease ← streams ← handover ← requests ← log_check
                     ↖ sleep_controller     ↖ lifecycle
+                                           ↖ batch_yield
 
 A stream that the engine fails goes to another replica (``handover``); one that comes from another replica is continued
 from its log (``requests``, ``continuation``).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
+from inference.agent.batch_yield import BatchYield
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
 from inference.agent.lifecycle import Lifecycle
@@ -64,6 +66,7 @@ class Agent:
         self._requests = Requests(policy, replica, engine, ports, status, lease, load, streams, self._handover, tasks)
         self._sleep = SleepController(engine, status, lease, events)
         self._lifecycle = Lifecycle(policy, engine, status, lease, streams, self._handover)
+        self._batch_yield = BatchYield(engine, status, streams, self._handover)
         self._log_check = LogCheck(ports.log, streams, self._requests)
         doorbell = Doorbell(ports.log, lease, streams, self._handover, self._requests, tasks)
         self._subscription = ports.subscribe(replica, doorbell.receive, self._log_check.check_soon)
@@ -85,6 +88,7 @@ class Agent:
                     tasks.create_task(self._requests.run(), name="inbox"),
                     tasks.create_task(self._lifecycle.watch_engine(), name="engine"),
                     tasks.create_task(self._sleep.run(), name="sleep"),
+                    tasks.create_task(self._batch_yield.run(), name="batch yield"),
                 ]
                 self.ready.set()
                 await self.status.draining.wait()

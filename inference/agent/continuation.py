@@ -106,8 +106,7 @@ def can_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
     """Whether another replica could continue a stream with these structural frames."""
     body: dict[str, Any] = msgspec.json.decode(request.body)
     try:
-        prior_output(structure, body.get("n") or 1)
-        _check_continuable(request, body)
+        continuing_request(request, prior_output(structure, body.get("n") or 1))
     except CannotContinue:
         return False
     return True

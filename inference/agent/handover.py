@@ -26,6 +26,7 @@ from stream_fabric.stream.ids import ReplicaId, StreamId
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.25
+_FLUSH_POLL_S = 0.01
 _PLACED_S = 1.0
 """A process that takes a stream over has placed it within this time, unless the process has died."""
 
@@ -62,6 +63,26 @@ class Handover:
             stream.closed = stream.handed_over = True
             self._tasks.create_task(self._place_elsewhere(stream, error))
 
+    def yield_stream(self, stream: RunningStream) -> None:
+        """Stop a batch stream and put it back into the pool's queue, from where any replica continues it."""
+        stream.closed = stream.yielded = True
+        self._engine.abort(stream.name)
+        self._tasks.create_task(self._requeue(stream))
+
+    async def _requeue(self, stream: RunningStream) -> None:
+        # The log takes all that was generated: another replica would have to generate the rest again
+        producer, deadline = stream.producer, self._loop.time() + self._policy.ttl_s
+        while self._loop.time() < deadline:
+            if producer.acked == producer.last or producer.stopped or not self._streams.is_running(stream):
+                break
+            await asyncio.sleep(_FLUSH_POLL_S)
+
+        async def requeue() -> None:
+            if self._streams.is_running(stream):
+                await self._failover.yield_stream(self._policy.pool, self._replica, stream.work, LOST)
+
+        await self._let_go(stream, "yield", requeue)
+
     def release(self, stream: RunningStream) -> None:
         """Stop a stream that another process has taken over (this replica was believed dead) or has ended."""
         if self._streams.is_running(stream) and stream not in self._released:
@@ -89,11 +110,15 @@ class Handover:
                 comes_back = self._status.failure is None and not self._status.draining.is_set()
                 await self._failover.rescue(self._policy.pool, self._replica, name, error, comes_back=comes_back)
 
-        done = await self._retry("handover", name, rescue)
+        await self._let_go(stream, "handover", rescue)
+
+    async def _let_go(self, stream: RunningStream, step: str, place: Callable[[], Awaitable[None]]) -> None:
+        """Place the stream with ``place``, and take it off our list."""
+        done = await self._retry(step, stream.name, place)
         self._released.discard(stream)
         if done and self._streams.is_running(stream):
             stream.producer.stopped = True
-            # Failover has taken it off our list, and the pool may have given it back since: a report that it ended,
+            # ``place`` has taken it off our list, and the pool may have given it back since: a report that it ended,
             # sent again after a lost reply, would take that placement from the pool, and the request with it
             self._streams.remove(stream, keep=False, listed=False)
 

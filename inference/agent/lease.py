@@ -164,6 +164,8 @@ class Lease:
             now = self._loop.time()
             self._events.receive_renewal(info, len(running), now)
             self._events.receive_breaker(self._load.breaker, now)
+        if report.yield_to is not None:
+            self._status.request_yield(report.yield_to)
         if report.desired and self._status.request(report.desired, report.asked_by):
             self._tasks.create_task(self._renew_with_new_state())
 

@@ -92,6 +92,10 @@ class ReplicaStatus:
         """The reason why the engine does not sleep although it should; it is not tried a second time."""
         self.wake_s = 0.0
         """Duration of the engine's last wake."""
+        self.yield_to = 0
+        """Queued requests of higher tiers that batch streams yield to, by the pool's last reply that asked for it."""
+        self.yield_check = asyncio.Event()
+        """Set when batch streams may have to yield."""
         self.sleep_check = asyncio.Event()
         """Set when the engine's sleep may have to change."""
 
@@ -111,6 +115,11 @@ class ReplicaStatus:
     def asleep(self) -> ReplicaState | None:
         """State while the engine sleeps (``sleeping``) or wakes (``warming``); None: the engine is awake."""
         return self.sleep_transition or ("sleeping" if self._engine.load().asleep else None)
+
+    def request_yield(self, waiting: int) -> None:
+        """Make batch streams yield to ``waiting`` queued requests of higher tiers, and to those that run already."""
+        self.yield_to = waiting
+        self.yield_check.set()
 
     def drain(self, asked_by: str, reason: str = "") -> None:
         """Begin to drain the replica; later calls change nothing."""

@@ -96,6 +96,7 @@ class RunningStream:
         "unwatched",
         "waits_for_slot",
         "work",
+        "yielded",
     )
 
     def __init__(
@@ -135,6 +136,8 @@ class RunningStream:
         """The engine had no free slot when the stream started."""
         self.handed_over = False
         """Another replica continues the stream, or will."""
+        self.yielded = False
+        """The stream waits in the queue, or will, because higher tiers need its slot."""
         self.finish_reason = ""
         self.error_code = ""
 

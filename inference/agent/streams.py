@@ -94,4 +94,6 @@ def _attempt_end(stream: RunningStream) -> AttemptEnd:
     producer = stream.producer
     if producer.ended and producer.status:
         return producer.status
+    if stream.yielded:
+        return "yielded"
     return "handed_over" if stream.handed_over else "lost"

@@ -11,6 +11,10 @@ tokens alone. A pool that promises a time between tokens therefore limits its pr
 ready replicas spend on prompts, as far as admitted requests have caused it, forgotten with ``DUTY_MS``. Above a tier's
 ``duty_max`` its requests are rejected, whatever the backlog and however long their prompts.
 
+Batch work yields. It does so for ``YIELD_MS`` from each request of a higher tier whose wait is above its tier's mark, or
+whose tier is above its prefill duty. Meanwhile no batch request is handed to a replica, and agents put running batch
+streams back into the queue.
+
 ``PoolState.place`` and ``place.lua`` decide in one step with the placement, so the decision is exact for any number of
 gateways. Gateways keep no figures of their own.
 """
@@ -41,6 +45,9 @@ DRAW_SCALE = 1024
 """Factor that makes a second uniform number of a request's jitter."""
 DUTY_MS = 5_000
 """Time constant with which admitted prefill is forgotten: about as long as a short answer."""
+YIELD_MS = 5_000
+"""Time for which batch work yields after the last request of a higher tier that would wait too long. A batch stream
+computes its prompt again when it goes on, so it does not go on at once."""
 _PACKED = struct.Struct("<dddIBdd")
 
 
@@ -65,6 +72,8 @@ class OverloadMarks(
     """Share of an adjacent pool's slots in use above which it takes no overflow."""
     duty_max: tuple[float, ...] = ()
     """Prefill duty above which a tier's requests are rejected, by tier; 0 or missing: never."""
+    batch_yields: bool = True
+    """Batch work yields to requests of higher tiers that would wait longer than their mark."""
 
 
 class OverloadTerms(NamedTuple):
@@ -88,6 +97,8 @@ class OverloadTerms(NamedTuple):
     """Prefill duty above which the request is rejected; 0: never, and the pool does not count it."""
     relief: float = 0.0
     """Replicas that come up before the request's time is over (``relief``). They shorten the wait in the queue."""
+    batch_yields: bool = False
+    """True: batch work of the pool yields if the request is of a higher tier and would wait longer than its mark."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -96,7 +107,8 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], self.again + 2 * self.moved, *self[6:])
+        flags = self.again + 2 * self.moved + 4 * self.batch_yields
+        return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], flags, *self[6:8])
 
 
 NO_OVERLOAD_TERMS = OverloadTerms()

@@ -17,6 +17,8 @@ from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
 TIERS = ("interactive", "standard", "batch")
 """Priority classes, the highest first."""
+BATCH_TIER = TIERS.index("batch")
+"""The tier that yields to the others."""
 BOUND: float = 1.25
 """Load bound. A cached prefix or a pin never sends a request to a replica whose load exceeds BOUND times the pool's
 mean load, plus the request's own cost, plus the prefill that the replica's cache saves (all in ms)."""

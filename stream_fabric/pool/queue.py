@@ -86,9 +86,12 @@ class PoolQueue:
             finish[request.tenant] = start + request.prompt_tokens + request.output_tokens
         self.tiers[request.tier][request.stream] = QueuedRequest(request, start, cached, pin)
 
-    def next_for(self, replica: ReplicaId, may_take: Callable[[PlacementRequest], bool]) -> Next | None:
-        """Find the request that the replica takes next, by ``sort_key`` among the first; None: it may take none."""
-        for number, tier in enumerate(self.tiers):
+    def next_for(self, replica: ReplicaId, may_take: Callable[[PlacementRequest], bool], tiers: int) -> Next | None:
+        """Find the request of the first ``tiers`` tiers that the replica takes next, by ``sort_key`` among the first.
+
+        None: it may take none.
+        """
+        for number, tier in enumerate(self.tiers[:tiers]):
             line = sorted(tier.values(), key=lambda queued: (queued.start, queued.request.stream))[:SCAN_MAX]
             able = [queued for queued in line if may_take(queued.request)][:LOOK_AHEAD]
             if able:

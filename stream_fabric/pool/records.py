@@ -181,6 +181,8 @@ class LeaseReport(NamedTuple):
     """Requests still in the pool's queue."""
     asked_by: str = ""
     """Requester of the state."""
+    yield_to: int | None = None
+    """Queued requests of higher tiers that batch work yields to; None: it does not yield."""
 
 
 class TierQueue(NamedTuple):

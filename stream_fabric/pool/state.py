@@ -14,6 +14,7 @@ from stream_fabric.pool.overload import (
     MISS,
     NO_OVERLOAD_TERMS,
     UNDER_SHARE,
+    YIELD_MS,
     OverloadTerms,
     PrefillDuty,
     duty_retry_after_s,
@@ -21,7 +22,17 @@ from stream_fabric.pool.overload import (
     rejection_draw,
     retry_after_s,
 )
-from stream_fabric.pool.placement import TIERS, Choice, Placed, PlacementRequest, Queued, Refused, ReplicaSlot, choose
+from stream_fabric.pool.placement import (
+    BATCH_TIER,
+    TIERS,
+    Choice,
+    Placed,
+    PlacementRequest,
+    Queued,
+    Refused,
+    ReplicaSlot,
+    choose,
+)
 from stream_fabric.pool.queue import PoolQueue
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
@@ -65,6 +76,8 @@ class PoolState:
     returned: int = 0
     """Total of these that no adjacent pool took."""
     duty: PrefillDuty = field(default_factory=PrefillDuty)
+    yields_until_ms: float = 0.0
+    """Until then batch work yields."""
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -94,6 +107,8 @@ class PoolState:
         pin = bound_to if until_ms > now_ms else ""
         slots = [self.replicas.get(replica) for replica in replicas]
         choice = choose(replicas, slots, matched, request, pin, now_ms)
+        if request.tier == BATCH_TIER and self.yields(now_ms):
+            choice = choice._replace(taken=-1)
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
@@ -186,12 +201,16 @@ class PoolState:
         duty = self.duty.share(now_ms, replicas) if terms.duty_max else 0.0
         is_over = duty > terms.duty_max
         held_s = max(backlog_s, terms.overflow_s) if is_over else backlog_s
+        taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
+        wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
+        if terms.batch_yields and request.tier < BATCH_TIER:
+            slot_free_s = 0.0 if taken is not None else min(slot.wait_ms for slot in alive) / 1000
+            if is_over or (terms.reject_s and max(wait_s, slot_free_s) > terms.reject_s):
+                self.yields_until_ms = now_ms + YIELD_MS
         may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
         overflows = may_leave and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
             mark_s = terms.reject_s
-            taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
-            wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
             if terms.reject_s and wait_s > mark_s and self.queue.is_under_share(request):
                 mark_s *= UNDER_SHARE
             draw = rejection_draw(request.jitter)
@@ -288,8 +307,9 @@ class PoolState:
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         """Hand queued requests to the replica while it has room; return their streams."""
         taken: list[StreamId] = []
+        tiers = BATCH_TIER if self.yields(now_ms) else len(TIERS)
         while self.replicas[replica].ready and self.replicas[replica].in_flight < self.replicas[replica].room:
-            found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms))
+            found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms), tiers)
             if found is None:
                 break
             request = self.queue.pop(found, now_ms)
@@ -305,6 +325,14 @@ class PoolState:
             for other, slot in self.replicas.items()
             if other not in request.tried
         )
+
+    def yields(self, now_ms: float) -> bool:
+        """True while batch work yields."""
+        return self.yields_until_ms > now_ms
+
+    def yield_to(self, now_ms: float) -> int | None:
+        """Return the queued requests of higher tiers that batch work yields to; None: it does not yield."""
+        return sum(map(len, self.queue.tiers[:BATCH_TIER])) if self.yields(now_ms) else None
 
     # --- recovery ------------------------------------------------------------------------------------------
 

@@ -7,14 +7,16 @@ and repeated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from stream_fabric.errors import StreamGwError
 from stream_fabric.events import AttemptTrace
-from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX, YIELD_WAIT_S_MAX
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.overload import Overflow
-from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.placement import BATCH_TIER, TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Clock, EventSink, Pools, Random, StreamLog
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -133,9 +135,7 @@ class Failover:
             work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
         )
         now_us = self._clock.now_us()
-        placed = await self._pools.place(
-            pool, again, others, wait_s=wait_s(work, now_us), jitter=self._random.random(), instead=replica
-        )
+        placed = await self._requeue(pool, again, others, replica, now_us)
         if isinstance(placed, Refused):
             if await self._fence(stream, None, error, taken.epoch):
                 await self._report(pool, replica, work, error, billed=True)
@@ -143,6 +143,42 @@ class Failover:
         await self._streams.put_placements([(stream, placement_record(again, placed, now_us))])
         if dead:
             await self._report(pool, replica, work, error, billed=False)
+
+    async def yield_stream(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError) -> None:
+        """Put a running batch stream back into the queue, before all others of its tier.
+
+        The replica has not failed at the stream, so this counts as no attempt, and the replica may take it again.
+        ``error`` ends the stream if the pool refuses it.
+
+        Raises FabricError; the call can then be repeated.
+        """
+        stream = work.request.stream
+        if await self._pools.holder(pool, stream) in (replica, None):
+            taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
+            if taken is not None:
+                again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base)
+                now_us = self._clock.now_us()
+                cached = Candidate(replica, work.prompt_tokens)
+                placed = await self._requeue(pool, again, [cached], replica, now_us)
+                if not isinstance(placed, Refused):
+                    await self._streams.put_placements([(stream, placement_record(again, placed, now_us))])
+                    return
+                await self._fence(stream, None, error, taken.epoch)
+        await self._pools.remove_in_flight(pool, replica, [stream])
+
+    async def _requeue(
+        self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId, now_us: int
+    ) -> Placed | Queued | Refused:
+        """Place a stream that has begun. A batch stream may wait for long: the pool may yield."""
+        most_s = YIELD_WAIT_S_MAX if work.tier == BATCH_TIER else QUEUE_WAIT_S_MAX
+        return await self._pools.place(
+            pool,
+            work,
+            candidates,
+            wait_s=wait_s(work, now_us, most_s),
+            jitter=self._random.random(),
+            instead=instead,
+        )
 
     async def _current_epoch(self, stream: StreamId, work: Work) -> Epoch:
         """Return the epoch to fence: the one in ``work``, or the next one if an unfinished failover has begun it.

@@ -59,6 +59,7 @@ def constants(*, pool: bool) -> str:
             "RETRY_SPREAD": overload.RETRY_SPREAD,
             "DRAW_SCALE": overload.DRAW_SCALE,
             "DUTY_MS": overload.DUTY_MS,
+            "YIELD_MS": overload.YIELD_MS,
             "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,
             "POOL_TTL_MS": limits.POOL_TTL_S * 1000,
             "GONE_KEPT_MS": limits.GONE_KEPT_S * 1000,

@@ -149,7 +149,10 @@ class RedisStreamLog(StreamLog):
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         slot, key, channel = self._slot_and_keys(stream)
         code, epoch, last = await script("takeover")(
-            self._client, slot, [key + "m"], [stream, str(lost), nonce, channel, self._client.publish]
+            self._client,
+            slot,
+            [key + "m", key + "l"],
+            [stream, str(lost), nonce, channel, self._client.publish, _LIVE_MS],
         )
         return Takeover(Epoch.parse(epoch.decode()), last) if code == 0 else None
 

@@ -87,6 +87,11 @@ class Producer:
         return self.base + len(self._frames)
 
     @property
+    def last_frame(self) -> bytes | None:
+        """The last frame that the producer has taken; None: it has taken none."""
+        return self._frames[-1] if self._frames else None
+
+    @property
     def pending(self) -> int:
         """Number of frames still to append: neither acknowledged by the log nor in the append in flight."""
         return 0 if self.stopped else self.last - (self.sent if self.in_flight else self.acked)

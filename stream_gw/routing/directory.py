@@ -288,6 +288,7 @@ class Directory:
             replicas=count,
             duty_max=duty_max,
             relief=self._view(cell).relief(SPAN * reject_s, plan.victim),
+            batch_yields=marks.batch_yields,
         )
 
     def overflow_pools(self, cell: str, model: str) -> list[str]:

@@ -19,6 +19,7 @@ from stream_fabric.pool.overload import (
     RETRY_S_MAX,
     SPAN,
     UNDER_SHARE,
+    YIELD_MS,
     OverloadMarks,
     OverloadTerms,
     is_rejected,
@@ -304,6 +305,61 @@ def test_what_the_duty_refuses_goes_to_an_adjacent_pool_first() -> None:
     assert isinstance(place(state, names, asked(), terms._replace(overflow_s=0.0, again=True)), Refused)
     guest = OverloadTerms(100.0, overflow_in_max=0.9, duty_max=0.1)
     assert place(state, names, asked(), guest).why == "crowded"  # type: ignore[union-attr]
+
+
+# --- batch work yields ---------------------------------------------------------------------------------------
+
+YIELDING = OverloadTerms(2.0, batch_yields=True)
+
+
+def full_of_batch(decode_ms: float = 60_000, **seat: float) -> tuple[PoolState, list[ReplicaId], dict[StreamId, str]]:
+    """A replica whose slots are taken by batch streams that run for a long time yet."""
+    state, names = pool()
+    running = {StreamId(f"s{k}"): "" for k in range(5)}
+    state.report(names[0], SEAT._replace(decode_ms=decode_ms, **seat), ("m",), (), running, 0)
+    return state, names, running
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+def test_batch_yields_to_a_request_that_would_wait_longer_than_its_mark(tier: int) -> None:
+    state, names, running = full_of_batch()
+    assert state.yield_to(0) is None
+    assert isinstance(place(state, names, asked(tier=tier), YIELDING), Queued)
+    assert state.yield_to(0) == 1, "one request waits for a slot"
+    assert state.yield_to(YIELD_MS) is None
+    ended = [running.popitem()[0], running.popitem()[0]]
+    assert isinstance(place(state, names, asked(tier=BATCH), OverloadTerms()), Queued)
+    (pulled,) = state.report(names[0], SEAT, ("m",), ended, None, 1)
+    assert state.queue.position(pulled) == 0 and len(state.queue.tiers[BATCH]) == 1, "there is room, and batch yields"
+    assert state.yield_to(1) == 0
+    assert len(state.report(names[0], SEAT, ("m",), (), None, YIELD_MS)) == 1
+
+
+def test_batch_yields_to_no_request_that_is_served_in_time_or_is_batch_or_may_not_ask() -> None:
+    state, names, _ = full_of_batch(decode_ms=4000)
+    place(state, names, asked(tier=0), YIELDING)
+    assert state.yield_to(0) is None, "the first slot is free within the mark"
+    state, names, _ = full_of_batch()
+    place(state, names, asked(tier=BATCH), YIELDING)
+    place(state, names, asked(tier=0), OverloadTerms(2.0))
+    place(state, names, asked(tier=0), OverloadTerms(0.0, batch_yields=True))
+    assert state.yield_to(0) is None
+
+
+def test_batch_yields_also_to_a_request_that_is_refused() -> None:
+    state, names = pool(prefill_ms=4000)
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Refused)
+    assert state.yield_to(0) == 0
+    assert isinstance(place(state, names, asked(tier=BATCH), OverloadTerms()), Queued), "the replica has room"
+    state, names = pool()
+    terms = OverloadTerms(duty_max=0.01, batch_yields=True)
+    while isinstance(place(state, names, asked(tier=0), terms), Placed):
+        pass
+    assert state.yield_to(0) == 0, "its prompts are what the duty leaves no room for"
+
+
+def test_terms_of_a_pool_that_yields_are_told_from_others() -> None:
+    assert len({OverloadTerms(1.0).packed(), YIELDING.packed(), OverloadTerms(1.0, batch_yields=True).packed()}) == 3
 
 
 # --- many gateways at once, on Redis -------------------------------------------------------------------------

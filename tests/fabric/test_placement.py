@@ -26,7 +26,7 @@ from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Ove
 from stream_fabric.pool.state import PoolState
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.inbox import RedisInbox
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 
 FAR_S = 3600.0
@@ -46,6 +46,8 @@ class LawPool:
 
     def __init__(self, queue_max: int) -> None:
         self.state = PoolState(queue_max)
+        self.yield_to: int | None = None
+        """Part of the last report's reply."""
 
     async def place(
         self,
@@ -63,6 +65,7 @@ class LawPool:
         expires = _now_ms() + FAR_S * 1000
         seat = info.slot()._replace(expires_ms=expires)
         taken = self.state.report(info.replica, seat, info.models, ended, running, _now_ms())
+        self.yield_to = self.state.yield_to(_now_ms())
         return len(taken), sum(map(len, self.state.queue.tiers))
 
     async def leave(self, stream: StreamId) -> int:
@@ -86,6 +89,7 @@ class RedisPool:
     def __init__(self, client: RedisClient, queue_max: int) -> None:
         self.client = client
         self.pools = RedisPools(client, queue_max)
+        self.yield_to: int | None = None
         self.name = f"pool-{os.urandom(4).hex()}"
 
     async def place(
@@ -106,6 +110,7 @@ class RedisPool:
         info = msgspec.structs.replace(info, pool=self.name)
         ttl_s = None if running is None else FAR_S
         reply = await self.pools.report(info, ttl_s=ttl_s, ended=ended, running=running)
+        self.yield_to = reply.yield_to
         return reply.pulled, reply.waiting
 
     async def leave(self, stream: StreamId) -> int:
@@ -453,6 +458,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
     known: list[PlacementRequest] = []
     running: dict[str, dict[StreamId, str]] = {name: {} for name in names}
     kinds = Counter[str]()
+    may_yield, yielded = seed % 3 == 0, False
     for _ in range(150):
         match rng.choice(["place"] * 5 + ["again", "end", "end", "renew", "read", "read", "leave", "move"]):
             case "place":
@@ -465,6 +471,10 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 some = rng.sample(names, rng.randint(0, len(names)))
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
+                if may_yield and surge.counts_as_demand:
+                    surge = surge._replace(batch_yields=rng.random() < 0.3)
+                if rng.random() < 0.05:  # the pressure is over
+                    await forget_yield(law, real)
                 ours, theirs = [await pool.place(asked, candidates, None, surge) for pool in (law, real)]
                 _check_same(ours, theirs)
                 kinds[ours.why if isinstance(ours, Refused) else type(ours).__name__] += 1
@@ -512,12 +522,21 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
         assert await real.pools.demand_totals(real.name) == law.state.arrived
+        assert law.yield_to == real.yield_to
         state = law.state
+        yielded = yielded or law.yield_to is not None
         assert await real.pools.overload_totals(real.name) == OverloadTotals(
             tuple(state.rejected), max(state.overflowed - state.returned, 0), tuple(state.asked)
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
+    assert yielded or not may_yield
     await client.close()
+
+
+async def forget_yield(law: LawPool, real: RedisPool) -> None:
+    """Batch work of both pools yields no more."""
+    law.state.yields_until_ms = 0.0
+    await real.client.execute(pool_slot(real.name), "HDEL", pool_prefix(real.name) + "stat", "yields")
 
 
 def _random_surge(rng: random.Random) -> OverloadTerms:

@@ -68,7 +68,12 @@ class MemoryPool:
         seat = info.slot()._replace(expires_ms=expires_ms)
         taken = self.law.report(replica, seat, info.models, ended, running if ttl_s is not None else None, now_ms)
         self._deliver(now_ms)
-        return LeaseReport(self.desired.get(replica, ""), len(taken), sum(map(len, self.law.queue.tiers)))
+        return LeaseReport(
+            self.desired.get(replica, ""),
+            len(taken),
+            sum(map(len, self.law.queue.tiers)),
+            yield_to=self.law.yield_to(now_ms),
+        )
 
     def _deliver(self, now_ms: float) -> None:
         for replica, stream in self.law.handed:

@@ -78,6 +78,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pools that serve the same models and may take overflow, in order."""
     shift_utilisation_max: float = 0.6
     """Highest share of an adjacent pool's slots in use at which it takes overflow."""
+    batch_yields: bool = True
+    """Batch work yields to requests of higher tiers that would wait longer than their mark."""
     schedule: tuple[ScheduledEvent, ...] = ()
     """Declared events. Their replicas are ready when an event begins, and stay until it ends."""
 
@@ -188,6 +190,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.adjacent,
             self.shift_utilisation_max,
             tuple(share * DUTY_SHARES[tier] for tier in TIERS) if share < 1 else (),
+            self.batch_yields,
         )
 
     def warm_count(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:

@@ -1,8 +1,8 @@
 -- Hand a request to the best candidate with room, or queue it, or refuse it.
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
---   terms (packed: reject mark, overflow mark, overflow in, replicas, 1 returned or 2 moved here, prefill duty at most,
---   replicas on their way; '' none), span, under share, miss, bytes of the pool's requests at most, of the tenant's at
+--   terms (packed: reject mark, overflow mark, overflow in, replicas, flags 1 returned, 2 moved here, 4 batch yields,
+--   prefill duty at most, replicas on their way; '' none), span, under share, miss, bytes of the pool's requests at most, of the tenant's at
 --   most, replicas that produced it before (each between two \28); then of each candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored, expected ms to the first token} placed (without the last if it was before),
 --   {1, position, '', scored} queued, {2, retry after s, '', scored} refused because the queue is full,
@@ -114,11 +114,13 @@ elseif hits[best] < most then
 elseif hits[best] > 0 then
   reason = 'prefix'
 end
+if tier == BATCH_TIER and batch_yields(now) then taken = 0 end
 
-local reject_s, overflow_s, overflow_in_max, replicas, again, duty_max, relief = 0, 0, 0, 0, 0, 0, 0
+local reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = 0, 0, 0, 0, 0, 0, 0
 if terms ~= '' then
-  reject_s, overflow_s, overflow_in_max, replicas, again, duty_max, relief = struct.unpack('<dddIBdd', terms)
+  reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
+local again, may_yield = flags % 4, flags >= 4 and tier < BATCH_TIER
 local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
 if duty_max > 0 then
   local sums = redis.call('HMGET', P .. 'stat', 'pa', 'paat')
@@ -176,6 +178,15 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   local mark = reject_s
   local wait = taken > 0 and ahead == 0 and waits[taken] / 1000 or backlog
   local draw = jitter * DRAW_SCALE % 1
+  if may_yield then
+    local slot_free -- ms until the first replica has a free slot
+    for i = 1, count do
+      if load[i] and not (taken > 0 and ahead == 0) then slot_free = math.min(slot_free or waits[i], waits[i]) end
+    end
+    if is_over or (mark > 0 and math.max(wait, (slot_free or 0) / 1000) > mark) then
+      redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
+    end
+  end
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
     local mine = math.max((redis.call('HGET', P .. 'f' .. tier, tenant) or 0) - (v[1] or 0), 0)

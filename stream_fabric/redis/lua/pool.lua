@@ -6,7 +6,7 @@
 --   q<tier> zset stream → start in virtual time   f<tier> hash tenant → finish   ask hash stream → queue entry
 --   over hash stream → times that another request overtook it while it was first   late zset stream → end of its wait
 --   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<tier>,
---     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back: overload totals
+--     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back: overload totals; yields: until when batch work yields
 --   desired hash replica → requested state   asker hash replica → who requested it
 --   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
 --     for routing, or when it left, in us   blocks stream of changes of what replicas have cached
@@ -97,6 +97,10 @@ local function waiting_count()
   for tier = 0, TIERS - 1 do count = count + redis.call('ZCARD', P .. 'q' .. tier) end
   return count
 end
+
+local BATCH_TIER = TIERS - 1
+
+local function batch_yields(now) return tonumber(redis.call('HGET', P .. 'stat', 'yields') or 0) > now end
 
 local function position(id)
   local before = 0
@@ -189,9 +193,10 @@ local function place_in_line(start, ask, replica)
 end
 
 -- The request that a replica with room takes next: among the first ones, the one with most of its prompt cached.
--- Returns its id, its tier, its queue entry, and the start of the first request.
-local function next_waiting(replica, serves, now)
-  for tier = 0, TIERS - 1 do
+-- last_tier: requests of lower tiers are left. Returns its id, its tier, its queue entry, and the start of the first
+-- request.
+local function next_waiting(replica, serves, now, last_tier)
+  for tier = 0, last_tier do
     local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1, 'WITHSCORES')
     local seen, first, first_start, best, best_ask, best_key = 0, nil, nil, nil, nil, nil
     for i = 1, #line, 2 do
@@ -233,14 +238,14 @@ local function pull(replica, packed, at_us, pin_ms)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
-  local serves
+  local serves, last_tier
   while has_room do
     if not serves then
       if waiting_count() == 0 then return taken, 0 end
-      serves = {}
+      serves, last_tier = {}, batch_yields(now) and BATCH_TIER - 1 or BATCH_TIER
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
-    local id, tier, ask, start = next_waiting(replica, serves, now)
+    local id, tier, ask, start = next_waiting(replica, serves, now, last_tier)
     if not id then break end
     -- Virtual time follows the first request, not one that overtook it: new requests start behind the first
     if not forget(id, tier, ask) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then

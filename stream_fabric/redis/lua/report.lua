@@ -5,7 +5,8 @@
 --   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, generation, how many ended, the ended
 --   streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
--- '', 1 when the pool did not know the replica's lease}.
+-- '', 1 when the pool did not know the replica's lease, queued requests that batch work yields to or -1 when it does
+-- not}.
 local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[14])
 local joins = 0
 local key = P .. replica .. ':'
@@ -95,5 +96,10 @@ if ttl ~= '' or packed then
   redis.call('HSET', P .. 'board', replica, packed)
 end
 local taken, waiting = pull(replica, packed, at_us, ARGV[12])
+local yield_to = -1
+if batch_yields(now) then
+  yield_to = 0
+  for tier = 0, BATCH_TIER - 1 do yield_to = yield_to + redis.call('ZCARD', P .. 'q' .. tier) end
+end
 return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting or waiting_count(),
-  redis.call('HGET', P .. 'asker', replica) or '', joins}
+  redis.call('HGET', P .. 'asker', replica) or '', joins, yield_to}
