@@ -18,7 +18,7 @@ from inference.engines.sim.settings import SimSettings
 from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, ReplicaLost
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
-from stream_fabric.pool.placement import Placed, Queued
+from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
 from stream_fabric.ports import Clock, FrameSink, SleepLevel
 from stream_fabric.process.host import HostClock, HostRandom
@@ -26,11 +26,11 @@ from stream_fabric.recovery.failover import Failover, FailoverReporter
 from stream_fabric.recovery.lease_reaper import LOST, SEEN_DEAD_S
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
-from stream_fabric.redis.pools import RedisPools
+from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import RedisUrl
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
+from stream_fabric.stream.frames import Delta, End, ErrorInfo, Open, Usage, decode, encode, encode_text
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append
 from tests.support.agents import make_agent
@@ -118,6 +118,7 @@ class Bench:
         prefix: bytes = b"",
         gateway: GatewayId | None = None,
         unwatched_s: float | None = None,
+        tier: int = 1,
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
@@ -126,7 +127,7 @@ class Bench:
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
         )
-        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", unwatched_s, prefix=prefix, prices=PRICES)
+        work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", unwatched_s, tier, prefix=prefix, prices=PRICES)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", gateway)
         await self.place(work)
         return stream
@@ -136,6 +137,30 @@ class Bench:
         assert isinstance(
             await self.pools.place(self.pool, work, [Candidate(self.agent.replica, 0)], wait_s=60, jitter=0.0), Placed
         )
+
+    async def yields(self, stream: StreamId, *, tokens: int = 20, waiting: int = 1) -> None:
+        """The stream yields to so many requests when it has so many tokens; the pool then yields for an hour."""
+        await eventually(lambda: _above(self, stream, tokens), "tokens")
+        await self.client.execute(
+            pool_slot(self.pool), "HSET", pool_prefix(self.pool) + "stat", "yields", int((time.time() + 3600) * 1000)
+        )
+        self.agent.status.request_yield(waiting)
+        await eventually(lambda: stream not in self.agent.running, "the stream to yield")
+
+    async def let_batch_run(self) -> None:
+        """The pool yields no more."""
+        await self.client.execute(pool_slot(self.pool), "HDEL", pool_prefix(self.pool) + "stat", "yields")
+
+    async def text(self, stream: StreamId) -> str:
+        page = await self.log.watch(stream, ACME, None, BEGINNING)
+        found, after = "", BEGINNING
+        while page is not None and page.entries:
+            for line in b"\n".join(entry.frames for entry in page.entries).split(b"\n"):
+                frame = decode(line)
+                found += frame.text if isinstance(frame, Delta) else ""
+            after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
+            page = await self.log.watch(stream, ACME, None, after)
+        return found
 
     async def rescue(self, stream: StreamId) -> None:
         """As a reaper that takes this replica for dead."""
@@ -702,3 +727,99 @@ async def test_each_tokens_time_is_told_of_those_tries_that_are_sampled(redis_ur
         if told:
             assert sum(trace.token_us[1:]) == pytest.approx(trace.decode_us, rel=0.05, abs=3000)
             assert max(trace.token_us[1:]) == pytest.approx(trace.itl_max_us, abs=2)
+
+
+# --- batch work that yields --------------------------------------------------------------------------------
+
+
+async def test_a_batch_stream_yields_and_another_replica_goes_on_with_the_same_text(redis_url: str) -> None:
+    async with running(redis_url, drain_s=0.0) as (one, _):
+        whole = await one.ask(max_tokens=150)
+        assert (await one.end(whole)).status == "completed"
+        cut = await one.ask(max_tokens=150, tier=BATCH_TIER)
+        await one.yields(cut)
+        assert await one.pools.holder(one.pool, cut) == "queue"
+        head = await one.head(cut)
+        work = await one.pools.work(one.pool, cut)
+        assert work is not None and (work.base, work.attempt, work.tried, work.parsed_epoch().n) == (head, 1, (), 2)
+        async with running(redis_url, pool=one.pool) as (two, _):
+            one.agent.drain()
+            await eventually(lambda: two.agent.state == "ready", "the other replica")
+            await asyncio.sleep(0.1)
+            assert await one.head(cut) == head, "it waits while the pool yields"
+            await two.let_batch_run()
+            end = await two.end(cut)
+            assert end.status == "completed" and end.usage is not None and end.usage.output == 150
+            assert await two.text(cut) == await two.text(whole)
+            assert [trace.ended for trace in one.heard.attempts if trace.stream == cut] == ["yielded"]
+            (bill,) = [trace for trace in two.heard.attempts if trace.stream == cut]
+            assert (bill.billed, bill.attempt, bill.epoch, bill.output_tokens) == (True, 1, 2, 150)
+            assert bill.waited_us > 100_000, "the time that it yielded is its wait in the queue"
+
+
+async def test_only_batch_streams_that_can_go_on_yield_and_no_more_than_are_needed(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        standard, ids = await bench.ask(), await bench.ask(prompt=[5, 6, 7], tier=BATCH_TIER)
+        await eventually(lambda: _above(bench, ids, 3), "tokens")
+        older = await bench.ask(tier=BATCH_TIER)
+        await eventually(lambda: _above(bench, older, 40), "tokens")
+        newer = await bench.ask(tier=BATCH_TIER)
+        await bench.yields(newer)
+        assert set(bench.agent.running) == {standard, ids, older}, "the newer one has less to compute again"
+        await bench.yields(older)
+        bench.agent.status.request_yield(2)
+        await asyncio.sleep(0.1)
+        assert set(bench.agent.running) == {standard, ids}, "these two run on"
+
+
+async def test_a_batch_stream_without_output_yields_and_begins_again(redis_url: str) -> None:
+    async with running(redis_url, "itl_ms=2,ttft_ms=300") as (bench, _):
+        stream = await bench.ask(max_tokens=20, tier=BATCH_TIER)
+        await eventually(lambda: stream in bench.agent.running, "its start")
+        await bench.yields(stream, tokens=0, waiting=0)
+        await bench.let_batch_run()
+        end = await bench.end(stream)
+        assert end.status == "completed" and end.usage is not None and end.usage.output == 20
+
+
+async def test_a_cancel_of_a_stream_that_has_yielded_is_exact(redis_url: str) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(tier=BATCH_TIER)
+        await bench.yields(stream)
+        head = await bench.head(stream)
+        reply = await bench.log.cancel(stream, ACME)
+        assert (reply.result, reply.at.seq) == ("accepted", head)
+        await bench.let_batch_run()
+        await eventually(lambda: _is_nowhere(bench, stream), "the pool to forget it")
+        assert await bench.head(stream) == head + 1
+        assert bench.engine.told.count(("submit", stream)) == 1
+
+
+async def test_a_replica_that_dies_while_its_stream_yields_is_rescued(redis_url: str) -> None:
+    """It had begun a new epoch, and not yet put the stream into the queue."""
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
+        stream = await one.ask(max_tokens=150, tier=BATCH_TIER)
+        await eventually(lambda: _above(one, stream, 20), "tokens")
+        pools = one.agent._handover._failover._pools
+        placed = asyncio.Event()
+
+        async def place(*args: object, **more: object) -> Placed:
+            placed.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        pools.place = place  # type: ignore[method-assign,assignment]
+        one.agent.status.request_yield(1)
+        await asyncio.wait_for(placed.wait(), 5)
+        rescue = Failover(one.pools, one.log, HostClock(), HostRandom())
+        await rescue.rescue(one.pool, one.agent.replica, stream, LOST)
+        end = await two.end(stream)
+        assert end.status == "completed" and end.usage is not None and end.usage.output == 150
+        assert await two.epoch(stream) == 2
+        for task in asyncio.all_tasks():
+            if "_requeue" in repr(task.get_coro()):
+                task.cancel()
+
+
+async def _is_nowhere(bench: Bench, stream: StreamId) -> bool:
+    return await bench.pools.holder(bench.pool, stream) is None
