@@ -32,8 +32,8 @@ ReadEnd = Literal["completed", "cancelled", "failed", "incomplete", "left", "sta
 
 AttemptEnd = Literal["completed", "cancelled", "failed", "incomplete", "handed_over", "yielded", "lost"]
 """Outcome of an attempt. ``handed_over``: the replica gave the stream to another one. ``yielded``: a batch stream was
-put back into the queue, because higher tiers needed its slot. ``lost``: the replica died; the process that recovered the
-stream emits the event."""
+put back into the queue, because higher tiers needed its slot. ``lost``: the replica died; the process that recovered
+the stream emits the event."""
 
 What = Literal[
     "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",

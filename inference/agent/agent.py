@@ -4,7 +4,6 @@ It only dials out. Its parts depend on each other in one direction:
 
     replica ← lease ← streams ← handover ← requests ← log_check
                     ↖ sleep_controller     ↖ lifecycle
-                                           ↖ batch_yield
 
 A stream that the engine fails goes to another replica (``handover``); one that comes from another replica is continued
 from its log (``requests``, ``continuation``).
@@ -14,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
-from inference.agent.batch_yield import BatchYield
-from inference.agent.handover import Handover
+from inference.agent.handover import BatchYield, Handover
 from inference.agent.lease import Lease
 from inference.agent.lifecycle import Lifecycle
 from inference.agent.log_check import Doorbell, LogCheck

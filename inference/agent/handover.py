@@ -1,4 +1,4 @@
-"""Streams that leave this replica: handed over to another one, taken by another one, or ended.
+"""Streams that leave this replica: handed over to another one, taken by another one, yielded, or ended.
 
 ``Failover`` does the work on the fabric; here it is repeated until the fabric takes it. What a stream's earlier
 producers wrote is read here too, for the replica that goes on with it.
@@ -10,17 +10,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from inference.agent.continuation import CannotContinue
+from inference.agent.continuation import CannotContinue, can_continue
 from inference.agent.replica import AgentPorts, LeasePolicy, ReplicaStatus
 from inference.agent.running import RunningStream
 from inference.agent.streams import Streams
 from stream_fabric.errors import EngineLost, FabricError, ReplicaLost, StreamGwError
+from stream_fabric.pool.placement import BATCH_TIER
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Engine
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo
+from stream_fabric.stream.frames import Close, ErrorInfo, Note, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 log = logging.getLogger(__name__)
@@ -178,3 +179,59 @@ class Handover:
                 lines += entry.frames.split(b"\n")
             after = Cursor(page.entries[-1].epoch, page.entries[-1].last)
         return lines[: stream.work.base]
+
+
+class BatchYield:
+    """Cuts running batch streams when the pool asks for it.
+
+    The pool's reply to a report says how many requests of higher tiers wait. As many batch streams are cut as are
+    needed to give each of them a slot, those with the least output first: what they have to compute again is the least.
+    """
+
+    def __init__(self, engine: Engine, status: ReplicaStatus, streams: Streams, handover: Handover) -> None:
+        self._engine = engine
+        self._status = status
+        self._streams = streams
+        self._handover = handover
+
+    async def run(self) -> None:
+        """Cut streams whenever a report's reply asks for it, until cancelled."""
+        while True:
+            await self._status.yield_check.wait()
+            self._status.yield_check.clear()
+            self.check()
+
+    def check(self) -> None:
+        """Cut as many streams as higher tiers need slots, and all streams without a first token.
+
+        The latter would make the prompts of higher tiers wait, and lose nothing.
+        """
+        running = self._streams.running.values()
+        leaving = sum(stream.yielded for stream in running)
+        needed = self._status.yield_to + max(len(running) - self._engine.load().slots, 0) - leaving
+        batch = [stream for stream in running if stream.work.tier == BATCH_TIER and not stream.closed]
+        batch.sort(key=lambda stream: stream.tokens)
+        cut = 0
+        for stream in batch:
+            if cut >= needed and stream.first_at is not None:
+                break
+            if _can_yield(stream):
+                self._handover.yield_stream(stream)
+                cut += 1
+        if cut:
+            log.info("batch streams yield: streams=%d waiting=%d", cut, self._status.yield_to)
+
+
+def _can_yield(stream: RunningStream) -> bool:
+    """Whether a replica can go on with the stream after its last frame."""
+    producer = stream.producer
+    last = producer.last_frame
+    if last is None:
+        return producer.base > 0
+    frame = decode(last)
+    if isinstance(frame, Close):  # the finish reason comes next
+        return False
+    structure = [line for _, line in producer.structure]
+    if not producer.base and all(isinstance(decode(line), Note) for line in structure):
+        return True  # it has no output, and begins again
+    return can_continue(stream.work.request, structure)

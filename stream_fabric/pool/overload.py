@@ -11,8 +11,8 @@ tokens alone. A pool that promises a time between tokens therefore limits its pr
 ready replicas spend on prompts, as far as admitted requests have caused it, forgotten with ``DUTY_MS``. Above a tier's
 ``duty_max`` its requests are rejected, whatever the backlog and however long their prompts.
 
-Batch work yields. It does so for ``YIELD_MS`` from each request of a higher tier whose wait is above its tier's mark, or
-whose tier is above its prefill duty. Meanwhile no batch request is handed to a replica, and agents put running batch
+Batch work yields. It does so for ``YIELD_MS`` from each request of a higher tier whose wait is above its tier's mark,
+or whose tier is above its prefill duty. Meanwhile no batch request is handed to a replica, and agents put running batch
 streams back into the queue.
 
 ``PoolState.place`` and ``place.lua`` decide in one step with the placement, so the decision is exact for any number of
@@ -27,6 +27,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
+
+from stream_fabric.pool.placement import BATCH_TIER
 
 SPAN: float = 2.0
 """All requests of a tier are rejected from SPAN times its mark on."""
@@ -104,6 +106,14 @@ class OverloadTerms(NamedTuple):
     def counts_as_demand(self) -> bool:
         """True if the pool has to add the request to its demand: it is the home pool, and asked for the first time."""
         return not self.again and not self.moved and not self.overflow_in_max
+
+    def make_batch_yield(self, tier: int, wait_s: float, *, is_over: bool) -> bool:
+        """Return True if batch work yields to the request, which would wait ``wait_s``.
+
+        ``is_over``: the prefill duty is above ``duty_max``.
+        """
+        late = is_over or (self.reject_s > 0 and wait_s > self.reject_s)
+        return self.batch_yields and tier < BATCH_TIER and late
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""

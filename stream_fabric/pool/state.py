@@ -107,7 +107,7 @@ class PoolState:
         pin = bound_to if until_ms > now_ms else ""
         slots = [self.replicas.get(replica) for replica in replicas]
         choice = choose(replicas, slots, matched, request, pin, now_ms)
-        if request.tier == BATCH_TIER and self.yields(now_ms):
+        if request.tier == BATCH_TIER and self.yield_to(now_ms) is not None:
             choice = choice._replace(taken=-1)
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
@@ -196,17 +196,15 @@ class PoolState:
         prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
         waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
         backlog_s = prefill_ms / count / 1000 + waits_s / (replicas + terms.relief)
-        hit = max((candidate.matched_tokens for candidate in choice.candidates), default=0)
-        spared_s = hit / (prefill_per_s / count)
+        spared_s = max((scored.matched_tokens for scored in choice.candidates), default=0) / (prefill_per_s / count)
         duty = self.duty.share(now_ms, replicas) if terms.duty_max else 0.0
         is_over = duty > terms.duty_max
         held_s = max(backlog_s, terms.overflow_s) if is_over else backlog_s
         taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
         wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
-        if terms.batch_yields and request.tier < BATCH_TIER:
-            slot_free_s = 0.0 if taken is not None else min(slot.wait_ms for slot in alive) / 1000
-            if is_over or (terms.reject_s and max(wait_s, slot_free_s) > terms.reject_s):
-                self.yields_until_ms = now_ms + YIELD_MS
+        longest_s = wait_s if taken is not None else max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
+        if terms.make_batch_yield(request.tier, longest_s, is_over=is_over):
+            self.yields_until_ms = now_ms + YIELD_MS
         may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
         overflows = may_leave and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
@@ -307,7 +305,7 @@ class PoolState:
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         """Hand queued requests to the replica while it has room; return their streams."""
         taken: list[StreamId] = []
-        tiers = BATCH_TIER if self.yields(now_ms) else len(TIERS)
+        tiers = len(TIERS) if self.yield_to(now_ms) is None else BATCH_TIER
         while self.replicas[replica].ready and self.replicas[replica].in_flight < self.replicas[replica].room:
             found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms), tiers)
             if found is None:
@@ -326,13 +324,9 @@ class PoolState:
             if other not in request.tried
         )
 
-    def yields(self, now_ms: float) -> bool:
-        """True while batch work yields."""
-        return self.yields_until_ms > now_ms
-
     def yield_to(self, now_ms: float) -> int | None:
         """Return the queued requests of higher tiers that batch work yields to; None: it does not yield."""
-        return sum(map(len, self.queue.tiers[:BATCH_TIER])) if self.yields(now_ms) else None
+        return sum(map(len, self.queue.tiers[:BATCH_TIER])) if self.yields_until_ms > now_ms else None
 
     # --- recovery ------------------------------------------------------------------------------------------
 

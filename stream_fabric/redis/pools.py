@@ -130,9 +130,7 @@ class RedisPools(Pools):
             if joins or now >= self._register_at.get(info.pool, 0.0):
                 await self._register(info.pool)
                 self._register_at[info.pool] = now + _REGISTER_EVERY_S
-        return LeaseReport(
-            desired.decode(), pulled, waiting, asker.decode(), None if yield_to < 0 else yield_to
-        )
+        return LeaseReport(desired.decode(), pulled, waiting, asker.decode(), None if yield_to < 0 else yield_to)
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
         found = await self._client.execute(slot_of("pools"), "SMEMBERS", _POOLS, timeout_s=timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ FAULTS = (
 )  # fmt: skip
 SLEEP_SHARE = 0.15
 """Share of schedules that also ask replicas to sleep, wake and become warm."""
+YIELD_SHARE = 0.15
+"""Share of schedules whose requests are batch work, which yields time and again."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip
@@ -46,6 +49,8 @@ class Chaos:
         self.random = world.random
         self.rescuers_stopped = 0
         """Processes killed or frozen half-way through a rescue."""
+        self.yields = 0
+        """Times that batch work was made to yield."""
         self.orphaned: list[tuple[float, StreamId]] = []
         """When which stream lost its producer."""
 
@@ -83,6 +88,8 @@ class Chaos:
         if self.has("deadline"):
             fields["deadline_s"] = r.choice((0.5, 2.0, 5.0, 20.0))
         fields |= r.choice(({}, {}, {}, {}, {}, *_UNCONTINUABLE))
+        if self.has("yield"):
+            fields["service_tier"] = "batch"
         if "response_format" in fields:
             fields.pop("max_tokens", None)  # which the simulator minds in no JSON
         spec = Spec(number, fields, "chat" if fields.keys() & _OF_CHAT else r.choice(("chat", "chat", "completions")))
@@ -117,6 +124,10 @@ class Chaos:
                 self.w.after(max(0.0, at_s - r.choice((0.02, 0.1)) * r.random()), self.w.fabric.replicate)
                 self.w.after(at_s, self.lose)
         some("wipe", (1,), lambda: self.lose(everything=True))
+        if self.has("yield"):
+            apart = random.Random(r.random())
+            for _ in range(apart.choice((1, 3, 6))):
+                self.w.after(apart.uniform(0.5, end_s), self.make_batch_yield, apart)
         if self.has("sleep"):
             for _ in range(r.choice((2, 6, 12))):
                 self.w.after(r.uniform(0.1, end_s), self.on, AgentHost, self.wish)
@@ -238,6 +249,17 @@ class Chaos:
         if host.engine is not None:
             self.w.note(f"the engine of {host.name} dies")
             self.w.loop.at(0.0, host.process, host.engine.die)
+
+    def make_batch_yield(self, apart: random.Random) -> None:
+        """Make the pool yield for a while, to more requests than a replica has streams."""
+        for_s = apart.choice((0.05, 0.5, 3.0))
+        self.yields += 1
+        self.w.note(f"batch work yields for {for_s} s")
+        for pool in self.w.fabric.of_pools().pools.values():
+            pool.law.yields_until_ms = self.w.now_ms + for_s * 1000
+        for host in self.w.agents:
+            if host.alive and host.agent is not None and apart.random() < 0.7:
+                self.w.loop.at(0.0, host.process, host.agent.status.request_yield, 100)
 
     def drop_answer(self, host: AgentHost) -> None:
         running = [] if host.agent is None else list(host.agent.running)

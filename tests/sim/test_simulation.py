@@ -68,12 +68,12 @@ def test_a_seed_is_a_schedule() -> None:
 def test_schedules_reach_what_they_are_for() -> None:
     """Streams end in every way and go on elsewhere at every point, clients resume, tails are lost and written again:
     no claim is empty."""
-    wanted = [f"fault {name}" for name in (*FAULTS, "sleep")] + ["an engine slept"]
+    wanted = [f"fault {name}" for name in (*FAULTS, "sleep", "yield")] + ["an engine slept"]
     wanted += ["stream completed", "stream cancelled", "stream failed", "client end", "client told", "client reset"]
     wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
     wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]
     wanted += ["deadline passed", "cancelled before a token", "two epochs in one log", "a fork", "an append refused"]
-    wanted += ["a rescuer stopped half-way", "client across an epoch", "whole after a failover"]
+    wanted += ["yielded before a token", "yielded and completed", "a rescuer stopped half-way", "client across an epoch", "whole after a failover"]
     seen: Counter[str] = Counter()
     for seed in range(1500):
         if seed >= 400 and all(seen[name] >= 2 for name in wanted):
@@ -100,6 +100,11 @@ def test_schedules_reach_what_they_are_for() -> None:
         seen["a fork"] += len(witness.forked)
         seen["an append refused"] += len(witness.refused)
         seen["a rescuer stopped half-way"] += world.chaos.rescuers_stopped
+        for attempt in world.events.attempts if "yield" in world.faults else ():
+            state_now = world.fabric.state(attempt.stream)
+            yielded = attempt.ended == "yielded" and state_now is not None
+            seen["yielded before a token"] += yielded and not attempt.output_tokens
+            seen["yielded and completed"] += yielded and state_now is not None and state_now.status == "completed"
         for client in world.clients:
             seen[f"client {client.done}"] += 1
             seen["client told"] += bool(client.told)

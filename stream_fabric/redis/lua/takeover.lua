@@ -1,7 +1,7 @@
 -- Begin a new epoch for a live stream whose producer is gone; another replica will append in it.
 -- Concurrent calls get the same epoch: it rises once until a producer appends in it.
--- KEYS: meta, log. ARGV: id, epoch that is lost, nonce of the new epoch, channel prefix, publish command, ms that a live
--- stream is kept: the new producer may have to wait for as long as a queue allows.
+-- KEYS: meta, log. ARGV: id, epoch that is lost, nonce of the new epoch, channel prefix, publish command,
+-- ms that a live stream is kept: the new producer may have to wait for as long as a queue allows.
 -- Returns {code, epoch, last}: 0 taken over, 1 not live, 2 has another producer, 3 no such stream.
 local m = KEYS[1]
 local v = redis.call('HMGET', m, 'e', 's', 'st', 'r', 'b')
