@@ -280,3 +280,49 @@ async def test_first_tokens_of_interactive_requests_keep_their_objective_while_b
         assert len(batch) / 2 < len(refused) < len(batch) and {one.code for one in refused} == {"pool_busy"}
         assert {one.status for one in all_taken} == {200}
         assert max(one.first_s for one in made_wait) > 3 * worst_s
+
+
+async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Batch streams have all slots for many seconds yet."""
+    objective_s = 3.0
+    pools = f"""
+    [pool.north]
+    models = ["{MODEL}"]
+    replicas_max = 1
+    ttft_objective_s = {objective_s}
+    shed_batch_s = 0
+    """
+    async with platform(redis_server, tmp_path / "pools.toml", pools) as up:
+        await up.agent("north", "n1", "itl_ms=20,ttft_ms=10,max_num_seqs=4")
+        await up.start("controller", "--pools-file", str(tmp_path / "pools.toml"))
+        await up.planned("north")
+        assert (await up.gates[0].ask("GET", "/v1/models")).json["data"]
+        await asyncio.sleep(1.5)  # gateways read plans each second
+
+        async def whole(gate: Gate, number: int) -> tuple[str, str]:
+            """The stream and its text."""
+            body = chat(400, seed=number, service_tier="batch", model=MODEL)
+            async with gate.create(body) as exchange:
+                assert exchange.status == 200
+                lines = (await exchange.rest(90)).split(b"\n")
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+            deltas = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+            return exchange.headers["x-stream-id"], "".join(deltas)
+
+        batch = [asyncio.create_task(whole(up.gates[number % 2], number)) for number in range(5)]
+        await asyncio.sleep(2.0)
+        interactive = await asyncio.gather(*(ask(up.gates[n % 2], "interactive", 10 + n, 20) for n in range(4)))
+        worst_s = max(told.first_s for told in interactive)
+        print(f"interactive first tokens within {worst_s:.2f} s, statuses {[told.status for told in interactive]}")
+        assert {told.status for told in interactive} == {200} and worst_s < objective_s
+        assert not any(task.done() for task in batch)
+        told = await asyncio.gather(*batch)
+        moves = [
+            (await up.gates[0].ask("GET", f"/v1/streams/{stream}/placement")).json["placements"] for stream, _ in told
+        ]
+        yielded = [number for number, placements in enumerate(moves) if len(placements) > 1]
+        assert yielded and all(one["attempt"] == 1 for number in yielded for one in moves[number])
+        for number in yielded[:1]:
+            assert (await whole(up.gates[0], number))[1] == told[number][1], "as it is when nobody disturbs it"
