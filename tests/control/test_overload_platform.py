@@ -318,6 +318,7 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
         print(f"interactive first tokens within {worst_s:.2f} s, statuses {[told.status for told in interactive]}")
         assert {told.status for told in interactive} == {200} and worst_s < objective_s
         assert not any(task.done() for task in batch)
+        assert {told.placement["reason"] for told in interactive} == {"queued"}, "no slot was free"
         told = await asyncio.gather(*batch)
         moves = [
             (await up.gates[0].ask("GET", f"/v1/streams/{stream}/placement")).json["placements"] for stream, _ in told

@@ -73,7 +73,13 @@ def test_schedules_reach_what_they_are_for() -> None:
     wanted += ["1 takeovers, completed", "2 takeovers, completed", "2 takeovers, failed", "cancelled after a takeover"]
     wanted += ["taken over before a frame", "continued from its text", "attempts exhausted", "could not be continued"]
     wanted += ["deadline passed", "cancelled before a token", "two epochs in one log", "a fork", "an append refused"]
-    wanted += ["yielded before a token", "yielded and completed", "a rescuer stopped half-way", "client across an epoch", "whole after a failover"]
+    wanted += [
+        "yielded before a token",
+        "yielded and completed",
+        "a rescuer stopped half-way",
+        "client across an epoch",
+        "whole after a failover",
+    ]
     seen: Counter[str] = Counter()
     for seed in range(1500):
         if seed >= 400 and all(seen[name] >= 2 for name in wanted):

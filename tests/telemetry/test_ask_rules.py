@@ -154,6 +154,10 @@ CASES: dict[str, tuple[Story, list[str]]] = {
         story([reader(recovery_us=3_500_000)], [attempt(ended="handed_over", billed=False), attempt(attempt=2)]),
         ["handed over"],
     ),
+    "yielded": (
+        story([reader(pool_queue_us=3_500_000)], [attempt(ended="yielded", billed=False), attempt(epoch=2)]),
+        ["yielded"],
+    ),
     "nobody took over": (
         story([reader(ended="failed", error_code="replica_lost")], [attempt(ended="failed", billed=True)]),
         ["killed replica"],

@@ -3,8 +3,8 @@
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
 --   terms (packed: reject mark, overflow mark, overflow in, replicas, flags: 1 returned, 2 moved here, 4 batch
 --   yields, prefill duty at most, replicas on their way; '' none), span, under share, miss, bytes of the pool's
---   requests at most, of the tenant's at most, replicas that produced it before (each between two \28); then of each candidate:
---   replica, matched tokens.
+--   requests at most, of the tenant's at most, replicas that produced it before (each between two \28); then of each
+--   candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored, expected ms to the first token} placed (without the last if it was before),
 --   {1, position, '', scored} queued, {2, retry after s, '', scored} refused because the queue is full,
 --   {3, retry after s, backlog s, scored} because the backlog is too long for its tier,

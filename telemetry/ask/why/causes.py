@@ -170,7 +170,18 @@ def resume_gap(story: Story) -> Finding | None:
     )
 
 
+def yielded(story: Story) -> Finding | None:
+    gave = [row for row in story.attempts if row["ended"] == "yielded"]
+    waited = story.spent("pool_queue_us")
+    if not gave or not _is_large(story, waited):
+        return None
+    says = f"The batch stream gave its slot on replica {gave[-1]['replica']} to requests of higher tiers"
+    return Finding("yielded", waited, f"{says} and waited {duration(waited)} in the queue.")
+
+
 def full_queue(story: Story) -> Finding | None:
+    if any(row["ended"] == "yielded" for row in story.attempts):
+        return None
     waited = story.spent("pool_queue_us")
     position = int(story.fact("queue_position") or 0)
     ahead = f" behind {position - 1} others" if position > 1 else ""
@@ -319,6 +330,7 @@ RULES: tuple[Rule, ...] = (
     failed,
     slow_client,
     resume_gap,
+    yielded,
     full_queue,
     token_stall,
     overloaded_engine,
