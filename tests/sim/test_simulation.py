@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from stream_fabric.events import AttemptTrace
 from stream_fabric.stream.frames import STARTED_PREFIX, End, decode
 from tests.sim.chaos import FAULTS
 from tests.sim.invariants import lines_of
@@ -106,11 +107,11 @@ def test_schedules_reach_what_they_are_for() -> None:
         seen["a fork"] += len(witness.forked)
         seen["an append refused"] += len(witness.refused)
         seen["a rescuer stopped half-way"] += world.chaos.rescuers_stopped
-        for attempt in world.events.attempts if "yield" in world.faults else ():
-            state_now = world.fabric.state(attempt.stream)
-            yielded = attempt.ended == "yielded" and state_now is not None
-            seen["yielded before a token"] += yielded and not attempt.output_tokens
-            seen["yielded and completed"] += yielded and state_now is not None and state_now.status == "completed"
+        for event in world.events.events:
+            if isinstance(event, AttemptTrace) and event.ended == "yielded":
+                now = world.fabric.state(event.stream)
+                seen["yielded before a token"] += not event.output_tokens
+                seen["yielded and completed"] += now is not None and now.status == "completed"
         for client in world.clients:
             seen[f"client {client.done}"] += 1
             seen["client told"] += bool(client.told)
