@@ -164,7 +164,7 @@ class LocalStream:
         self.epoch, self.epoch_n = epoch, n
         for sub in self.subs:
             if sub.trace is not None and self.heard_us:
-                sub.trace.broke = self.heard_us
+                sub.trace.receive_break(self.heard_us)
 
     def recheck(self) -> None:
         """Have every reader compare its position with the log."""
@@ -186,6 +186,8 @@ class LocalStream:
                 case Run(epoch, first, lines):
                     if epoch != sub.announced_epoch:
                         sub.announced_epoch = epoch
+                        if sub.trace is not None:
+                            sub.trace.receive_continuation()
                         outlet.epoch_changed(self.epoch.decode() if epoch == self.epoch_n else str(epoch), first - 1)
                     outlet.write(epoch, first, lines)
                 case Gap():

@@ -29,9 +29,11 @@ class Timestamps(NamedTuple):
     stalled_after_us: int = 0
     """Part of ``stalled_us`` after the terminal had arrived."""
     broke: int = 0
-    """The last frame of the latest producer that died."""
+    """The last frame of the latest producer that died, or whose stream yielded."""
     gap_us: int = 0
     """Time without any reader before this one, in microseconds."""
+    paused_us: int = 0
+    """Time between earlier producers' last frames and their successors' first, after the first token."""
 
 
 def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
@@ -75,8 +77,8 @@ def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
         began = at.first or at.broke
         parts["admission_us"] = max(at.placed - at.placing, 0)
         parts["prefill_us"] += max(began - at.placed, 0)
-        parts["decode_us"] += max(at.broke - began, 0)
-        parts["recovery_us"] = max(queued_us - at.broke, 0)
+        parts["decode_us"] += max(at.broke - began - at.paused_us, 0)
+        parts["recovery_us"] = max(queued_us - at.broke, 0) + at.paused_us
     else:
         parts["admission_us"] = max(queued_us - at.placing, 0)
     return parts
@@ -96,7 +98,7 @@ def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]
         "prefill_us": max(first - max(started, at.placed), 0),
     }
     if at.broke and at.broke < end:
-        lost_us = end - max(at.broke, first)
+        lost_us = end - max(at.broke, first) + at.paused_us
         parts["recovery_us"] = lost_us
         decode_us -= lost_us
     return parts | waited | {"decode_us": max(decode_us, 0)}

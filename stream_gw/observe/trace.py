@@ -125,10 +125,10 @@ class ReaderTrace:
     """Collects one reader's trace. Timestamps are microseconds on the monotonic clock; 0: has not happened."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "expected_us", "facts", "finish_reason", "first", "first_seq", "gap_us",
-        "has_ended", "overflow", "parent_id", "placed", "placing", "pool", "position", "prices", "reason", "received",
-        "replica", "request_id", "role", "scores", "session", "stalled_at", "stalled_us", "started", "tenant", "tier",
-        "trace_id", "tracer", "transport", "user",
+        "arrived", "attempts", "broke", "continued", "expected_us", "facts", "finish_reason", "first", "first_seq",
+        "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed", "placing", "pool", "position", "prices",
+        "reason", "received", "replica", "request_id", "role", "scores", "session", "stalled_at", "stalled_us",
+        "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -152,7 +152,8 @@ class ReaderTrace:
         self.role: Role = "refused"
         self.has_ended = False
         self.tenant = TenantId("")
-        self.placing = self.placed = self.started = self.first = self.arrived = self.broke = 0
+        self.placing = self.placed = self.started = self.first = self.arrived = 0
+        self.broke = self.continued = self.paused_us = 0
         self.stalled_at = self.stalled_us = self.gap_us = self.position = 0
         self.expected_us = 0
         """Expected time from placement to the first token; 0: none was expected."""
@@ -203,6 +204,16 @@ class ReaderTrace:
         """Record that the reader's outlet is full."""
         if not self.stalled_at:
             self.stalled_at = self.tracer.clock.monotonic_us()
+
+    def receive_break(self, at_us: int) -> None:
+        """Record the last frame of a producer that another one follows."""
+        if self.first and self.continued > self.broke:
+            self.paused_us += self.continued - max(self.broke, self.first)
+        self.broke = at_us
+
+    def receive_continuation(self) -> None:
+        """Record that the first frame of a following producer has arrived."""
+        self.continued = self.tracer.clock.monotonic_us()
 
     def receive_drained(self) -> None:
         """Record that the reader's outlet has drained, and count the stalled time."""
@@ -270,7 +281,7 @@ class ReaderTrace:
         return phases(
             Timestamps(
                 self.received, self.placing, self.placed, self.started, self.first, arrived, done,
-                self.stalled_us, stalled_after_us, self.broke, self.gap_us,
+                self.stalled_us, stalled_after_us, self.broke, self.gap_us, self.paused_us,
             ),
             None if timing is None else _on_our_clock(timing, self.tracer.clock.offset_us),
             created=self.role in ("created", "refused"),

@@ -51,6 +51,17 @@ def test_a_dead_replica_counts_as_recovery() -> None:
     assert abs(parts.residual_us) < 0.02 * wall
 
 
+def test_each_pause_counts_as_recovery() -> None:
+    at = PLAIN._replace(broke=602_000, paused_us=200_000, arrived=4_003_000, done=4_003_000)
+    told = Timing(0, 3_802_000, 3_803_000, 0, 50_000, 149_000)
+    wall, parts = phases(at, told, created=True, queued=False)
+    assert parts.recovery_us == 200_000 + 3_200_000
+    assert parts.decode_us == 340_000 + 149_000
+    assert abs(parts.residual_us) < 0.02 * wall
+    _, left = phases(at, None, created=True, queued=False)
+    assert (left.recovery_us, left.decode_us) == (200_000 + 3_401_000, 340_000)
+
+
 def test_a_cancelled_stream_uses_the_gateways_timestamps() -> None:
     wall, parts = phases(PLAIN, None, created=True, queued=False)
     assert (parts.gateway_us, parts.admission_us, parts.fabric_us) == (200, 500, 900)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import time
 
 import msgspec
 
 from stream_fabric.pool.placement import Placed, Scored
 from stream_fabric.process.host import HostClock
-from stream_fabric.stream.frames import Note, encode
-from stream_fabric.stream.ids import GatewayId, ReplicaId
+from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import Note, Usage, encode
+from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId, new_stream_id
+from stream_fabric.stream.log import Append, AppendCode
+from stream_gw.delivery.hub import Hub
 from stream_gw.observe.trace import ReaderTrace, Tracer
-from tests.support.events import Heard
+from tests.gateway.in_process import Reading, silent
+from tests.support.events import Heard, SetClock
+from tests.support.waiting import eventually
 
-BYTES_MAX = 664
+BYTES_MAX = 680
 """Size limit of a trace with two candidates, without objects that traces share."""
 
 
@@ -45,3 +55,36 @@ def test_a_readers_trace_is_small() -> None:
     shared = {id(getattr(two, name)) for name in two.__slots__}
     size = sys.getsizeof(one) + sum(sys.getsizeof(value) for value in own if id(value) not in shared)
     assert size <= BYTES_MAX
+
+
+async def test_the_time_between_one_producer_and_the_next_is_counted(redis_client: RedisClient) -> None:
+    clock, tenant, epoch = SetClock(), TenantId("acme"), Epoch(1, "aa")
+    began = clock.at_us
+    stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+    async with asyncio.TaskGroup() as tasks:
+        log = RedisStreamLog(redis_client, Partitions(4))
+        hub = Hub(GatewayId("g"), log, clock, silent, tasks)
+        trace = ReaderTrace(Tracer(Heard(), clock, GatewayId("g")), "req", "ws")
+        outlet = Reading()
+        subscription = hub.expect(stream, tenant, epoch, trace).attach(outlet)
+        await log.create(stream, epoch, tenant, b"{}", GatewayId("g"))
+        seq = 0
+        # Two tokens of each producer, 1 s apart; the next one follows after 10, 100 and 1,000 s
+        for pause_s in (10, 100, 1000, 0):
+            for _ in range(2):
+                seq += 1
+                clock.at_us += 1_000_000
+                hub.heard_us = clock.at_us
+                part = Append(stream, str(epoch), seq, seq, b'0" x"', Usage(1, seq), b"", "")
+                (reply,) = await log.append(log.partition(stream), [part])
+                assert reply.code is AppendCode.OK
+                subscription.local.receive(str(epoch).encode(), seq, seq, part.frames)
+                await eventually(lambda: len(outlet.lines) == seq, "the token")  # noqa: B023
+            clock.at_us += pause_s * 1_000_000
+            taken = await log.takeover(stream, epoch, "bb")
+            assert taken is not None
+            epoch = taken.epoch
+        assert (trace.first - began) / 1e6 == 1
+        assert (trace.broke - trace.first) / 1e6 == 1 + 10 + 2 + 100 + 2, "the last frame before the last pause"
+        assert trace.paused_us / 1e6 == (10 + 1) + (100 + 1), "until the first frame; the last pause is the producer's"
+        subscription.close()
