@@ -68,8 +68,8 @@ _CAUSES = """
 Rules name the likely cause (`telemetry/ask/why/causes.py`). Each rule computes how much of the client's time its cause
 explains. A cause above the p95 of the cohort comes before one that is common in the cohort, and then the cause that
 explains more time. A second cause is named if it explains at least half as much. The causes are: refused, killed
-replica, handed over, failed, slow client, resume gap, full queue, token stall, overloaded engine, cold prefix, long
-answer, admission slow, gateway slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the
+replica, handed over, failed, slow client, resume gap, yielded, full queue, token stall, overloaded engine, cold prefix,
+long answer, admission slow, gateway slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the
 finished requests of the same model, prompt size and hour. With fewer than 30 it is those of a day, then of any prompt
 size, then of a week.
 
