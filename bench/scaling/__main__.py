@@ -42,6 +42,12 @@ def bound(results: Results, policy: str) -> float:
     )
 
 
+def hours_of_oracle(results: Results, policy: str) -> float:
+    """GPU hours outside the step as a multiple of the oracle's in the same scene, the median of the seeds."""
+    pairs = zip(results[policy], results[runs.ORACLE], strict=True)
+    return statistics.median(one.gpu_h_outside / oracle.gpu_h_outside for one, oracle in pairs)
+
+
 def spread(found: Sequence[Found], take: Callable[[Found], float]) -> str:
     """Median of the seeds with the range, as percentages."""
     values = sorted(map(take, found))
@@ -50,7 +56,6 @@ def spread(found: Sequence[Found], take: Callable[[Found], float]) -> str:
 
 def row(policy: str, results: Results) -> tuple[str, ...]:
     found = results[policy]
-    oracle_h = statistics.median(one.gpu_h_outside for one in results[runs.ORACLE])
     return (
         policy,
         spread(found, lambda one: one.slo),
@@ -60,7 +65,7 @@ def row(policy: str, results: Results) -> tuple[str, ...]:
         spread(found, lambda one: one.admitted),
         f"{statistics.median(one.ttft_p99_s for one in found):.2f}",
         f"{statistics.median(one.gpu_h for one in found):.1f}",
-        f"{statistics.median(one.gpu_h_outside for one in found) / oracle_h:.0%}",
+        f"{hours_of_oracle(results, policy):.0%}",
     )
 
 
@@ -78,7 +83,7 @@ def judge(trace: str, results: Results) -> bool:
         (f"{policy}: of the admitted kept", median(policy, lambda one: one.admitted), ADMITTED_LEAST, True)
         for policy in (runs.NOTHING, runs.WARM_25)
     ]
-    hours = median(runs.NOTHING, lambda one: one.gpu_h_outside) / median(runs.ORACLE, lambda one: one.gpu_h_outside)
+    hours = hours_of_oracle(results, runs.NOTHING)
     checks.append((f"{runs.NOTHING}: GPU hours outside the step, of the oracle's", hours, GPU_OUTSIDE_MOST, False))
     reached = True
     for what, value, bar, at_least in checks:

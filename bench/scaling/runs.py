@@ -98,7 +98,11 @@ def policy(warm_share: float = 0.0) -> ScalePolicy:
 
 
 def _another(folder: Path) -> Callable[[Scene], ControllerScaler]:
-    return lambda _: ControllerScaler(policy(), history(load("mooncake", folder).requests, None), TODAY_S)
+    def made(at: Scene) -> ControllerScaler:
+        other = "azure" if at.trace == "mooncake" else "mooncake"
+        return ControllerScaler(policy(), history(load(other, folder).requests, None), TODAY_S)
+
+    return made
 
 
 def _setup(job: Job, at: Scene) -> _Setup:

@@ -34,6 +34,7 @@ STEP_TIMES = 5.0
 TRACES = {
     "azure": "Azure's conversation trace of 2023 as recorded",
     "bursts": "made by this program: short answers to long prompts, in bursts",
+    "mooncake": "Mooncake's conversation trace as recorded, held back: no setting was chosen by it",
 }
 _BURST_S = 20.0
 _BURST_SHAPE = 1.5
@@ -57,7 +58,7 @@ class Scene:
 def scene(trace: str, folder: Path, seed: int, *, half_batch: bool = False) -> Scene:
     """Make a scene; the seed draws the step's requests. ``half_batch``: every second request is of tier batch, the
     others are interactive."""
-    plain = load("azure", folder).requests
+    plain = load("mooncake" if trace == "mooncake" else "azure", folder).requests
     if trace == "bursts":
         plain = bursts(plain, seed)
     whole_s = plain[-1].at_s

@@ -156,3 +156,7 @@ def test_the_bars_are_of_the_smaller_bound_and_of_what_was_admitted(capsys: pyte
     assert not judge("t", results | {NOTHING: [good._replace(slo=0.7)]})
     assert not judge("t", results | {NOTHING: [good._replace(gpu_h_outside=12.0)]})
     assert "MISSED" in capsys.readouterr().out
+    # Two of three seeds cost a third more than the oracle's hours in them, which the medians alone would hide
+    dear = {NOTHING: [good._replace(gpu_h_outside=hours) for hours in (16.0, 19.0, 13.5)]}
+    oracle = {ORACLE: [good._replace(gpu_h_outside=hours) for hours in (11.5, 14.3, 16.5)]}
+    assert not judge("t", results | dear | oracle)
