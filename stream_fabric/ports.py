@@ -267,6 +267,25 @@ class Index(Protocol):
         """Take ended streams off the list of the user's running streams."""
 
 
+class TenantRecords(Protocol):
+    """Published records of tenants, keys and plans; see ``accounts.records``. A revision orders the changes.
+
+    The database assigns the revisions. Records are opaque bytes here.
+    """
+
+    async def publish(self, records: Mapping[str, tuple[int, bytes]]) -> None:
+        """Publish records with their revisions, by name. An older revision never replaces a newer one."""
+
+    async def changes(self, since: int) -> tuple[int, dict[str, bytes]]:
+        """Read the records with a revision after ``since``: (newest revision among them, records by name).
+
+        It may return only some of them, the oldest first: call again with the returned revision until no record comes.
+        """
+
+    async def revision(self) -> int:
+        """Return the highest published revision; 0: nothing is published, or Redis has lost it."""
+
+
 class Control(Protocol):
     """State shared by controllers: the leader, and the plan of each pool."""
 

@@ -1,0 +1,124 @@
+"""Published records of tenants, keys and plans: everything a gateway needs to know of them. Pure.
+
+A record is published under a name: ``tenant:<id>``, ``plan:<name>`` or ``prices``. An empty record means that the
+tenant or plan was deleted. Gateways keep all records in memory and never ask the database.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stream_fabric.events import Prices
+from stream_fabric.limits import CONTENT_BYTES_MAX
+
+Scope = Literal["create", "read", "cancel", "input", "admin"]
+TierName = Literal["interactive", "standard", "batch"]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Limits of one subject. None: no limit; 0: nothing is allowed."""
+
+    requests_per_min: _Count | None = None
+    tokens_per_min: _Count | None = None
+    """Prompt and output tokens together, cached ones included."""
+    streams: _Count | None = None
+    """Streams that run at the same time."""
+
+    @property
+    def any(self) -> bool:
+        """True if there is a limit."""
+        return self != NO_LIMITS
+
+
+NO_LIMITS = Limits()
+
+
+class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a plan allows to each tenant on it."""
+
+    name: str
+    tier: TierName = "interactive"
+    """Highest tier; a request for a higher one gets this one."""
+    models: tuple[str, ...] | None = None
+    """Models that its tenants may use; None: all."""
+    tenant: Limits = NO_LIMITS
+    """Limits of each tenant as a whole."""
+    key: Limits = NO_LIMITS
+    """Limits of each API key."""
+    user: Limits = NO_LIMITS
+    """Limits of each of a tenant's users."""
+    model: dict[str, Limits] = {}
+    """Limits of each tenant by model; ``*``: each model that is not named."""
+    finish_revoked: bool = False
+    """True: running streams of a revoked key run to their end. False: they are cancelled."""
+    trace_content_bytes: Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)] = 0
+    """Bytes of each prompt and each completion that traces store; 0: none."""
+
+
+class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One API key. A key that is not in its tenant's record is revoked."""
+
+    id: str
+    digest: str
+    """HMAC-SHA256 of the key with the fleet's pepper, in hex."""
+    scopes: tuple[Scope, ...]
+    models: tuple[str, ...] | None = None
+    """Models that the key may use; None: those of the plan."""
+    user: str | None = None
+    """User that all requests of the key belong to; None: the request names its user."""
+    generation: int = 0
+    """Rises when capability tokens that the key minted must end although the key stays."""
+    expires_at: float | None = None
+    """Unix time in seconds; None: never."""
+    limits: Limits | None = None
+    """Limits of this key instead of the plan's; None: the plan's."""
+
+
+class TenantRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tenant with its keys."""
+
+    id: str
+    plan: str
+    keys: tuple[KeyRecord, ...] = ()
+    suspended: bool = False
+    """True: its keys are refused as if they were revoked."""
+    prices: dict[str, Prices] = {}
+    """Prices by model, before those of all tenants; ``*``: each model that is not named."""
+
+
+class PricesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Prices by model for all tenants; ``*``: each model that is not named."""
+
+    prices: dict[str, Prices] = {}
+
+
+Record = TenantRecord | PlanRecord | PricesRecord
+PRICES = "prices"
+
+_encoder = msgspec.json.Encoder()
+
+
+def record_name(record: Record) -> str:
+    """Return the name that the record is published under."""
+    match record:
+        case TenantRecord(id=tenant):
+            return f"tenant:{tenant}"
+        case PlanRecord(name=plan):
+            return f"plan:{plan}"
+    return PRICES
+
+
+def encode_record(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(name: str, data: bytes) -> Record:
+    """Decode the record that was published under this name. Raises msgspec.MsgspecError."""
+    kind = name.partition(":")[0]
+    types: dict[str, type[Record]] = {"tenant": TenantRecord, "plan": PlanRecord, PRICES: PricesRecord}
+    if kind not in types:
+        raise msgspec.ValidationError(f"unknown kind of record {kind!r}")
+    return msgspec.json.decode(data, type=types[kind])
