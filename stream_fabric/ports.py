@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from stream_fabric.accounts.account import Admitted, Exceeded, Settlement, Subject, Use
 from stream_fabric.events import Event
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
@@ -265,6 +266,24 @@ class Index(Protocol):
 
     async def remove_live(self, tenant: TenantId, user: UserId, streams: list[StreamId]) -> None:
         """Take ended streams off the list of the user's running streams."""
+
+
+class Accounts(Protocol):
+    """Limits of all tenants, exact for any number of gateways; see ``accounts.account``."""
+
+    async def admit(
+        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int
+    ) -> Admitted | Exceeded:
+        """Admit a stream that will use about ``tokens``, and reserve them; a repeated call reserves nothing more."""
+
+    async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
+        """Count what ended streams used instead of what they reserved. Returns how many held a reservation."""
+
+    async def uses(self, tenant: TenantId, subjects: Sequence[Subject]) -> tuple[Use, ...]:
+        """Read the use of each subject."""
+
+    async def reserved(self, tenant: TenantId) -> list[StreamId]:
+        """List the streams of the tenant that hold a reservation."""
 
 
 class TenantRecords(Protocol):
