@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from stream_fabric.accounts.account import Admitted, Exceeded, Settlement, Subject, Use
 from stream_fabric.events import Event
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
@@ -38,9 +37,8 @@ from stream_fabric.stream.frames import ErrorInfo, Frame, Status, TerminalStatus
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
 from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
 
+
 # --- time and chance ---------------------------------------------------------------------------------------
-
-
 class Clock(Protocol):
     """Time in a process. Every moment that another process compares is taken from ``now_us``."""
 
@@ -86,8 +84,11 @@ class StreamLog(Protocol):
         facts: bytes,
         gateway: GatewayId | None,
         model: str = "",
+        *,
+        reserved: bool = False,
     ) -> CreateCode:
-        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``."""
+        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``.
+        ``reserved``: the tenant's account holds a reservation for it, which its end must settle."""
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
@@ -266,43 +267,6 @@ class Index(Protocol):
 
     async def remove_live(self, tenant: TenantId, user: UserId, streams: list[StreamId]) -> None:
         """Take ended streams off the list of the user's running streams."""
-
-
-class Accounts(Protocol):
-    """Limits of all tenants, exact for any number of gateways; see ``accounts.account``."""
-
-    async def admit(
-        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int
-    ) -> Admitted | Exceeded:
-        """Admit a stream that will use about ``tokens``, and reserve them; a repeated call reserves nothing more."""
-
-    async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
-        """Count what ended streams used instead of what they reserved. Returns how many held a reservation."""
-
-    async def uses(self, tenant: TenantId, subjects: Sequence[Subject]) -> tuple[Use, ...]:
-        """Read the use of each subject."""
-
-    async def reserved(self, tenant: TenantId) -> list[StreamId]:
-        """List the streams of the tenant that hold a reservation."""
-
-
-class TenantRecords(Protocol):
-    """Published records of tenants, keys and plans; see ``accounts.records``. A revision orders the changes.
-
-    The database assigns the revisions. Records are opaque bytes here.
-    """
-
-    async def publish(self, records: Mapping[str, tuple[int, bytes]]) -> None:
-        """Publish records with their revisions, by name. An older revision never replaces a newer one."""
-
-    async def changes(self, since: int) -> tuple[int, dict[str, bytes]]:
-        """Read the records with a revision after ``since``: (newest revision among them, records by name).
-
-        It may return only some of them, the oldest first: call again with the returned revision until no record comes.
-        """
-
-    async def revision(self) -> int:
-        """Return the highest published revision; 0: nothing is published, or Redis has lost it."""
 
 
 class Control(Protocol):

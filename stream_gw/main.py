@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from stream_fabric.ports import Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
@@ -16,6 +17,7 @@ from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.failover import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
@@ -24,8 +26,9 @@ from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.ids import GatewayId
-from stream_gw.auth import Authenticator, KeyStore
+from stream_gw.auth import Authenticator, KeyStore, read_keys_file
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
@@ -55,7 +58,7 @@ def key_store(settings: GatewaySettings) -> KeyStore:
         if dev_key:
             raise ValueError("set keys_file or dev_key, not both")
         try:
-            return KeyStore.load(settings.keys_file)
+            return KeyStore(read_keys_file(settings.keys_file))
         except (OSError, ValueError) as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     if not dev_key:
@@ -84,8 +87,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     host, random = HostClock(), HostRandom()
     authenticator = Authenticator(keys, token_signer(settings, random))
     name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{random.token_hex(4)}")
-    metrics = Metrics()
-    client = RedisClient(settings.redis_url)
+    metrics, client = Metrics(), RedisClient(settings.redis_url)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
         await client.start()
@@ -97,7 +99,9 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         # The sink closes after all that emits, and before the client that may carry its events
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions)
+        accounts = RedisAccounts(client)
+        settlements = Settlements(accounts)
+        clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions, on_ended=settlements.add)
         cells = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
         pools = DividedPools(client, settings.queue_max, metrics.receive_skipped_record)
         directory = Directory(cells, RedisControl(client, metrics.receive_skipped_record).plans)
@@ -107,44 +111,60 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         contents = Contents(sink, keys.content_bytes, log, hub.spawn, settings.trace_one_in)
         access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
         rejections = Rejections(FleetEventReporter(sink, clock, name))
-
-        def receive_outcome(outcome: ReaderOutcome) -> None:
-            for observer in (metrics, access, rejections, contents, local_stats):
-                observer.receive_outcome(outcome)
-            if outcome.role == "created" and outcome.replica:
-                directory.ended(outcome.replica)
-
-        tracer = Tracer(
-            contents,
-            clock,
-            name,
-            settings.region,
-            settings.trace_one_in,
-            receive_outcome,
-            directory.loaded,
-            spans.receive,
-        )
+        receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
+        region, one_in = settings.region, settings.trace_one_in
+        tracer = Tracer(contents, clock, name, region, one_in, receive, directory.loaded, spans.receive)
         positions, index = QueuePositions(pools, directory, clock.now_us), RedisIndex(client)
         parts = GatewayParts(
-            name, settings, authenticator, log, pools, index, clock, random, hub, directory, positions, tracer, contents
+            name,
+            settings,
+            authenticator,
+            log,
+            pools,
+            index,
+            accounts,
+            clock,
+            random,
+            hub,
+            directory,
+            positions,
+            tracer,
+            contents,
+            metrics.receive_limited,
         )
         edge = Edge(Gateway(parts), metrics, access, local_stats)
-        reporter = FailoverReporter(sink, clock, log)
         upkeep = [
             hub.subscription.run(),
             clock.run(),
+            settlements.run(),
             directory.run(),
             Watchdog(hub, directory.produces, random).run(),
             positions.run(),
             edge.sweep(),
             rejections.run(),
-            LeaseReaper(cells, log, clock, random, reporter).run(),
+            LeaseReaper(cells, log, clock, random, FailoverReporter(sink, clock, log)).run(),
         ]
         background = [tasks.create_task(work) for work in upkeep]
         await hub.subscription.wait_ready()
         await _listen(edge, settings, tasks, on_ready)
-        for task in background:
-            task.cancel()
+        _cancel(background)
+
+
+class _Observer(Protocol):
+    def receive_outcome(self, outcome: ReaderOutcome) -> None:
+        """Take the outcome of a reader that has ended."""
+
+
+def _make_receiver(observers: Sequence[_Observer], directory: Directory) -> Callable[[ReaderOutcome], None]:
+    """Make the function that passes each reader's outcome on."""
+
+    def receive(outcome: ReaderOutcome) -> None:
+        for observer in observers:
+            observer.receive_outcome(outcome)
+        if outcome.role == "created" and outcome.replica:
+            directory.ended(outcome.replica)
+
+    return receive
 
 
 def _make_subscribe(client: RedisClient, partitions: Partitions) -> Subscribe:
@@ -172,6 +192,11 @@ async def _listen(
     server.should_exit = True
     await serving
     sweeping.cancel()
+
+
+def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def _stop_on_signal() -> asyncio.Event:

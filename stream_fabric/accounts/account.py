@@ -69,7 +69,7 @@ class Exceeded(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What an ended stream used. ``requests`` 0: it was withdrawn and counts as never sent."""
+    """Usage of an ended stream. ``requests`` 0: it was withdrawn and counts as never sent."""
 
     stream: StreamId
     tokens: int

@@ -102,6 +102,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Replicas that produced the stream before; a failover avoids them while another replica lives."""
     prices: Prices | None = None
     """Prices at the time of the request; None: not billed by price."""
+    reserved: bool = False
+    """The tenant's account holds a reservation for the stream."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)

@@ -149,6 +149,17 @@ SHEDS = _gateway(
     "Requests rejected for lack of capacity, by layer: gateway, rate, pool, queue (waited too long)",
     ("layer",),
 )
+LIMITED = _add(
+    Metric(
+        "limited_total",
+        "counter",
+        "requests",
+        "Requests refused by a limit of their plan, by subject (tenant, key, user, model) and kind of limit",
+        ("gateway",),
+        ("subject", "limit"),
+        only="after the first refusal",
+    )
+)
 _ONLY_SURGE = "for declared pools, after their first overload"
 POOL_SHEDS = _add(
     Metric(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
+from stream_fabric.accounts.account import LimitKind
 from stream_fabric.errors import PoolBusy
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
@@ -41,6 +42,7 @@ class Metrics:
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
+        self._limited = make.counter(listed.LIMITED)
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
         for layer in ("gateway", *_LAYERS.values()):
@@ -54,6 +56,10 @@ class Metrics:
     def receive_skipped_record(self, kind: str) -> None:
         """Count a record in Redis that could not be decoded."""
         self.records_skipped.labels(kind).inc()
+
+    def receive_limited(self, subject: str, kind: LimitKind) -> None:
+        """Count a request that a limit of its tenant's plan refused."""
+        self._limited.labels(subject, kind).inc()
 
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
         """Count a reader that has ended, sampled or not."""

@@ -20,10 +20,10 @@ from stream_fabric.accounts.account import (
     Subject,
 )
 from stream_fabric.accounts.records import Limits
-from stream_fabric.redis import accounts as adapter
-from stream_fabric.redis.accounts import RedisAccounts
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import Script
+from stream_fabric.redis.tenancy import accounts as adapter
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.ids import StreamId, TenantId
 
 NOW_MS = 1_700_000_000_000
@@ -111,7 +111,7 @@ def test_use_beyond_the_estimate_is_owed() -> None:
 
 
 def test_a_refund_never_gives_more_than_a_full_bucket() -> None:
-    """What the bucket has forgotten already is not given back a second time."""
+    """A refund does not give back what the bucket has forgotten already."""
     account = Account()
     for number in range(3):
         account.admit(number, Subject("tenant", Limits(tokens_per_min=1000)), tokens=1000)

@@ -1,8 +1,8 @@
 -- Admit a request to its tenant's limits, or refuse it. KEYS: the prefix's 'held'.
 -- ARGV: stream ('' only read the uses), tokens it will use about; then of each subject: name, requests per minute,
 --   tokens per minute, streams ('' no limit).
--- Returns {code, subject, kind, retry ms, overdue streams, …}: 0 admitted, 1 exceeded: index of the subject from 0, kind
---   r, t or s, wait as in Exceeded.retry_ms; then of each subject: spent requests, spent tokens, running streams.
+-- Returns {code, subject, kind, retry ms, overdue streams, …}: 0 admitted, 1 exceeded: index of the subject from 0,
+--   kind r, t or s, wait as in Exceeded.retry_ms; then of each subject: spent requests, spent tokens, running streams.
 local id, tokens = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
 local names, limits, spent, count = {}, {}, {}, (#ARGV - 2) / 4

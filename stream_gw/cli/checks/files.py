@@ -6,7 +6,7 @@ import tomllib
 
 from inference.control.policy.scale_policy import parse_policies
 from inference.control.settings import ControllerSettings
-from stream_gw.auth import KeyStore
+from stream_gw.auth import read_keys_file
 from stream_gw.cli.checks.report import Report
 from stream_gw.settings import GatewaySettings
 
@@ -24,7 +24,7 @@ def check_keys(report: Report, settings: GatewaySettings) -> None:
     if settings.dev_key.get_secret_value():
         report.missing("one source of API keys", "set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
     try:
-        KeyStore.load(path)
+        read_keys_file(path)
         tenants = tomllib.loads(path.read_text("utf-8"))["tenant"]
     except (OSError, ValueError) as error:
         report.missing("a usable keys file", f"correct STREAM_GW_KEYS_FILE: {error}", found=str(path))

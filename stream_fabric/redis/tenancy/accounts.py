@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from stream_fabric.accounts.account import KINDS, Admitted, Exceeded, Settlement, Subject, Use
+from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
-from stream_fabric.ports import Accounts
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.topology import slot_of
@@ -51,9 +51,10 @@ class RedisAccounts(Accounts):
     async def uses(self, tenant: TenantId, subjects: Sequence[Subject]) -> tuple[Use, ...]:
         return _uses(await self._run_admit(tenant, "", subjects, 0))
 
-    async def reserved(self, tenant: TenantId) -> list[StreamId]:
+    async def reserved(self, tenant: TenantId) -> dict[StreamId, tuple[str, ...]]:
         slot, key = _slot_and_key(tenant)
-        return [StreamId(each.decode()) for each in await self._client.execute(slot, "HKEYS", key)]
+        held: dict[bytes, bytes] = await self._client.execute(slot, "HGETALL", key)
+        return {StreamId(stream.decode()): tuple(record.decode().split("\x1f")[1:]) for stream, record in held.items()}
 
     async def _run_admit(self, tenant: TenantId, stream: str, subjects: Sequence[Subject], tokens: int) -> Any:
         slot, key = _slot_and_key(tenant)
