@@ -113,7 +113,9 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(client: RedisClient, clock: Clock | None = None) -> AsyncIterator[InProcess]:
+async def in_process(
+    client: RedisClient, clock: Clock | None = None, keys: KeyStore | None = None
+) -> AsyncIterator[InProcess]:
     """A gateway whose pool has one replica with room. ``client``: the test's own connection to the same Redis."""
     address = Address(*client.url.addresses[0])
     clock = clock or HostClock()
@@ -138,7 +140,7 @@ async def in_process(client: RedisClient, clock: Clock | None = None) -> AsyncIt
         parts = GatewayParts(
             name,
             SETTINGS,
-            Authenticator(KeyStore(), TokenSigner(bytes(16))),
+            Authenticator(keys or KeyStore(), TokenSigner(bytes(16))),
             linked_log,
             linked_pools,
             index,
