@@ -66,7 +66,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_keys_file(path: Path) -> list[Record]:
-    """Read the file as records, each tenant with a plan of its own.
+    """Read the file as records.
 
     Raises ValueError or OSError that names the file and what is wrong. The file::
 
@@ -106,6 +106,7 @@ def read_keys_file(path: Path) -> list[Record]:
                 f"{path}: tenant {tenant.id!r}: there is no plan {tenant.plan!r}; add [plan.{tenant.plan}]"
             )
         tenants.setdefault(tenant.id, []).append(tenant)
+    records += [_plan_record(name, plan) for name, plan in parsed.plan.items()]
     for name, entries in tenants.items():
         records += _tenant_records(name, entries, parsed.plan)
     return records
@@ -120,7 +121,10 @@ def _check_digest(path: Path, tenant: str, digest: str, seen: set[str]) -> None:
 
 
 def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]) -> list[Record]:
-    """Return the records of a tenant, which may be in the file several times, and of its plan."""
+    """Return the records of a tenant, which may be in the file several times.
+
+    A tenant whose content goes into traces has a plan of its own.
+    """
     keys = tuple(
         KeyRecord(
             key.sha256.lower()[:12],
@@ -133,19 +137,19 @@ def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]
         for key in entry.key
     )
     prices = {model: price.prices() for entry in entries for model, price in entry.price.items()}
-    plan = next((plans[entry.plan] for entry in entries if entry.plan is not None), _Plan())
+    name = next((entry.plan for entry in entries if entry.plan is not None), "")
     # The smallest value counts
     content_bytes = min(entry.trace_content_bytes if entry.trace_content else 0 for entry in entries)
+    if not content_bytes:
+        return [TenantRecord(tenant, name, keys, prices=prices)]
+    own = f"{name or 'default'} of {tenant}"
+    plan = _plan_record(own, plans[name] if name else _Plan())
     return [
-        PlanRecord(
-            f"of {tenant}",
-            plan.tier,
-            None if plan.models is None else tuple(plan.models),
-            plan.tenant,
-            plan.key,
-            plan.user,
-            plan.model,
-            trace_content_bytes=content_bytes,
-        ),
-        TenantRecord(tenant, f"of {tenant}", keys, prices=prices),
+        msgspec.structs.replace(plan, trace_content_bytes=content_bytes),
+        TenantRecord(tenant, own, keys, prices=prices),
     ]
+
+
+def _plan_record(name: str, plan: _Plan) -> PlanRecord:
+    models = None if plan.models is None else tuple(plan.models)
+    return PlanRecord(name, plan.tier, models, plan.tenant, plan.key, plan.user, plan.model)
