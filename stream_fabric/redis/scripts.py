@@ -27,7 +27,7 @@ _POOL_SCRIPTS = {
     "lease_changes",
     "tier_queues",
 }
-_UNREFUSED = {"append", "cancel", "fence", "report", "state_request", "takeover", "unwatch", "watch"}
+_UNREFUSED = {"append", "cancel", "fence", "report", "state_request", "takeover", "tenants_publish", "unwatch", "watch"}
 """Scripts on a hash that Redis must run at its memory limit: without them running streams and leases would end.
 
 Others that it must run free memory first themselves.
