@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from stream_fabric.ports import Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
@@ -24,6 +25,7 @@ from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.stream.ids import GatewayId
 from stream_gw.auth import Authenticator, KeyStore
 from stream_gw.auth.tokens import TokenSigner
@@ -40,10 +42,14 @@ from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
+from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
 from stream_gw.transport.connection import EdgeServer, make_server
 from telemetry.emit.open import open_sink
 from telemetry.emit.spans import open_spans
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy import Tenancy
 
 DEV_TENANT = "dev"
 
@@ -84,8 +90,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
     host, random = HostClock(), HostRandom()
     authenticator = Authenticator(keys, token_signer(settings, random))
     name = GatewayId(f"{settings.gateway or socket.gethostname()}-{os.getpid()}-{random.token_hex(4)}")
-    metrics = Metrics()
-    client = RedisClient(settings.redis_url)
+    metrics, client = Metrics(), RedisClient(settings.redis_url)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
         await client.start()
@@ -96,6 +101,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         stack.push_async_callback(asyncio.to_thread, spans.close)
         # The sink closes after all that emits, and before the client that may carry its events
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
+        tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions)
         cells = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
@@ -128,7 +134,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         parts = GatewayParts(
             name, settings, authenticator, log, pools, index, clock, random, hub, directory, positions, tracer, contents
         )
-        edge = Edge(Gateway(parts), metrics, access, local_stats)
+        edge = Edge(Gateway(parts), metrics, access, local_stats, tenancy)
         reporter = FailoverReporter(sink, clock, log)
         upkeep = [
             hub.subscription.run(),
@@ -145,6 +151,24 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         await _listen(edge, settings, tasks, on_ready)
         for task in background:
             task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _publish_tenants(
+    settings: GatewaySettings, client: RedisClient, random: Random
+) -> AsyncIterator[Tenancy | None]:
+    """Open the database of tenants, if one is configured, and publish its changes meanwhile."""
+    if not settings.database_url:
+        yield None
+        return
+    url, pepper = settings.database_url, settings.key_pepper.get_secret_value()
+    async with (
+        open_tenancy(url, RedisTenants(client), HostClock(), random, pepper) as tenancy,
+        asyncio.TaskGroup() as tasks,
+    ):
+        publishing = tasks.create_task(tenancy.run())
+        yield tenancy
+        publishing.cancel()
 
 
 def _make_subscribe(client: RedisClient, partitions: Partitions) -> Subscribe:

@@ -37,7 +37,7 @@ NO_LIMITS = Limits()
 
 
 class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a plan allows to each tenant on it."""
+    """Rights and limits of each tenant on a plan."""
 
     name: str
     tier: TierName = "interactive"

@@ -10,8 +10,8 @@ from stream_fabric.pool.plan import PoolPlan, decode_plan, encode_plan
 from stream_fabric.ports import Control
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
+from stream_fabric.redis.skipped import SkippedRecords
 from stream_fabric.redis.topology import slot_of
-from stream_fabric.skipped import SkippedRecords
 
 _SLOT = slot_of("control")
 _LEADER, _TERMS, _PLANS = "sg:{control}:leader", "sg:{control}:terms", "sg:{control}:plans"

@@ -31,9 +31,9 @@ from stream_fabric.pool.records import (
 from stream_fabric.ports import Pools
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
+from stream_fabric.redis.skipped import SkippedRecords
 from stream_fabric.redis.topology import slot_of
 from stream_fabric.redis.wire import Arg
-from stream_fabric.skipped import SkippedRecords
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 _POOLS = "sg:{pools}"

@@ -35,7 +35,7 @@ async def open_tenancy(
     ``records``: where changes are published; None: nowhere. ``pepper`` empty: no key can be made.
     """
     try:
-        from stream_gw.tenancy.database import Database
+        from stream_gw.tenancy.sql.database import Database
         from stream_gw.tenancy.tenancy import Tenancy
     except ImportError as error:
         raise ValueError(f"a database of tenants needs pip install 'stream-gw[tenants]': {error}") from error

@@ -1,4 +1,4 @@
-"""What callers ask of the database of tenants, and what it answers. Without SQL, so that any module may import it."""
+"""Requests to the database of tenants and its answers, as types. No SQL library is imported here."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import logging
 from stream_fabric.errors import FabricError
 from stream_fabric.limits import TENANT_RECORDS_PUBLISHED_MAX, TENANTS_PUBLISH_EVERY_S
 from stream_fabric.ports import Random, TenantRecords
-from stream_gw.tenancy.database import Database
 from stream_gw.tenancy.errors import DatabaseUnavailable
-from stream_gw.tenancy.published import last_revision, records_after
+from stream_gw.tenancy.sql.database import Database
+from stream_gw.tenancy.sql.published import last_revision, records_after
 
 _log = logging.getLogger(__name__)
 

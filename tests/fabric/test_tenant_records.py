@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stream_fabric.limits import TENANT_RECORDS_MAX
 from stream_fabric.ports import TenantRecords
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.tenants import RedisTenants
+from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.redis.topology import slot_of
 from tests.support.memory_tenants import MemoryTenants
 from tests.support.redis import RedisServer

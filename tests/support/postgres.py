@@ -49,6 +49,7 @@ class PostgresServer(ServerProcess):
     def stop(self) -> None:
         """Stop at once; SIGTERM would wait for the clients."""
         if self.process is not None:
+            self.thaw()
             self.process.send_signal(signal.SIGINT)
             self.process.wait(30)
             self.process = None

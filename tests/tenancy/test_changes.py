@@ -166,7 +166,7 @@ async def test_no_key_is_made_without_a_pepper(tenancy: Tenancy, open_database: 
 
 
 async def test_a_tenant_has_a_limit_of_keys(tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_gw.tenancy.keys.TENANT_KEYS_MAX", 2)
+    monkeypatch.setattr("stream_gw.tenancy.sql.keys.TENANT_KEYS_MAX", 2)
     await make_tenant(tenancy)
     first = await make_key(tenancy)
     await make_key(tenancy)

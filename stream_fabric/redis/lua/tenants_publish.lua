@@ -1,4 +1,4 @@
--- Publish records of tenants and plans. KEYS: records by name, revisions by name. ARGV: name, revision and record of each.
+-- Publish records of tenants and plans. KEYS: records by name, revisions by name. ARGV: name, revision, record of each.
 -- A record with an older or equal revision is skipped.
 for i = 1, #ARGV, 3 do
   local held = redis.call('ZSCORE', KEYS[2], ARGV[i])

@@ -15,8 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from stream_gw.tenancy import schema
 from stream_gw.tenancy.errors import DatabaseUnavailable, SchemaOutdated
+from stream_gw.tenancy.sql import schema
 
 _CONNECT_S = 5.0
 _STATEMENT_S = 10.0

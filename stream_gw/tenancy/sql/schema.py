@@ -36,7 +36,7 @@ def migrate(connection: Connection) -> None:
 
 def _config(connection: Connection | None = None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(files("stream_gw.tenancy") / "migrations"))
+    config.set_main_option("script_location", str(files("stream_gw.tenancy.sql") / "migrations"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config

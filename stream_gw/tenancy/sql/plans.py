@@ -8,10 +8,10 @@ import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
 from stream_fabric.errors import NotFound
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.errors import Conflict
 from stream_gw.tenancy.models import Plan, PlanChange, merged_plan
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.transaction import Transaction
 
 _PLANS = tables.plans
 

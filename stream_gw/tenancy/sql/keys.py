@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
+from stream_fabric.accounts.records import KeyRecord
 from stream_fabric.errors import BadRequest, NotFound
 from stream_fabric.limits import TENANT_KEYS_MAX
 from stream_fabric.ports import Random
 from stream_gw.auth.peppered import SHA256_PREFIX, peppered_digest
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.errors import Conflict
 from stream_gw.tenancy.models import Key, KeyCreate, NewKey
-from stream_gw.tenancy.tenants import Tenants
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.tenants import Tenants
+from stream_gw.tenancy.sql.transaction import Transaction
 
 _KEYS = tables.api_keys
 _PREFIX = "sgw"
@@ -86,21 +87,20 @@ class Keys:
         self._check_not_revoked(before)
         return await self._change(before, "key.end_tokens", {"generation": before.generation + 1})
 
-    async def add_digest(
-        self, tenant: str, sha256: str, scopes: list[str], models: list[str] | None, label: str
-    ) -> bool:
-        """Add a key of which only the SHA-256 is known. False: the tenant has it. Raises Conflict."""
-        digest = SHA256_PREFIX + sha256
-        query = select(_KEYS.c.tenant, _KEYS.c.revoked_at).where(_KEYS.c.digest == digest)
+    async def add_digest(self, tenant: str, key: KeyRecord) -> bool:
+        """Add a key of which only the digest is known. False: the tenant has it, or had it. Raises Conflict."""
+        shown = key.digest[: len(SHA256_PREFIX) + _SHOWN_DIGEST_CHARS]
+        query = select(_KEYS.c.tenant).where(_KEYS.c.digest == key.digest)
         held = (await self._transaction.connection.execute(query)).one_or_none()
         if held is not None:
             if held.tenant != tenant:
-                raise Conflict(f"the key {sha256[:_SHOWN_DIGEST_CHARS]}… belongs to tenant {held.tenant!r}")
+                raise Conflict(f"the key {shown}… belongs to tenant {held.tenant!r}")
             return False
-        shown = f"{SHA256_PREFIX}{sha256[:_SHOWN_DIGEST_CHARS]}"
-        values = {"tenant": tenant, "label": label, "scopes": scopes, "models": models}
-        key = await self._insert(_new_id(self._transaction.random), digest, shown, values)
-        await self._transaction.audit("key.import", f"key:{key.id}", None, key)
+        copied = ("scopes", "models", "user", "expires_at", "limits")
+        values = {name: msgspec.to_builtins(getattr(key, name)) for name in copied}
+        values |= {"tenant": tenant, "label": "imported", "user_id": values.pop("user")}
+        added = await self._insert(_new_id(self._transaction.random), key.digest, shown, values)
+        await self._transaction.audit("key.import", f"key:{added.id}", None, added)
         return True
 
     async def _make(self, values: dict[str, Any], action: str, before: Key | None) -> NewKey:

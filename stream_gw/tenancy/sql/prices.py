@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import delete, insert, select, update
 
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.models import Price
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.transaction import Transaction
 
 _PRICES = tables.prices
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import select
 
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.models import AuditEvent, AuditFilter
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.transaction import Transaction
 
 _AUDIT = tables.audit
 

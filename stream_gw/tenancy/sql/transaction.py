@@ -7,7 +7,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from stream_fabric.ports import Random
-from stream_gw.tenancy import tables
+from stream_gw.tenancy.sql import tables
 
 _LAST = tables.revisions.c.name == "last"
 

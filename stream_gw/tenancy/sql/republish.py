@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from stream_fabric.accounts.records import PRICES
 from stream_fabric.ports import TenantRecords
-from stream_gw.tenancy import tables
-from stream_gw.tenancy.database import Database
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.transaction import Transaction
 
 
 async def renew_revisions(transaction: Transaction, published: int) -> None:
@@ -23,22 +23,17 @@ async def renew_revisions(transaction: Transaction, published: int) -> None:
 
 
 async def published_names(records: TenantRecords) -> set[str]:
+    """Return the names of all published records."""
     names: set[str] = set()
-    since = 0
-    while page := (await records.changes(since)):
-        since, found = page
-        if not found:
-            break
+    since, found = await records.changes(0)
+    while found:
         names |= found.keys()
+        since, found = await records.changes(since)
     return names
 
 
-async def delete_unknown(database: Database, records: TenantRecords, names: set[str]) -> int:
-    """Publish the deletion of tenants and plans that the database does not have; return their number."""
-    async with database.transaction() as connection:
-        tenants = {f"tenant:{row.id}" for row in await connection.execute(select(tables.tenants.c.id))}
-        plans = {f"plan:{row.name}" for row in await connection.execute(select(tables.plans.c.name))}
-    unknown = sorted(names - tenants - plans - {PRICES})
-    revision = await records.revision()
-    await records.publish(dict.fromkeys(unknown, (revision, b"")))
-    return len(unknown)
+async def unknown_names(connection: AsyncConnection, names: set[str]) -> set[str]:
+    """Return the published names of tenants and plans that the database does not have."""
+    tenants = {f"tenant:{row.id}" for row in await connection.execute(select(tables.tenants.c.id))}
+    plans = {f"plan:{row.name}" for row in await connection.execute(select(tables.plans.c.name))}
+    return names - tenants - plans - {PRICES}

@@ -20,9 +20,9 @@ from stream_fabric.accounts.records import (
     encode_record,
 )
 from stream_fabric.events import Prices
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.models import Price
-from stream_gw.tenancy.plans import plan_of
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.plans import plan_of
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import msgspec
 from sqlalchemy import Row, insert, select, update
 
 from stream_fabric.errors import NotFound
-from stream_gw.tenancy import tables
 from stream_gw.tenancy.errors import Conflict
 from stream_gw.tenancy.models import Tenant, TenantChange, TenantCreate, merged_tenant
-from stream_gw.tenancy.plans import Plans
-from stream_gw.tenancy.transaction import Transaction
+from stream_gw.tenancy.sql import tables
+from stream_gw.tenancy.sql.plans import Plans
+from stream_gw.tenancy.sql.transaction import Transaction
 
 _TENANTS = tables.tenants
 
