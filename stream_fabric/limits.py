@@ -90,6 +90,13 @@ PREFIX_BLOCK_BYTES: Final = 512  # prompt bytes of one block hash; a rest is not
 PREFIX_BLOCKS_MAX: Final = 4096  # block hashes of one prompt; a longer prompt is matched by its beginning
 PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # block hashes of one replica (32 KiB); over: the oldest go
 
+# Tenants.
+TENANT_RECORDS_MAX: Final = 500  # records of tenants and plans in one read; more need another read
+TENANT_RECORDS_PUBLISHED_MAX: Final = 100  # records of one publish, which blocks Redis; more take further calls
+TENANT_KEYS_MAX: Final = 1000  # keys of one tenant that are not revoked, all in its record; over: 409
+TENANT_LIST_MAX: Final = 1000  # rows of one page of the admin API; more need another page
+TENANTS_PUBLISH_EVERY_S: Final = 5.0  # interval at which gateways compare what is published with the database
+
 # Operations page.
 OPS_VIEWERS_MAX: Final = 32  # viewers of the operations page on one gateway; over: 429
 OPS_EVERY_S: Final = 2.0  # interval of snapshots, one for all viewers

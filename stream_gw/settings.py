@@ -5,13 +5,46 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.process.settings import EmitSettings
+from stream_fabric.process.settings import EmitSettings, FabricSettings
+from stream_gw.auth.peppered import PEPPER_BYTES_MIN
+
+_DATABASES = ("postgresql://", "postgres://", "sqlite:///")
 
 
-class GatewaySettings(EmitSettings):
+class DatabaseSettings(FabricSettings):
+    """The database of tenants, for gateways and for the commands that change it."""
+
+    database_url: str = Field(
+        "",
+        description="URL of the database of tenants, keys and plans: postgresql://user:password@host/name, or "
+        "sqlite:////path for one machine; empty: none",
+        repr=False,
+    )
+    key_pepper: SecretStr = Field(
+        SecretStr(""),
+        description="Secret with which API keys of the database are hashed, the same in the whole fleet, at least 16 "
+        "bytes; empty: only keys of a keys file",
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, value: str) -> str:
+        if value and (not value.startswith(_DATABASES) or value == "sqlite:///"):
+            raise ValueError(f"must begin with {', '.join(_DATABASES)} and name a database")
+        return value
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _check_key_pepper(cls, value: SecretStr) -> SecretStr:
+        if 0 < len(value.get_secret_value().encode()) < PEPPER_BYTES_MIN:
+            raise ValueError(f"must have at least {PEPPER_BYTES_MIN} bytes")
+        return value
+
+
+class GatewaySettings(DatabaseSettings, EmitSettings):
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free port")
     gateway: str = Field(

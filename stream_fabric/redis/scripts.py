@@ -29,7 +29,18 @@ _POOL_SCRIPTS = {
     "tier_queues",
 }
 _ACCOUNT_SCRIPTS = {"account_admit", "account_settle"}
-_UNREFUSED = {"account_settle", "append", "cancel", "fence", "report", "state_request", "takeover", "unwatch", "watch"}
+_UNREFUSED = {
+    "account_settle",
+    "append",
+    "cancel",
+    "fence",
+    "report",
+    "state_request",
+    "takeover",
+    "tenants_publish",
+    "unwatch",
+    "watch",
+}
 """Scripts on a hash that Redis must run at its memory limit: without them running streams and leases would end.
 
 Others that it must run free memory first themselves.

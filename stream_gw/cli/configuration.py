@@ -7,7 +7,7 @@ from pydantic import SecretStr
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
 from stream_fabric.process.settings import EmitSettings, EventSettings, FabricSettings
-from stream_gw.settings import GatewaySettings
+from stream_gw.settings import DatabaseSettings, GatewaySettings
 from telemetry.ask.settings import AskSettings
 from telemetry.settings import TelemetrySettings
 
@@ -27,6 +27,7 @@ def table() -> str:
         ("Every role", FabricSettings),
         ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
         ("Telemetry events: gateways, agents, controllers", EmitSettings),
+        ("Database of tenants: gateways, `stream-gw tenants`, `keys`, `plans`, `prices`, `audit`", DatabaseSettings),
         ("`stream-gw gateway`", GatewaySettings),
         ("`stream-gw agent`", AgentSettings),
         ("`stream-gw controller`", ControllerSettings),
@@ -41,7 +42,7 @@ def table() -> str:
             out.append(
                 f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
             )
-        if model in (FabricSettings, EventSettings, EmitSettings):
+        if model in (FabricSettings, EventSettings, EmitSettings, DatabaseSettings):
             listed |= fields.keys()
     return "".join(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any
 
@@ -17,6 +18,10 @@ from stream_gw.auth.keys import key_subject
 from stream_gw.streams.follow import StreamReads, not_found, stream_id
 from stream_gw.streams.parts import GatewayParts
 
+log = logging.getLogger(__name__)
+
+_CANCELS_MAX = 200
+"""Concurrent cancels of one revocation; the process has others to serve."""
 _REMEMBERED_MAX = 10_000
 _REMEMBERED_S = 10.0
 
@@ -47,13 +52,15 @@ class StreamCommands:
         self._recent.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply
 
-    async def cancel_revoked(self, revoked: Revoked) -> int:
-        """Cancel the running streams of revoked keys; return their number. Every gateway does it; one suffices."""
+    async def cancel_revoked(self, revoked: Revoked) -> None:
+        """Cancel the running streams of revoked keys. Every gateway does it; one suffices."""
         subjects = {key_subject(key) for key in revoked.keys}
         held = await self._accounts.reserved(revoked.tenant)
         ending = [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
-        await asyncio.gather(*(self._log.cancel(stream, revoked.tenant) for stream in ending))
-        return len(ending)
+        for start in range(0, len(ending), _CANCELS_MAX):
+            batch = ending[start : start + _CANCELS_MAX]
+            await asyncio.gather(*(self._log.cancel(stream, revoked.tenant) for stream in batch))
+        log.info("streams of revoked keys cancelled: tenant=%s streams=%d", revoked.tenant, len(ending))
 
     def _repeat_recent(self) -> None:
         """Send recent cancels again: a failover may have lost cancels that were acknowledged a moment before."""

@@ -35,6 +35,7 @@ from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
+from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -100,6 +101,8 @@ class StreamCreation:
         if self._readiness.draining:
             raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
         who.require("create")
+        if not parts.authenticator.is_valid(who, parts.unix_s()):  # revoked while the body came in
+            raise key_revoked()
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
         who.require_model(request.model)

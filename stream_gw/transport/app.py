@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
@@ -16,7 +17,7 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
-from stream_gw.auth import Principal, bearer
+from stream_gw.auth import Principal, Revoked, bearer
 from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.requests import parse_create
 from stream_gw.dialects.rerank import parse_rerank
@@ -30,7 +31,11 @@ from stream_gw.transport.endpoint import Answering, Endpoint, Handler
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.service_routes import ServiceRoutes
 from stream_gw.transport.stream_routes import SWEEP_BATCH, Parser, StreamRoutes
+from stream_gw.transport.tenancy_routes import TenancyRoutes
 from stream_gw.transport.ws_socket import Socket
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy import Tenancy
 
 _SWEEP_S = 5.0
 
@@ -38,7 +43,15 @@ _SWEEP_S = 5.0
 class Edge:
     """The HTTP and WebSocket side of one gateway."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics, access: AccessLog, recent: LocalStatsWindow) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        metrics: Metrics,
+        access: AccessLog,
+        recent: LocalStatsWindow,
+        tenancy: Tenancy | None = None,
+    ) -> None:
+        """``tenancy`` None: no database of tenants is configured."""
         self._gateway = gateway
         self._metrics = metrics
         parts = gateway.parts
@@ -48,6 +61,7 @@ class Edge:
         self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
         self._streams = StreamRoutes(gateway, self._answering, metrics)
         self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, self._update_gauges)
+        self._tenants = TenancyRoutes(gateway, tenancy)
         self._swept_lagging = 0
         """Readers with a full connection at the last sweep."""
         self.app = self._routes()
@@ -86,6 +100,7 @@ class Edge:
                 self._route("/v1/streams/{id}/input", post=streams.input),
                 self._route("/v1/admin/traces{rest:path}", get=services.traces),
                 self._route("/v1/admin/ops", get=services.ops),
+                *(self._route(path, **handlers) for path, handlers in self._tenants.handlers().items()),
                 self._route("/healthz", get=services.healthz),
                 self._route("/readyz", get=services.readyz),
                 self._route("/metrics", get=services.metrics),
@@ -95,6 +110,7 @@ class Edge:
                     get=services.unknown_path,
                     post=services.unknown_path,
                     put=services.unknown_path,
+                    patch=services.unknown_path,
                     delete=services.unknown_path,
                 ),
             ]
@@ -173,6 +189,14 @@ class Edge:
                     await asyncio.sleep(0)
             self._swept_lagging = lagging
             await self.end_unauthorized()  # keys that have expired
+
+    def receive_revoked(self, revoked: list[Revoked]) -> None:
+        """End what revoked keys have open, and cancel what they run unless the plan lets it finish."""
+        hub, commands = self._gateway.parts.hub, self._gateway.commands
+        hub.spawn(self.end_unauthorized())
+        for each in revoked:
+            if not each.finish:
+                hub.spawn(commands.cancel_revoked(each))
 
     async def end_unauthorized(self) -> None:
         """End the connections of callers whose API key was revoked or has expired."""

@@ -1,0 +1,166 @@
+"""Requests to the database of tenants and its answers, as types. No SQL library is imported here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stream_fabric.accounts.records import Limits, PlanRecord, Scope, TierName
+from stream_fabric.events import Prices
+from stream_fabric.limits import CONTENT_BYTES_MAX, TENANT_LIST_MAX, USER_CHARS_MAX
+
+DEFAULT_PLAN = "default"
+"""Plan of the first migration: every model, no limits."""
+TENANT_SCOPES: tuple[Scope, ...] = ("cancel", "create", "input", "read")
+GRACE_S_MAX = 90 * 86_400
+_EXPIRES_S_MAX = 20 * 366 * 86_400
+_PRICE_MAX = 1 << 40
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""Id of a tenant, or name of a plan."""
+Model = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
+Label = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{0,200}\Z")]
+User = Annotated[str, msgspec.Meta(pattern=rf"^[^\x00-\x1f\x7f]{{1,{USER_CHARS_MAX}}}\Z")]
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=_PRICE_MAX)]
+_ContentBytes = Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)]
+PageLimit = Annotated[int, msgspec.Meta(ge=1, le=TENANT_LIST_MAX)]
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Price of one model, in millionths of the currency per million tokens."""
+
+    prompt: _Amount = 0
+    output: _Amount = 0
+    cached: _Amount | None = None
+    """None: the price of prompt tokens."""
+
+    def prices(self) -> Prices:
+        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
+
+
+class Plan(PlanRecord, frozen=True, omit_defaults=False, forbid_unknown_fields=True):
+    """A plan, as callers write and read it."""
+
+    name: Name
+    models: tuple[Model, ...] | None = None
+    model: dict[Model, Limits] = msgspec.field(default_factory=dict)
+
+
+class PlanChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changed fields of a plan; the others stay."""
+
+    tier: TierName | UnsetType = UNSET
+    models: tuple[Model, ...] | UnsetType | None = UNSET
+    tenant: Limits | UnsetType = UNSET
+    key: Limits | UnsetType = UNSET
+    user: Limits | UnsetType = UNSET
+    model: dict[Model, Limits] | UnsetType = UNSET
+    finish_revoked: bool | UnsetType = UNSET
+    trace_content_bytes: _ContentBytes | UnsetType = UNSET
+
+
+class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Name
+    label: Label = ""
+    plan: Name = DEFAULT_PLAN
+    prices: dict[Model, Price] = {}
+    """Prices by model before those of all tenants; ``*``: each model that is not named."""
+
+
+class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changed fields of a tenant; the others stay."""
+
+    label: Label | UnsetType = UNSET
+    plan: Name | UnsetType = UNSET
+    suspended: bool | UnsetType = UNSET
+    prices: dict[Model, Price] | UnsetType = UNSET
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    id: str
+    label: str
+    plan: str
+    suspended: bool
+    prices: dict[str, Price]
+    created_at: float
+    created_by: str
+
+
+class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Name
+    label: Label = ""
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1)] = TENANT_SCOPES
+    models: tuple[Model, ...] | None = None
+    """Models that the key may use; None: those of the plan."""
+    user: User | None = None
+    """User that all requests of the key belong to; None: the request names its user."""
+    expires_in_s: Annotated[int, msgspec.Meta(ge=1, le=_EXPIRES_S_MAX)] | None = None
+    """None: the key does not expire."""
+    limits: Limits | None = None
+    """Limits of this key instead of the plan's; None: the plan's."""
+
+
+class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    grace_s: Annotated[int, msgspec.Meta(ge=0, le=GRACE_S_MAX)] = 86_400
+    """Seconds that the old key stays valid."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One API key, without the key itself and its digest."""
+
+    id: str
+    tenant: str
+    label: str
+    shown: str
+    """Beginning of the key; of an imported key the beginning of its digest."""
+    scopes: tuple[Scope, ...]
+    models: tuple[str, ...] | None
+    user: str | None
+    expires_at: float | None
+    generation: int
+    limits: Limits | None
+    created_at: float
+    created_by: str
+    revoked_at: float | None
+
+
+class NewKey(Key, frozen=True):
+    """A key that was just made. It is shown once, because the database has only its digest."""
+
+    key: str
+
+
+class AuditEvent(msgspec.Struct, frozen=True):
+    """One change. ``before``, ``after``: the subject's fields; None: it did not exist."""
+
+    id: int
+    at: float
+    who: str
+    """Id of the key that asked for the change, or ``cli:<user>``."""
+    action: str
+    subject: str
+    before: Any
+    after: Any
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    since: float = 0.0
+    """Unix time in seconds."""
+    subject: str | None = None
+    who: str | None = None
+
+
+def merged_plan(plan: Plan, change: PlanChange) -> Plan:
+    """Return the plan with the changed fields."""
+    return msgspec.structs.replace(plan, **_given(change))
+
+
+def merged_tenant(tenant: Tenant, change: TenantChange) -> Tenant:
+    """Return the tenant with the changed fields."""
+    return msgspec.structs.replace(tenant, **_given(change))
+
+
+def _given(change: PlanChange | TenantChange) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not UNSET}

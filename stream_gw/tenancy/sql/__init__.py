@@ -1,0 +1,1 @@
+"""The database's tables, and one module for each kind of row."""

@@ -1,0 +1,125 @@
+"""The connection to the database: PostgreSQL for a fleet, or an SQLite file for one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import asyncpg
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from stream_gw.tenancy.errors import DatabaseUnavailable, SchemaOutdated
+from stream_gw.tenancy.sql import schema
+
+_CONNECT_S = 5.0
+_STATEMENT_S = 10.0
+_CONNECTIONS = 4
+_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error, OSError, TimeoutError)
+"""Errors of the drivers; the connection's own reach us as they are."""
+
+
+class Schema(NamedTuple):
+    """Versions of the schema. ``applied`` 0: the database has none."""
+
+    applied: int
+    known: int
+
+
+class Database:
+    """One database. Its methods raise DatabaseUnavailable when it cannot be reached or refuses."""
+
+    def __init__(self, url: str) -> None:
+        """``url``: ``postgresql://…`` with the parameters of libpq, or ``sqlite:///path``. Raises ValueError."""
+        parts = urlsplit(url)
+        self._is_file = parts.scheme == "sqlite"
+        self.shown = parts.path if self._is_file else f"{parts.hostname or 'localhost'}{parts.path}"
+        """The database without credentials."""
+        self._engine = _file_engine(parts.path[1:]) if self._is_file else _server_engine(url)
+        self._usable = False
+        self._checking = asyncio.Lock()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """Commit at the end, or roll back at an error. Raises SchemaOutdated."""
+        if not self._usable:
+            await self._check_schema()
+        with self._translated():
+            async with self._engine.begin() as connection:
+                yield connection
+
+    async def migrate(self) -> Schema:
+        """Bring the schema to this release's version. Return the version before, and this one."""
+        found = await self.schema()
+        with self._translated():
+            async with self._engine.connect() as connection:
+                await connection.run_sync(schema.migrate)
+                await connection.commit()
+        return found
+
+    async def schema(self) -> Schema:
+        with self._translated():
+            async with self._engine.connect() as connection:
+                return Schema(await connection.run_sync(schema.applied_version), schema.known_version())
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def _check_schema(self) -> None:
+        """Migrate a file; check a server's schema. A newer one is fine: migrations leave what a release back reads."""
+        async with self._checking:
+            if self._usable:
+                return
+            applied, known = await self.schema()
+            if applied < known and not self._is_file:
+                raise SchemaOutdated(
+                    f"the schema of database {self.shown} has version {applied}, and this release needs {known}; "
+                    "run stream-gw tenants migrate"
+                )
+            if applied < known:
+                await self.migrate()
+            self._usable = True
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            cause = getattr(error, "orig", None) or error
+            told = (str(cause) or type(cause).__name__).splitlines()[0][:200]
+            raise DatabaseUnavailable(f"database {self.shown} does not answer or refuses: {told}") from error
+
+
+def _server_engine(url: str) -> AsyncEngine:
+    async def connect() -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(url, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
+
+    return create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=connect,
+        pool_size=_CONNECTIONS,
+        max_overflow=0,
+        pool_timeout=_CONNECT_S,
+        pool_pre_ping=True,
+    )
+
+
+def _file_engine(path: str) -> AsyncEngine:
+    if not path:
+        raise ValueError("an SQLite database needs a path: sqlite:///file, or sqlite:////absolute/file")
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": _STATEMENT_S})
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_up(connection: Any, record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    return engine

@@ -1,0 +1,221 @@
+"""HTTP handlers of ``/v1/admin`` that change tenants, keys and plans. Operators call them; no stream waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.types import Send
+
+from stream_fabric.errors import BadRequest
+from stream_gw.admin.traces import check_operator
+from stream_gw.auth import Principal, bearer
+from stream_gw.streams.gateway import Gateway
+from stream_gw.tenancy import NoDatabase
+from stream_gw.tenancy.models import (
+    AuditFilter,
+    KeyCreate,
+    KeyRotate,
+    PageLimit,
+    Plan,
+    PlanChange,
+    TenantChange,
+    TenantCreate,
+)
+from stream_gw.transport.endpoint import Handler
+from stream_gw.transport.http import Request, parse
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy import Tenancy
+
+_NO_STORE = [(b"cache-control", b"no-store")]
+_T = TypeVar("_T")
+
+
+class _Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Query of a list. ``after``: ``last_id`` of the page before."""
+
+    limit: PageLimit = 100
+    after: str = ""
+
+
+class _KeyPage(_Page, frozen=True):
+    tenant: str | None = None
+    revoked: bool = False
+    """Also list revoked keys."""
+
+
+class _AuditPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: PageLimit = 100
+    after: int | None = None
+    since: float = 0.0
+    """Unix time in seconds."""
+    subject: str | None = None
+    who: str | None = None
+
+
+class _Revocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens_only: bool = False
+    """End only the capability tokens that the key minted."""
+
+
+class TenancyRoutes:
+    """The admin API of tenants. Each call needs scope ``admin``."""
+
+    def __init__(self, gateway: Gateway, tenancy: Tenancy | None) -> None:
+        self._gateway = gateway
+        self._tenancy = tenancy
+
+    def handlers(self) -> dict[str, dict[str, Handler]]:
+        """Return the handlers by path and method."""
+        tenant: dict[str, Handler] = {"get": self.get_tenant, "patch": self.change_tenant, "delete": self.delete_tenant}
+        plan: dict[str, Handler] = {"get": self.get_plan, "patch": self.change_plan, "delete": self.delete_plan}
+        return {
+            "/v1/admin/tenants": {"get": self.list_tenants, "post": self.create_tenant},
+            "/v1/admin/tenants/{id}": tenant,
+            "/v1/admin/keys": {"get": self.list_keys, "post": self.create_key},
+            "/v1/admin/keys/{id}": {"delete": self.revoke_key},
+            "/v1/admin/keys/{id}/rotate": {"post": self.rotate_key},
+            "/v1/admin/plans": {"get": self.list_plans, "post": self.create_plan},
+            "/v1/admin/plans/{name}": plan,
+            "/v1/admin/audit": {"get": self.list_audit},
+        }
+
+    def _open(self, request: Request) -> tuple[Tenancy, str]:
+        """Return the database and the actor. Raises Unauthenticated, Forbidden or NoDatabase."""
+        who = self._gateway.authenticate(bearer(request.scope["headers"]))
+        check_operator(who)
+        if self._tenancy is None:
+            raise NoDatabase("this gateway has no database of tenants; set STREAM_GW_DATABASE_URL, or ask another one")
+        return self._tenancy, _actor(who)
+
+    # --- tenants -------------------------------------------------------------------------------------------
+
+    async def list_tenants(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        page = _query(request, _Page)
+        async with tenancy.read() as session:
+            found = await session.tenants.page(page.after, page.limit + 1)
+        await _answer_page(request, found, page.limit, "id")
+
+    async def create_tenant(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        asked = parse(await request.body(), TenantCreate)
+        async with tenancy.change(who) as session:
+            tenant = await session.tenants.create(asked)
+        await request.json(201, tenant, _NO_STORE)
+
+    async def get_tenant(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        async with tenancy.read() as session:
+            tenant = await session.tenants.find(request.path_params["id"])
+        await request.json(200, tenant, _NO_STORE)
+
+    async def change_tenant(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        change = parse(await request.body(), TenantChange)
+        async with tenancy.change(who) as session:
+            tenant = await session.tenants.change(request.path_params["id"], change)
+        await request.json(200, tenant, _NO_STORE)
+
+    async def delete_tenant(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        async with tenancy.change(who) as session:
+            await session.tenants.delete(request.path_params["id"])
+        await request.answer(204, headers=_NO_STORE)
+
+    # --- keys ----------------------------------------------------------------------------------------------
+
+    async def list_keys(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        page = _query(request, _KeyPage)
+        async with tenancy.read() as session:
+            found = await session.keys.page(page.tenant, page.after, page.limit + 1, revoked=page.revoked)
+        await _answer_page(request, found, page.limit, "id")
+
+    async def create_key(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        asked = parse(await request.body(), KeyCreate)
+        async with tenancy.change(who) as session:
+            key = await session.keys.create(asked)
+        await request.json(201, key, _NO_STORE)
+
+    async def rotate_key(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        asked = parse(await request.body() or b"{}", KeyRotate)
+        async with tenancy.change(who) as session:
+            key = await session.keys.rotate(request.path_params["id"], asked.grace_s)
+        await request.json(201, key, _NO_STORE)
+
+    async def revoke_key(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        tokens_only, id_ = _query(request, _Revocation).tokens_only, request.path_params["id"]
+        async with tenancy.change(who) as session:
+            key = await (session.keys.end_tokens(id_) if tokens_only else session.keys.revoke(id_))
+        await request.json(200, key, _NO_STORE)
+
+    # --- plans and the audit ---------------------------------------------------------------------------------
+
+    async def list_plans(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        page = _query(request, _Page)
+        async with tenancy.read() as session:
+            found = await session.plans.page(page.after, page.limit + 1)
+        await _answer_page(request, found, page.limit, "name")
+
+    async def create_plan(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        asked = parse(await request.body(), Plan)
+        async with tenancy.change(who) as session:
+            plan = await session.plans.create(asked)
+        await request.json(201, plan, _NO_STORE)
+
+    async def get_plan(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        async with tenancy.read() as session:
+            plan = await session.plans.find(request.path_params["name"])
+        await request.json(200, plan, _NO_STORE)
+
+    async def change_plan(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        change = parse(await request.body(), PlanChange)
+        async with tenancy.change(who) as session:
+            plan = await session.plans.change(request.path_params["name"], change)
+        await request.json(200, plan, _NO_STORE)
+
+    async def delete_plan(self, request: Request, send: Send) -> None:
+        tenancy, who = self._open(request)
+        async with tenancy.change(who) as session:
+            await session.plans.delete(request.path_params["name"])
+        await request.answer(204, headers=_NO_STORE)
+
+    async def list_audit(self, request: Request, send: Send) -> None:
+        tenancy, _ = self._open(request)
+        page = _query(request, _AuditPage)
+        wanted = AuditFilter(page.since, page.subject, page.who)
+        async with tenancy.read() as session:
+            found = await session.audit.page(wanted, page.after, page.limit + 1)
+        await _answer_page(request, found, page.limit, "id")
+
+
+def _actor(who: Principal) -> str:
+    """Return the name of the caller in audit events."""
+    key = getattr(who, "key", None)
+    return f"tenant:{who.tenant}" if key is None else str(key.id)
+
+
+def _query(request: Request, type_: type[_T]) -> _T:
+    """Decode the query string. Raises BadRequest."""
+    try:
+        return msgspec.convert(request.query, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"query string: {error}") from error
+
+
+async def _answer_page(request: Request, found: Sequence[Any], limit: int, id_: str) -> None:
+    """Answer with one page. ``found`` has one row more when there is another page."""
+    data = found[:limit]
+    last = getattr(data[-1], id_) if data else None
+    body = {"object": "list", "data": data, "has_more": len(found) > limit, "last_id": last}
+    await request.json(200, body, _NO_STORE)

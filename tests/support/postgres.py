@@ -1,0 +1,82 @@
+"""A real PostgreSQL for tests: one server process on a free loopback port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.support.server import ServerProcess, find_binary, free_port, wait_for
+
+_NEVER_ROOT = "nobody"
+"""User of the server when the tests run as root: PostgreSQL refuses root."""
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+
+
+def _binary(name: str) -> str:
+    """Debian keeps the server's programs off the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    return str(found[-1]) if found else find_binary(name)
+
+
+class PostgresServer(ServerProcess):
+    """One server whose user ``test`` may do everything; its data outlives ``stop``."""
+
+    def __init__(self) -> None:
+        super().__init__("postgres")
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """URL of the database that always exists."""
+        return f"postgresql://test:hunter2@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> PostgresServer:
+        data = self.folder / "data"
+        if not data.exists():
+            self._make(data)
+        self.port = self.port or free_port()
+        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.folder, "fsync": "off"}
+        flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        self.launch([*self._user(), _binary("postgres"), "-D", data, "-p", str(self.port), *flags])
+        wait_for(self._answers, "PostgreSQL")
+        return self
+
+    def stop(self) -> None:
+        """Stop at once; SIGTERM would wait for the clients."""
+        if self.process is not None:
+            self.thaw()
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(30)
+            self.process = None
+
+    def close(self) -> None:
+        self.stop()
+        super().close()
+
+    def _make(self, data: Path) -> None:
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, _NEVER_ROOT)
+        password = self.folder / "password"
+        password.write_text("hunter2")
+        password.chmod(0o644)
+        flags = ["-U", "test", "-A", "scram-sha-256", "--pwfile", password, "-E", "UTF8", "--locale=C", "--no-sync"]
+        command = [*self._user(), _binary("initdb"), "-D", data, *flags]
+        made = subprocess.run(command, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+
+    def _user(self) -> list[str]:
+        if os.geteuid() != 0:
+            return []
+        user = pwd.getpwnam(_NEVER_ROOT)
+        return [find_binary("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+    def _answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, self.log
+        with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+            probe.sendall(_SSL_REQUEST)
+            return probe.recv(1) in (b"N", b"S")
