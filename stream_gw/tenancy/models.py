@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from stream_fabric.accounts.records import Limits, PlanRecord, Scope, TierName
+from stream_fabric.errors import BadRequest
 from stream_fabric.events import Prices
 from stream_fabric.limits import CONTENT_BYTES_MAX, TENANT_LIST_MAX, USER_CHARS_MAX
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 DEFAULT_PLAN = "default"
 """Plan of the first migration: every model, no limits."""
@@ -150,6 +153,14 @@ class AuditFilter(msgspec.Struct, frozen=True):
     """Unix time in seconds."""
     subject: str | None = None
     who: str | None = None
+
+
+def checked(asked: _T) -> _T:
+    """Apply the constraints of the fields to what did not come as JSON. Raises BadRequest."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(asked), type(asked))
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{error}; a name has 1 to 64 letters, digits, '.', '_' or '-'") from error
 
 
 def merged_plan(plan: Plan, change: PlanChange) -> Plan:

@@ -1,0 +1,1 @@
+"""Commands that change the database of tenants. Each module is one command."""

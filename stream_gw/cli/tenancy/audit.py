@@ -1,0 +1,63 @@
+"""``stream-gw audit``: who changed tenants, keys, plans and prices, and how."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stream_fabric.process.host import HostClock
+from stream_gw.cli.tenancy.session import add_database_flags, moment_text, run_verb, show
+from stream_gw.tenancy.models import AuditEvent, AuditFilter
+from telemetry.ask.times import moment_us
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy import Tenancy
+
+_VALUE_CHARS_MAX = 60
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_database_flags(parser)
+    parser.add_argument(
+        "--since",
+        default="30d",
+        help="start: an age such as 2h or 3d, or a time such as 2026-11-20T10:00:00Z (default 30d)",
+    )
+    parser.add_argument("--subject", help="only changes of this subject, such as tenant:acme, key:ID, plan:NAME")
+    parser.add_argument("--who", help="only changes by this key id or cli:USER")
+    parser.add_argument("--limit", type=_limit, default=100, help="maximum events, 1 to 10000 (default 100)")
+
+
+def run(args: argparse.Namespace) -> int:
+    args.verb = "list"
+    return run_verb(args, {"list": _list}, reads=frozenset({"list"}))
+
+
+async def _list(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    since = moment_us(args.since, HostClock().now_us()) / 1e6
+    async with tenancy.read() as session:
+        found = await session.audit.page(AuditFilter(since, args.subject, args.who), limit=args.limit)
+    show(args, found, "\n".join(map(_text, found)) or "no change in this time")
+
+
+def _text(event: AuditEvent) -> str:
+    head = f"{moment_text(event.at)} {event.who}: {event.action} {event.subject}"
+    before, after = event.before or {}, event.after or {}
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    lines = [f"  {name}: {_value(before, name)} -> {_value(after, name)}" for name in changed]
+    return "\n".join([head, *lines])
+
+
+def _value(fields: dict[str, Any], name: str) -> str:
+    if name not in fields:
+        return "none"
+    text = msgspec.json.encode(fields[name]).decode()
+    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"must be 1 to 10000, got {text!r}")
+    return int(text)

@@ -1,0 +1,160 @@
+"""``stream-gw keys``: API keys of the database's tenants."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stream_fabric.accounts.records import NO_LIMITS
+from stream_gw.cli.tenancy.session import (
+    Verb,
+    actor,
+    add_database_flags,
+    add_limit_flags,
+    limits_text,
+    merged_limits,
+    models,
+    moment_text,
+    run_verb,
+    show,
+    table,
+)
+from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyCreate, KeyRotate, NewKey, checked
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy import Tenancy
+
+_PAGE = 1000
+_DAY_S = 86_400
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    common = add_database_flags(parser)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add = verbs.add_parser("add", help="make a key, which is shown once", parents=[common])
+    add.add_argument("--tenant", required=True, help="id of the tenant that owns the key")
+    add.add_argument("--label", default="", help="text for people, for example where the key is used")
+    add.add_argument(
+        "--scope",
+        action="append",
+        choices=[*TENANT_SCOPES, "admin"],
+        help="right of the key, repeat for several (default: all of a tenant; admin is the operator's)",
+    )
+    add.add_argument("--models", type=models, metavar="A,B", help="models that it may use (default: those of the plan)")
+    add.add_argument("--user", help="user that all requests of the key belong to (default: the request names one)")
+    add.add_argument("--expires-days", type=_days, metavar="DAYS", help="days until it expires (default: never)")
+    add_limit_flags(add, "", "this key instead of the plan's")
+    listing = verbs.add_parser("list", help="list keys", parents=[common])
+    listing.add_argument("--tenant", help="only keys of this tenant")
+    listing.add_argument("--revoked", action="store_true", help="also list revoked keys")
+    revoke = verbs.add_parser("revoke", help="revoke a key; gateways refuse it within seconds", parents=[common])
+    revoke.add_argument("key", help="id of the key, the part after sgw_")
+    revoke.add_argument(
+        "--tokens-only", action="store_true", help="end only the capability tokens that it minted; the key stays"
+    )
+    rotate = verbs.add_parser(
+        "rotate", help="make a key with the same rights and let the old one expire", parents=[common]
+    )
+    rotate.add_argument("key", help="id of the old key")
+    rotate.add_argument(
+        "--grace-s",
+        type=_grace,
+        default=_DAY_S,
+        metavar="SECONDS",
+        help=f"seconds that the old key stays valid, 0 to {GRACE_S_MAX} (default {_DAY_S}); 0: it ends at once",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return run_verb(args, _VERBS, reads=frozenset({"list"}))
+
+
+async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    limits = merged_limits(args, "", NO_LIMITS)
+    asked = KeyCreate(
+        args.tenant,
+        args.label,
+        tuple(args.scope or TENANT_SCOPES),
+        args.models,
+        args.user,
+        None if args.expires_days is None else int(args.expires_days * _DAY_S),
+        limits if limits.any else None,
+    )
+    async with tenancy.change(actor()) as session:
+        key = await session.keys.create(checked(asked))
+    _show_once(args, key)
+
+
+async def _rotate(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    async with tenancy.change(actor()) as session:
+        key = await session.keys.rotate(_id_of(args.key), checked(KeyRotate(args.grace_s)).grace_s)
+        old = await session.keys.find(_id_of(args.key))
+    _show_once(args, key, f"\nkey {old.id} is valid until {moment_text(old.expires_at)}")
+
+
+async def _list(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    found: list[Key] = []
+    async with tenancy.read() as session:
+        if args.tenant is not None:
+            await session.tenants.find(args.tenant)
+        while page := await session.keys.page(args.tenant, found[-1].id if found else "", _PAGE, revoked=args.revoked):
+            found += page
+    found.sort(key=lambda key: (key.tenant, key.created_at))
+    show(args, found, key_rows(found))
+
+
+async def _revoke(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    id_ = _id_of(args.key)
+    async with tenancy.change(actor()) as session:
+        key = await (session.keys.end_tokens(id_) if args.tokens_only else session.keys.revoke(id_))
+    done = "ended the capability tokens of key" if args.tokens_only else "revoked key"
+    show(args, key, f"{done} {key.id} of tenant {key.tenant}")
+
+
+def _show_once(args: argparse.Namespace, key: NewKey, more: str = "") -> None:
+    show(args, key, f"key, shown once: {key.key}\n\nid {key.id} of tenant {key.tenant}{more}")
+
+
+def key_rows(keys: Sequence[Key]) -> str:
+    """Format a table of keys."""
+    if not keys:
+        return "no key; make one with stream-gw keys add"
+    rows = [
+        (
+            key.id,
+            key.tenant,
+            ",".join(key.scopes),
+            "of the plan" if key.models is None else ",".join(key.models),
+            key.user or "",
+            "of the plan" if key.limits is None else limits_text(key.limits),
+            f"revoked {moment_text(key.revoked_at)}" if key.revoked_at else moment_text(key.expires_at) or "never",
+            key.label,
+        )
+        for key in keys
+    ]
+    return table(("key", "tenant", "scopes", "models", "user", "limits", "expires", "label"), rows)
+
+
+def _id_of(text: str) -> str:
+    """Return the id in ``sgw_<id>``, which tables of other tools may show."""
+    return text.removeprefix("sgw_").partition("_")[0]
+
+
+def _days(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 7300:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most 7300 days, got {text!r}")
+    return value
+
+
+def _grace(text: str) -> int:
+    if not text.isdecimal() or int(text) > GRACE_S_MAX:
+        raise argparse.ArgumentTypeError(f"must be 0 to {GRACE_S_MAX} seconds, got {text!r}")
+    return int(text)
+
+
+_VERBS: dict[str, Verb] = {"add": _add, "list": _list, "revoke": _revoke, "rotate": _rotate}

@@ -1,0 +1,211 @@
+"""``/v1/admin`` of a real gateway: who may call it, and what it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, decode_record
+from stream_fabric.process.host import HostRandom
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.tenancy.tenants import RedisTenants
+from stream_gw.auth import key_digest, new_key
+from stream_gw.auth.peppered import peppered_digest
+from tests.gateway.processes import Process
+from tests.gateway.wire import Gate, Reply
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
+from tests.tenancy.conftest import PEPPER
+
+ROUTES = [
+    ("GET", "/v1/admin/tenants"),
+    ("POST", "/v1/admin/tenants"),
+    ("GET", "/v1/admin/tenants/acme"),
+    ("PATCH", "/v1/admin/tenants/acme"),
+    ("DELETE", "/v1/admin/tenants/acme"),
+    ("GET", "/v1/admin/keys"),
+    ("POST", "/v1/admin/keys"),
+    ("DELETE", "/v1/admin/keys/x"),
+    ("POST", "/v1/admin/keys/x/rotate"),
+    ("GET", "/v1/admin/plans"),
+    ("POST", "/v1/admin/plans"),
+    ("GET", "/v1/admin/plans/default"),
+    ("PATCH", "/v1/admin/plans/default"),
+    ("DELETE", "/v1/admin/plans/default"),
+    ("GET", "/v1/admin/audit"),
+]
+
+
+class Setup(NamedTuple):
+    """A gateway as its operator sees it, and the other keys of its keys file."""
+
+    redis: RedisServer
+    operator: Gate
+    tenant: str
+    limited: str
+    """A key with scope admin that is limited to a model."""
+    bare: Gate
+    """A gateway without a database."""
+    lost: Gate
+    """A gateway whose database cannot be reached."""
+    process: Process
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    folder = tmp_path_factory.mktemp("admin")
+    keys = [new_key(HostRandom()) for _ in range(3)]
+    file = folder / "keys.toml"
+    scopes = ['["admin"]', '["create", "read"]', '["admin"]\nmodels = ["m"]']
+    entries = (
+        f'[[tenant.key]]\nsha256 = "{key_digest(key)}"\nscopes = {each}\n'
+        for key, each in zip(keys, scopes, strict=True)
+    )
+    file.write_text('[[tenant]]\nid = "ops"\n' + "".join(entries))
+    with RedisServer() as redis:
+        env = {"STREAM_GW_REDIS_URL": redis.url, "STREAM_GW_PARTITIONS": "1", "STREAM_GW_KEYS_FILE": str(file),
+               "STREAM_GW_KEY_PEPPER": PEPPER, "STREAM_GW_PORT": "0"}  # fmt: skip
+        with (
+            Process("gateway", **env, STREAM_GW_DATABASE_URL=f"sqlite:///{folder / 'tenants.db'}") as process,
+            Process("gateway", **env) as bare,
+            Process("gateway", **env, STREAM_GW_DATABASE_URL="postgresql://u:hunter2@127.0.0.1:1/x") as lost,
+        ):
+            gates = [Gate(each.facts["url"], each.pid, keys[0]) for each in (process, bare, lost)]
+            yield Setup(redis, gates[0], keys[1], keys[2], gates[1], gates[2], process)
+            assert "hunter2" not in lost.log and lost.log.count("tenants not published") == 1
+
+
+async def ask(setup: Setup, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+    reply = await setup.operator.ask(method, f"/v1/admin{path}", body)
+    assert reply.status == status, reply
+    return json.loads(reply.body) if reply.body else None
+
+
+def code_of(reply: Reply) -> str:
+    return str(json.loads(reply.body)["error"]["code"])
+
+
+async def published(setup: Setup) -> dict[str, Any]:
+    client = RedisClient(setup.redis.url)
+    await client.start()
+    try:
+        _, found = await RedisTenants(client).changes(0)
+    finally:
+        await client.close()
+    return {name: decode_record(name, record) if record else None for name, record in found.items()}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_only_an_operator_may_call(setup: Setup, method: str, path: str) -> None:
+    gate = setup.operator
+    for key, status in ((setup.tenant, 403), (setup.limited, 403), ("sk-unknown", 401)):
+        reply = await gate.ask(method, path, {}, {"authorization": f"Bearer {key}"})
+        assert reply.status == status, reply
+    reply = await setup.bare.ask(method, path, {})
+    assert (reply.status, code_of(reply)) == (404, "no_database")
+    assert "STREAM_GW_DATABASE_URL" in reply.body.decode()
+    assert (await setup.bare.ask(method, path, {}, {"authorization": f"Bearer {setup.tenant}"})).status == 403
+
+
+async def test_a_database_that_is_away_is_told(setup: Setup) -> None:
+    for method, path in ROUTES:
+        if method == "GET" or method == "DELETE":
+            reply = await setup.lost.ask(method, path)
+            assert (reply.status, code_of(reply)) == (503, "database_unavailable")
+            assert "retry-after" in reply.headers and b"hunter2" not in reply.body
+    assert (await setup.lost.ask("GET", "/v1/models")).status == 200
+
+
+async def test_the_life_of_a_tenant(setup: Setup) -> None:
+    plan = await ask(setup, "POST", "/plans", {"name": "gold", "tenant": {"streams": 3}, "models": ["m"]}, 201)
+    assert plan["tier"] == "interactive" and plan["tenant"] == {"streams": 3}
+    await ask(setup, "POST", "/tenants", {"id": "acme", "plan": "gold", "prices": {"m": {"prompt": 4}}}, 201)
+    key = await ask(setup, "POST", "/keys", {"tenant": "acme", "label": "ci", "expires_in_s": 1000}, 201)
+    new = await ask(setup, "POST", f"/keys/{key['id']}/rotate", {"grace_s": 5}, 201)
+    assert new["key"] != key["key"] and new["label"] == "ci"
+    assert await ask(setup, "GET", "/tenants/acme") == (await ask(setup, "GET", "/tenants"))["data"][0]
+    listed = await ask(setup, "GET", "/keys?tenant=acme")
+    assert {each["id"] for each in listed["data"]} == {key["id"], new["id"]}
+    assert "digest" not in listed["data"][0] and "key" not in listed["data"][0]
+    record = (await published(setup))["tenant:acme"]
+    assert {each.digest for each in record.keys} == {
+        peppered_digest(each["key"], PEPPER.encode()) for each in (key, new)
+    }
+    assert (await ask(setup, "DELETE", f"/keys/{new['id']}?tokens_only=true"))["generation"] == 1
+    assert (await ask(setup, "DELETE", f"/keys/{key['id']}"))["revoked_at"]
+    assert len((await ask(setup, "GET", "/keys?tenant=acme&revoked=true"))["data"]) == 2
+    assert (await ask(setup, "PATCH", "/tenants/acme", {"suspended": True, "plan": "default"}))["suspended"]
+    assert (await ask(setup, "PATCH", "/plans/gold", {"tier": "batch", "models": None}))["tenant"] == {"streams": 3}
+    assert (await published(setup))["plan:gold"] == PlanRecord("gold", "batch", tenant=Limits(streams=3))
+    await ask(setup, "DELETE", "/plans/gold", status=204)
+    await ask(setup, "DELETE", "/tenants/acme", status=204)
+    found = await published(setup)
+    assert found["tenant:acme"] is None and found["plan:gold"] is None
+    audit = await ask(setup, "GET", "/audit?limit=2")
+    assert [each["action"] for each in audit["data"]] == ["tenant.delete", "plan.delete"] and audit["has_more"]
+    older = await ask(setup, "GET", f"/audit?after={audit['last_id']}&subject=tenant:acme")
+    assert [each["action"] for each in older["data"]] == ["tenant.change", "tenant.create"] and not older["has_more"]
+    for secret in (key["key"], new["key"]):
+        assert secret not in json.dumps([audit, older]) and secret not in setup.process.log
+
+
+async def test_lists_come_in_pages(setup: Setup) -> None:
+    names = [f"page-{number}" for number in range(5)]
+    for name in names:
+        await ask(setup, "POST", "/tenants", {"id": name}, 201)
+    first = await ask(setup, "GET", "/tenants?limit=2&after=page-")
+    assert [each["id"] for each in first["data"]] == names[:2] and first["has_more"]
+    rest = await ask(setup, "GET", f"/tenants?limit=3&after={first['last_id']}")
+    assert [each["id"] for each in rest["data"]] == names[2:] and not rest["has_more"]
+    assert await ask(setup, "GET", "/tenants?after=page-9") == {
+        "object": "list", "data": [], "has_more": False, "last_id": None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "says"),
+    [
+        ("POST", "/tenants", {"id": "x", "color": "red"}, 400, "invalid_request", "color"),
+        ("POST", "/tenants", {"id": "x y"}, 400, "invalid_request", "$.id"),
+        ("POST", "/tenants", {"id": "x\n"}, 400, "invalid_request", "$.id"),
+        ("POST", "/tenants", {"id": "x", "plan": "none"}, 404, "not_found", "plan 'none'"),
+        ("POST", "/tenants", {"id": "x", "label": "\u0000"}, 400, "invalid_request", "$.label"),
+        ("POST", "/plans", {"name": "default"}, 409, "conflict", "exists"),
+        ("POST", "/plans", {"name": "p", "tenant": {"streams": -1}}, 400, "invalid_request", "$.tenant.streams"),
+        ("POST", "/plans", {"name": "p", "tenant": {"speed": 1}}, 400, "invalid_request", "speed"),
+        ("PATCH", "/plans/default", {"name": "p"}, 400, "invalid_request", "name"),
+        ("POST", "/keys", {"tenant": "none"}, 404, "not_found", "tenant 'none'"),
+        ("POST", "/keys", {"tenant": "a", "scopes": ["root"]}, 400, "invalid_request", "$.scopes"),
+        ("POST", "/keys", {"tenant": "a", "scopes": []}, 400, "invalid_request", "$.scopes"),
+        ("POST", "/keys/none/rotate", {"grace_s": -1}, 400, "invalid_request", "$.grace_s"),
+        ("POST", "/keys/none/rotate", None, 404, "not_found", "key 'none'"),
+        ("GET", "/tenants?limit=0", None, 400, "invalid_request", "limit"),
+        ("GET", "/tenants?limit=5000", None, 400, "invalid_request", "limit"),
+        ("GET", "/tenants?page=2", None, 400, "invalid_request", "page"),
+        ("GET", "/audit?after=x", None, 400, "invalid_request", "after"),
+        ("PUT", "/tenants", {}, 405, "method_not_allowed", "GET"),
+    ],
+)
+async def test_errors_say_what_is_wrong(
+    setup: Setup, method: str, path: str, body: Any, status: int, code: str, says: str
+) -> None:
+    reply = await setup.operator.ask(method, f"/v1/admin{path}", body)
+    assert reply.status == status, reply
+    error = json.loads(reply.body)["error"]
+    assert says in error["message"], error
+    if status != 405:
+        assert error["code"] == code
+
+
+async def test_the_gateway_publishes_again_what_redis_loses(setup: Setup) -> None:
+    await ask(setup, "POST", "/tenants", {"id": "kept"}, 201)
+    await asyncio.to_thread(setup.redis, "DEL", "sg:{tenants}:records", "sg:{tenants}:revisions")
+
+    async def is_back() -> bool:
+        return (await published(setup)).get("tenant:kept") == TenantRecord("kept", "default")
+
+    await eventually(is_back)
