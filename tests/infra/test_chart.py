@@ -56,6 +56,8 @@ SECRET = {
     "STREAM_GW_KAFKA_PASSWORD": "secret",
     "STREAM_GW_TELEMETRY_TOKEN": "secret",
     "STREAM_GW_TOKEN_SECRET": "a secret of sixteen",
+    "STREAM_GW_DATABASE_URL": "postgresql://user:secret@database/stream_gw",
+    "STREAM_GW_KEY_PEPPER": "a pepper of sixteen",
     "STREAM_GW_GATEWAY": "llm-stream-gw-gateway-7c9d8b6f5-x2x4z",
     "STREAM_GW_REPLICA": "llm-stream-gw-pool-qwen3-8b-7c9d8b6f5-x2x4z",
     "STREAM_GW_REVISION": "7c9d8b6f5",

@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.support.server import ServerProcess, find_binary, free_port, wait_for
 
 _NEVER_ROOT = "nobody"
 """User of the server when the tests run as root: PostgreSQL refuses root."""
-_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+_READY = "database system is ready to accept connections"
 
 
 def _binary(name: str) -> str:
@@ -42,8 +41,14 @@ class PostgresServer(ServerProcess):
         self.port = self.port or free_port()
         options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.folder, "fsync": "off"}
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        starts = self.log.count(_READY)
         self.launch([*self._user(), _binary("postgres"), "-D", data, "-p", str(self.port), *flags])
-        wait_for(self._answers, "PostgreSQL")
+
+        def is_ready() -> bool:
+            assert self.process is not None and self.process.poll() is None, self.log
+            return self.log.count(_READY) > starts
+
+        wait_for(is_ready, "PostgreSQL", timeout_s=60)
         return self
 
     def stop(self) -> None:
@@ -74,9 +79,3 @@ class PostgresServer(ServerProcess):
             return []
         user = pwd.getpwnam(_NEVER_ROOT)
         return [find_binary("setpriv"), f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-
-    def _answers(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, self.log
-        with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
-            probe.sendall(_SSL_REQUEST)
-            return probe.recv(1) in (b"N", b"S")

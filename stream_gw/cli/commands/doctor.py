@@ -43,6 +43,7 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     from stream_gw.cli.checks.files import check_keys, check_pools
     from stream_gw.cli.checks.redis import check_redis
     from stream_gw.cli.checks.telemetry import check_clickhouse, check_consumer
+    from stream_gw.cli.checks.tenancy import check_tenancy
     from stream_gw.settings import GatewaySettings
     from telemetry.emit.check import check_events
     from telemetry.settings import TelemetrySettings
@@ -67,6 +68,7 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
         report.missing(f"usable settings of stream-gw {', '.join(roles)}", error)
     if gateway:
         check_keys(report, gateway)
+        await check_tenancy(report, gateway)
     if controller:
         check_pools(report, controller)
     if agent:
