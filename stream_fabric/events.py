@@ -163,7 +163,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     error_code: str = ""
     finish_reason: str = ""
     placement: str = ""
-    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow)."""
+    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow), batch_host."""
     queue_position: int = 0
     scores: tuple[CandidateScore, ...] = ()
     prompt_tokens: int = 0
@@ -186,7 +186,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     prompt: str = ""
     completion: str = ""
     shifted_to: str = ""
-    """Adjacent pool that served the request; empty: none."""
+    """Adjacent pool or batch host that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
 

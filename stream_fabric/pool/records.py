@@ -102,6 +102,9 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Replicas that produced the stream before; a failover avoids them while another replica lives."""
     prices: Prices | None = None
     """Prices at the time of the request; None: not billed by price."""
+    home: str = ""
+    """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
+    overflowed."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)

@@ -194,7 +194,7 @@ class StreamCreation:
         Returns False when no pool holds the request.
         """
         parts, model = self._parts, call.request.model
-        pools = (pool, *parts.directory.overflow_pools(pool, model))
+        pools = (pool, *parts.directory.hosts(pool))
         for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
             try:
                 work = await parts.pools.work(cell, stream)
@@ -341,9 +341,9 @@ class StreamCreation:
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, overflow = self._parts, outcome.overflow
-        new.call.trace.receive_placed(placed, overflow)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
+        parts, elsewhere = self._parts, outcome.elsewhere
+        new.call.trace.receive_placed(placed, elsewhere)
+        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:
