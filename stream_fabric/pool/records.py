@@ -218,6 +218,8 @@ class OverloadTotals(NamedTuple):
     """Requests that overflowed to another pool."""
     asked: tuple[int, ...] = ()
     """All requests of the pool by tier, rejected ones included."""
+    yielded_to: int = 0
+    """Requests that batch work yielded to."""
 
 
 class SlotUse(msgspec.Struct, frozen=True, gc=False):

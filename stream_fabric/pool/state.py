@@ -78,6 +78,8 @@ class PoolState:
     duty: PrefillDuty = field(default_factory=PrefillDuty)
     yields_until_ms: float = 0.0
     """Until then batch work yields."""
+    yielded_to: int = 0
+    """Total of requests that batch work yielded to."""
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -196,6 +198,7 @@ class PoolState:
         longest_s = wait_s if taken is not None else max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
         if terms.make_batch_yield(request.tier, longest_s, is_over=is_over):
             self.yields_until_ms = now_ms + YIELD_MS
+            self.yielded_to += 1
         may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
         overflows = may_leave and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):

@@ -380,7 +380,8 @@ SURGING = _controller(
     "pool_surging",
     "gauge",
     "bool",
-    "1 while requests are rejected (layer shed) or overflow to adjacent pools (layer shift)",
+    "1 while requests are rejected (layer shed), overflow to adjacent pools (layer shift), or batch work yields "
+    "(layer yield)",
     ("pool", "layer"),
     only=_DECLARED,
 )

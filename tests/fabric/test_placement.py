@@ -542,7 +542,10 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         state = law.state
         yielded = yielded or law.yield_to is not None
         assert await real.pools.overload_totals(real.name) == OverloadTotals(
-            tuple(state.rejected), max(state.overflowed - state.returned, 0), tuple(state.asked)
+            tuple(state.rejected),
+            max(state.overflowed - state.returned, 0),
+            tuple(state.asked),
+            state.yielded_to,
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
     assert yielded or not may_yield

@@ -184,6 +184,7 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     end
     if is_over or (mark > 0 and math.max(wait, (slot_free or 0) / 1000) > mark) then
       redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
+      redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
     end
   end
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
