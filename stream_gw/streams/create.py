@@ -132,7 +132,7 @@ class StreamCreation:
         try:
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
         except BaseException:
-            if work.reserved:
+            if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
@@ -321,9 +321,9 @@ class StreamCreation:
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, overflow = self._parts, outcome.overflow
-        new.call.trace.receive_placed(placed, overflow)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
+        parts, elsewhere = self._parts, outcome.elsewhere
+        new.call.trace.receive_placed(placed, elsewhere)
+        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:
