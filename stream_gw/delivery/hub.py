@@ -105,9 +105,7 @@ class Hub:
         """Read one page of a stream, without following the stream. Raises NotFound."""
         page = await self.log.watch(stream, tenant, None, after)
         if page is None:
-            raise NotFound(
-                f"no stream {stream}: it never existed, belongs to another tenant, or its retention has passed"
-            )
+            raise not_found(stream)
         return page
 
     def follow(
@@ -244,3 +242,8 @@ async def _log_fabric_error(work: Coroutine[Any, Any, None]) -> None:
         await work
     except FabricError as error:
         log.warning("background task failed, not retried: %s", error)
+
+
+def not_found(stream: str) -> NotFound:
+    """Make the error of a stream that the caller may not see, which does not tell whether it exists."""
+    return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")

@@ -17,6 +17,7 @@ from stream_fabric.stream.ids import StreamId, UserId, created_ms, is_stream_id
 from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import check_cursor
 from stream_gw.auth import Principal, Scope
+from stream_gw.delivery.hub import not_found
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
@@ -220,10 +221,6 @@ def stream_id(text: str) -> StreamId:
     if not is_stream_id(text):
         raise NotFound(f"no stream {text[:64]!r}: a stream id is resp_ and 32 hex digits")
     return StreamId(text)
-
-
-def not_found(stream: str) -> NotFound:
-    return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")
 
 
 def _structure_frames(structure: bytes, seq: int) -> tuple[bytes, ...]:

@@ -100,7 +100,8 @@ class StreamList(msgspec.Struct):
 
 class CancelAnswer(msgspec.Struct):
     result: Literal["accepted", "already", "pending", "terminal"]
-    """`pending`: the replica that runs the stream has been told. `terminal`: the stream had ended before."""
+    """`accepted`: nothing comes after `at`. `already`: it was cancelled before. `terminal`: it had ended before.
+    `pending`: no stream of the caller has this id yet; if it is created within a moment, it is cancelled."""
     at: str | None
     """Cursor of the last frame that any reader gets."""
     status: Status | None
