@@ -32,6 +32,7 @@ from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, mov
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
+from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
@@ -108,6 +109,8 @@ class StreamCreation:
         who.require_model(request.model)
         user = _stream_user(who, request.user)
         pool = await parts.directory.pool_of(request.model)
+        if context := parts.directory.context(pool, request.model):
+            await off_loop(request.prompt_bytes, lambda: check_context(request, context))
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
         trace.session = _session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)

@@ -65,6 +65,7 @@ class ServiceRoutes:
         who = self._authenticate(request)
         data = [
             {"id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated}
+            | ({"max_model_len": served.max_model_len} if served.max_model_len else {})
             for model, served in sorted(self._gateway.parts.directory.models().items())
             if who.models is None or model in who.models
         ]
