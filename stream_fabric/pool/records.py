@@ -171,6 +171,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             self.decode_ms,
             self.prefill_per_s,
             self.decode_per_s,
+            self.load.kv_capacity_tokens * (1 - self.load.kv_used_ratio) if self.load.kv_capacity_tokens else -1.0,
         )
 
 

@@ -32,6 +32,7 @@ from stream_fabric.pool.placement import (
     Refused,
     ReplicaSlot,
     choose,
+    lacks_kv,
 )
 from stream_fabric.pool.queue import PoolQueue
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
@@ -112,12 +113,10 @@ class PoolState:
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
-        if refused is not None:
-            return refused
-        if instead is None:
+        if refused is None and instead is None:
             refused = self._check_bytes(request)
-            if refused is not None:
-                return refused
+        if refused is not None:
+            return refused._replace(lacks_kv=lacks_kv(choice.candidates))
         if terms.duty_max:
             self.duty.admit(_own_prefill_ms(request, slots, choice, now_ms), now_ms)
         if request.size:
@@ -129,7 +128,7 @@ class PoolState:
             self._hand(request, replica, hit, now_ms)
             return Placed(replica, choice.reason, choice.candidates, expected_ms)
         if instead is None and len(self.queue) >= self.queue_max:
-            return Refused(self.queue.retry_after_s())
+            return Refused(self.queue.retry_after_s(), lacks_kv=lacks_kv(choice.candidates))
         hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
         cached = {replica: tokens for replica, tokens in hits.items() if tokens > 0}
         self.queue.push(request, cached, pin, first=instead is not None)
@@ -306,8 +305,8 @@ class PoolState:
         """Hand queued requests to the replica while it has room; return their streams."""
         taken: list[StreamId] = []
         tiers = len(TIERS) if self.yield_to(now_ms) is None else BATCH_TIER
-        while self.replicas[replica].ready and self.replicas[replica].in_flight < self.replicas[replica].room:
-            found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms), tiers)
+        while (slot := self.replicas[replica]).ready and slot.in_flight < slot.room:
+            found = self.queue.next_for(slot, replica, lambda asked: self._may_take(replica, asked, now_ms), tiers)
             if found is None:
                 break
             request = self.queue.pop(found, now_ms)

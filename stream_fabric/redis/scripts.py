@@ -71,6 +71,7 @@ def constants(shared: str) -> str:
         values |= {
             "TIERS": len(placement.TIERS),
             "SCAN_MAX": placement.SCAN_MAX,
+            "KV_PENDING_WEIGHT": placement.KV_PENDING_WEIGHT,
             "RATE_WINDOW_MS": placement.RATE_WINDOW_MS,
             "LOOK_AHEAD": placement.LOOK_AHEAD,
             "PASSED_MAX": placement.PASSED_MAX,

@@ -11,7 +11,7 @@
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
 --   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
 --   much memory; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
---   3 over).
+--   3 over, 4 no room in its KV cache).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local pin_ms, instead = ARGV[12], ARGV[13]
@@ -82,6 +82,9 @@ for i = 1, count do
     if flight[i] >= slots[i] then waits[i] = waits[i] + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
     if flight[i] >= room[i] then
       scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
+    elseif not has_kv_for(kv_in(board[i]), flight[i], prefill[i], decode[i], prefill_s[i], decode_s[i], prompt - hit,
+        output) then
+      scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 4)
     else
       local used = flight[i] / room[i]
       local stays = used <= SPILL_AT or jitter < (1 - used) / (1 - SPILL_AT)
