@@ -20,6 +20,7 @@
     │   └── RateLimited              a limit of the tenant's plan
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
+    ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
     │   ├── PoolFull                 the pool's queue is full
     │   └── PoolBusy                 the backlog ahead of the request's tier is too long
@@ -191,6 +192,13 @@ class Draining(StreamGwError):
     code = "draining"
     http_status = 503
     close_code = 1012
+    retriable = True
+
+
+class GatewayFull(StreamGwError):
+    code = "gateway_full"
+    http_status = 503
+    close_code = 1013
     retriable = True
 
 

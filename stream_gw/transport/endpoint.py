@@ -12,6 +12,7 @@ from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN
 from stream_fabric.ports import Clock, Random
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.metrics import Metrics
+from stream_gw.transport.body_bytes import BodyBytes
 from stream_gw.transport.http import ClientGone, Request, WrongMethod
 from stream_gw.transport.sse import SseBody
 
@@ -38,11 +39,12 @@ class Answering:
         self._random = random
         self.metrics = metrics
         self.access = access
+        self.bodies = BodyBytes()
         self.count = 0
         """Requests whose answer is not complete."""
 
     def request(self, scope: Scope, receive: Receive, send: Send) -> Request:
-        return Request(scope, receive, send, self._clock, self._random)
+        return Request(scope, receive, send, self._clock, self._random, self.bodies)
 
     def retry_ms(self, request: Request) -> int | None:
         """Milliseconds after which an EventSource should reconnect, spread over an interval; None for other clients."""

@@ -75,7 +75,7 @@ class ServiceRoutes:
         who, parts = self._authenticate(request), self._gateway.parts
         if not parts.settings.token_secret.get_secret_value():
             raise Forbidden("this fleet mints no capability tokens; its operator must set STREAM_GW_TOKEN_SECRET")
-        requested = parse(await request.body() or b"{}", TokenRequest)
+        requested = parse(await request.body(who.tenant) or b"{}", TokenRequest)
         token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s())
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
 
