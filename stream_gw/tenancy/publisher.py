@@ -31,15 +31,20 @@ class Publisher:
         self._is_ahead = False
 
     async def publish(self) -> int:
-        """Publish what Redis lacks; return the number of records. Raises DatabaseUnavailable or FabricError."""
-        since, count = await self._records.revision(), 0
+        """Publish what Redis lacks; return the number of records.
+
+        Raises DatabaseUnavailable or FabricError, FabricLost when Redis loses records meanwhile.
+        """
+        since = held = await self._records.revision()
+        count = 0
         while True:
             async with self._database.transaction() as connection:
                 self._compare(since, await last_revision(connection))
                 before = since
                 since, records = await records_after(connection, since, TENANT_RECORDS_PUBLISHED_MAX)
             if records:
-                await self._records.publish(records)
+                await self._records.publish(records, after=held)
+                held = max(held, *(revision for revision, _ in records.values()))
                 count += len(records)
             elif since == before:
                 return count

@@ -1,4 +1,4 @@
-"""What these commands share: their flags, the database, and the publication of a change."""
+"""Shared by these commands: flags, the open database, and the publication of a change."""
 
 from __future__ import annotations
 
