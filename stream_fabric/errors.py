@@ -6,6 +6,7 @@
     │   ├── TooDeep                  JSON nested beyond the limit
     │   └── Unsupported              the request asks for something this platform cannot do
     ├── Unauthenticated 401 / 4401
+    │   └── KeyRevoked               the API key was revoked while it was in use
     ├── Forbidden 403 / 4403
     ├── NotFound 404 / 1008          no such stream, or another tenant's
     │   └── ModelNotFound            no pool serves the model
@@ -15,6 +16,7 @@
     ├── BodyTooLarge 413 / 1009
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
+    │   └── RateLimited              a limit of the tenant's plan
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
@@ -51,6 +53,9 @@ class StreamGwError(Exception):
     retriable: ClassVar[bool] = False
     type: ClassVar[str] = "server_error"
 
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further headers of the HTTP response."""
+
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -82,6 +87,10 @@ class Unauthenticated(StreamGwError):
     http_status = 401
     close_code = 4401
     type = "authentication_error"
+
+
+class KeyRevoked(Unauthenticated):
+    code = "api_key_revoked"
 
 
 class Forbidden(StreamGwError):
@@ -149,6 +158,29 @@ class TooMany(StreamGwError):
     close_code = 4429
     retriable = True
     type = "rate_limit_error"
+
+
+class RateLimited(TooMany):
+    """A limit of the tenant's plan is reached. ``headers`` of the response tell what is left of the limits.
+
+    ``may_retry`` False: the limit never allows this request, so it is not retriable and has no ``Retry-After``.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        may_retry: bool = True,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.headers = headers
+        if not may_retry:
+            self.retriable, self.retry_after_s = False, None  # type: ignore[misc]
+            self.headers = (*headers, (b"x-should-retry", b"false"))  # OpenAI's clients follow it
 
 
 class Draining(StreamGwError):

@@ -66,6 +66,9 @@ EXPIRY_EVERY_S: Final = 30  # a live stream's expiry is set again when it was la
 USAGE_TTL_S: Final = 40 * 86_400  # an hour's usage of a tenant is kept for so long
 ENDED_KEPT_S: Final = 10.0  # time that a producer re-checks its end, in case a failover loses it
 
+# Tenants.
+TENANTS_READ_EVERY_S: Final = 1.0  # interval at which gateways read changes of tenants; a revoked key ends so soon
+
 # Leases.
 LEASE_TTL_S: Final = 3.0  # lease of a replica; over: its streams move to other replicas
 LEASE_RENEW_S: Final = 1.0  # interval of renewals

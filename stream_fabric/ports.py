@@ -37,9 +37,8 @@ from stream_fabric.stream.frames import ErrorInfo, Frame, Status, TerminalStatus
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
 from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
 
+
 # --- time and chance ---------------------------------------------------------------------------------------
-
-
 class Clock(Protocol):
     """Time in a process. Every moment that another process compares is taken from ``now_us``."""
 
@@ -85,8 +84,11 @@ class StreamLog(Protocol):
         facts: bytes,
         gateway: GatewayId | None,
         model: str = "",
+        *,
+        reserved: bool = False,
     ) -> CreateCode:
-        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``."""
+        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``.
+        ``reserved``: the tenant's account holds a reservation for it, which its end must settle."""
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
@@ -265,28 +267,6 @@ class Index(Protocol):
 
     async def remove_live(self, tenant: TenantId, user: UserId, streams: list[StreamId]) -> None:
         """Take ended streams off the list of the user's running streams."""
-
-
-class TenantRecords(Protocol):
-    """Published records of tenants, keys and plans; see ``accounts.records``. A revision orders the changes.
-
-    The database assigns the revisions. Records are opaque bytes here.
-    """
-
-    async def publish(self, records: Mapping[str, tuple[int, bytes]], *, after: int = 0) -> None:
-        """Publish records with their revisions, by name. An older revision never replaces a newer one.
-
-        Raises FabricLost, and publishes nothing, when the highest published revision is lower than ``after``.
-        """
-
-    async def changes(self, since: int) -> tuple[int, dict[str, bytes]]:
-        """Read the records with a revision after ``since``: (newest revision among them, records by name).
-
-        It may return only some of them, the oldest first: call again with the returned revision until no record comes.
-        """
-
-    async def revision(self) -> int:
-        """Return the highest published revision; 0: nothing is published, or Redis has lost it."""
 
 
 class Control(Protocol):

@@ -8,15 +8,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from stream_fabric.ports import Random, Subscribe
+from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.failover import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
@@ -25,9 +27,10 @@ from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.stream.ids import GatewayId
-from stream_gw.auth import Authenticator, KeyStore
+from stream_gw.auth import Authenticator, KeyStore, TenantFeed, read_keys_file
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
@@ -46,7 +49,7 @@ from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
 from stream_gw.transport.connection import EdgeServer, make_server
 from telemetry.emit.open import open_sink
-from telemetry.emit.spans import open_spans
+from telemetry.emit.spans import Spans, open_spans
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
@@ -56,16 +59,21 @@ DEV_TENANT = "dev"
 
 def key_store(settings: GatewaySettings) -> KeyStore:
     """Make the store of API keys. Raises ValueError when no key is configured, or the keys file is wrong."""
-    dev_key = settings.dev_key.get_secret_value()
+    dev_key, pepper = settings.dev_key.get_secret_value(), settings.key_pepper.get_secret_value()
+    if sum(map(bool, (settings.keys_file, dev_key, pepper))) > 1:
+        raise ValueError("set one of keys_file, dev_key and key_pepper, which takes the keys of the database")
+    if pepper:
+        return KeyStore(pepper=pepper.encode(), published=True)
     if settings.keys_file is not None:
-        if dev_key:
-            raise ValueError("set keys_file or dev_key, not both")
         try:
-            return KeyStore.load(settings.keys_file)
+            return KeyStore(read_keys_file(settings.keys_file))
         except (OSError, ValueError) as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     if not dev_key:
-        raise ValueError("no keys: set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry)")
+        raise ValueError(
+            "no keys: set STREAM_GW_KEY_PEPPER and add tenants with stream-gw tenants, or set STREAM_GW_KEYS_FILE to a "
+            "TOML file of tenants (stream-gw key makes an entry)"
+        )
     return KeyStore.single(DEV_TENANT, dev_key)
 
 
@@ -79,6 +87,25 @@ def token_signer(settings: GatewaySettings, random: Random) -> TokenSigner:
         )
     except ValueError as error:
         raise ValueError(f"--token-secret, --token-secrets-accepted: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Process:
+    """Everything that is open while a gateway serves."""
+
+    settings: GatewaySettings
+    name: GatewayId
+    keys: KeyStore
+    authenticator: Authenticator
+    metrics: Metrics
+    client: RedisClient
+    partitions: Partitions
+    host: HostClock
+    random: Random
+    spans: Spans
+    sink: EventSink
+    tenancy: Tenancy | None
+    tasks: asyncio.TaskGroup
 
 
 async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
@@ -103,54 +130,87 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        clock, log = FabricClock(client, host, random), RedisStreamLog(client, partitions)
-        cells = RedisPools(client, settings.queue_max, metrics.receive_skipped_record)
-        pools = DividedPools(client, settings.queue_max, metrics.receive_skipped_record)
-        directory = Directory(cells, RedisControl(client, metrics.receive_skipped_record).plans)
-        hub = Hub(name, log, host, _make_subscribe(client, partitions), tasks)  # its hot path needs durations only
-        if partitions.new:
-            hub.await_recreation()
-        contents = Contents(sink, keys.content_bytes, log, hub.spawn, settings.trace_one_in)
-        access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
-        rejections = Rejections(FleetEventReporter(sink, clock, name))
-
-        def receive_outcome(outcome: ReaderOutcome) -> None:
-            for observer in (metrics, access, rejections, contents, local_stats):
-                observer.receive_outcome(outcome)
-            if outcome.role == "created" and outcome.replica:
-                directory.ended(outcome.replica)
-
-        tracer = Tracer(
-            contents,
-            clock,
-            name,
-            settings.region,
-            settings.trace_one_in,
-            receive_outcome,
-            directory.loaded,
-            spans.receive,
+        process = _Process(
+            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy, tasks
         )
-        positions, index = QueuePositions(pools, directory, clock.now_us), RedisIndex(client)
-        parts = GatewayParts(
-            name, settings, authenticator, log, pools, index, clock, random, hub, directory, positions, tracer, contents
-        )
-        edge = Edge(Gateway(parts), metrics, access, local_stats, tenancy)
-        reporter = FailoverReporter(sink, clock, log)
-        upkeep = [
-            hub.subscription.run(),
-            clock.run(),
-            directory.run(),
-            Watchdog(hub, directory.produces, random).run(),
-            positions.run(),
-            edge.sweep(),
-            rejections.run(),
-            LeaseReaper(cells, log, clock, random, reporter).run(),
-        ]
-        background = [tasks.create_task(work) for work in upkeep]
-        await hub.subscription.wait_ready()
-        await _listen(edge, settings, tasks, on_ready)
-        for task in background:
-            task.cancel()
+        await _run(process, on_ready)
+
+
+async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
+    """Wire the gateway's parts and serve."""
+    settings, name, metrics, client = process.settings, process.name, process.metrics, process.client
+    random, sink, tasks, on_skip = process.random, process.sink, process.tasks, metrics.receive_skipped_record
+    feed = TenantFeed(RedisTenants(client), process.keys, on_skip) if process.keys.published else None
+    if feed is not None:
+        await feed.read()
+    accounts = RedisAccounts(client)
+    settlements, clock = Settlements(accounts), FabricClock(client, process.host, random)
+    log = RedisStreamLog(client, process.partitions, on_ended=settlements.add)
+    cells, pools = RedisPools(client, settings.queue_max, on_skip), DividedPools(client, settings.queue_max, on_skip)
+    directory = Directory(cells, RedisControl(client, on_skip).plans)
+    # Its hot path needs durations only
+    hub = Hub(name, log, process.host, _make_subscribe(client, process.partitions), tasks)
+    if process.partitions.new:
+        hub.await_recreation()
+    contents = Contents(sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in)
+    access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
+    rejections = Rejections(FleetEventReporter(sink, clock, name))
+    receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
+    region, one_in = settings.region, settings.trace_one_in
+    tracer = Tracer(contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive)
+    positions = QueuePositions(pools, directory, clock.now_us)
+    parts = GatewayParts(
+        name,
+        settings,
+        process.authenticator,
+        log,
+        pools,
+        RedisIndex(client),
+        accounts,
+        clock,
+        random,
+        hub,
+        directory,
+        positions,
+        tracer,
+        contents,
+        metrics.receive_limited,
+    )
+    edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
+    upkeep = [
+        hub.subscription.run(),
+        clock.run(),
+        settlements.run(),
+        directory.run(),
+        Watchdog(hub, directory.produces, random).run(),
+        positions.run(),
+        edge.sweep(),
+        rejections.run(),
+        LeaseReaper(cells, log, clock, random, FailoverReporter(sink, clock, log)).run(),
+        *([] if feed is None else [feed.run(edge.receive_revoked)]),
+    ]
+    background = [tasks.create_task(work) for work in upkeep]
+    await hub.subscription.wait_ready()
+    await _listen(edge, settings, tasks, on_ready)
+    for task in background:
+        task.cancel()
+
+
+class _Observer(Protocol):
+    def receive_outcome(self, outcome: ReaderOutcome) -> None:
+        """Take the outcome of a reader that has ended."""
+
+
+def _make_receiver(observers: Sequence[_Observer], directory: Directory) -> Callable[[ReaderOutcome], None]:
+    """Make the function that passes each reader's outcome on."""
+
+    def receive(outcome: ReaderOutcome) -> None:
+        for observer in observers:
+            observer.receive_outcome(outcome)
+        if outcome.role == "created" and outcome.replica:
+            directory.ended(outcome.replica)
+
+    return receive
 
 
 @contextlib.asynccontextmanager

@@ -80,7 +80,7 @@ class Handover:
 
         async def requeue() -> None:
             if self._streams.is_running(stream):
-                await self._failover.yield_stream(self._policy.pool, self._replica, stream.work, LOST)
+                await self._failover.yield_stream(self._policy.pool, self._replica, stream.work)
 
         await self._let_go(stream, "yield", requeue)
 

@@ -24,12 +24,14 @@ from stream_fabric.ports import Clock, EventSink
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
+from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.inbox import RedisInbox
 from stream_fabric.redis.pools import RedisPools
-from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.streams import OnEnded, RedisStreamLog, check_partitions, leave_to_check
 from stream_fabric.redis.subscriber import subscriptions
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.ids import ReplicaId
 from telemetry.emit.open import open_sink
 
@@ -79,7 +81,8 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
         async with open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as sink:
             events = CountingSink(metrics.receive, sink)
-            ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events)
+            settlements = Settlements(RedisAccounts(client))
+            ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events, settlements.add)
             agent = Agent(policy, replica, engine, ports)
             stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.end_grace_period))
             for number in _SIGNALS:
@@ -87,8 +90,9 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
             server = health_server(agent, engine, settings.metrics_host, settings.metrics_port, metrics)
             async with server as url, asyncio.TaskGroup() as tasks:
                 ticking = tasks.create_task(clock.run(), name="clock")
+                settling = tasks.create_task(settlements.run(), name="settlements")
                 running = tasks.create_task(agent.run())
-                running.add_done_callback(lambda _: ticking.cancel())
+                running.add_done_callback(lambda _: (ticking.cancel(), settling.cancel()))
                 ready = tasks.create_task(agent.ready.wait())
                 await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
                 ready.cancel()
@@ -122,11 +126,17 @@ def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, repl
 
 
 def redis_ports(
-    client: RedisClient, partitions: Partitions, pool: str, replica: ReplicaId, clock: Clock, events: EventSink
+    client: RedisClient,
+    partitions: Partitions,
+    pool: str,
+    replica: ReplicaId,
+    clock: Clock,
+    events: EventSink,
+    on_ended: OnEnded = leave_to_check,
 ) -> AgentPorts:
     """Return the ports of one agent on Redis. The caller keeps the clock running."""
 
-    log = RedisStreamLog(client, partitions, replica)
+    log = RedisStreamLog(client, partitions, replica, on_ended)
     inbox = RedisInbox(client, pool, replica)
     return AgentPorts(log, RedisPools(client), inbox, subscriptions(client, partitions), clock, HostRandom(), events)
 

@@ -287,7 +287,13 @@ class Requests:
         work = stream.work
         try:
             code = await self._log.create(
-                stream.name, work.parsed_epoch(), work.tenant, work.facts, None, work.request.model
+                stream.name,
+                work.parsed_epoch(),
+                work.tenant,
+                work.facts,
+                None,
+                work.request.model,
+                reserved=work.reserved,
             )
         except FabricError as error:
             log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)

@@ -27,12 +27,14 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.metrics_registry import CountingSink
 from stream_fabric.recovery.failover import FailoverReporter
 from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from telemetry.emit.open import open_sink
 
 log = logging.getLogger(__name__)
@@ -110,15 +112,15 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             asyncio.TaskGroup() as tasks,
         ):
             sink = CountingSink(metrics.receive, events)
-            cells, streams = (
-                RedisPools(client, on_skip=metrics.receive_skipped_record),
-                RedisStreamLog(client, partitions),
-            )
+            settlements = Settlements(RedisAccounts(client))
+            cells = RedisPools(client, on_skip=metrics.receive_skipped_record)
+            streams = RedisStreamLog(client, partitions, on_ended=settlements.add)
             pools = DividedPools(client, on_skip=metrics.receive_skipped_record)
             clock = FabricClock(client, HostClock(), HostRandom())
             reporter = FailoverReporter(sink, clock, streams)
             running = [
                 tasks.create_task(clock.run(), name="clock"),
+                tasks.create_task(settlements.run(), name="settlements"),
                 tasks.create_task(LeaseReaper(cells, streams, clock, random, reporter).run(), name="reaper"),
             ]
             leader: Leader | None = None

@@ -76,6 +76,8 @@ class OverloadMarks(
     """Prefill duty above which a tier's requests are rejected, by tier; 0 or missing: never."""
     batch_yields: bool = True
     """Batch work yields to requests of higher tiers that would wait longer than their mark."""
+    batch_pools: tuple[str, ...] = ()
+    """Batch hosts: pools on interruptible or off-peak capacity that batch requests try first, in this order."""
 
 
 class OverloadTerms(NamedTuple):
@@ -122,6 +124,8 @@ class OverloadTerms(NamedTuple):
 
 
 NO_OVERLOAD_TERMS = OverloadTerms()
+BATCH_HOST_TERMS = OverloadTerms(math.inf, overflow_in_max=1.0)
+"""Terms at a batch host: a request is placed at once, in a free slot, or not at all."""
 
 
 class PrefillDuty:
@@ -153,6 +157,13 @@ class Overflow(NamedTuple):
     """Backlog ahead of the request at home; 0: no replica took requests there."""
     shift_s: float
     """Backlog from which the home pool lets requests overflow."""
+
+
+class BatchHosted(NamedTuple):
+    """Reason why a batch request runs at a batch host of its home pool."""
+
+    home: str
+    to: str
 
 
 def duty_retry_after_s(duty: float, duty_max: float, draw: float) -> int:

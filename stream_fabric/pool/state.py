@@ -78,6 +78,8 @@ class PoolState:
     duty: PrefillDuty = field(default_factory=PrefillDuty)
     yields_until_ms: float = 0.0
     """Until then batch work yields."""
+    yielded_to: int = 0
+    """Total of requests that batch work yielded to."""
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -101,8 +103,6 @@ class PoolState:
                 return Queued(self.queue.position(request.stream), ())
             if holder != instead:
                 return Placed(holder, "only", ())
-            del self.at[request.stream]
-            self.flights[holder].pop(request.stream, None)
         bound_to, until_ms = self.pins.get(request.session, ("", 0.0))
         pin = bound_to if until_ms > now_ms else ""
         slots = [self.replicas.get(replica) for replica in replicas]
@@ -115,9 +115,13 @@ class PoolState:
         if refused is not None:
             return refused
         if instead is None:
-            refused = self._check_bytes(request)
+            self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
+            refused = _check_bytes(request, self.sizes, self.bytes_max, self.tenant_bytes_max)
             if refused is not None:
                 return refused
+        elif self.at.get(request.stream) == instead:  # a refused one stays on its replica's list
+            del self.at[request.stream]
+            self.flights[instead].pop(request.stream, None)
         if terms.duty_max:
             self.duty.admit(_own_prefill_ms(request, slots, choice, now_ms), now_ms)
         if request.size:
@@ -140,17 +144,6 @@ class PoolState:
         if pulled_by is not None:
             return Placed(pulled_by, choice.reason, choice.candidates)
         return Queued(self.queue.position(request.stream), choice.candidates)
-
-    def _check_bytes(self, request: PlacementRequest) -> Refused | None:
-        """Refuse the request if the pool or the tenant would exceed its limit in bytes; None: neither does."""
-        self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
-        total = sum(size for _, size in self.sizes.values())
-        if total + request.size > self.bytes_max:
-            return Refused(1, "bytes", float(total))
-        mine = sum(size for tenant, size in self.sizes.values() if tenant == request.tenant)
-        if mine + request.size > self.tenant_bytes_max:
-            return Refused(1, "tenant_bytes", float(mine))
-        return None
 
     def _count_demand(self, request: PlacementRequest, choice: Choice) -> None:
         """Add the request to the pool's totals, without the prompt tokens that a cache saves."""
@@ -205,6 +198,7 @@ class PoolState:
         longest_s = wait_s if taken is not None else max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
         if terms.make_batch_yield(request.tier, longest_s, is_over=is_over):
             self.yields_until_ms = now_ms + YIELD_MS
+            self.yielded_to += 1
         may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
         overflows = may_leave and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
@@ -347,6 +341,19 @@ class PoolState:
             if self.at.get(stream) == replica:
                 del self.at[stream]
         return streams
+
+
+def _check_bytes(
+    request: PlacementRequest, sizes: Mapping[StreamId, tuple[TenantId, int]], bytes_max: int, tenant_bytes_max: int
+) -> Refused | None:
+    """Refuse the request if the pool or the tenant would exceed its limit in bytes; None: neither does."""
+    total = sum(size for _, size in sizes.values())
+    if total + request.size > bytes_max:
+        return Refused(1, "bytes", float(total))
+    mine = sum(size for tenant, size in sizes.values() if tenant == request.tenant)
+    if mine + request.size > tenant_bytes_max:
+        return Refused(1, "tenant_bytes", float(mine))
+    return None
 
 
 def _own_prefill_ms(

@@ -149,6 +149,17 @@ SHEDS = _gateway(
     "Requests rejected for lack of capacity, by layer: gateway, rate, pool, queue (waited too long)",
     ("layer",),
 )
+LIMITED = _add(
+    Metric(
+        "limited_total",
+        "counter",
+        "requests",
+        "Requests refused by a limit of their plan, by subject (tenant, key, user, model) and kind of limit",
+        ("gateway",),
+        ("subject", "limit"),
+        only="after the first refusal",
+    )
+)
 _ONLY_SURGE = "for declared pools, after their first overload"
 POOL_SHEDS = _add(
     Metric(
@@ -170,6 +181,17 @@ POOL_SHIFTS = _add(
         ("gateway",),
         _POOL,
         only=_ONLY_SURGE,
+    )
+)
+BATCH_HOSTED = _add(
+    Metric(
+        "pool_batch_hosted_total",
+        "counter",
+        "requests",
+        "Batch requests of the pool that a batch host took",
+        ("gateway",),
+        _POOL,
+        only="for pools with batch_pools",
     )
 )
 OPEN_STREAMS = _gateway("open_streams", "gauge", "streams", "Streams with a reader on this gateway")
@@ -369,7 +391,8 @@ SURGING = _controller(
     "pool_surging",
     "gauge",
     "bool",
-    "1 while requests are rejected (layer shed) or overflow to adjacent pools (layer shift)",
+    "1 while requests are rejected (layer shed), overflow to adjacent pools (layer shift), or batch work yields "
+    "(layer yield)",
     ("pool", "layer"),
     only=_DECLARED,
 )

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from stream_fabric import limits
+from stream_fabric.accounts import account
 from stream_fabric.pool import overload, placement
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.wire import Arg
@@ -27,7 +28,19 @@ _POOL_SCRIPTS = {
     "lease_changes",
     "tier_queues",
 }
-_UNREFUSED = {"append", "cancel", "fence", "report", "state_request", "takeover", "tenants_publish", "unwatch", "watch"}
+_ACCOUNT_SCRIPTS = {"account_admit", "account_settle"}
+_UNREFUSED = {
+    "account_settle",
+    "append",
+    "cancel",
+    "fence",
+    "report",
+    "state_request",
+    "takeover",
+    "tenants_publish",
+    "unwatch",
+    "watch",
+}
 """Scripts on a hash that Redis must run at its memory limit: without them running streams and leases would end.
 
 Others that it must run free memory first themselves.
@@ -41,13 +54,20 @@ It names a declared key: while a slot moves, Redis Cluster refuses a script that
 """
 
 
-def constants(*, pool: bool) -> str:
-    """Render the constants of the stream scripts as Lua locals; ``pool``: also those of the pool scripts."""
+def constants(shared: str) -> str:
+    """Render the constants of the stream scripts as Lua locals; ``pool``, ``account``: also those of these scripts."""
     values: dict[str, float] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
     }
-    if pool:
+    if shared == "account":
+        values |= {
+            "MINUTE_MS": account.MINUTE_MS,
+            "CHECK_MS": account.CHECK_MS,
+            "CHECKED_MAX": account.CHECKED_MAX,
+            "KEPT_MS": account.KEPT_MS,
+        }
+    if shared == "pool":
         values |= {
             "TIERS": len(placement.TIERS),
             "SCAN_MAX": placement.SCAN_MAX,
@@ -73,10 +93,10 @@ class Script:
     def __init__(self, name: str) -> None:
         self.name = name
         folder = files("stream_fabric.redis") / "lua"
-        pool = name in _POOL_SCRIPTS
-        parts = ["prelude", *(["pool"] if pool else []), name]
+        shared = "pool" if name in _POOL_SCRIPTS else "account" if name in _ACCOUNT_SCRIPTS else ""
+        parts = [part for part in ("prelude", shared, name) if part]
         first = _UNREFUSE if name in _UNREFUSED else ""
-        self.source = constants(pool=pool) + first + "".join((folder / f"{part}.lua").read_text() for part in parts)
+        self.source = constants(shared) + first + "".join((folder / f"{part}.lua").read_text() for part in parts)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -40,18 +40,34 @@ from stream_fabric.stream.log import (
     error_json,
 )
 
+OnEnded = Callable[[TenantId, StreamId, Usage], None]
+"""Called once the log has taken a stream's terminal, if the tenant's account holds a reservation for the stream."""
+
+
+def leave_to_check(tenant: TenantId, stream: StreamId, usage: Usage) -> None:
+    """Leave the settlement to the check of overdue reservations: this process settles none."""
+
+
 _USAGE_FIGURES = len(Usage.__struct_fields__)
 _LIVE_MS, _RETENTION_MS = LIVE_TTL_S * 1000, RETENTION_S * 1000
 
 
 class RedisStreamLog(StreamLog):
-    """``StreamLog`` in Redis. ``replica``: the producer that appends; None: this process does not append."""
+    """``StreamLog`` in Redis."""
 
-    def __init__(self, client: RedisClient, partitions: Partitions, replica: ReplicaId | None = None) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        partitions: Partitions,
+        replica: ReplicaId | None = None,
+        on_ended: OnEnded = leave_to_check,
+    ) -> None:
+        """``replica``: the producer that appends; None: this process does not append."""
         self._client = client
         self._partitions = partitions
         self.partitions = partitions.count
         self._replica = replica or ""
+        self._on_ended = on_ended
 
     def partition(self, stream: StreamId) -> int:
         return partition_of(stream, self._partitions.count)
@@ -69,11 +85,12 @@ class RedisStreamLog(StreamLog):
         facts: bytes,
         gateway: GatewayId | None,
         model: str = "",
+        *,
+        reserved: bool = False,
     ) -> CreateCode:
         slot, key, _ = self._slot_and_keys(stream)
-        reply = await script("create")(
-            self._client, slot, [key + "m", key + "l"], [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model]
-        )
+        args: list[Arg] = [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model, int(reserved)]
+        reply = await script("create")(self._client, slot, [key + "m", key + "l"], args)
         return CreateCode(reply[0])
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
@@ -102,13 +119,18 @@ class RedisStreamLog(StreamLog):
                 item.status,
             )
         reply = await script("append")(client, self._partitions.slots[partition], keys, args)
-        return [
-            AppendReply(AppendCode(reply[i]), reply[i + 1], *_unwatched(reply[i + 2])) for i in range(0, len(reply), 3)
-        ]
+        replies = []
+        for item, i in zip(batch, range(0, len(reply), 3), strict=True):
+            note = reply[i + 2]
+            if note[:1] == b"A":
+                self._on_ended(TenantId(note[1:].decode()), item.stream, item.usage)
+                note = b""
+            replies.append(AppendReply(AppendCode(reply[i]), reply[i + 1], *_unwatched(note)))
+        return replies
 
     async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
         slot, key, channel = self._slot_and_keys(stream)
-        result, epoch, at, status = await script("cancel")(
+        result, epoch, at, status, *used = await script("cancel")(
             self._client,
             slot,
             [key + "m", key + "l"],
@@ -122,6 +144,8 @@ class RedisStreamLog(StreamLog):
                 "" if unwatched_ms is None else unwatched_ms,
             ],
         )
+        if used:
+            self._on_ended(tenant, stream, _usage(used[0]))
         cursor = Cursor(Epoch.parse(epoch.decode()).n, at) if epoch else None
         return CancelReply(result.decode(), cursor, status.decode())
 
@@ -144,6 +168,8 @@ class RedisStreamLog(StreamLog):
                 "" if epoch is None else str(epoch),
             ],
         )
+        if len(reply) > 3:
+            self._on_ended(TenantId(reply[3].decode()), stream, _usage(reply[4]))
         return bool(reply[0] == 0)
 
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
@@ -176,7 +202,7 @@ class RedisStreamLog(StreamLog):
         status, used = await self._client.execute(slot, "HMGET", key + "m", "st", "us")
         if status is None:
             return None
-        return cast(Status, status.decode()), Usage(*map(int, (used or b"").split()[:_USAGE_FIGURES]))
+        return cast(Status, status.decode()), _usage(used or b"")
 
     async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
         """Read the usage of a tenant's streams that ended in one hour: model → (streams, usage).
@@ -275,6 +301,11 @@ class RedisStreamLog(StreamLog):
             number, _, item = value.partition(b" ")
             numbered.append((int(number), name.decode(), item))
         return [(name, item) for _, name, item in sorted(numbered)]
+
+
+def _usage(text: bytes) -> Usage:
+    """Decode the figures of a stream's meta; a newer version may count more."""
+    return Usage(*map(int, text.split()[:_USAGE_FIGURES]))
 
 
 def _unwatched(text: bytes) -> tuple[Unwatched, int]:

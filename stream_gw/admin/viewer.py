@@ -12,10 +12,10 @@ from stream_gw.transport.sse import SseBody
 class Viewer(SseBody):
     """One reader. Besides its socket's buffer it holds at most the newest snapshot, which all viewers share."""
 
-    __slots__ = ("_expires_at", "_newest", "_request_id")
+    __slots__ = ("_newest", "_request_id", "who")
 
     def __init__(self, connection: EdgeHttp, who: Principal, request_id: str) -> None:
-        self._expires_at = who.expires_at
+        self.who = who
         self._newest: bytes | None = None
         self._request_id = request_id
         super().__init__(connection)
@@ -42,7 +42,7 @@ class Viewer(SseBody):
 
     def expire(self, unix_now: float) -> None:
         """End the feed with an error if the capability token has expired."""
-        if self._expires_at is not None and self._expires_at <= unix_now:
+        if self.who.expires_at is not None and self.who.expires_at <= unix_now:
             self.fail(Unauthenticated("the capability token has expired; mint another"))
 
     def fail(self, error: StreamGwError) -> None:

@@ -1,9 +1,12 @@
 """Authentication: API keys, capability tokens minted from them, and the cookie that carries one for ``EventSource``."""
 
+from stream_fabric.accounts.records import Scope
 from stream_gw.auth.authenticator import TOKEN_S_MAX, Authenticator, TokenRequest, bearer
 from stream_gw.auth.cookie import COOKIE, cookie_cleared, cookie_of, cookie_set
+from stream_gw.auth.feed import Revoked, TenantFeed
 from stream_gw.auth.keys import KeyStore, key_digest, new_key
-from stream_gw.auth.principal import ALL_SCOPES, Principal, Scope
+from stream_gw.auth.keys_file import read_keys_file
+from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 
 __all__ = [
     "ALL_SCOPES",
@@ -11,8 +14,11 @@ __all__ = [
     "TOKEN_S_MAX",
     "Authenticator",
     "KeyStore",
+    "KeyUse",
     "Principal",
+    "Revoked",
     "Scope",
+    "TenantFeed",
     "TokenRequest",
     "bearer",
     "cookie_cleared",
@@ -20,4 +26,5 @@ __all__ = [
     "cookie_set",
     "key_digest",
     "new_key",
+    "read_keys_file",
 ]

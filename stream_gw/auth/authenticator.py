@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
-from stream_fabric.events import Prices
+from stream_fabric.accounts.records import Scope
+from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, Unauthenticated
 from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth.keys import KeyStore
-from stream_gw.auth.principal import ALL_SCOPES, Principal, Scope
+from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 from stream_gw.auth.tokens import PREFIX, Claims, TokenSigner
 
 TOKEN_S_MAX = 24 * 3600
@@ -30,7 +30,7 @@ class Authenticator:
     """API keys and capability tokens of one fleet."""
 
     def __init__(self, keys: KeyStore, tokens: TokenSigner) -> None:
-        self._keys = keys
+        self.keys = keys
         self._tokens = tokens
 
     def authenticate(self, credential: str | None, now: float) -> Principal:
@@ -40,7 +40,9 @@ class Authenticator:
         if len(credential) > _CREDENTIAL_CHARS_MAX:
             raise Unauthenticated(f"the credential is longer than {_CREDENTIAL_CHARS_MAX} characters")
         principal = (
-            self._principal_of_token(credential, now) if credential.startswith(PREFIX) else self._keys.find(credential)
+            self._principal_of_token(credential, now)
+            if credential.startswith(PREFIX)
+            else self.keys.find(credential, now)
         )
         if principal is None:
             raise Unauthenticated("the credential is unknown or revoked")
@@ -55,8 +57,9 @@ class Authenticator:
         principal = self.authenticate(token if token.startswith(PREFIX) else None, now)
         return msgspec.structs.replace(principal, scopes=principal.scopes & {"read"})
 
-    def prices(self, tenant: TenantId, model: str) -> Prices | None:
-        return self._keys.prices(tenant, model)
+    def is_valid(self, who: Principal, now: float) -> bool:
+        """True if the key of a caller that was authenticated before may still be used."""
+        return who.key is None or self.keys.is_valid(who.tenant, who.key, now)
 
     def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
         """Sign a token with no more rights than its owner; return (token, expiry in unix seconds).
@@ -75,7 +78,11 @@ class Authenticator:
         if owner.models is not None:
             models = sorted(owner.models if models is None else owner.models.intersection(models))
         expires_at = int(now) + request.expires_in_s
-        token = self._tokens.sign(Claims(owner.tenant, request.scopes, expires_at, request.user, models))
+        user = owner.user if request.user is None else request.user
+        if owner.user not in (None, user):
+            raise Forbidden(f"this key belongs to user {owner.user!r}; leave user out or name that user")
+        key, generation = (None, 0) if owner.key is None else (owner.key.id, owner.key.generation)
+        token = self._tokens.sign(Claims(owner.tenant, request.scopes, expires_at, user, models, key, generation))
         if len(token) > _CREDENTIAL_CHARS_MAX:
             raise BadRequest(f"the token would be longer than {_CREDENTIAL_CHARS_MAX} characters; name fewer models")
         return token, expires_at
@@ -88,12 +95,16 @@ class Authenticator:
             return None
         if claims.exp <= now:
             raise Unauthenticated("the capability token has expired; mint another")
+        tenant, use = TenantId(claims.tenant), None if claims.key is None else KeyUse(claims.key, claims.gen)
+        if use is not None and not self.keys.is_valid(tenant, use, now):
+            raise KeyRevoked("the API key that minted this capability token is revoked or has expired")
         return Principal(
-            TenantId(claims.tenant),
+            tenant,
             frozenset(claims.scopes),
             None if claims.user is None else UserId(claims.user),
-            None if claims.models is None else frozenset(claims.models),
+            self.keys.allowed_models(tenant, None if claims.models is None else frozenset(claims.models)),
             claims.exp,
+            use,
         )
 
 

@@ -1,134 +1,169 @@
-"""API keys, prices and trace settings of tenants, from a TOML file."""
+"""API keys, plans and prices of all tenants, in memory: what a gateway asks on a request's path."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import string
-import tomllib
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterable, Mapping
 
-import msgspec
-
+from stream_fabric.accounts.account import Subject
+from stream_fabric.accounts.records import (
+    NO_LIMITS,
+    KeyRecord,
+    PlanRecord,
+    PricesRecord,
+    Record,
+    Scope,
+    TenantRecord,
+    record_name,
+)
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX
 from stream_fabric.ports import Random
-from stream_fabric.stream.ids import TenantId
-from stream_gw.auth.principal import ALL_SCOPES, Principal, Scope
+from stream_fabric.stream.ids import TenantId, UserId
+from stream_gw.auth.peppered import SHA256_PREFIX, peppered_digest
+from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 
-
-class _Key(msgspec.Struct, forbid_unknown_fields=True):
-    sha256: str
-    scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
-    models: list[str] | None = None
-
-
-class _Price(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: Annotated[int, msgspec.Meta(ge=0)] = 0
-    output: Annotated[int, msgspec.Meta(ge=0)] = 0
-    cached: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-    def prices(self) -> Prices:
-        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
-
-
-class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    id: str
-    key: list[_Key] = []
-    price: dict[str, _Price] = {}
-    trace_content: bool = False
-    trace_content_bytes: Annotated[int, msgspec.Meta(ge=1, le=CONTENT_BYTES_MAX)] = CONTENT_BYTES
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    tenant: list[_Tenant]
-    price: dict[str, _Price] = {}
+KEY_PREFIX = "sgw_"
+"""Begins the keys of the database, whose digests are peppered."""
+_NO_PLAN = PlanRecord("")
 
 
 class KeyStore:
-    """API keys with their principals, and prices by tenant and model. The file::
+    """The records of all tenants. ``published``: they come from the fabric and may change at any time."""
 
-    [[tenant]]
-    id = "acme"
-    # trace_content = true        # store its prompts and completions in traces; default false
-    # trace_content_bytes = 16384 # at most this much of each
-    [[tenant.key]]
-    sha256 = "…"              # printed by stream-gw key
-    scopes = ["create", "read", "cancel", "input"]
-    models = ["llama-8b"]     # optional
-    # scopes = ["admin"]      # an operator's key: the traces of all tenants
-
-    [price."llama-8b"]        # optional; "*": all other models; [tenant.price."…"]: one tenant's price
-    prompt = 150000           # millionths of your currency per million tokens
-    cached = 75000            # cached prompt tokens; default: the price of prompt
-    output = 600000
-    """
-
-    def __init__(
-        self,
-        principals: dict[str, Principal],
-        prices: dict[tuple[TenantId | None, str], Prices] | None = None,
-        content_bytes: dict[TenantId, int] | None = None,
-    ) -> None:
-        self._by_digest = principals
-        self._content_bytes = content_bytes or {}
-        self._prices = prices or {}
-        """By tenant (None: all tenants) and model ("*": all other models)."""
-
-    @classmethod
-    def load(cls, path: Path) -> KeyStore:
-        """Read the keys file. Raises ValueError or OSError that names the file and what is wrong."""
-        try:
-            parsed = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-            raise ValueError(f"{path}: {error}") from error
-        principals: dict[str, Principal] = {}
-        for tenant in parsed.tenant:
-            for key in tenant.key:
-                digest = key.sha256.lower()
-                if len(digest) != 64 or not set(digest) <= set(string.hexdigits):
-                    raise ValueError(
-                        f"{path}: tenant {tenant.id!r}: sha256 must be 64 hex digits, as stream-gw key prints"
-                    )
-                if digest in principals:
-                    raise ValueError(f"{path}: tenant {tenant.id!r}: the key {digest[:8]}… is in the file twice")
-                principals[digest] = Principal(
-                    TenantId(tenant.id),
-                    frozenset(key.scopes),
-                    models=None if key.models is None else frozenset(key.models),
-                )
-        prices: dict[tuple[TenantId | None, str], Prices] = {
-            (None, model): price.prices() for model, price in parsed.price.items()
-        }
-        for tenant in parsed.tenant:
-            prices |= {(TenantId(tenant.id), model): price.prices() for model, price in tenant.price.items()}
-        content_bytes: dict[TenantId, int] = {}
-        for tenant in parsed.tenant:  # a tenant that is in the file twice gets the smaller value
-            allowed = tenant.trace_content_bytes if tenant.trace_content else 0
-            content_bytes[TenantId(tenant.id)] = min(allowed, content_bytes.get(TenantId(tenant.id), allowed))
-        return cls(principals, prices, content_bytes)
+    def __init__(self, records: Iterable[Record] = (), *, pepper: bytes = b"", published: bool = False) -> None:
+        self._pepper = pepper
+        self.published = published
+        self._tenants: dict[TenantId, TenantRecord] = {}
+        self._plans: dict[str, PlanRecord] = {}
+        self._prices: Mapping[str, Prices] = {}
+        self._by_digest: dict[str, tuple[TenantId, KeyRecord]] = {}
+        self._by_id: dict[tuple[TenantId, str], KeyRecord] = {}
+        self._found: dict[str, Principal] = {}
+        """Principals by digest, so that all requests of a key share one; emptied with each change."""
+        for record in records:
+            self.apply(record_name(record), record)
 
     @classmethod
     def single(cls, tenant: str, key: str) -> KeyStore:
         """Make a store of one tenant and one key with every scope, ``admin`` too: the development default."""
-        return cls({key_digest(key): Principal(TenantId(tenant), ALL_SCOPES | {"admin"})})
+        scopes: tuple[Scope, ...] = (*sorted(ALL_SCOPES), "admin")
+        return cls([TenantRecord(tenant, "", (KeyRecord("dev", SHA256_PREFIX + key_digest(key), scopes),))])
 
-    def find(self, key: str) -> Principal | None:
-        """Return the principal of an API key, or None."""
+    def apply(self, name: str, record: Record | None) -> None:
+        """Take a record that is new or has changed; None: the record of this name was deleted."""
+        kind, _, rest = name.partition(":")
+        self._found.clear()
+        match record:
+            case PlanRecord():
+                self._plans[rest] = record
+            case PricesRecord(prices=prices):
+                self._prices = prices
+            case TenantRecord() | None if kind == "tenant":
+                self._apply_tenant(TenantId(rest), record)
+            case None if kind == "plan":
+                self._plans.pop(rest, None)
+            case _:
+                self._prices = {}
+
+    def _apply_tenant(self, tenant: TenantId, record: TenantRecord | None) -> None:
+        before = self._tenants.pop(tenant, None)
+        for key in before.keys if before is not None else ():
+            self._by_digest.pop(key.digest, None)
+            self._by_id.pop((tenant, key.id), None)
+        if record is not None:
+            self._tenants[tenant] = record
+            self._by_digest |= {key.digest: (tenant, key) for key in record.keys}
+            self._by_id |= {(tenant, key.id): key for key in record.keys}
+
+    # --- keys ----------------------------------------------------------------------------------------------
+
+    def find(self, key: str, now: float) -> Principal | None:
+        """Return the principal of an API key; None: it is unknown, revoked or has expired. ``now``: unix seconds."""
         # By digest: the lookup's timing reveals nothing about a key
-        return self._by_digest.get(key_digest(key))
+        digest = peppered_digest(key, self._pepper) if key.startswith(KEY_PREFIX) else SHA256_PREFIX + key_digest(key)
+        tenant, record = self._by_digest.get(digest, (None, None))
+        if tenant is None or record is None or not self._is_usable(tenant, record, now):
+            return None
+        found = self._found.get(digest)
+        if found is None:
+            found = self._found[digest] = Principal(
+                tenant,
+                frozenset(record.scopes),
+                None if record.user is None else UserId(record.user),
+                self.allowed_models(tenant, None if record.models is None else frozenset(record.models)),
+                key=KeyUse(record.id, record.generation),
+            )
+        return found
+
+    def is_valid(self, tenant: TenantId, use: KeyUse, now: float) -> bool:
+        """True if the key may be used now: it exists in this generation, its tenant and its plan too."""
+        key = self._by_id.get((tenant, use.id))
+        return key is not None and key.generation == use.generation and self._is_usable(tenant, key, now)
+
+    def _is_usable(self, tenant: TenantId, key: KeyRecord, now: float) -> bool:
+        return self._is_served(tenant) and (key.expires_at is None or now < key.expires_at)
+
+    def _is_served(self, tenant: TenantId) -> bool:
+        """True if the tenant is not suspended and its plan is known."""
+        record = self._tenants.get(tenant)
+        return record is not None and not record.suspended and (not record.plan or record.plan in self._plans)
+
+    def usable(self, tenant: TenantId) -> frozenset[KeyUse]:
+        """Return the keys of a tenant, those that have expired included; none while the tenant is suspended."""
+        record = self._tenants.get(tenant)
+        if record is None or not self._is_served(tenant):
+            return frozenset()
+        return frozenset(KeyUse(key.id, key.generation) for key in record.keys)
+
+    def allowed_models(self, tenant: TenantId, models: frozenset[str] | None) -> frozenset[str] | None:
+        """Return which of the models the tenant's plan allows; None: all."""
+        allowed = self.plan(tenant).models
+        if allowed is None:
+            return models
+        return frozenset(allowed) if models is None else models.intersection(allowed)
+
+    # --- plans ---------------------------------------------------------------------------------------------
+
+    def plan(self, tenant: TenantId) -> PlanRecord:
+        """Return the tenant's plan; one without limits for a tenant that has none."""
+        record = self._tenants.get(tenant)
+        return _NO_PLAN if record is None else self._plans.get(record.plan, _NO_PLAN)
+
+    def subjects(self, who: Principal, user: str | None, model: str) -> list[Subject]:
+        """Return everything that a request counts against; empty: nothing.
+
+        With published keys, the key is always among them, so that its running streams are known when it is revoked.
+        """
+        plan = self.plan(who.tenant)
+        found = [Subject("tenant", plan.tenant)]
+        if who.key is not None:
+            key = self._by_id.get((who.tenant, who.key.id))
+            limits = plan.key if key is None or key.limits is None else key.limits
+            found.append(Subject(key_subject(who.key.id), limits))
+        if user is not None:
+            found.append(Subject(f"user:{hashlib.sha256(user.encode()).hexdigest()[:16]}", plan.user))
+        found.append(Subject(f"model:{model}", plan.model.get(model, plan.model.get("*", NO_LIMITS))))
+        return [each for each in found if each.limits.any or (self.published and each.name.startswith(_KEY))]
 
     def prices(self, tenant: TenantId, model: str) -> Prices | None:
-        """Return the prices of the model for the tenant; None: the file has none."""
-        if not self._prices:
-            return None
-        keys: list[tuple[TenantId | None, str]] = [(tenant, model), (tenant, "*"), (None, model), (None, "*")]
-        return next((self._prices[key] for key in keys if key in self._prices), None)
+        """Return the prices of the model for the tenant; None: there are none."""
+        record = self._tenants.get(tenant)
+        own = record.prices if record is not None else {}
+        found = (prices.get(name) for prices in (own, self._prices) for name in (model, "*"))
+        return next((each for each in found if each is not None), None)
 
     def content_bytes(self, tenant: TenantId) -> int:
         """Return how many bytes of each prompt and completion the tenant's traces store; 0: none."""
-        return self._content_bytes.get(tenant, 0)
+        return self.plan(tenant).trace_content_bytes
+
+
+_KEY = "key:"
+
+
+def key_subject(key: str) -> str:
+    """Return the name of the subject that a key's limits apply to."""
+    return _KEY + key
 
 
 def key_digest(key: str) -> str:

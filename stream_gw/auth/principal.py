@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import Forbidden
 from stream_fabric.stream.ids import TenantId, UserId
 
-Scope = Literal["create", "read", "cancel", "input", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset({"create", "read", "cancel", "input"})
 """Scopes of a tenant. ``admin`` is the operator's and covers the whole fleet; a key has it only if the keys file says
 so."""
+
+
+class KeyUse(msgspec.Struct, frozen=True):
+    """The API key that a caller used, or that minted its capability token."""
+
+    id: str
+    generation: int = 0
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -23,7 +28,9 @@ class Principal(msgspec.Struct, frozen=True):
     user: UserId | None = None
     models: frozenset[str] | None = None
     expires_at: float | None = None
-    """Unix seconds; None: an API key, which does not expire."""
+    """Unix seconds, for a capability token; None: an API key, whose expiry its record has."""
+    key: KeyUse | None = None
+    """None: a capability token of an earlier release, which did not name its key."""
 
     def require(self, scope: Scope) -> None:
         """Check that the caller has this scope. Raises Forbidden."""

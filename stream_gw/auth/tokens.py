@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jwt
 import msgspec
 
-from stream_gw.auth.principal import Scope
+from stream_fabric.accounts.records import Scope
 
 PREFIX = "cap_"
 _ALGORITHM = "HS256"
@@ -34,6 +34,10 @@ class Claims(msgspec.Struct, frozen=True, omit_defaults=True):
     exp: int
     user: str | None = None
     models: list[str] | None = None
+    key: str | None = None
+    """Id of the API key that minted it, which must still be valid; None: minted by an earlier release."""
+    gen: int = 0
+    """Generation of that key."""
     aud: str = _AUDIENCE
 
 

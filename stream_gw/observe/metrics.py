@@ -6,6 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
+from stream_fabric.accounts.account import LimitKind
 from stream_fabric.errors import PoolBusy
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
@@ -41,8 +42,10 @@ class Metrics:
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
+        self._limited = make.counter(listed.LIMITED)
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
+        self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
         self._pools = CappedLabels()
@@ -55,6 +58,10 @@ class Metrics:
         """Count a record in Redis that could not be decoded."""
         self.records_skipped.labels(kind).inc()
 
+    def receive_limited(self, subject: str, kind: LimitKind) -> None:
+        """Count a request that a limit of its tenant's plan refused."""
+        self._limited.labels(subject, kind).inc()
+
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
         """Count a reader that has ended, sampled or not."""
         pool = self._pools(outcome.pool)
@@ -66,7 +73,7 @@ class Metrics:
         if outcome.error_code == PoolBusy.code and outcome.role == "refused":
             self._pool_rejections.labels(pool, outcome.tier).inc()
         if outcome.overflow_to and outcome.role == "created":
-            self._pool_overflows.labels(pool).inc()
+            (self._batch_hosted if outcome.batch_hosted else self._pool_overflows).labels(pool).inc()
         if outcome.role == "created":
             exemplar = {"trace_id": outcome.trace_id}
             self._durations.labels(pool).observe(outcome.wall_us / 1e6)

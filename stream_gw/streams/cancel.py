@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import BadRequest
+from stream_fabric.errors import BadRequest, KeyRevoked
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from stream_fabric.stream.ids import StreamId, TenantId
 from stream_fabric.stream.log import CancelReply
-from stream_gw.auth import Principal
+from stream_gw.auth import Principal, Revoked
+from stream_gw.auth.keys import key_subject
 from stream_gw.streams.follow import StreamReads, not_found, stream_id
 from stream_gw.streams.parts import GatewayParts
 
+log = logging.getLogger(__name__)
+
+_CANCELS_MAX = 200
+"""Concurrent cancels of one revocation; the process has others to serve."""
 _REMEMBERED_MAX = 10_000
 _REMEMBERED_S = 10.0
 
@@ -28,6 +34,7 @@ class StreamCommands:
 
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
         self._log = parts.log
+        self._accounts = parts.accounts
         self._hub = parts.hub
         self._reads = reads
         self._recent: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_REMEMBERED_MAX)
@@ -44,6 +51,16 @@ class StreamCommands:
             raise not_found(stream)
         self._recent.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply
+
+    async def cancel_revoked(self, revoked: Revoked) -> None:
+        """Cancel the running streams of revoked keys. Every gateway does it; one suffices."""
+        subjects = {key_subject(key) for key in revoked.keys}
+        held = await self._accounts.reserved(revoked.tenant)
+        ending = [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
+        for start in range(0, len(ending), _CANCELS_MAX):
+            batch = ending[start : start + _CANCELS_MAX]
+            await asyncio.gather(*(self._log.cancel(stream, revoked.tenant) for stream in batch))
+        log.info("streams of revoked keys cancelled: tenant=%s streams=%d", revoked.tenant, len(ending))
 
     def _repeat_recent(self) -> None:
         """Send recent cancels again: a failover may have lost cancels that were acknowledged a moment before."""
@@ -69,3 +86,8 @@ class StreamCommands:
 def cancel_json(reply: CancelReply) -> dict[str, Any]:
     """Return the API's answer to a cancel."""
     return {"result": reply.result, "at": None if reply.at is None else str(reply.at), "status": reply.status or None}
+
+
+def key_revoked() -> KeyRevoked:
+    """Make the error of a reader whose API key was revoked."""
+    return KeyRevoked("the API key was revoked or has expired; the stream may be read with another key of the tenant")

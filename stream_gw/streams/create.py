@@ -6,21 +6,19 @@ import asyncio
 import hashlib
 from array import array
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from stream_fabric.accounts.account import Subject
 from stream_fabric.errors import (
     BadRequest,
     Draining,
     FabricUnavailable,
-    IdempotencyMismatch,
-    NotFound,
     StreamFailed,
     StreamGwError,
 )
-from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
@@ -28,18 +26,19 @@ from stream_fabric.pool.plan import route_key
 from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.recovery.failover import placement_record, wait_s
-from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
+from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
-from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.dialects.requests import CreateRequest, fingerprint
-from stream_gw.observe.trace import ReaderTrace
 from stream_gw.routing.place_request import Outcome, place, refusal
+from stream_gw.streams.admission import Admission, Headers
+from stream_gw.streams.cancel import key_revoked
+from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
+from stream_gw.streams.idempotency import IdempotencyKeys
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -48,30 +47,6 @@ from stream_gw.streams.readiness import Readiness
 
 _NO_LIMIT = 1 << 31
 _RETRY_S = 0.05
-
-
-@dataclass(frozen=True)
-class CreateCall:
-    """One caller's request for a stream."""
-
-    who: Principal
-    request: CreateRequest
-    trace: ReaderTrace
-    key: str | None = None
-    """Idempotency key."""
-    kept: bool = False
-    """Keep the stream for the longer grace after its last reader left."""
-    after: Cursor | None = None
-    """Where a caller that attaches continues; None: at the beginning."""
-    dialect: str | None = None
-    """The dialect that the caller reads; None: the caller reads the whole answer of ``request.kind``."""
-
-    def check_facts(self, facts: StreamFacts) -> None:
-        """Check that the caller can read such a stream. Raises BadRequest, Unsupported or IdempotencyMismatch."""
-        if self.dialect is not None:
-            encoder_for(self.dialect, facts)
-        elif facts.kind != self.request.kind:
-            raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.kind}; use a new key")
 
 
 @dataclass(frozen=True)
@@ -94,10 +69,16 @@ class StreamCreation:
     """Creates streams for all transports of a gateway."""
 
     def __init__(
-        self, parts: GatewayParts, reads: StreamReads, readiness: Readiness, placements: PlacementRecords
+        self,
+        parts: GatewayParts,
+        reads: StreamReads,
+        readiness: Readiness,
+        placements: PlacementRecords,
+        admission: Admission,
     ) -> None:
         self._parts = parts
-        self._reads = reads
+        self._admission = admission
+        self._keys = IdempotencyKeys(parts, reads)
         self._readiness = readiness
         self._placements = placements
 
@@ -116,10 +97,14 @@ class StreamCreation:
             raise
 
     async def _create(self, call: CreateCall) -> OpenedStream | None:
-        who, request, trace, parts = call.who, call.request, call.trace, self._parts
+        who, trace, parts = call.who, call.trace, self._parts
         if self._readiness.draining:
             raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
         who.require("create")
+        if not parts.authenticator.is_valid(who, parts.unix_s()):  # revoked while the body came in
+            raise key_revoked()
+        call, records = self._lower_tier(call), parts.authenticator.keys
+        request = call.request
         who.require_model(request.model)
         user = _stream_user(who, request.user)
         pool = await parts.directory.pool_of(request.model)
@@ -129,26 +114,43 @@ class StreamCreation:
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = self._new_id(cell, now_ms)
         if call.key is not None:
-            bound = await self._claim(call, stream)
+            bound = await self._keys.claim(call, stream)
             if bound != stream:
-                found, attached = await self._attach(call, bound)
+                found, attached = await self._keys.attach(call, bound)
                 if found:
                     return attached
                 stream = bound  # the request that claimed the key died before it created the stream: replace it
         facts = StreamFacts.of(stream, created_ms(stream) // 1000, request)
         trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
-        trace.prices = parts.authenticator.prices(who.tenant, request.model)
+        trace.prices = records.prices(who.tenant, request.model)
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
-        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes)
         call.check_facts(facts)  # before anything is kept
-        if stream != claimed:
-            if await self._adopt(call, stream, pool):
-                return await self._open(call, stream)
+        subjects = records.subjects(who, user, request.model)
+        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, reserved=bool(subjects))
+        headers = await self._admit(call, work, subjects) if subjects else ()
+        try:
+            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
+        except BaseException:
+            if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
+                parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
+            raise
+
+    async def _make_stream(
+        self, call: CreateCall, work: Work, cell: str, user: str | None, replaces_in: str | None, headers: Headers
+    ) -> OpenedStream | None:
+        """Create the stream and place it. ``replaces_in``: the pool, if it replaces a stream that may exist."""
+        who, request, trace, parts = call.who, call.request, call.trace, self._parts
+        stream, epoch, now_ms = work.request.stream, work.parsed_epoch(), parts.clock.now_us() // 1000
+        if replaces_in is not None:
+            if await self._keys.adopt(call, stream, replaces_in):
+                return await self._keys.open(call, stream)
             # Others may have waited for the same key: the first to create its stream places it, the rest follow
-            code = await parts.log.create(stream, epoch, who.tenant, meta, parts.name, request.model)
+            code = await parts.log.create(
+                stream, epoch, who.tenant, work.facts, parts.name, request.model, reserved=work.reserved
+            )
             if code is CreateCode.TAKEN:
-                return await self._open(call, stream)
+                return await self._keys.open(call, stream)
         subscription = parts.hub.expect(stream, who.tenant, epoch, trace)
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
@@ -160,63 +162,37 @@ class StreamCreation:
             subscription.close()
             raise
         trace.role = "created"
-        return OpenedStream(stream, str(epoch), facts, Cursor(epoch.n, 0), (), subscription.attach, attached=False)
+        assert trace.facts is not None
+        return OpenedStream(
+            stream,
+            str(epoch),
+            trace.facts,
+            Cursor(epoch.n, 0),
+            (),
+            subscription.attach,
+            attached=False,
+            headers=headers,
+        )
 
-    # --- idempotency keys ----------------------------------------------------------------------------------
+    # --- limits --------------------------------------------------------------------------------------------
 
-    async def _claim(self, call: CreateCall, stream: StreamId) -> StreamId:
-        """Bind the key to the stream, unless it is bound. Returns the stream that the key is bound to."""
-        key, request = _scoped_key(call), call.request
-        if not 0 < len(call.key or "") <= IDEMPOTENCY_KEY_CHARS_MAX:
-            raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
-        digest = await off_loop(len(bytes(request.body)), lambda: fingerprint(request.body))
-        print_ = f"{digest}:{int(request.stream)}"
-        bound, bound_print = await self._parts.index.claim(call.who.tenant, key, stream, print_)
-        if bound_print != print_:
-            raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
-        return bound
+    def _lower_tier(self, call: CreateCall) -> CreateCall:
+        """Lower the request's tier to the highest one of the tenant's plan."""
+        highest = TIERS.index(self._parts.authenticator.keys.plan(call.who.tenant).tier)
+        if call.request.tier >= highest:
+            return call
+        return replace(call, request=msgspec.structs.replace(call.request, tier=highest))
 
-    async def _attach(self, call: CreateCall, stream: StreamId) -> tuple[bool, OpenedStream | None]:
-        """Open the stream that the key is bound to. Returns (False, None) when nobody created it within a moment."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + RECONNECT_S_MAX
-        while True:
-            try:
-                return True, await self._open(call, stream)
-            except NotFound:
-                if loop.time() > deadline:
-                    return False, None
-                await asyncio.sleep(_RETRY_S)
-
-    async def _adopt(self, call: CreateCall, stream: StreamId, pool: str) -> bool:
-        """Create the stream for a request that a dead gateway placed, in the epoch that its replica appends in.
-
-        Returns False when no pool holds the request.
-        """
-        parts, model = self._parts, call.request.model
-        pools = (pool, *parts.directory.overflow_pools(pool, model))
-        for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
-            try:
-                work = await parts.pools.work(cell, stream)
-            except msgspec.MsgspecError:  # written by another version: this gateway cannot know its epoch
-                continue
-            if work is not None:
-                code = await parts.log.create(
-                    stream, work.parsed_epoch(), call.who.tenant, work.facts, parts.name, model
-                )
-                if code is CreateCode.CANCELLED:
-                    raise StreamFailed("the stream was cancelled before it began")
-                return True
-        return False
-
-    async def _open(self, call: CreateCall, stream: StreamId) -> OpenedStream | None:
-        """Open the existing stream that the key is bound to, after checking that the caller can read it."""
-        opened = await self._reads.open(call.who, stream, call.after or BEGINNING, call.trace, exact=True)
-        if opened is not None:
-            call.check_facts(opened.facts)
-            if call.trace.role == "refused":
-                call.trace.role = "attached"
-        return opened
+    async def _admit(self, call: CreateCall, work: Work, subjects: Sequence[Subject]) -> Headers:
+        """Check the request against the limits of its tenant. Raises RateLimited; its key is then free."""
+        request, tenant, stream = call.request, call.who.tenant, work.request.stream
+        output = work.output_tokens if request.max_tokens is None else work.output_limit
+        call.trace.placing = self._parts.clock.monotonic_us()
+        try:
+            return await self._admission.admit(tenant, stream, subjects, work.prompt_tokens + output)
+        except StreamGwError:
+            await self._keys.release(call, stream)
+            raise
 
     # --- a new stream --------------------------------------------------------------------------------------
 
@@ -237,6 +213,8 @@ class StreamCreation:
         cell: str,
         now_ms: int,
         hashes: Sequence[int],
+        *,
+        reserved: bool,
     ) -> Work:
         """Make the record of the request that a replica will run."""
         request, trace, tenant = call.request, call.trace, call.who.tenant
@@ -259,6 +237,7 @@ class StreamCreation:
             output_limit=min(limit * request.n, _NO_LIMIT),
             prefix=array("I", hashes).tobytes(),
             prices=trace.prices,
+            reserved=reserved,
         )
 
     def _grace_s(self, call: CreateCall) -> float | None:
@@ -280,12 +259,14 @@ class StreamCreation:
         tenant, model = new.call.who.tenant, work.request.model
         hashes = array("I", work.prefix)
         candidates = parts.directory.candidates(new.cell, model, hashes)
-        trace.placing = parts.clock.monotonic_us()
+        trace.placing = trace.placing or parts.clock.monotonic_us()
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model),
+            parts.log.create(
+                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
+            ),
             place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:
@@ -336,14 +317,13 @@ class StreamCreation:
         """
         nonce = self._parts.random.token_hex(4)
         await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
-        if new.call.key is not None:
-            await self._parts.index.release(new.call.who.tenant, _scoped_key(new.call), new.id)
+        await self._keys.release(new.call, new.id)
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, overflow = self._parts, outcome.overflow
-        new.call.trace.receive_placed(placed, overflow)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
+        parts, elsewhere = self._parts, outcome.elsewhere
+        new.call.trace.receive_placed(placed, elsewhere)
+        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:
@@ -353,12 +333,6 @@ class StreamCreation:
         """Maximum seconds in the queue; longer while the pool has a cold start."""
         warming = self._parts.directory.warming(pool)
         return max(self._parts.settings.queue_wait_s, warming.patience_s if warming else 0.0)
-
-
-def _scoped_key(call: CreateCall) -> str:
-    """Return the stored form of the key. A caller limited to one user shares no key with other users."""
-    key = call.key or ""
-    return key if call.who.user is None else f"{call.who.user}\0{key}"
 
 
 def _stream_user(who: Principal, requested: str | None) -> str | None:

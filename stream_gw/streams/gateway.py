@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stream_gw.auth import Principal
+from stream_gw.streams.admission import Admission
 from stream_gw.streams.cancel import StreamCommands
 from stream_gw.streams.create import StreamCreation
 from stream_gw.streams.follow import StreamReads
@@ -19,7 +20,8 @@ class Gateway:
         self.readiness = Readiness(parts.pools, parts.settings.ready_without_redis_s)
         placements = PlacementRecords(parts.log, parts.hub)
         self.reads = StreamReads(parts, placements)
-        self.streams = StreamCreation(parts, self.reads, self.readiness, placements)
+        self.admission = Admission(parts.accounts, parts.log, parts.hub.spawn, parts.on_limited)
+        self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:

@@ -45,6 +45,8 @@ class OpenedStream:
     subscribe: Callable[[Outlet], Subscription]
     """Deliver the stream to the outlet. Raises TooMany."""
     attached: bool
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that tell the caller what is left of its limits."""
 
     def encoder(self, dialect: str | None = None) -> Encoder:
         """Make an encoder that continues after ``after``. ``dialect`` None: the stream's own.

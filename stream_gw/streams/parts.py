@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from stream_fabric.accounts.account import LimitKind
+from stream_fabric.accounts.ports import Accounts
 from stream_fabric.ports import Clock, Index, Pools, Random, StreamLog
 from stream_fabric.stream.ids import GatewayId
 from stream_gw.auth import Authenticator
@@ -25,6 +28,7 @@ class GatewayParts:
     log: StreamLog
     pools: Pools
     index: Index
+    accounts: Accounts
     clock: Clock
     random: Random
     hub: Hub
@@ -33,6 +37,8 @@ class GatewayParts:
     tracer: Tracer
     contents: Contents | None = None
     """Collects prompts of tenants whose plan includes them in traces; None: no prompt is collected."""
+    on_limited: Callable[[str, LimitKind], None] = lambda subject, kind: None
+    """Called with the kind of subject and of limit that refused a request."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

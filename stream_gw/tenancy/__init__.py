@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from stream_fabric.ports import Clock, Random, TenantRecords
+from stream_fabric.accounts.ports import TenantRecords
+from stream_fabric.ports import Clock, Random
 from stream_gw.tenancy.errors import Conflict, DatabaseUnavailable, NoDatabase, SchemaOutdated
 
 if TYPE_CHECKING:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricError
 from stream_fabric.limits import TENANT_RECORDS_PUBLISHED_MAX, TENANTS_PUBLISH_EVERY_S
-from stream_fabric.ports import Random, TenantRecords
+from stream_fabric.ports import Random
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.sql.database import Database
 from stream_gw.tenancy.sql.published import last_revision, records_after
@@ -50,11 +53,14 @@ class Publisher:
                 return count
 
     async def run(self) -> None:
-        """Publish every few seconds; an outage of either side is logged once and retried with backoff."""
+        """Publish every few seconds; an outage of either side is logged once and retried with backoff.
+
+        A cancel waits for the publication that runs: a driver's connection must not be dropped within a statement.
+        """
         wait_s, failed = TENANTS_PUBLISH_EVERY_S, False
         while True:
             try:
-                await self.publish()
+                await _finish(self.publish())
                 if failed:
                     _log.info("publishing of tenants works again")
                 wait_s, failed = TENANTS_PUBLISH_EVERY_S, False
@@ -74,3 +80,13 @@ class Publisher:
                 last,
             )
         self._is_ahead = published > last
+
+
+async def _finish(publication: Coroutine[Any, Any, int]) -> None:
+    """Run to the end, also when the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(publication)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise

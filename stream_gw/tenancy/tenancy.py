@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricError
-from stream_fabric.ports import Clock, Random, TenantRecords
+from stream_fabric.ports import Clock, Random
+from stream_gw.auth import read_keys_file
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.importer import Imported, import_records
-from stream_gw.tenancy.keys_file import read_keys_file
 from stream_gw.tenancy.publisher import Publisher
 from stream_gw.tenancy.sql.audit import Audit
 from stream_gw.tenancy.sql.database import Database

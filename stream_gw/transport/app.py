@@ -17,19 +17,20 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
-from stream_gw.auth import bearer
+from stream_gw.auth import Principal, Revoked, bearer
 from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.requests import parse_create
 from stream_gw.dialects.rerank import parse_rerank
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
+from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.service_routes import ServiceRoutes
-from stream_gw.transport.stream_routes import Parser, StreamRoutes
+from stream_gw.transport.stream_routes import SWEEP_BATCH, Parser, StreamRoutes
 from stream_gw.transport.tenancy_routes import TenancyRoutes
 from stream_gw.transport.ws_socket import Socket
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
 _SWEEP_S = 5.0
-_SWEEP_BATCH = 500
 
 
 class Edge:
@@ -90,6 +90,7 @@ class Edge:
             routes=[
                 self._route("/v1/models", get=services.models),
                 self._route("/v1/tokens", post=services.tokens),
+                self._route("/v1/limits", get=services.limits),
                 self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),
                 self._route("/v1/streams", get=streams.running),
                 self._route("/v1/streams/{id}", get=streams.follow),
@@ -177,16 +178,41 @@ class Edge:
             for number, outlet in enumerate(tuple(self._streams.outlets)):
                 outlet.sweep(loop.time())
                 lagging += outlet.full
-                if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
+                if number % SWEEP_BATCH == SWEEP_BATCH - 1:
                     await asyncio.sleep(0)  # tokens go first
             for viewer in tuple(self.ops.viewers):
                 viewer.sweep(loop.time())
             for number, socket in enumerate(tuple(self.sockets)):
                 socket.sweep(loop.time(), self._gateway.parts.unix_s())
                 lagging += socket.full
-                if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
+                if number % SWEEP_BATCH == SWEEP_BATCH - 1:
                     await asyncio.sleep(0)
             self._swept_lagging = lagging
+            await self.end_unauthorized()  # keys that have expired
+
+    def receive_revoked(self, revoked: list[Revoked]) -> None:
+        """End what revoked keys have open, and cancel what they run unless the plan lets it finish."""
+        hub, commands = self._gateway.parts.hub, self._gateway.commands
+        hub.spawn(self.end_unauthorized())
+        for each in revoked:
+            if not each.finish:
+                hub.spawn(commands.cancel_revoked(each))
+
+    async def end_unauthorized(self) -> None:
+        """End the connections of callers whose API key was revoked or has expired."""
+        parts = self._gateway.parts
+
+        def is_valid(who: Principal) -> bool:
+            return parts.authenticator.is_valid(who, parts.unix_s())
+
+        await self._streams.end_unauthorized(is_valid)
+        error = key_revoked()
+        for socket in tuple(self.sockets):
+            if socket.principal is not None and not is_valid(socket.principal):
+                socket.close(error.close_code, error.message)
+        for viewer in tuple(self.ops.viewers):
+            if not is_valid(viewer.who):
+                viewer.fail(error)
 
     # --- drain ---------------------------------------------------------------------------------------------
 

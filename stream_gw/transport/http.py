@@ -116,7 +116,7 @@ class Request:
         self, error: StreamGwError, *, stream: StreamId | None = None, cursor: Cursor | None = None
     ) -> None:
         """Answer with an error; with a stream's id and cursor when the client can resume it there."""
-        headers = [JSON]
+        headers = [JSON, *error.headers]
         if stream is not None:
             headers.append((b"x-stream-id", stream.encode()))
         if error.retry_after_s is not None:

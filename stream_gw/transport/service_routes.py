@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
+from stream_fabric.accounts.account import Subject
 from stream_fabric.errors import Forbidden
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.traces import Traces, check_operator
@@ -76,6 +77,23 @@ class ServiceRoutes:
         requested = parse(await request.body() or b"{}", TokenRequest)
         token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s())
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
+
+    async def limits(self, request: Request, send: Send) -> None:
+        """Describe the caller's limits and what is used of them. ``?model=``: also those of a model."""
+        who, keys = self._authenticate(request), self._gateway.parts.authenticator.keys
+        plan, model = keys.plan(who.tenant), request.query.get("model")
+        if model is not None:
+            who.require_model(model)
+        user = who.user or request.query.get("user")
+        subjects = [each for each in keys.subjects(who, user, model or "") if each.limits.any]
+        if model is None:
+            subjects = [each for each in subjects if not each.name.startswith("model:")]
+            models = sorted(model for model in plan.model if who.models is None or model in who.models)
+            subjects += [Subject(f"model:{model}", plan.model[model]) for model in models if model != "*"]
+        described = await self._gateway.admission.describe(who.tenant, subjects)
+        await request.json(
+            200, {"object": "limits", "plan": plan.name, "highest_tier": plan.tier, "data": described}, _NO_STORE
+        )
 
     async def set_cookie(self, request: Request, send: Send) -> None:
         token = bearer(request.scope["headers"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.metrics import Metrics
-from stream_gw.streams.cancel import cancel_json
-from stream_gw.streams.create import CreateCall
+from stream_gw.streams.cancel import cancel_json, key_revoked
+from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import describe
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
@@ -29,6 +30,8 @@ from stream_gw.transport.http import JSON, Request, parse
 from stream_gw.transport.sse import SseOutlet
 from stream_gw.transport.whole_response import WholeResponse
 
+SWEEP_BATCH = 500
+"""Connections that a sweep looks at in one loop turn."""
 Parser = Callable[[bytes], CreateRequest]
 
 
@@ -44,6 +47,7 @@ class OpenStreamResponse:
 
     def close(self) -> None:
         self._routes.outlets.discard(self.outlet)
+        self._routes.forget(self._subscription)
         self._subscription.close("stalled" if self.outlet.stalled else "left")
         self.outlet.close()
         if self.outlet.stalled:
@@ -62,6 +66,16 @@ class StreamRoutes:
         self.metrics = metrics
         self.outlets: set[SseOutlet] = set()
         """Open responses."""
+        self._readers: dict[Subscription, Principal] = {}
+        """Callers that read a stream, of open and of whole responses."""
+
+    async def end_unauthorized(self, is_valid: Callable[[Principal], bool]) -> None:
+        """End the responses of callers that are not valid any more; their clients get the dialect's error."""
+        for number, (sub, who) in enumerate(tuple(self._readers.items())):
+            if not is_valid(who) and sub in self._readers:
+                sub.local.fail(sub, key_revoked())
+            if number % SWEEP_BATCH == SWEEP_BATCH - 1:
+                await asyncio.sleep(0)  # tokens go first
 
     def _authenticate(self, request: Request) -> Principal:
         return self._gateway.authenticate(bearer(request.scope["headers"]))
@@ -81,6 +95,10 @@ class StreamRoutes:
             raise Unauthenticated("the cookie is not accepted from a page of another site")
         parts = self._gateway.parts
         return parts.authenticator.authenticate_cookie(token, parts.unix_s())
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget the caller of a response that has ended."""
+        self._readers.pop(subscription, None)
 
     # --- create --------------------------------------------------------------------------------------------
 
@@ -110,7 +128,7 @@ class StreamRoutes:
             after=Cursor.parse(last_event_id) if last_event_id else None,
             dialect=f"openai.{parsed.kind}",
         )
-        return await self._stream(request, send, await self._gateway.streams.create(call), call.dialect)
+        return await self._stream(request, send, who, await self._gateway.streams.create(call), call.dialect)
 
     async def _create_whole(self, request: Request, who: Principal, parsed: CreateRequest) -> None:
         connection: EdgeHttp = request.scope["state"][CONNECTION]
@@ -124,12 +142,14 @@ class StreamRoutes:
             return
         outlet = WholeResponse(connection, opened.id, opened.facts)
         subscription = opened.subscribe(outlet)
+        self._readers[subscription] = who
         try:
             body, error, cursor = await outlet.done
         finally:
+            self.forget(subscription)
             subscription.close()
         if body is not None:
-            await request.answer(200, body, [JSON, (b"x-stream-id", opened.id.encode())])
+            await request.answer(200, body, [JSON, (b"x-stream-id", opened.id.encode()), *opened.headers])
         elif error is not None and cursor is None:
             raise error
         elif error is not None:
@@ -137,7 +157,7 @@ class StreamRoutes:
             await request.refuse(error, stream=opened.id, cursor=cursor)
 
     async def _stream(
-        self, request: Request, send: Send, opened: OpenedStream | None, dialect: str | None
+        self, request: Request, send: Send, who: Principal, opened: OpenedStream | None, dialect: str | None
     ) -> OpenStreamResponse | None:
         """Send the headers and the first heartbeat; the outlet then writes the stream's events."""
         if opened is None:
@@ -148,6 +168,7 @@ class StreamRoutes:
         subscription = opened.subscribe(outlet)
         outlet.resume = subscription.resume
         self.outlets.add(outlet)
+        self._readers[subscription] = who
         response = OpenStreamResponse(self, outlet, subscription)
         try:
             await send(
@@ -160,6 +181,7 @@ class StreamRoutes:
                         (b"x-stream-id", opened.id.encode()),
                         (b"x-stream-epoch", opened.epoch.encode()),
                         (b"link", b'</v1/streams/%b>; rel="resume"' % opened.id.encode()),
+                        *opened.headers,
                     ],
                 }
             )
@@ -188,7 +210,7 @@ class StreamRoutes:
             self.metrics.resumes.inc()
         trace = request.trace(self._gateway.parts.tracer, "sse")
         opened = await self._gateway.reads.follow(who, stream, after, trace, exact=mode == "tokens")
-        return await self._stream(request, send, opened, request.query.get("dialect"))
+        return await self._stream(request, send, who, opened, request.query.get("dialect"))
 
     async def info(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)

@@ -19,7 +19,7 @@ from stream_gw.dialects.accumulate import snapshot
 from stream_gw.dialects.requests import check_depth, parse_create
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.cancel import cancel_json
-from stream_gw.streams.create import CreateCall
+from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream

@@ -69,6 +69,10 @@ class Fabric:
         self.log2 = log2
         self.stop: list[Callable[[], Awaitable[None]]] = []
         self.tag = os.urandom(3).hex()
+        self.ended: list[tuple[TenantId, StreamId, Usage]] = []
+
+    def note_ended(self, tenant: TenantId, stream: StreamId, usage: Usage) -> None:
+        self.ended.append((tenant, stream, usage))
 
     def name(self, name: str) -> GatewayId:
         return GatewayId(f"{name}-{self.tag}")
@@ -118,7 +122,7 @@ class Ear:
 class MemoryFabric(Fabric):
     def __init__(self) -> None:
         self.ears: dict[str, Ear] = {}
-        log = MemoryStreamLog(PARTITIONS, self._publish, lambda: time.monotonic_ns() // 1_000_000, R1)
+        log = MemoryStreamLog(PARTITIONS, self._publish, lambda: time.monotonic_ns() // 1_000_000, R1, self.note_ended)
         super().__init__(log, log.view(R2))
 
     def _publish(self, peer: str, payload: bytes) -> bool:
@@ -141,7 +145,9 @@ class MemoryFabric(Fabric):
 class RedisFabric(Fabric):
     def __init__(self, client: RedisClient) -> None:
         self.partitions = Partitions(PARTITIONS)
-        super().__init__(RedisStreamLog(client, self.partitions, R1), RedisStreamLog(client, self.partitions, R2))
+        super().__init__(
+            RedisStreamLog(client, self.partitions, R1, self.note_ended), RedisStreamLog(client, self.partitions, R2)
+        )
         self.redis = client
         self.counted = client.publish_is_counted
 
@@ -594,6 +600,22 @@ async def test_usage_is_settled_once_with_the_terminal_whoever_writes_it(fabric:
         totals |= await fabric.log.usage(tenant, at)
     assert totals == {"other": (1, Usage(10, 4, 2, 5, 1)), "m 8b": (3, Usage(30, 12, 6, 15, 3))}
     assert (await fabric.head(live)).status == "live", "what runs is not settled"
+
+
+async def test_who_writes_the_terminal_is_told_to_settle_a_reserved_stream(fabric: Fabric) -> None:
+    used = Usage(10, 4, 2, 3, 1)
+    streams = [fabric.stream() for _ in range(4)]
+    for number, stream in enumerate(streams):
+        await fabric.log.create(stream, EPOCH, ACME, FACTS, None, "m", reserved=number > 0)
+        await fabric.append(batch(stream, 1, 3, usage=used))
+    unreserved, completed, cancelled, fenced = streams
+    assert fabric.ended == []
+    for _ in range(2):  # only the step that ends the stream tells it
+        for stream in (unreserved, completed):
+            await fabric.append(ending(stream, 4, usage=used))
+        await fabric.log.cancel(cancelled, ACME)
+        await fabric.log.fence(fenced, R1, "bb", LOST)
+    assert fabric.ended == [(ACME, stream, used) for stream in (completed, cancelled, fenced)]
 
 
 # --- read --------------------------------------------------------------------------------------------------

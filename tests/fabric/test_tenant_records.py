@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricLost
 from stream_fabric.limits import TENANT_RECORDS_MAX
-from stream_fabric.ports import TenantRecords
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.redis.topology import slot_of

@@ -17,6 +17,7 @@ from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
 from stream_fabric.stream.ids import GatewayId, TenantId
@@ -29,7 +30,7 @@ from stream_gw.observe.trace import ReaderTrace, Tracer
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
-from stream_gw.streams.create import CreateCall
+from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
 from tests.fabric.test_placement import FAR_S, info_of
@@ -112,7 +113,9 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(client: RedisClient, clock: Clock | None = None) -> AsyncIterator[InProcess]:
+async def in_process(
+    client: RedisClient, clock: Clock | None = None, keys: KeyStore | None = None
+) -> AsyncIterator[InProcess]:
     """A gateway whose pool has one replica with room. ``client``: the test's own connection to the same Redis."""
     address = Address(*client.url.addresses[0])
     clock = clock or HostClock()
@@ -137,10 +140,11 @@ async def in_process(client: RedisClient, clock: Clock | None = None) -> AsyncIt
         parts = GatewayParts(
             name,
             SETTINGS,
-            Authenticator(KeyStore({}), TokenSigner(bytes(16))),
+            Authenticator(keys or KeyStore(), TokenSigner(bytes(16))),
             linked_log,
             linked_pools,
             index,
+            RedisAccounts(client),
             clock,
             HostRandom(),
             hub,

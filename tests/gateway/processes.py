@@ -146,7 +146,7 @@ class Running:
     def gateway(self, *flags: str, **env: str) -> contextlib.closing[Process]:
         """One more gateway on the same Redis."""
         settings = {"STREAM_GW_REDIS_URL": self.redis_url, "STREAM_GW_PARTITIONS": "4", **env}
-        if "STREAM_GW_KEYS_FILE" not in settings:
+        if not settings.keys() & {"STREAM_GW_KEYS_FILE", "STREAM_GW_KEY_PEPPER"}:
             settings["STREAM_GW_DEV_KEY"] = self.key
         return contextlib.closing(Process("gateway", "--port", "0", *flags, **settings))
 

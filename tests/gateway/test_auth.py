@@ -22,11 +22,13 @@ from stream_gw.auth import (
     TOKEN_S_MAX,
     Authenticator,
     KeyStore,
+    KeyUse,
     Principal,
     TokenRequest,
     bearer,
     key_digest,
     new_key,
+    read_keys_file,
     tokens,
 )
 from stream_gw.auth.tokens import TokenSigner
@@ -45,7 +47,7 @@ def authenticator() -> Authenticator:
 def load(tmp_path: Path, text: str) -> KeyStore:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    return KeyStore.load(path)
+    return KeyStore(read_keys_file(path))
 
 
 # --- the keys file -------------------------------------------------------------------------------------------
@@ -68,10 +70,12 @@ def test_a_keys_file(tmp_path: Path) -> None:
         id = "without-keys"
         """,
     )
-    assert store.find(full) == Principal(TenantId("acme"), ALL_SCOPES)
-    assert store.find(narrow) == Principal(TenantId("acme"), frozenset({"read", "cancel"}), models=frozenset({"m1"}))
-    assert store.find("sk-other") is None
-    assert store.find(key_digest(full)) is None, "the hash is no key"
+    everything, some = store.find(full, NOW), store.find(narrow, NOW)
+    assert everything == Principal(TenantId("acme"), ALL_SCOPES, key=KeyUse(key_digest(full)[:12]))
+    assert some is not None
+    assert (some.scopes, some.models) == ({"read", "cancel"}, {"m1"})
+    assert store.find("sk-other", NOW) is None
+    assert store.find(key_digest(full), NOW) is None, "the hash is no key"
 
 
 @pytest.mark.parametrize(
@@ -129,12 +133,12 @@ def test_a_keys_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"keys\.toml"):
-        KeyStore.load(path)
+        KeyStore(read_keys_file(path))
 
 
 def test_a_missing_keys_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"keys\.toml"):
-        KeyStore.load(tmp_path / "keys.toml")
+        read_keys_file(tmp_path / "keys.toml")
 
 
 # --- keys ----------------------------------------------------------------------------------------------------

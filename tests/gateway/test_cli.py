@@ -17,7 +17,7 @@ import pytest
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.stream.ids import ReplicaId
-from stream_gw.auth import KeyStore
+from stream_gw.auth import KeyStore, read_keys_file
 from stream_gw.cli.commands import replicas, up
 from stream_gw.cli.main import main
 from stream_gw.cli.platform.platform import Platform, UpOptions
@@ -218,7 +218,7 @@ def test_key_prints_a_key_and_its_entry(tmp_path: Path) -> None:
     assert tomllib.loads(entry)["tenant"][0]["id"] == 'a "quoted" name'
     path = tmp_path / "keys.toml"
     path.write_text(entry)
-    principal = KeyStore.load(path).find(key)
+    principal = KeyStore(read_keys_file(path)).find(key, 0.0)
     assert principal is not None
     assert principal.tenant == 'a "quoted" name'
 

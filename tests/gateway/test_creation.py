@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from stream_fabric.accounts.account import Subject
+from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
 from stream_fabric.errors import FabricError
 from stream_fabric.pool.home import home_partition
+from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostRandom
+from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.redis.client import RedisClient
-from stream_fabric.stream.ids import StreamId, new_stream_id
-from stream_gw.streams.create import CreateCall
+from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
+from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
+from stream_gw.streams.create_call import CreateCall
 from tests.gateway.in_process import TENANT, InProcess, Reading, in_process
 from tests.support.waiting import eventually
 
@@ -93,3 +100,78 @@ async def test_a_stream_that_was_created_is_delivered_to_the_outlet_that_subscri
     local.receive(opened.epoch.encode(), 4, 4, b'0" c"')
     assert outlet.lines[-1] == b'0" c"'
     subscription.close()
+
+
+# --- limits of plans ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def limited(redis_client: RedisClient) -> AsyncIterator[tuple[InProcess, Principal]]:
+    """A gateway, and a caller whose plan has limits and the lowest tier."""
+    tenant = f"t-{HostRandom().token_hex(4)}"
+    plan = PlanRecord("small", "batch", tenant=Limits(requests_per_min=5, tokens_per_min=5000, streams=2))
+    keys = KeyStore([plan, TenantRecord(tenant, "small")])
+    async with in_process(redis_client, keys=keys) as made:
+        yield made, Principal(TenantId(tenant), ALL_SCOPES)
+
+
+async def test_a_request_that_is_refused_after_its_admission_counts_as_never_sent(
+    limited: tuple[InProcess, Principal],
+) -> None:
+    world, who = limited
+    world.pools_link.refuse = True
+    world.pools_link.cut_all()
+    for _ in range(8):  # more than the limit of requests
+        with pytest.raises(FabricError):
+            await world.gateway.streams.create(replace(world.call(max_tokens=1000), who=who))
+        parts = world.gateway.parts
+        subjects = parts.authenticator.keys.subjects(who, None, world.model)
+
+        async def returned(subjects: list[Subject] = subjects) -> bool:
+            (use,) = await world.gateway.parts.accounts.uses(who.tenant, subjects)
+            return use.requests < 0.5 and use.tokens < 1 and use.streams == 0
+
+        await eventually(returned, "the reservation to be given back")
+
+
+async def test_a_creation_that_is_cancelled_gives_its_reservation_back(limited: tuple[InProcess, Principal]) -> None:
+    world, who = limited
+    world.log_link.delay_s = SLOW_S
+    call = replace(world.call(), who=who)
+    creation = asyncio.create_task(world.gateway.streams.create(call))
+    await eventually(lambda: world.gateway.parts.hub.local, "its calls to be sent")
+    await asyncio.sleep(0)
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+
+    async def returned() -> bool:
+        return not await world.gateway.parts.accounts.reserved(who.tenant)
+
+    await eventually(returned, "the reservation to be given back")
+
+
+async def test_a_plan_caps_the_tier_of_a_request(limited: tuple[InProcess, Principal]) -> None:
+    world, who = limited
+    opened = await world.gateway.streams.create(replace(world.call(service_tier="priority"), who=who))
+    assert opened is not None
+    work = await world.pools.work(world.model, opened.id)
+    assert work is not None
+    assert TIERS[work.tier] == "batch"
+    assert work.reserved
+
+
+async def test_an_overdue_reservation_is_settled_by_the_next_admission(limited: tuple[InProcess, Principal]) -> None:
+    """A gateway that died between the admission and the stream costs the tenant a place for a while only."""
+    world, who = limited
+    accounts = world.gateway.parts.accounts
+    subjects = world.gateway.parts.authenticator.keys.subjects(who, None, world.model)
+    lost, running = new_stream_id(1, bytes(10)), new_stream_id(2, bytes(10))
+    await accounts.admit(who.tenant, lost, subjects, 100)
+    await accounts.admit(who.tenant, running, subjects, 100)
+    await world.log.create(running, Epoch(1, "aa"), who.tenant, b"{}", None, reserved=True)
+    await settle_overdue(accounts, world.log, who.tenant, [lost, running])
+    assert set(await accounts.reserved(who.tenant)) == {running}
+    await world.log.cancel(running, who.tenant)
+    await settle_overdue(accounts, world.log, who.tenant, [running])
+    assert not await accounts.reserved(who.tenant)

@@ -19,7 +19,7 @@ from stream_gw.auth import ALL_SCOPES, Principal
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.requests import CreateRequest, parse_create
 from stream_gw.observe.trace import ReaderTrace, Tracer
-from stream_gw.streams.create import CreateCall
+from stream_gw.streams.create_call import CreateCall
 from tests.sim.witness import require
 
 if TYPE_CHECKING:

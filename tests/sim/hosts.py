@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 MODEL = "m"
 POOL = "m"
-_ANYBODY = Authenticator(KeyStore({}), TokenSigner(bytes(16)))
+_ANYBODY = Authenticator(KeyStore(), TokenSigner(bytes(16)))
+_NO_ACCOUNTS: Any = None
+"""No tenant of the simulation has limits."""
 SETTINGS = GatewaySettings.model_construct(queue_wait_s=8.0, plain_grace_s=2.0, kept_grace_s=6.0)
 
 
@@ -117,8 +119,20 @@ class GatewayHost(Host):
             tracer = Tracer(self.w.events, clock, name)
             lines = QueuePositions(pools, directory, clock.now_us)  # type: ignore[arg-type]
             parts = GatewayParts(
-                name, SETTINGS, _ANYBODY, streams, pools, index, clock, entropy, hub, directory, lines, tracer  # type: ignore[arg-type]
-            )  # fmt: skip
+                name,
+                SETTINGS,
+                _ANYBODY,
+                streams,  # type: ignore[arg-type]
+                pools,  # type: ignore[arg-type]
+                index,  # type: ignore[arg-type]
+                _NO_ACCOUNTS,
+                clock,
+                entropy,
+                hub,
+                directory,
+                lines,
+                tracer,
+            )
             gateway = Gateway(parts)
             watchdog = Watchdog(hub, directory.produces, entropy)
             for work in (hub.subscription.run(), clock.run(), directory.run(), watchdog.run(), lines.run()):

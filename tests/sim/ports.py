@@ -50,11 +50,13 @@ class StreamDoor:
         facts: bytes,
         gateway: GatewayId | None,
         model: str = "",
+        *,
+        reserved: bool = False,
     ) -> CreateCode:
         shard = self._shard(stream)
 
         def step() -> CreateCode:
-            return at_once(shard.log.create(stream, epoch, tenant, facts, gateway, model))
+            return at_once(shard.log.create(stream, epoch, tenant, facts, gateway, model, reserved=reserved))
 
         return await self._link.call("create", shard, step)
 

@@ -9,6 +9,7 @@ from msgspec.structs import astuple
 
 from stream_fabric.errors import TooMany
 from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
+from stream_fabric.redis.streams import OnEnded, leave_to_check
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
@@ -33,7 +34,14 @@ Publish = Callable[[str, bytes], bool]
 class MemoryStreamLog:
     """``publish`` takes the messages; ``now_ms`` is the clock. ``view`` gives another peer's door to the same data."""
 
-    def __init__(self, partitions: int, publish: Publish, now_ms: Callable[[], int], replica: str = "") -> None:
+    def __init__(
+        self,
+        partitions: int,
+        publish: Publish,
+        now_ms: Callable[[], int],
+        replica: str = "",
+        on_ended: OnEnded = leave_to_check,
+    ) -> None:
         self.partitions = partitions
         self._publish = publish
         self._now_ms = now_ms
@@ -43,11 +51,13 @@ class MemoryStreamLog:
         """Cancels that came before their stream: tenant, and until when they are kept."""
         self._inputs: dict[StreamId, dict[str, bytes]] = {}
         self._models: dict[StreamId, str] = {}
+        self._reserved: set[StreamId] = set()
+        self._on_ended = on_ended
 
     def view(self, replica: str) -> MemoryStreamLog:
-        other = MemoryStreamLog(self.partitions, self._publish, self._now_ms, replica)
+        other = MemoryStreamLog(self.partitions, self._publish, self._now_ms, replica, self._on_ended)
         other.streams, other.pending, other._inputs = self.streams, self.pending, self._inputs
-        other._models = self._models
+        other._models, other._reserved = self._models, self._reserved
         return other
 
     def partition(self, stream: StreamId) -> int:
@@ -72,6 +82,8 @@ class MemoryStreamLog:
         facts: bytes,
         gateway: GatewayId | None,
         model: str = "",
+        *,
+        reserved: bool = False,
     ) -> CreateCode:
         state = self.streams.get(stream)
         if state is not None:
@@ -84,7 +96,14 @@ class MemoryStreamLog:
             state.unwatched, state.unwatched_since_ms = "L", self._now_ms()
         self.streams[stream] = state
         self._models[stream] = model
+        if reserved:
+            self._reserved.add(stream)
         return CreateCode.CREATED
+
+    def _note_ended(self, stream: StreamId, state: StreamState) -> None:
+        """Report a stream that has ended now, if a reservation is to be settled."""
+        if stream in self._reserved and state.status != "live":
+            self._on_ended(state.tenant, stream, state.usage)
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         replies = []
@@ -102,6 +121,7 @@ class MemoryStreamLog:
                 )
             replies.append(reply)
             if reply.code is AppendCode.OK:
+                self._note_ended(item.stream, state)
                 part = _part(item.stream, item.epoch, item.first, item.last, item.frames)
                 for gateway in state.watchers:
                     parts.setdefault(gateway, []).append((state, part))
@@ -134,6 +154,7 @@ class MemoryStreamLog:
         reply = state.cancel(self._now_ms(), unwatched_ms)
         if reply.result == "accepted":
             at = b"%d" % state.cancelled_at
+            self._note_ended(stream, state)
             self._tell(stream, state, doorbell=UNIT.join((b"cancel", stream.encode(), str(state.epoch).encode(), at)))
         return reply
 
@@ -146,6 +167,7 @@ class MemoryStreamLog:
         old, last = str(state.epoch), state.last
         if not state.fence(replica, nonce, error, epoch):
             return False
+        self._note_ended(stream, state)
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from stream_fabric.ports import TenantRecords
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_gw.tenancy import open_tenancy
 from stream_gw.tenancy.tenancy import Tenancy

@@ -1,17 +1,17 @@
 -- Many streams of one slot in one call. KEYS: meta and log of each.
 -- ARGV: channel prefix, publish command, 1 when a publish's receivers are counted exactly, replica, live ttl ms,
 --   retention ms; then of each stream: id, epoch, first, last, frames, usage, structure, status ('' while it lives).
--- Returns {code, seq, unwatched, …}: 0 ok, 1 duplicate, 2 gap after seq, 3 fenced, 4 cancelled at seq, 5 closed,
---   6 no stream. unwatched: '' or, of a stream that lives on and that nobody watched before this append, 'L<for ms>' or
---   'V<for ms>', as uw says.
+-- Returns {code, seq, note, …}: 0 ok, 1 duplicate, 2 gap after seq, 3 fenced, 4 cancelled at seq, 5 closed,
+--   6 no stream. note: '' or, of a stream that lives on and that nobody watched before this append, 'L<for ms>' or
+--   'V<for ms>', as uw says; 'A<tenant>' of one that has ended now and that its tenant's account must settle.
 local channel, publish, counted, replica = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local now = now_ms()
 local replies, parts, metas = {}, {}, {}
 for i = 1, #KEYS / 2 do
   local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 8
   local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw', 'mo')
-  local code, seq, unwatched = 0, tonumber(v[2] or 0), ''
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw', 'mo', 'ac')
+  local code, seq, note = 0, tonumber(v[2] or 0), ''
   if not v[1] then
     code = 6
   elseif v[1] ~= epoch or (v[8] ~= '' and v[8] ~= replica) then
@@ -43,13 +43,14 @@ for i = 1, #KEYS / 2 do
     if status ~= '' then
       settle(m, v[7], ARGV[a + 6], v[10] or '', now)
       expire_ended(m, l, ARGV[6])
+      if v[11] then note = 'A' .. v[7] end
     elseif renews then
       redis.call('PEXPIRE', m, ARGV[5])
       redis.call('PEXPIRE', l, ARGV[5])
     end
     seq = tonumber(last)
     if v[9] ~= '' and status == '' then
-      unwatched = string.format('%s%d', string.sub(v[9], 1, 1), now - string.sub(v[9], 2))
+      note = string.format('%s%d', string.sub(v[9], 1, 1), now - string.sub(v[9], 2))
     end
     local message
     for gw in string.gmatch(v[4], '%S+') do
@@ -64,7 +65,7 @@ for i = 1, #KEYS / 2 do
       end
     end
   end
-  replies[3 * i - 2], replies[3 * i - 1], replies[3 * i] = code, seq, unwatched
+  replies[3 * i - 2], replies[3 * i - 1], replies[3 * i] = code, seq, note
 end
 for gw, list in pairs(parts) do
   local heard = redis.call(publish, channel .. gw, table.concat(list, RECORD))

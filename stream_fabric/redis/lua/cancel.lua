@@ -1,9 +1,10 @@
 -- The one place where a cancel happens: after it answers "accepted at s" no data frame above s exists.
 -- KEYS: meta, log. ARGV: id, tenant, channel prefix, publish command, retention ms, pending ttl ms, only when
 --   nobody has watched for this many ms ('' always).
--- Returns {result, epoch, at, status}.
+-- Returns {result, epoch, at, status}, and the stream's usage if it has ended now and its tenant's account must settle
+--   it.
 local m, l, id, tenant = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local v = redis.call('HMGET', m, 'e', 't', 's', 'st', 'cx', 'w', 'r', 'us', 'uw')
+local v = redis.call('HMGET', m, 'e', 't', 's', 'st', 'cx', 'w', 'r', 'us', 'uw', 'ac')
 if not v[1] then
   if ARGV[7] ~= '' then return {'none', '', 0, ''} end
   if v[2] and v[2] ~= tenant then return {'none', '', 0, ''} end
@@ -25,4 +26,5 @@ finish(m, l, id, v[1], last, '{"k":"end","status":"cancelled","usage":' .. usage
 if v[7] ~= '' then
   redis.call(ARGV[4], ARGV[3] .. v[7], 'cancel' .. UNIT .. id .. UNIT .. v[1] .. UNIT .. v[3])
 end
+if v[10] then return {'accepted', v[1], last, 'cancelled', v[8]} end
 return {'accepted', v[1], last, 'cancelled'}

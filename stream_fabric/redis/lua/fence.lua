@@ -1,9 +1,10 @@
 -- End a stream whose producer is gone. The epoch rises, so the old producer can append nothing more.
 -- KEYS: meta, log. ARGV: id, replica it is lost with ('' any), nonce of the new epoch, error JSON, channel prefix,
 --   publish command, retention ms, epoch that no other may have followed ('' any).
--- Returns {code, epoch, last}: 0 fenced, 1 not live, 2 has another producer, 3 none.
+-- Returns {code, epoch, last}: 0 fenced, 1 not live, 2 has another producer, 3 none; and the stream's tenant and usage
+--   if it was fenced and its tenant's account must settle it.
 local m, l = KEYS[1], KEYS[2]
-local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'r', 'us', 'b', 't')
+local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'r', 'us', 'b', 't', 'ac')
 if not v[1] then return {3, '', 0} end
 local last = tonumber(v[2])
 if v[3] ~= 'live' then return {1, v[1], last} end
@@ -20,4 +21,5 @@ finish(m, l, ARGV[1], epoch, last,
 if v[5] ~= '' then
   redis.call(ARGV[6], ARGV[5] .. v[5], 'fence' .. UNIT .. ARGV[1] .. UNIT .. v[1] .. UNIT .. v[2])
 end
+if v[9] then return {0, epoch, last + 1, v[8], v[6]} end
 return {0, epoch, last + 1}

@@ -28,8 +28,6 @@ local held = redis.call('HGET', P .. 'at', id)
 if held == '' then return {1, position(id), '', ''} end
 if held then
   if held ~= instead then return {0, held, 'only', ''} end
-  redis.call('HDEL', P .. 'at', id)
-  redis.call('HDEL', P .. held .. ':flight', id)
 end
 
 local function spread_retry(after_s, draw) -- as ``overload.spread_retry_s``
@@ -186,6 +184,7 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     end
     if is_over or (mark > 0 and math.max(wait, (slot_free or 0) / 1000) > mark) then
       redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
+      redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
     end
   end
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
@@ -218,6 +217,9 @@ if instead == '' then
   if over > 0 then
     return {over, 1, string.format('%d', redis.call('HGET', P .. 'bytes', over == 6 and '' or tenant) or 0), explained}
   end
+elseif held then -- a refused one stays on its replica's list
+  redis.call('HDEL', P .. 'at', id)
+  redis.call('HDEL', P .. held .. ':flight', id)
 end
 if duty_max > 0 and alive > 0 then -- one that is queued counts as on the mean replica
   local speed = taken > 0 and prefill_s[taken] or 0

@@ -3,7 +3,8 @@
 --   w ids of the gateways that watch, each followed by a space   uw since when no gateway watches: "L<ms>" the
 --   last reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
 --   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
---   mo model that its usage is counted under   ib bytes of its inputs
+--   mo model that its usage is counted under   ib bytes of its inputs   ac 1 if its tenant's account holds a
+--   reservation for it
 local UNIT, RECORD = '\31', '\30'
 local HOUR_MS = 60 * 60 * 1000
 

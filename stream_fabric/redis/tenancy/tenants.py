@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricLost
 from stream_fabric.limits import TENANT_RECORDS_MAX
-from stream_fabric.ports import TenantRecords
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.topology import slot_of

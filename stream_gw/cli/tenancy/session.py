@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.accounts.records import Limits
 from stream_fabric.errors import FabricError
-from stream_fabric.ports import TenantRecords
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants

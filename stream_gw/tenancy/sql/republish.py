@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.accounts.records import PRICES
-from stream_fabric.ports import TenantRecords
 from stream_gw.tenancy.sql import tables
 from stream_gw.tenancy.sql.transaction import Transaction
 

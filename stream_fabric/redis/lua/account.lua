@@ -1,0 +1,21 @@
+-- Prefix of the scripts of a tenant's account; ``accounts.account.AccountState`` is the same algorithm.
+-- KEYS[1]: prefix .. 'held', a hash: stream → tokens it reserved and its subjects, each after \31.
+-- Other keys: 'due' sorted set of streams by when they are checked next, ms; 'b:<subject>' hash of its buckets: r spent
+--   requests, ra when, rl limit per minute, and t, ta, tl for tokens; 'c:<subject>' set of its running streams.
+local A = string.sub(KEYS[1], 1, -5)
+
+local function drained(spent, at, limit, now)
+  return math.max(0, (tonumber(spent) or 0) - limit * (now - (tonumber(at) or now)) / MINUTE_MS)
+end
+
+local function number(value)
+  return string.format('%.17g', value)
+end
+
+-- Let a subject's buckets expire when they are full again.
+local function expire_full(key, requests, requests_limit, tokens, tokens_limit)
+  local ms = 1000
+  if requests_limit > 0 then ms = math.max(ms, requests / requests_limit * MINUTE_MS) end
+  if tokens_limit > 0 then ms = math.max(ms, tokens / tokens_limit * MINUTE_MS) end
+  redis.call('PEXPIRE', key, string.format('%d', math.min(ms, KEPT_MS) + 1000))
+end

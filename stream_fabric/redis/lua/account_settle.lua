@@ -1,0 +1,32 @@
+-- Count what ended streams used instead of what they reserved, each once. KEYS: the prefix's 'held'.
+-- ARGV: of each stream: id, tokens, requests (0: it was withdrawn). Returns the number of reservations it settled.
+local now, settled = now_ms(), 0
+for a = 1, #ARGV, 3 do
+  local record = redis.call('HGET', KEYS[1], ARGV[a])
+  if record then
+    settled = settled + 1
+    redis.call('HDEL', KEYS[1], ARGV[a])
+    redis.call('ZREM', A .. 'due', ARGV[a])
+    local reserved
+    for part_ in string.gmatch(record, '[^' .. UNIT .. ']+') do
+      if not reserved then
+        reserved = tonumber(part_)
+      else
+        local key = A .. 'b:' .. part_
+        local v = redis.call('HMGET', key, 'r', 'ra', 'rl', 't', 'ta', 'tl')
+        local r, t = 0, 0
+        if v[3] then
+          r = math.max(0, drained(v[1], v[2], v[3], now) + (ARGV[a + 2] - 1))
+          redis.call('HSET', key, 'r', number(r), 'ra', now)
+        end
+        if v[6] then
+          t = math.max(0, drained(v[4], v[5], v[6], now) + (ARGV[a + 1] - reserved))
+          redis.call('HSET', key, 't', number(t), 'ta', now)
+        end
+        if v[3] or v[6] then expire_full(key, r, tonumber(v[3] or 0), t, tonumber(v[6] or 0)) end
+        redis.call('SREM', A .. 'c:' .. part_, ARGV[a])
+      end
+    end
+  end
+end
+return settled

@@ -1,0 +1,85 @@
+"""Keeps a gateway's keys and plans as they are published, and finds the keys that were revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from stream_fabric.accounts.ports import TenantRecords
+from stream_fabric.accounts.records import decode_record
+from stream_fabric.errors import FabricError
+from stream_fabric.limits import TENANTS_READ_EVERY_S
+from stream_fabric.stream.ids import TenantId
+from stream_gw.auth.keys import KeyStore
+
+log = logging.getLogger(__name__)
+
+
+class Revoked(NamedTuple):
+    """Keys of one tenant that may no longer be used. ``finish``: their running streams may run to their end."""
+
+    tenant: TenantId
+    keys: frozenset[str]
+    finish: bool
+
+
+class TenantFeed:
+    """Reads changes of the published records every second. The last ones serve while none can be read."""
+
+    def __init__(
+        self, records: TenantRecords, keys: KeyStore, on_skip: Callable[[str], None] = lambda kind: None
+    ) -> None:
+        """``on_skip`` is called with the kind of each record that cannot be decoded."""
+        self._records = records
+        self._keys = keys
+        self._on_skip = on_skip
+        self._revision = 0
+        self._unread = False
+
+    async def read(self) -> list[Revoked]:
+        """Apply everything published since the last read. Raises FabricError."""
+        revoked: list[Revoked] = []
+        while True:
+            revision, records = await self._records.changes(self._revision)
+            for name, data in records.items():
+                revoked += self._apply(name, data)
+            if not records:
+                return revoked
+            self._revision = revision
+
+    def _apply(self, name: str, data: bytes) -> list[Revoked]:
+        try:
+            record = decode_record(name, data) if data else None
+        except msgspec.MsgspecError as error:
+            # A record of a newer version. What this gateway knows of the tenant holds until it is upgraded
+            log.error("published record skipped: record=%s error=%s", name, error)
+            self._on_skip(name.partition(":")[0])
+            return []
+        kind, _, rest = name.partition(":")
+        if kind != "tenant":
+            self._keys.apply(name, record)
+            return []
+        tenant = TenantId(rest)
+        before, finish = self._keys.usable(tenant), self._keys.plan(tenant).finish_revoked
+        self._keys.apply(name, record)
+        ended = frozenset(use.id for use in before - self._keys.usable(tenant))
+        return [Revoked(tenant, ended, finish)] if ended else []
+
+    async def run(self, on_change: Callable[[list[Revoked]], None]) -> None:
+        """Read until cancelled; ``on_change`` is called with revoked keys."""
+        while True:
+            await asyncio.sleep(TENANTS_READ_EVERY_S)
+            try:
+                revoked = await self.read()
+            except FabricError as error:
+                if not self._unread:
+                    log.warning("tenants not read, the last ones serve: error=%s", error)
+                self._unread = True
+                continue
+            self._unread = False
+            if revoked:
+                on_change(revoked)

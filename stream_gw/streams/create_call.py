@@ -1,0 +1,43 @@
+"""A caller's request for a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stream_fabric.errors import IdempotencyMismatch
+from stream_fabric.stream.cursor import Cursor
+from stream_gw.auth import Principal
+from stream_gw.dialects import encoder_for
+from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.requests import CreateRequest
+from stream_gw.observe.trace import ReaderTrace
+
+
+@dataclass(frozen=True)
+class CreateCall:
+    """One caller's request for a stream."""
+
+    who: Principal
+    request: CreateRequest
+    trace: ReaderTrace
+    key: str | None = None
+    """Idempotency key."""
+    kept: bool = False
+    """Keep the stream for the longer grace after its last reader left."""
+    after: Cursor | None = None
+    """Where a caller that attaches continues; None: at the beginning."""
+    dialect: str | None = None
+    """The dialect that the caller reads; None: the caller reads the whole answer of ``request.kind``."""
+
+    def check_facts(self, facts: StreamFacts) -> None:
+        """Check that the caller can read such a stream. Raises BadRequest, Unsupported or IdempotencyMismatch."""
+        if self.dialect is not None:
+            encoder_for(self.dialect, facts)
+        elif facts.kind != self.request.kind:
+            raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.kind}; use a new key")
+
+    @property
+    def scoped_key(self) -> str:
+        """The stored form of the key. A caller limited to one user shares no key with other users."""
+        key = self.key or ""
+        return key if self.who.user is None else f"{self.who.user}\0{key}"

@@ -1,0 +1,94 @@
+"""Idempotency keys: a repeated request attaches to the stream that the first one created."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamFailed
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
+from stream_fabric.stream.cursor import BEGINNING
+from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.log import CreateCode
+from stream_gw.dialects.requests import fingerprint
+from stream_gw.streams.create_call import CreateCall
+from stream_gw.streams.follow import StreamReads
+from stream_gw.streams.off_loop import off_loop
+from stream_gw.streams.opened import OpenedStream
+from stream_gw.streams.parts import GatewayParts
+
+_RETRY_S = 0.05
+
+
+class IdempotencyKeys:
+    """Binds keys to streams, and opens the streams that keys are bound to."""
+
+    def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
+        self._parts = parts
+        self._reads = reads
+
+    async def claim(self, call: CreateCall, stream: StreamId) -> StreamId:
+        """Bind the key to the stream, unless it is bound. Returns the stream that the key is bound to."""
+        key, request = call.scoped_key, call.request
+        if not 0 < len(call.key or "") <= IDEMPOTENCY_KEY_CHARS_MAX:
+            raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
+        digest = await off_loop(len(bytes(request.body)), lambda: fingerprint(request.body))
+        print_ = f"{digest}:{int(request.stream)}"
+        bound, bound_print = await self._parts.index.claim(call.who.tenant, key, stream, print_)
+        if bound_print != print_:
+            raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
+        return bound
+
+    async def attach(self, call: CreateCall, stream: StreamId) -> tuple[bool, OpenedStream | None]:
+        """Open the stream that the key is bound to. Returns (False, None) when nobody created it within a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RECONNECT_S_MAX
+        while True:
+            try:
+                return True, await self.open(call, stream)
+            except NotFound:
+                if loop.time() > deadline:
+                    return False, None
+                await asyncio.sleep(_RETRY_S)
+
+    async def adopt(self, call: CreateCall, stream: StreamId, pool: str) -> bool:
+        """Create the stream for a request that a dead gateway placed, in the epoch that its replica appends in.
+
+        Returns False when no pool holds the request.
+        """
+        parts, model = self._parts, call.request.model
+        pools = (pool, *parts.directory.hosts(pool))
+        for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
+            try:
+                work = await parts.pools.work(cell, stream)
+            except msgspec.MsgspecError:  # written by another version: this gateway cannot know its epoch
+                continue
+            if work is not None:
+                code = await parts.log.create(
+                    stream,
+                    work.parsed_epoch(),
+                    call.who.tenant,
+                    work.facts,
+                    parts.name,
+                    model,
+                    reserved=work.reserved,
+                )
+                if code is CreateCode.CANCELLED:
+                    raise StreamFailed("the stream was cancelled before it began")
+                return True
+        return False
+
+    async def open(self, call: CreateCall, stream: StreamId) -> OpenedStream | None:
+        """Open the existing stream that the key is bound to, after checking that the caller can read it."""
+        opened = await self._reads.open(call.who, stream, call.after or BEGINNING, call.trace, exact=True)
+        if opened is not None:
+            call.check_facts(opened.facts)
+            if call.trace.role == "refused":
+                call.trace.role = "attached"
+        return opened
+
+    async def release(self, call: CreateCall, stream: StreamId) -> None:
+        """Unbind the key of a request that created no stream, so that a retry at once finds it free."""
+        if call.key is not None:
+            await self._parts.index.release(call.who.tenant, call.scoped_key, stream)

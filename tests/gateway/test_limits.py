@@ -1,0 +1,243 @@
+"""Limits of plans, as clients meet them: on real gateways, each test with a tenant of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+
+from stream_fabric.process.host import HostRandom
+from stream_gw.auth import key_digest, new_key
+from tests.gateway.processes import Running
+from tests.gateway.wire import Gate, Reply, chat, tokens_of_chunks, whole_events
+from tests.support.waiting import eventually
+
+PLANS = {
+    "requests": "tenant = { requests_per_min = 2 }",
+    "tokens": "tenant = { tokens_per_min = 1000 }",
+    "small": "tenant = { tokens_per_min = 100 }",
+    "streams": "tenant = { streams = 1 }",
+    "streams-cut": "tenant = { streams = 1 }",
+    "streams-cancelled": "tenant = { streams = 1 }",
+    "attach": "tenant = { requests_per_min = 1 }",
+    "released": "tenant = { streams = 1 }",
+    "users": "user = { streams = 1 }",
+    "keys": "key = { requests_per_min = 1 }",
+    "models": 'model."*" = { requests_per_min = 1 }',
+    "shown": 'tenant = { requests_per_min = 100, streams = 3 }\nmodel."sim-small" = { tokens_per_min = 500 }',
+    "crowd": "tenant = { tokens_per_min = 1000 }",
+}
+
+
+@dataclass(frozen=True)
+class Limited:
+    """Two gateways, and the keys of each plan's only tenant."""
+
+    urls: list[Gate]
+    keys: dict[str, list[str]]
+
+    def gate(self, plan: str, gateway: int = 0, key: int = 0) -> Gate:
+        at = self.urls[gateway]
+        return Gate(at.url, at.pid, self.keys[plan][key])
+
+
+@pytest.fixture(scope="module")
+def limited(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    keys = {plan: [new_key(HostRandom()) for _ in range(2)] for plan in PLANS}
+    lines = []
+    for plan, limits in PLANS.items():
+        lines += [f"[plan.{plan}]", limits, "[[tenant]]", f'id = "{plan}"', f'plan = "{plan}"']
+        lines += [line for key in keys[plan] for line in ("[[tenant.key]]", f'sha256 = "{key_digest(key)}"')]
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text("\n".join(lines))
+    with (
+        platform.gateway("--gateway", "limits-1", STREAM_GW_KEYS_FILE=str(path)) as first,
+        platform.gateway("--gateway", "limits-2", STREAM_GW_KEYS_FILE=str(path)) as second,
+    ):
+        yield Limited([Gate(process.facts["url"], process.pid, "") for process in (first, second)], keys)
+
+
+async def refused(gate: Gate, tokens: int = 10, **more: object) -> Reply:
+    reply = await gate.ask("POST", "/v1/chat/completions", chat(tokens, **more))
+    assert reply.status == 429, reply
+    assert reply.json["error"]["code"] == "rate_limit_exceeded"
+    return reply
+
+
+async def admitted(gate: Gate, tokens: int = 10, **more: object) -> Reply:
+    reply = await gate.ask("POST", "/v1/chat/completions", chat(tokens, **more))
+    assert reply.status == 200, reply
+    return reply
+
+
+async def test_requests_are_counted_across_gateways(limited: Limited) -> None:
+    one, two = limited.gate("requests", 0), limited.gate("requests", 1)
+    first, second = await admitted(one), await admitted(two)
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert [reply.headers["x-ratelimit-remaining-requests"] for reply in (first, second)] == ["1", "0"]
+    reply = await refused(one)
+    assert 1 <= int(reply.headers["retry-after"]) <= 30
+    assert int(reply.headers["retry-after-ms"]) <= 30_000
+    assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+    error = reply.json["error"]
+    assert error["retriable"] is True
+    assert error["type"] == "rate_limit_error"
+    assert "limit of 2 requests per minute of your tenant" in error["message"]
+
+
+async def test_what_a_stream_did_not_use_comes_back_when_it_ends(limited: Limited) -> None:
+    gate = limited.gate("tokens")
+    async with gate.create(chat(900)) as exchange:
+        left = int(exchange.headers["x-ratelimit-remaining-tokens"])
+        assert left < 100
+        stream = exchange.headers["x-stream-id"]
+        await exchange.events(5)
+        await refused(gate, 200)
+        await gate.cancel(stream)
+        body = await exchange.rest()
+    used = tokens_of_chunks(event.json for event in whole_events(body) if event.data.startswith("{"))
+
+    async def settled() -> int | None:
+        (entry,) = (await gate.ask("GET", "/v1/limits")).json["data"]
+        found: int = entry["tokens_per_minute"]["used"]
+        return found if found < 800 else None
+
+    # The prompt is counted too, and the bucket drains meanwhile
+    assert used - 50 <= await eventually(settled, "the settlement") <= used + 100
+
+
+async def test_a_request_that_no_wait_allows_is_not_retried(limited: Limited) -> None:
+    reply = await gate_of(limited, "small", chat(500))
+    assert reply.status == 429
+    assert reply.headers["x-should-retry"] == "false"
+    assert "retry-after" not in reply.headers
+    assert reply.json["error"]["retriable"] is False
+    assert "lower max_tokens" in reply.json["error"]["message"]
+
+
+async def gate_of(limited: Limited, plan: str, body: object) -> Reply:
+    return await limited.gate(plan).ask("POST", "/v1/chat/completions", body)
+
+
+async def test_an_sdk_reads_the_refusal(limited: Limited) -> None:
+    gate = limited.gate("small")
+    async with openai.AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=gate.key) as client:
+        began = time.monotonic()
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(
+                model="sim-small", messages=[{"role": "user", "content": "hi"}], max_tokens=5000
+            )
+    assert caught.value.code == "rate_limit_exceeded"
+    assert time.monotonic() - began < 5, "the SDK must not retry what no wait allows"
+
+
+async def until_admitted(gate: Gate, within_s: float, **more: object) -> float:
+    """Ask until a request is admitted; return how long that took."""
+    began = time.monotonic()
+
+    async def asked() -> bool:
+        reply = await gate.ask("POST", "/v1/chat/completions", chat(2, **more))
+        return reply.status == 200
+
+    await eventually(asked, "a free place", within_s)
+    return time.monotonic() - began
+
+
+async def test_the_place_of_a_running_stream_is_free_when_it_ends(limited: Limited) -> None:
+    gate, other = limited.gate("streams", 0), limited.gate("streams", 1)
+    async with gate.create(chat(60)) as exchange:
+        await exchange.events(1)
+        reply = await refused(other)
+        assert "limit of 1 running streams" in reply.json["error"]["message"]
+        await exchange.rest()
+    assert await until_admitted(other, 2.0) < 2.0
+
+
+async def test_the_place_is_free_after_a_cancel_and_after_the_reader_left(limited: Limited) -> None:
+    gate = limited.gate("streams-cancelled")
+    async with gate.create(chat(2000)) as exchange:
+        await exchange.events(1)
+        await gate.cancel(exchange.headers["x-stream-id"])
+    assert await until_admitted(gate, 2.0) < 2.0
+    left = limited.gate("streams-cut")
+    async with left.create(chat(2000)) as exchange:
+        await exchange.events(1)
+    # A plain stream is cancelled 2 s after its last reader left
+    assert await until_admitted(left, 6.0) < 6.0
+
+
+async def test_a_repeated_request_attaches_for_free(limited: Limited) -> None:
+    gate, headers = limited.gate("attach"), {"idempotency-key": "once"}
+    for number in range(3):
+        async with limited.gate("attach", number % 2).create(chat(20), headers) as exchange:
+            assert exchange.status == 200
+            await exchange.rest()
+    await refused(gate)
+
+
+async def test_a_refused_request_leaves_its_idempotency_key_free(limited: Limited) -> None:
+    gate, headers = limited.gate("released"), {"idempotency-key": "again"}
+    async with gate.create(chat(40)) as exchange:
+        await exchange.events(1)
+        reply = await gate.ask("POST", "/v1/chat/completions", chat(2), headers)
+        assert reply.status == 429
+        await exchange.rest()
+    began = time.monotonic()
+
+    async def asked() -> bool:
+        return (await gate.ask("POST", "/v1/chat/completions", chat(2), headers)).status == 200
+
+    await eventually(asked, "the same key admitted", 2.0)
+    assert time.monotonic() - began < 2.0
+
+
+async def test_users_keys_and_models_have_limits_of_their_own(limited: Limited) -> None:
+    gate = limited.gate("users")
+    async with gate.create(chat(100, user="ann")) as exchange:
+        await exchange.events(1)
+        await refused(gate, user="ann")
+        await admitted(gate, 2, user="bob")
+        await exchange.rest()
+    await admitted(limited.gate("keys", key=0))
+    await refused(limited.gate("keys", key=0))
+    await admitted(limited.gate("keys", key=1))
+    await admitted(limited.gate("models"))
+    reply = await refused(limited.gate("models"))
+    assert "model 'sim-small'" in reply.json["error"]["message"]
+
+
+async def test_the_limits_page_shows_what_is_left(limited: Limited) -> None:
+    gate = limited.gate("shown")
+    await admitted(gate)
+    reply = await gate.ask("GET", "/v1/limits")
+    assert reply.status == 200
+    assert reply.json["object"] == "limits"
+    tenant, model = reply.json["data"]
+    assert tenant["applies_to"] == "tenant"
+    assert tenant["requests_per_minute"] == {"limit": 100, "used": 1, "remaining": 99}
+    assert tenant["running_streams"]["limit"] == 3
+    assert (model["applies_to"], model["model"]) == ("model", "sim-small")
+    assert model["tokens_per_minute"]["limit"] == 500
+
+
+async def test_the_limits_need_a_key(limited: Limited) -> None:
+    at = limited.urls[0]
+    assert (await Gate(at.url, at.pid, "sk-none").ask("GET", "/v1/limits")).status == 401
+
+
+async def test_a_crowd_on_two_gateways_gets_no_more_than_the_limit(limited: Limited) -> None:
+    """200 callers ask at once. What they used exceeds the limit by no more than the error of the prompts' estimates."""
+    began = time.monotonic()
+
+    async def ask(number: int) -> int:
+        body = chat(40, stream=False, seed=number)
+        reply = await limited.gate("crowd", number % 2).ask("POST", "/v1/chat/completions", body)
+        return reply.json["usage"]["total_tokens"] if reply.status == 200 else 0
+
+    used = sum(await asyncio.gather(*map(ask, range(200))))
+    refilled = 1000 * (time.monotonic() - began) / 60
+    assert 800 <= used <= 1.1 * (1000 + refilled)

@@ -1,0 +1,190 @@
+"""Keys of the database on real gateways: new keys, revoked keys, suspended tenants, and what is open meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from tests.gateway.processes import Running, run_cli
+from tests.gateway.wire import Gate, chat, whole_events
+from tests.support.figures import Tell
+from tests.support.waiting import eventually
+
+REVOKED_S = 2.0
+"""Time in which a revoked key ends everywhere."""
+SLACK_S = 1.0
+"""Further time on a machine that runs other tests."""
+
+
+@dataclass
+class Fleet:
+    """Two gateways that take the keys of a database, one of them with the database itself."""
+
+    gates: list[Gate]
+    env: dict[str, str] = field(repr=False)
+
+    def run(self, *flags: str) -> Any:
+        """Run a command of the operator; return its JSON."""
+        done = run_cli(*flags, "--json", **self.env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def tenant(self, *plan: str) -> tuple[str, str, str]:
+        """Add a tenant with a plan of its own and a key. Returns (tenant, key id, key)."""
+        name = f"t-{secrets.token_hex(3)}"
+        self.run("plans", "add", name, *plan)
+        self.run("tenants", "add", name, "--plan", name)
+        return name, *self.key(name)
+
+    def key(self, tenant: str) -> tuple[str, str]:
+        made = self.run("keys", "add", "--tenant", tenant)
+        return made["id"], made["key"]
+
+    async def gate(self, key: str, gateway: int = 0) -> Gate:
+        """Return a gateway with this key, once it takes the key."""
+        at = self.gates[gateway]
+        gate = Gate(at.url, at.pid, key)
+
+        async def taken() -> bool:
+            return (await gate.ask("GET", "/v1/models")).status == 200
+
+        await eventually(taken, "the new key to be taken", 5.0)
+        return gate
+
+
+@pytest.fixture(scope="module")
+def fleet(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    path: Path = tmp_path_factory.mktemp("tenants") / "tenants.db"
+    shared = {"STREAM_GW_KEY_PEPPER": secrets.token_hex(16), "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
+    database = {"STREAM_GW_DATABASE_URL": f"sqlite:///{path}"}
+    env = shared | database | {"STREAM_GW_REDIS_URL": platform.redis_url}
+    run_cli("tenants", "migrate", **env)
+    with (
+        platform.gateway("--gateway", "with-database", **env) as first,
+        platform.gateway("--gateway", "without", **shared) as second,
+    ):
+        yield Fleet([Gate(each.facts["url"], each.pid, "") for each in (first, second)], env)
+
+
+async def seconds_until(happens: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    await eventually(happens, "the revocation to arrive", REVOKED_S + SLACK_S)
+    return time.monotonic() - began
+
+
+@asynccontextmanager
+async def capability(gate: Gate) -> AsyncIterator[Gate]:
+    reply = await gate.ask("POST", "/v1/tokens", {"scopes": ["create", "read"], "expires_in_s": 600})
+    assert reply.status == 200, reply
+    yield Gate(gate.url, gate.pid, reply.json["token"])
+
+
+async def test_a_revoked_key_ends_everything_within_two_seconds(fleet: Fleet, tell: Tell) -> None:
+    """An open response, one that is not streamed, a WebSocket and a capability token, on both gateways."""
+    tenant, key_id, key = fleet.tenant()
+    one, two = await fleet.gate(key), await fleet.gate(key, 1)
+    _, other_key = fleet.key(tenant)
+    other = await fleet.gate(other_key)
+    whole = asyncio.create_task(two.ask("POST", "/v1/chat/completions", chat(5000, stream=False)))
+    async with (
+        one.create(chat(5000)) as first,
+        two.create(chat(5000)) as second,
+        two.socket() as socket,
+        capability(one) as token,
+        token.create(chat(5000)) as minted,
+        other.create(chat(60)) as kept,
+    ):
+        await socket.receive()
+        for exchange in (first, second, minted):
+            await exchange.events(3)
+        streams = [each.headers["x-stream-id"] for each in (first, second, minted)]
+        background = await one.background(5000)
+        began = time.monotonic()
+        await asyncio.to_thread(fleet.run, "keys", "revoke", key_id)
+        committed_s = time.monotonic() - began
+        took_s = []
+        for exchange in (first, second, minted):
+            last = whole_events(await exchange.rest(REVOKED_S + SLACK_S))[-1]
+            took_s.append(time.monotonic() - began - committed_s)
+            assert last.json["error"]["code"] in ("api_key_revoked", "cancelled"), last
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                await socket.receive(REVOKED_S + SLACK_S)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+        took_s.append(time.monotonic() - began - committed_s)
+        reply = await asyncio.wait_for(whole, REVOKED_S + SLACK_S)
+        assert reply.status in (401, 499, 500, 502), reply
+        for gate in (one, two, token):
+            assert (await gate.ask("POST", "/v1/chat/completions", chat(2))).status == 401
+        for stream in (*streams, background):
+            await other.until_status(stream, "cancelled", 3.0)
+        await kept.rest()
+        assert kept.status == 200, "another key of the tenant goes on"
+    assert max(took_s) < REVOKED_S + SLACK_S
+    tell(f"a revoked key ended its last connection {max(took_s):.2f} s after the command returned")
+
+
+async def test_a_plan_may_let_running_streams_finish(fleet: Fleet) -> None:
+    tenant, key_id, key = fleet.tenant("--finish-revoked")
+    gate = await fleet.gate(key)
+    _, other_key = fleet.key(tenant)
+    other = await fleet.gate(other_key)
+    stream = await gate.background(600)
+    fleet.run("keys", "revoke", key_id)
+
+    async def refused() -> bool:
+        return (await gate.ask("GET", "/v1/models")).status == 401
+
+    await seconds_until(refused)
+    info = await other.info(stream)
+    assert info["status"] == "live"
+    await other.until_status(stream, "completed", 20.0)
+
+
+async def test_a_suspended_tenant_is_refused_until_it_is_resumed(fleet: Fleet) -> None:
+    tenant, _, key = fleet.tenant()
+    gate = await fleet.gate(key, 1)
+    fleet.run("tenants", "suspend", tenant)
+
+    async def has_status(status: int) -> bool:
+        return (await gate.ask("GET", "/v1/models")).status == status
+
+    await seconds_until(lambda: has_status(401))
+    fleet.run("tenants", "resume", tenant)
+    await seconds_until(lambda: has_status(200))
+
+
+async def test_a_plan_in_force_changes_within_two_seconds(fleet: Fleet) -> None:
+    tenant, _, key = fleet.tenant()
+    gate = await fleet.gate(key, 1)
+    assert (await gate.ask("POST", "/v1/chat/completions", chat(2))).status == 200
+    fleet.run("plans", "set", tenant, "--tenant-requests-per-min", "0")
+
+    async def limited() -> bool:
+        return (await gate.ask("POST", "/v1/chat/completions", chat(2))).status == 429
+
+    await seconds_until(limited)
+
+
+async def test_tokens_alone_can_be_revoked(fleet: Fleet) -> None:
+    _, key_id, key = fleet.tenant()
+    gate = await fleet.gate(key)
+    async with capability(gate) as token:
+        assert (await token.ask("POST", "/v1/chat/completions", chat(2))).status == 200
+        fleet.run("keys", "revoke", key_id, "--tokens-only")
+
+        async def refused() -> bool:
+            return (await token.ask("POST", "/v1/chat/completions", chat(2))).status == 401
+
+        await seconds_until(refused)
+    assert (await gate.ask("GET", "/v1/models")).status == 200
