@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,6 +44,7 @@ class Database:
         self.shown = parts.path if self._is_file else f"{parts.hostname or 'localhost'}{parts.path}"
         """The database without credentials."""
         self._engine = _file_engine(parts.path[1:]) if self._is_file else _server_engine(url)
+        self._folder = Path(parts.path[1:]).parent
         self._usable = False
         self._checking = asyncio.Lock()
 
@@ -89,6 +91,10 @@ class Database:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
+        """Turn the drivers' errors into ours."""
+        # SQLite's own error does not name what is missing
+        if self._is_file and not self._folder.is_dir():
+            raise DatabaseUnavailable(f"the folder of database {self.shown} does not exist; create {self._folder}")
         try:
             yield
         except _ERRORS as error:
