@@ -21,17 +21,16 @@ def _is_set(secret: SecretStr) -> bool:
 
 def check_keys(report: Report, settings: GatewaySettings) -> None:
     path, dev_key, pepper = settings.keys_file, *map(_is_set, (settings.dev_key, settings.key_pepper))
-    if (path is not None) + dev_key + pepper > 1:
-        remedy = "set one of STREAM_GW_KEYS_FILE, STREAM_GW_DEV_KEY and STREAM_GW_KEY_PEPPER"
-        report.missing("one source of API keys", remedy)
+    if pepper:
+        report.ok("API keys of the database", "as they are published")
     if path is None:
-        if pepper:
-            report.ok("API keys", "those of the database, as they are published")
-        elif dev_key:
+        if dev_key:
             report.ok("API keys", "one, STREAM_GW_DEV_KEY, of tenant dev")
-        else:
+        elif not pepper:
             report.skipped("API keys", _NO_KEYS)
         return
+    if dev_key:
+        report.missing("one source of API keys", "set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
     try:
         read_keys_file(path)
         tenants = tomllib.loads(path.read_text("utf-8"))["tenant"]

@@ -92,7 +92,7 @@ class Database:
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn the drivers' errors into ours."""
-        # Checked here: a driver's thread that fails to open a file may outlive the loop
+        # SQLite's own error does not name what is missing
         if self._is_file and not self._folder.is_dir():
             raise DatabaseUnavailable(f"the folder of database {self.shown} does not exist; create {self._folder}")
         try:
