@@ -487,7 +487,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
                 if may_yield and surge.counts_as_demand:
-                    surge = surge._replace(batch_yields=rng.random() < 0.3)
+                    surge = surge._replace(batch_yields=rng.random() < 0.8)
                 if rng.random() < 0.05:  # the pressure is over
                     await forget_yield(law, real)
                 ours, theirs = [await pool.place(asked, candidates, None, surge) for pool in (law, real)]

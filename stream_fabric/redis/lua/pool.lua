@@ -239,13 +239,15 @@ local function pull(replica, packed, at_us, pin_ms)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
-  local serves, last_tier
+  local serves
   while has_room do
     if not serves then
       if waiting_count() == 0 then return taken, 0 end
-      serves, last_tier = {}, batch_yields(now) and BATCH_TIER - 1 or BATCH_TIER
+      serves = {}
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
+    local _, _, _, _, _, prefill = struct.unpack(SEAT, packed)
+    local last_tier = (batch_yields(now) or prefill > BATCH_AHEAD_MS) and BATCH_TIER - 1 or BATCH_TIER
     local id, tier, ask, start = next_waiting(replica, serves, now, last_tier)
     if not id then break end
     -- Virtual time follows the first request, not one that overtook it: new requests start behind the first
