@@ -93,7 +93,7 @@ class Request:
     ) -> None:
         """Send a complete response. ``close``: the connection ends after the response."""
         all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
-        if status != 204:
+        if status not in (204, 304):
             all_headers.append((b"content-length", str(len(body)).encode()))
         if close:
             all_headers.append((b"connection", b"close"))
