@@ -105,9 +105,9 @@ class StreamCreation:
             raise key_revoked()
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
-        who.require_model(request.model)
         user = _stream_user(who, request.user)
-        pool = await parts.directory.pool_of(request.model)
+        # The plan of now: a socket's caller was authenticated long ago
+        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
         trace.session = _session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
