@@ -94,6 +94,7 @@ class Edge:
         router = Router(
             routes=[
                 self._route("/v1/models", get=services.models),
+                self._route("/v1/models/{id:path}", get=services.model),
                 self._route("/v1/tokens", post=services.tokens),
                 self._route("/v1/limits", get=services.limits),
                 self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),
