@@ -2,6 +2,7 @@
 
     StreamGwError
     ├── BadRequest 400 / 1008
+    │   ├── ContextLengthExceeded    the request exceeds the model's maximum context
     │   ├── CursorInvalid            not a cursor, or a position ahead of the stream
     │   ├── TooDeep                  JSON nested beyond the limit
     │   └── Unsupported              the request asks for something this platform cannot do
@@ -68,6 +69,10 @@ class BadRequest(StreamGwError):
     http_status = 400
     close_code = 1008
     type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    code = "context_length_exceeded"
 
 
 class CursorInvalid(BadRequest):

@@ -31,7 +31,7 @@ from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.homes import Homes
 from stream_gw.routing.pool_reader import PoolReader, concurrently
-from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity
+from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Served(NamedTuple):
 
     pool: str
     simulated: bool
+    max_model_len: int = 0
+    """As ``Directory.context`` returns it."""
 
 
 class _LoadedModels:
@@ -110,12 +112,10 @@ class Directory:
         names, self._plans = await asyncio.gather(self._pools.pools(), self._read_plans())
         known = self._by_name
         self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
-        due = [pool for pool in self._by_name.values() if pool.is_due(now)]
-        self._loaded.note(await concurrently(PoolReader.read, due))
-        self._by_pool = {pool.name: pool.view.replicas for pool in self._by_name.values()}
-        self._pool_by_replica = {
-            info.replica: pool.name for pool in self._by_name.values() for info in pool.view.replicas
-        }
+        pools = self._by_name.values()
+        self._loaded.note(await concurrently(PoolReader.read, [pool for pool in pools if pool.is_due(now)]))
+        self._by_pool = {pool.name: pool.view.replicas for pool in pools}
+        self._pool_by_replica = {info.replica: pool.name for pool in pools for info in pool.view.replicas}
         self._cells = {}
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
@@ -140,10 +140,15 @@ class Directory:
         """Models that a live replica serves, and models of declared pools without a replica."""
         declared = {model: Served(pool, False) for model, pool in self._homes.declared.items()}
         return declared | {
-            model: Served(pool, info.simulated)
+            model: Served(pool, info.simulated, self.context(pool, model))
             for cell, infos in self._by_pool.items() for info in infos for model in info.models
             if self._homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
+
+    def context(self, pool: str, model: str) -> int:
+        """Return the largest maximum context of the pool's ready replicas of the model, in tokens; 0: unknown."""
+        views = (self._view(cell) for cell in self.cells(pool))
+        return largest_context([view.contexts[model] for view in views if model in view.contexts])
 
     async def pool_of(self, model: str, allowed: Set[str] | None = None) -> str:
         """Return the home pool of a model. ``allowed``: models that the caller may use; None: all.

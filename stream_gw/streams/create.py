@@ -32,6 +32,7 @@ from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, mov
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
+from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
@@ -109,6 +110,8 @@ class StreamCreation:
         user = _stream_user(who, request.user)
         # The plan of now: a socket's caller was authenticated long ago
         pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
+        if context := parts.directory.context(pool, request.model):
+            await off_loop(request.prompt_bytes, lambda: check_context(request, context))
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))

@@ -156,4 +156,7 @@ class ServiceRoutes:
 
 def _model_json(model: str, served: Served) -> dict[str, Any]:
     """Return the API's description of a model, in OpenAI's shape."""
-    return {"id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated}
+    known = {"max_model_len": served.max_model_len} if served.max_model_len else {}
+    return {
+        "id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated, **known
+    }  # fmt: skip

@@ -96,6 +96,21 @@ async def test_a_replica_record_that_cannot_be_decoded_is_skipped_and_counted(
     assert len([r for r in caplog.records if "record skipped" in r.getMessage()]) == 1, "logged once per record"
 
 
+async def test_an_older_agent_tells_no_context_and_nothing_is_refused_for_it(fleet: Fleet) -> None:
+    old, new = await fleet.join("old"), await fleet.join("new")
+    load = msgspec.json.decode(msgspec.json.encode(new.load))
+    await fleet.rewrite(new, load={**load, "max_model_len": 8192})
+    directory = Directory(fleet.pools, _no_plans)
+    del load["max_model_len"]
+    await fleet.rewrite(old, load=load)
+    await directory.refresh()
+    assert directory.context(fleet.pool, "m") == 0, "the older replica may take longer requests"
+    await fleet.pools.retire(fleet.pool, old.replica, leaving=True)
+    directory = Directory(fleet.pools, _no_plans)
+    await directory.refresh()
+    assert directory.context(fleet.pool, "m") == 8192
+
+
 async def test_a_slot_of_another_layout_is_read_or_skipped(fleet: Fleet) -> None:
     one, two = await fleet.join("one"), await fleet.join("two")
     packed = await fleet.execute("HGET", "board", one.replica)
