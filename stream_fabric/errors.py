@@ -27,6 +27,7 @@
     ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
     │   ├── FabricUnavailable        Redis cannot be reached in time
     │   ├── FabricFull               Redis is at its memory limit
+    │   ├── FabricLost               Redis has lost what the call builds on
     │   └── FabricFault              Redis refused a command
     ├── ReplicaLost 502 / 1011       the producer died before the stream ended; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
@@ -234,6 +235,12 @@ class FabricFull(FabricError):
     """Redis is at its memory limit and takes no new data."""
 
     code = "fabric_full"
+
+
+class FabricLost(FabricError):
+    """Redis has lost what the call builds on; the caller begins again."""
+
+    code = "fabric_lost"
 
 
 class FabricFault(FabricError):

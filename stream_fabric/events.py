@@ -37,7 +37,7 @@ the stream emits the event."""
 
 What = Literal[
     "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",
-    "shed_begin", "shed_end", "shift_begin", "shift_end", "promote",
+    "shed_begin", "shed_end", "shift_begin", "shift_end", "yield_begin", "yield_end", "promote",
 ]  # fmt: skip
 """Kinds of fleet events:
 
@@ -46,6 +46,7 @@ What = Literal[
 - ``breaker``: the circuit breaker of an agent changed, because its engine fails or works again.
 - ``shed``: number of rejected requests. ``shed_begin``, ``shed_end``: a pool rejects a tier's requests for its backlog.
 - ``shift_begin``, ``shift_end``: a pool's requests overflow to adjacent pools.
+- ``yield_begin``, ``yield_end``: batch work of a pool yields to requests of higher tiers.
 - ``scale``: the wanted number of replicas changed.
 - ``rollout``: a pool begins to run several revisions (``begin``), or runs one again (``end``).
 """
@@ -163,7 +164,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     error_code: str = ""
     finish_reason: str = ""
     placement: str = ""
-    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow)."""
+    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow), batch_host."""
     queue_position: int = 0
     scores: tuple[CandidateScore, ...] = ()
     prompt_tokens: int = 0
@@ -186,7 +187,7 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     prompt: str = ""
     completion: str = ""
     shifted_to: str = ""
-    """Adjacent pool that served the request; empty: none."""
+    """Adjacent pool or batch host that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stream_fabric.accounts.records import Record
 from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -30,7 +31,7 @@ from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.stream.ids import GatewayId
-from stream_gw.auth import Authenticator, KeyStore, TenantFeed, read_keys_file
+from stream_gw.auth import Authenticator, KeyStore, TenantFeed, dev_record, read_keys_file
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
@@ -58,23 +59,25 @@ DEV_TENANT = "dev"
 
 
 def key_store(settings: GatewaySettings) -> KeyStore:
-    """Make the store of API keys. Raises ValueError when no key is configured, or the keys file is wrong."""
+    """Make the store of API keys: those of the keys file or the development key, and with a pepper those of the
+    database, as they are published. Raises ValueError when there are none, or the keys file is wrong."""
     dev_key, pepper = settings.dev_key.get_secret_value(), settings.key_pepper.get_secret_value()
-    if sum(map(bool, (settings.keys_file, dev_key, pepper))) > 1:
-        raise ValueError("set one of keys_file, dev_key and key_pepper, which takes the keys of the database")
-    if pepper:
-        return KeyStore(pepper=pepper.encode(), published=True)
+    records: list[Record] = []
     if settings.keys_file is not None:
+        if dev_key:
+            raise ValueError("set keys_file or dev_key, not both")
         try:
-            return KeyStore(read_keys_file(settings.keys_file))
+            records = read_keys_file(settings.keys_file)
         except (OSError, ValueError) as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
-    if not dev_key:
+    elif dev_key:
+        records = [dev_record(DEV_TENANT, dev_key)]
+    elif not pepper:
         raise ValueError(
             "no keys: set STREAM_GW_KEY_PEPPER and add tenants with stream-gw tenants, or set STREAM_GW_KEYS_FILE to a "
             "TOML file of tenants (stream-gw key makes an entry)"
         )
-    return KeyStore.single(DEV_TENANT, dev_key)
+    return KeyStore(records, pepper=pepper.encode(), published=bool(pepper))
 
 
 def token_signer(settings: GatewaySettings, random: Random) -> TokenSigner:

@@ -64,6 +64,10 @@ AUTOSCALING = Board(
             ], "reqps", only="for declared pools, after an overload",
         ),
         Panel(
+            "Batch requests at batch hosts", [Prom(rate(listed.BATCH_HOSTED, "pool", IN_POOL), "{{pool}}")],
+            "reqps", only="for pools with batch_pools",
+        ),
+        Panel(
             "Forecast arrivals, relative to now", [Prom(highest(listed.GROWTH, "pool", IN_POOL), "{{pool}}")],
             about="One cold start ahead.",
         ),

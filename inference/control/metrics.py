@@ -162,6 +162,7 @@ class ControllerMetrics:
             self._cold_start.labels(pool).set(plan.cold_start_s)
             self._overload.labels(pool, "shed").set(bool(plan.rejecting_tiers))
             self._overload.labels(pool, "shift").set(plan.is_overflowing)
+            self._overload.labels(pool, "yield").set(plan.is_yielding)
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
         """Show the figures behind the plans; empty: another controller leads."""

@@ -16,7 +16,7 @@ from inference.control.metrics import ControllerMetrics
 from inference.control.policy.cold_starts import ColdStarts
 from inference.control.policy.figures import Figures
 from inference.control.policy.fleet_view import Observation
-from inference.control.policy.overload import OverloadChange, OverloadWatch
+from inference.control.policy.overload import OverloadChange, OverloadWatch, yield_mark_s
 from inference.control.policy.pool_scaler import PoolScaler
 from inference.control.policy.replica_choice import Moves
 from inference.control.policy.rollout import RolloutChange, RolloutWatch
@@ -107,7 +107,10 @@ class PoolPlanner:
         if self._overload.update(overload_totals, marks, now):
             overload = self._overload
             plan = msgspec.structs.replace(
-                plan, rejecting_tiers=overload.rejecting, is_overflowing=overload.overflowing
+                plan,
+                rejecting_tiers=overload.rejecting,
+                is_overflowing=overload.overflowing,
+                is_yielding=overload.yielding,
             )
         decision = PoolDecision(known, plan, moves, figures, self._overload.reject_shares)
         if decision.is_new:
@@ -125,7 +128,7 @@ class PoolPlanner:
         self._scaler = PoolScaler(self._policy, known)
         if known is not None:
             self._cold_starts = ColdStarts(known.requested)
-            self._overload = OverloadWatch(known.rejecting_tiers, known.is_overflowing)
+            self._overload = OverloadWatch(known.rejecting_tiers, known.is_overflowing, known.is_yielding)
         return self._scaler
 
     async def carry_out(self, decision: PoolDecision) -> None:
@@ -189,13 +192,16 @@ class PoolPlanner:
         log.info("overload response changed: pool=%s reason=%s", self._pool, reason)
         lasted = {"lasted_s": round(change.seconds, 1)} if change.seconds else {}
         values = {"requests": change.requests, "backlog_s": round(figures.backlog_s, 3), "mark_s": mark_s, **lasted}
-        kind = f"shed {change.tier}" if change.tier else "shift"
+        kind = f"{change.event.partition('_')[0]} {change.tier}"
         self._decisions.report(change.event, self._pool, kind=kind, state=change.tier, reason=reason, figures=values)
 
 
 def describe_overload(change: OverloadChange, marks: OverloadMarks) -> tuple[str, float]:
     """Return the reason of a change, and the backlog mark that it refers to."""
-    mark_s = marks.reject_s[TIERS.index(change.tier)] if change.tier else marks.overflow_s
+    if change.tier:
+        mark_s = marks.reject_s[TIERS.index(change.tier)]
+    else:
+        mark_s = yield_mark_s(marks) if change.event in ("yield_begin", "yield_end") else marks.overflow_s
     why = f"the backlog ahead of them is above {mark_s:g} s"
     if marks.duty_max:
         share = marks.duty_max[TIERS.index(change.tier)] if change.tier else min(marks.duty_max)
@@ -210,3 +216,7 @@ def describe_overload(change: OverloadChange, marks: OverloadMarks) -> tuple[str
             return f"requests that tolerate a cache miss overflow to {to}: {why}", mark_s
         case "shift_end":
             return f"requests no longer overflow to {to}", mark_s
+        case "yield_begin":
+            return f"batch work yields to requests of higher tiers: {why}", mark_s
+        case "yield_end":
+            return "batch work no longer yields", mark_s

@@ -253,6 +253,36 @@ def choose(
     return Choice(best, reason, tuple(scored))
 
 
+def is_short(slots: Sequence[ReplicaSlot | None], wait_ms_max: float, now_ms: float) -> bool:
+    """Return True if fewer than half of the ready replicas begin a request within ``wait_ms_max``."""
+    waits_ms = [slot.wait_ms for slot in slots if slot is not None and slot.takes_requests(now_ms)]
+    return 2 * sum(wait_ms <= wait_ms_max for wait_ms in waits_ms) < len(waits_ms)
+
+
+def take_in_time(
+    choice: Choice, slots: Sequence[ReplicaSlot | None], request: PlacementRequest, wait_ms_max: float
+) -> Choice:
+    """Choose the best of the candidates that begin the request within ``wait_ms_max``; without one, ``choice`` stays.
+
+    A request goes where its prompt is cached even if it waits there. It is not rejected for that wait while another
+    replica would begin it in time.
+    """
+    count = len(slots)
+    start = int(request.jitter * count)
+    best = -1
+    for index, (scored, slot) in enumerate(zip(choice.candidates, slots, strict=True)):
+        if slot is None or scored.barred in ("dead", "full", "kv") or slot.wait_ms > wait_ms_max:
+            continue
+        rank = scored.score_ms, (index - start) % count
+        if best < 0 or rank < (choice.candidates[best].score_ms, (best - start) % count):
+            best = index
+    if best < 0:
+        return choice
+    most = max(scored.matched_tokens for scored in choice.candidates)
+    hit = choice.candidates[best].matched_tokens
+    return Choice(best, "spill" if hit < most else "prefix" if hit > 0 else "load", choice.candidates)
+
+
 def _score(
     slot: ReplicaSlot, request: PlacementRequest, kept: int, most: int, weight: float, mean_ms: float
 ) -> tuple[float, bool]:

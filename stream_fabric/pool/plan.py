@@ -38,6 +38,7 @@ class PoolPlan(
         "overload_marks": "surge",
         "rejecting_tiers": "shedding",
         "is_overflowing": "shifting",
+        "is_yielding": "yielding",
     },
 ):
     """Plan of one pool. Only the leading controller writes it; each change carries its reason and figures."""
@@ -69,6 +70,8 @@ class PoolPlan(
     """Tiers whose requests were recently rejected for the backlog."""
     is_overflowing: bool = False
     """True if requests recently overflowed to adjacent pools."""
+    is_yielding: bool = False
+    """True if batch work yields to requests of higher tiers, or recently did."""
     at_us: int = 0
     """Moment of the last change, on the fabric's clock."""
     reason: str = ""

@@ -106,6 +106,9 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices at the time of the request; None: not billed by price."""
     reserved: bool = False
     """The tenant's account holds a reservation for the stream."""
+    home: str = ""
+    """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
+    overflowed."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)
@@ -220,6 +223,8 @@ class OverloadTotals(NamedTuple):
     """Requests that overflowed to another pool."""
     asked: tuple[int, ...] = ()
     """All requests of the pool by tier, rejected ones included."""
+    yielded_to: int = 0
+    """Requests that batch work yielded to."""
 
 
 class SlotUse(msgspec.Struct, frozen=True, gc=False):

@@ -183,6 +183,17 @@ POOL_SHIFTS = _add(
         only=_ONLY_SURGE,
     )
 )
+BATCH_HOSTED = _add(
+    Metric(
+        "pool_batch_hosted_total",
+        "counter",
+        "requests",
+        "Batch requests of the pool that a batch host took",
+        ("gateway",),
+        _POOL,
+        only="for pools with batch_pools",
+    )
+)
 OPEN_STREAMS = _gateway("open_streams", "gauge", "streams", "Streams with a reader on this gateway")
 OPEN_SOCKETS = _gateway("open_websockets", "gauge", "sockets", "Open WebSockets")
 LAGGING = _gateway(
@@ -380,7 +391,8 @@ SURGING = _controller(
     "pool_surging",
     "gauge",
     "bool",
-    "1 while requests are rejected (layer shed) or overflow to adjacent pools (layer shift)",
+    "1 while requests are rejected (layer shed), overflow to adjacent pools (layer shift), or batch work yields "
+    "(layer yield)",
     ("pool", "layer"),
     only=_DECLARED,
 )

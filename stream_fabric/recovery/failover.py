@@ -11,11 +11,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stream_fabric.errors import StreamGwError
+from stream_fabric.errors import PoolFull, StreamGwError
 from stream_fabric.events import AttemptTrace
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX, YIELD_WAIT_S_MAX
 from stream_fabric.pool.cells import pool_of
-from stream_fabric.pool.overload import Overflow
+from stream_fabric.pool.overload import (
+    BATCH_HOST_TERMS,
+    NO_OVERLOAD_TERMS,
+    BatchHosted,
+    Overflow,
+    OverloadTerms,
+)
 from stream_fabric.pool.placement import BATCH_TIER, TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Clock, EventSink, Pools, Random, StreamLog
@@ -120,11 +126,17 @@ class Failover:
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         if work is None:
-            await self.end(pool, replica, stream, error)
+            if await self._is_at_home(stream):
+                await self._pools.remove_in_flight(pool, replica, [stream])
+            else:
+                await self.end(pool, replica, stream, error)
+            return
+        if work.home and await self._pools.holder(work.home, stream) is not None:  # an unfinished failover put it there
+            await self._pools.remove_in_flight(pool, replica, [stream])
             return
         tried = tuple(dict.fromkeys((*work.tried, replica)))
         others = await self._candidates(pool, replica, tried, work.request.model)
-        if work.attempt >= ATTEMPTS_MAX or not (others or comes_back):
+        if work.attempt >= ATTEMPTS_MAX or not (others or comes_back or work.home):
             await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work)
             return
         taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
@@ -134,21 +146,17 @@ class Failover:
         again = msgspec.structs.replace(
             work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
         )
-        now_us = self._clock.now_us()
-        placed = await self._requeue(pool, again, others, replica, now_us)
-        if isinstance(placed, Refused):
+        if not await self._requeue(pool, again, others, replica):
             if await self._fence(stream, None, error, taken.epoch):
                 await self._report(pool, replica, work, error, billed=True)
             return
-        await self._streams.put_placements([(stream, placement_record(again, placed, now_us))])
         if dead:
             await self._report(pool, replica, work, error, billed=False)
 
-    async def yield_stream(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError) -> None:
+    async def yield_stream(self, pool: str, replica: ReplicaId, work: Work) -> None:
         """Put a running batch stream back into the queue, before all others of its tier.
 
         The replica has not failed at the stream, so this counts as no attempt, and the replica may take it again.
-        ``error`` ends the stream if the pool refuses it.
 
         Raises FabricError; the call can then be repeated.
         """
@@ -157,28 +165,58 @@ class Failover:
             taken = await self._streams.takeover(stream, work.parsed_epoch(), self._random.token_hex(_NONCE_BYTES))
             if taken is not None:
                 again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base)
-                now_us = self._clock.now_us()
-                cached = Candidate(replica, work.prompt_tokens)
-                placed = await self._requeue(pool, again, [cached], replica, now_us)
-                if not isinstance(placed, Refused):
-                    await self._streams.put_placements([(stream, placement_record(again, placed, now_us))])
+                if await self._requeue(pool, again, [Candidate(replica, work.prompt_tokens)], replica):
                     return
-                await self._fence(stream, None, error, taken.epoch)
+                await self._fence(stream, None, _not_taken_back(pool, work), taken.epoch)
         await self._pools.remove_in_flight(pool, replica, [stream])
 
-    async def _requeue(
-        self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId, now_us: int
-    ) -> Placed | Queued | Refused:
+    async def _requeue(self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId) -> bool:
+        """Place a stream that has begun, and keep the record of it. False: the pool refuses it.
+
+        A batch host takes it at once or not at all; then it goes back to its home pool.
+        """
+        if not work.home:
+            return await self._place(pool, work, candidates, instead)
+        if candidates and await self._place(pool, work, candidates, instead, BATCH_HOST_TERMS):
+            return True
+        there = await self._candidates(work.home, instead, work.tried, work.request.model)
+        # The host's list keeps it until it is at home: an unfinished failover is repeated, and finds it there
+        placed = await self._place(work.home, msgspec.structs.replace(work, home=""), there, instead)
+        await self._pools.remove_in_flight(pool, instead, [work.request.stream])
+        return placed
+
+    async def _place(
+        self,
+        pool: str,
+        work: Work,
+        candidates: Sequence[Candidate],
+        instead: ReplicaId,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
+    ) -> bool:
         """Place a stream that has begun. A batch stream may wait for long: the pool may yield."""
+        now_us = self._clock.now_us()
         most_s = YIELD_WAIT_S_MAX if work.tier == BATCH_TIER else QUEUE_WAIT_S_MAX
-        return await self._pools.place(
+        placed = await self._pools.place(
             pool,
             work,
             candidates,
             wait_s=wait_s(work, now_us, most_s),
             jitter=self._random.random(),
             instead=instead,
+            terms=terms,
         )
+        if isinstance(placed, Refused):
+            return False
+        await self._streams.put_placements([(work.request.stream, placement_record(work, placed, now_us))])
+        return True
+
+    async def _is_at_home(self, stream: StreamId) -> bool:
+        """Return whether a stream whose request this pool does not have was moved to its home pool.
+
+        It then has an epoch that no producer has begun. A producer that has begun it protects it without this.
+        """
+        (head,) = await self._streams.heads(partition_of(stream, self._streams.partitions), [stream], None)
+        return head is not None and head.replica is None and head.epoch.n > 1
 
     async def _current_epoch(self, stream: StreamId, work: Work) -> Epoch:
         """Return the epoch to fence: the one in ``work``, or the next one if an unfinished failover has begun it.
@@ -231,6 +269,13 @@ class Failover:
             await self._reporter.report_attempt(pool, replica, work, error, billed=billed)
 
 
+def _not_taken_back(pool: str, work: Work) -> PoolFull:
+    return PoolFull(
+        f"the stream gave its slot to requests of higher tiers, and the queue of pool {pool_of(pool)!r} did not take "
+        f"it back; send the request for model {work.request.model!r} again later"
+    )
+
+
 def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
     """Seconds that a request may wait in the queue: until its deadline, at most ``most_s``.
 
@@ -241,9 +286,16 @@ def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
     return min(max(left_s, 0.0), most_s)
 
 
-def placement_record(work: Work, placed: Placed | Queued, now_us: int, overflow: Overflow | None = None) -> bytes:
-    """Encode one placement as the JSON record for ``StreamLog.put_placements``. ``now_us``: the fabric's clock."""
-    record = {} if overflow is None else {"shift": overflow._asdict()}
+def placement_record(
+    work: Work, placed: Placed | Queued, now_us: int, elsewhere: Overflow | BatchHosted | None = None
+) -> bytes:
+    """Encode one placement as the JSON record for ``StreamLog.put_placements``. ``now_us``: the fabric's clock.
+
+    ``elsewhere``: why it is not in its home pool; None: it is.
+    """
+    record: dict[str, object] = {}
+    if elsewhere is not None:
+        record["shift" if isinstance(elsewhere, Overflow) else "batch_host"] = elsewhere._asdict()
     return msgspec.json.encode(
         record
         | {

@@ -68,7 +68,8 @@ class DividedPools(RedisPools):
         found = await self._each(pool, super().overload_totals)
         rejected = tuple(map(sum, zip(*(totals.rejected for totals in found), strict=True)))
         asked = tuple(map(sum, zip(*(totals.asked for totals in found), strict=True)))
-        return OverloadTotals(rejected, sum(totals.overflowed for totals in found), asked)
+        overflowed = sum(totals.overflowed for totals in found)
+        return OverloadTotals(rejected, overflowed, asked, sum(totals.yielded_to for totals in found))
 
     async def request_state(
         self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"

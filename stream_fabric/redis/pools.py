@@ -278,10 +278,11 @@ class RedisPools(Pools):
 
     async def overload_totals(self, pool: str) -> OverloadTotals:
         tiers = range(len(placement.TIERS))
-        fields = [*(f"shed{tier}" for tier in tiers), *(f"n{tier}" for tier in tiers), "sent", "back"]
+        fields = [*(f"shed{tier}" for tier in tiers), *(f"n{tier}" for tier in tiers), "sent", "back", "yielded"]
         reply = await self._client.execute(pool_slot(pool), "HMGET", pool_prefix(pool) + "stat", *fields)
-        *by_tier, sent, back = (int(figure or 0) for figure in reply)
-        return OverloadTotals(tuple(by_tier[: len(tiers)]), max(sent - back, 0), tuple(by_tier[len(tiers) :]))
+        *by_tier, sent, back, yielded_to = (int(figure or 0) for figure in reply)
+        rejected, asked = tuple(by_tier[: len(tiers)]), tuple(by_tier[len(tiers) :])
+        return OverloadTotals(rejected, max(sent - back, 0), asked, yielded_to)
 
     async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
         now_ms = "+inf"

@@ -66,7 +66,9 @@ def pool_record(
     shown = sorted(replicas, key=lambda row: row.state == "ready")[:replicas_max]
     return Pool(
         name,
-        None if plan is None else Plan(plan.ready, plan.warm, plan.pods, plan.reason, plan.at_us // 1000),
+        None
+        if plan is None
+        else Plan(plan.ready, plan.warm, plan.pods, plan.reason, plan.at_us // 1000, plan.is_yielding),
         states,
         sum(row.slots for row in replicas if row.state == "ready"),
         sum(row.running + row.waiting for row in replicas) + sum(queue.depth for queue in queues),

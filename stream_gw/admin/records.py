@@ -53,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True):
     pods: int
     reason: str
     at_ms: int
+    yielding: bool = False
+    """Batch work yields to requests of higher tiers, or did within the last seconds."""
 
 
 class Pool(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from stream_fabric.accounts.records import Scope
 from stream_gw.auth.authenticator import TOKEN_S_MAX, Authenticator, TokenRequest, bearer
 from stream_gw.auth.cookie import COOKIE, cookie_cleared, cookie_of, cookie_set
 from stream_gw.auth.feed import Revoked, TenantFeed
-from stream_gw.auth.keys import KeyStore, key_digest, new_key
+from stream_gw.auth.keys import KeyStore, dev_record, key_digest, new_key
 from stream_gw.auth.keys_file import read_keys_file
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 
@@ -24,6 +24,7 @@ __all__ = [
     "cookie_cleared",
     "cookie_of",
     "cookie_set",
+    "dev_record",
     "key_digest",
     "new_key",
     "read_keys_file",

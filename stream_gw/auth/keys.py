@@ -44,12 +44,6 @@ class KeyStore:
         for record in records:
             self.apply(record_name(record), record)
 
-    @classmethod
-    def single(cls, tenant: str, key: str) -> KeyStore:
-        """Make a store of one tenant and one key with every scope, ``admin`` too: the development default."""
-        scopes: tuple[Scope, ...] = (*sorted(ALL_SCOPES), "admin")
-        return cls([TenantRecord(tenant, "", (KeyRecord("dev", SHA256_PREFIX + key_digest(key), scopes),))])
-
     def apply(self, name: str, record: Record | None) -> None:
         """Take a record that is new or has changed; None: the record of this name was deleted."""
         kind, _, rest = name.partition(":")
@@ -156,6 +150,12 @@ class KeyStore:
     def content_bytes(self, tenant: TenantId) -> int:
         """Return how many bytes of each prompt and completion the tenant's traces store; 0: none."""
         return self.plan(tenant).trace_content_bytes
+
+
+def dev_record(tenant: str, key: str) -> TenantRecord:
+    """Make a tenant with one key that has every scope, ``admin`` too: the development default."""
+    scopes: tuple[Scope, ...] = (*sorted(ALL_SCOPES), "admin")
+    return TenantRecord(tenant, "", (KeyRecord("dev", SHA256_PREFIX + key_digest(key), scopes),))
 
 
 _KEY = "key:"

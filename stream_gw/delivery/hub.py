@@ -105,9 +105,7 @@ class Hub:
         """Read one page of a stream, without following the stream. Raises NotFound."""
         page = await self.log.watch(stream, tenant, None, after)
         if page is None:
-            raise NotFound(
-                f"no stream {stream}: it never existed, belongs to another tenant, or its retention has passed"
-            )
+            raise no_stream(stream)
         return page
 
     def follow(
@@ -231,6 +229,11 @@ class Hub:
         for local in self.local.values():
             if local.partition in partitions:
                 local.recheck()
+
+
+def no_stream(stream: str) -> NotFound:
+    """Make the error of a stream that does not exist or is not the caller's: the same, so that neither is told."""
+    return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")
 
 
 def stream_gone() -> StreamLost:

@@ -11,7 +11,7 @@ from stream_fabric.limits import BATCH_MAX
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
 from stream_gw.dialects.whole import whole_request
 
-_DIMENSIONS_MAX = 65_536
+DIMENSIONS_MAX = 65_536
 _FORMATS = ("float", "base64")  # other formats of servers are not JSON
 _TokenId = Annotated[int, Meta(ge=0)]
 
@@ -26,7 +26,7 @@ def parse_embeddings(body: bytes) -> CreateRequest:
         raise BadRequest(
             f"encoding_format must be one of {', '.join(_FORMATS)}; got {format_[:60]!r}", param="encoding_format"
         )
-    bounded(fields, "dimensions", 1, _DIMENSIONS_MAX)
+    bounded(fields, "dimensions", 1, DIMENSIONS_MAX)
     return whole_request(request, len(bytes(fields["input"])))
 
 

@@ -15,16 +15,18 @@ from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MA
 Generated = Literal["chat", "completions"]
 Kind = Literal[Generated, "embeddings", "rerank"]
 
-_OWN_FIELDS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
-_TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
+OWN_FIELDS = (
+    "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
+)  # fmt: skip
+TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
-_DEADLINE_S_MAX = 24 * 3600.0
+DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_STOPS_MAX = 16
+STOPS_MAX = 16
 _FIELDS_MAX = 1000
-_MODEL_CHARS_MAX = 256
-_GRACE_S_MAX = 3600.0
+MODEL_CHARS_MAX = 256
+GRACE_S_MAX = 3600.0
 
 
 class CreateRequest(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """Maximum tokens of one choice."""
     prompt: tuple[bytes, ...] = ()
     """The parts that determine the KV prefix, as the client wrote them: tools and each message, or the prompt."""
+    cache_salt: str | None = None
+    """The client's salt of the KV cache: requests of different salts share none. The engine gets a hash of it."""
     input_bytes: int = 0
     """Bytes of other input, which shares no KV prefix with another request."""
 
@@ -117,22 +121,22 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
     model = field(fields, "model", str, required=True)
-    if not 0 < len(model) <= _MODEL_CHARS_MAX:
-        raise BadRequest(f"model must have 1 to {_MODEL_CHARS_MAX} characters", param="model")
+    if not 0 < len(model) <= MODEL_CHARS_MAX:
+        raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
     session = field(fields, "session_id", str | None)
     user = field(fields, "user", str | None)
     for name, value, least in (("session_id", session, 1), ("user", user, 0)):
         if value is not None and not least <= len(value) <= USER_CHARS_MAX:
             raise BadRequest(f"{name} must have {least} to {USER_CHARS_MAX} characters, got {len(value)}", param=name)
     tier = field(fields, "service_tier", str | None) or "default"
-    if tier not in _TIERS:
+    if tier not in TIERS:
         raise BadRequest(
-            f"service_tier must be one of {', '.join(_TIERS)}; got {_shortened(tier, 60)!r}", param="service_tier"
+            f"service_tier must be one of {', '.join(TIERS)}; got {_shortened(tier, 60)!r}", param="service_tier"
         )
     deadline_s = field(fields, "deadline_s", float | None)
-    if deadline_s is not None and not 0 < deadline_s <= _DEADLINE_S_MAX:
+    if deadline_s is not None and not 0 < deadline_s <= DEADLINE_S_MAX:
         raise BadRequest(
-            f"deadline_s must be above 0 and at most {_DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
+            f"deadline_s must be above 0 and at most {DEADLINE_S_MAX:g}, got {deadline_s:g}", param="deadline_s"
         )
     return CreateRequest(
         kind=kind,
@@ -146,8 +150,9 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         background=field(fields, "background", bool | None) or False,
         on_disconnect_s=_parse_on_disconnect(field(fields, "on_disconnect", str | None)),
         body=_engine_body(fields),
-        tier=_TIERS[tier],
+        tier=TIERS[tier],
         deadline_s=deadline_s,
+        cache_salt=field(fields, "cache_salt", str | None),
     )
 
 
@@ -218,8 +223,8 @@ def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
         if value is not None and not low <= value <= high:
             raise BadRequest(f"{name} must be {low:g} to {high:g}, got {value:g}", param=name)
     stop = field(fields, "stop", str | list[str] | None)
-    if isinstance(stop, list) and len(stop) > _STOPS_MAX:
-        raise BadRequest(f"stop must have at most {_STOPS_MAX} strings, got {len(stop)}", param="stop")
+    if isinstance(stop, list) and len(stop) > STOPS_MAX:
+        raise BadRequest(f"stop must have at most {STOPS_MAX} strings, got {len(stop)}", param="stop")
 
 
 def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
@@ -255,9 +260,9 @@ def _parse_on_disconnect(text: str | None) -> float | UnsetType | None:
         grace_s = float(seconds)
     except ValueError:
         grace_s = -1.0
-    if name != "cancel_after" or not 0 <= grace_s <= _GRACE_S_MAX:
+    if name != "cancel_after" or not 0 <= grace_s <= GRACE_S_MAX:
         raise BadRequest(
-            f'on_disconnect must be "continue" or "cancel_after=<0 to {_GRACE_S_MAX:g} seconds>", '
+            f'on_disconnect must be "continue" or "cancel_after=<0 to {GRACE_S_MAX:g} seconds>", '
             f"got {_shortened(text, 60)!r}",
             param="on_disconnect",
         )
@@ -266,7 +271,7 @@ def _parse_on_disconnect(text: str | None) -> float | UnsetType | None:
 
 def _engine_body(fields: dict[str, msgspec.Raw]) -> msgspec.Raw:
     """Join the client's fields unchanged, so that numbers and strings reach the engine as they were written."""
-    kept = [msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items() if name not in _OWN_FIELDS]
+    kept = [msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items() if name not in OWN_FIELDS]
     return msgspec.Raw(b"{" + b",".join(kept) + b"}")
 
 

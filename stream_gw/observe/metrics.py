@@ -45,6 +45,7 @@ class Metrics:
         self._limited = make.counter(listed.LIMITED)
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
+        self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
         self._pools = CappedLabels()
@@ -72,7 +73,7 @@ class Metrics:
         if outcome.error_code == PoolBusy.code and outcome.role == "refused":
             self._pool_rejections.labels(pool, outcome.tier).inc()
         if outcome.overflow_to and outcome.role == "created":
-            self._pool_overflows.labels(pool).inc()
+            (self._batch_hosted if outcome.batch_hosted else self._pool_overflows).labels(pool).inc()
         if outcome.role == "created":
             exemplar = {"trace_id": outcome.trace_id}
             self._durations.labels(pool).observe(outcome.wall_us / 1e6)

@@ -23,7 +23,7 @@ from stream_fabric.events import (
     Timing,
     sampled,
 )
-from stream_fabric.pool.overload import Overflow
+from stream_fabric.pool.overload import BatchHosted, Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Scored
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
@@ -84,7 +84,9 @@ class ReaderOutcome(NamedTuple):
     tenant: TenantId
     tier: str = ""
     overflow_to: str = ""
-    """The adjacent pool that runs the request; empty: its home does."""
+    """The adjacent pool or batch host that took the request; empty: its home did."""
+    batch_hosted: bool = False
+    """True: ``overflow_to`` is a batch host."""
     replica: ReplicaId | Literal[""] = ""
     """Replica that the request was placed on."""
     ttft_error_us: int | None = None
@@ -118,7 +120,7 @@ class Tracer:
 
 
 _NO_OVERFLOW = ("", 0.0)
-"""(adjacent pool that runs the request, backlog in its home pool in seconds)."""
+"""(adjacent pool or batch host that took the request, backlog in its home pool in seconds)."""
 
 
 class ReaderTrace:
@@ -174,7 +176,7 @@ class ReaderTrace:
 
     # --- on the way ----------------------------------------------------------------------------------------
 
-    def receive_placed(self, placed: Placed | Queued, overflow: Overflow | None = None) -> None:
+    def receive_placed(self, placed: Placed | Queued, elsewhere: Overflow | BatchHosted | None = None) -> None:
         """Record the placement: its time, replica, reason and scores."""
         self.placed = self.tracer.clock.monotonic_us()
         match placed:
@@ -182,8 +184,11 @@ class ReaderTrace:
                 self.replica, self.reason, self.expected_us = _shared_id(replica), reason, int(expected_ms * 1000)
             case Queued(position, candidates):
                 self.reason, self.position = "queued", position
-        if overflow is not None:
-            self.reason, self.overflow = "shift", (overflow.to, overflow.backlog_s)
+        match elsewhere:
+            case Overflow(_, to, backlog_s):
+                self.reason, self.overflow = "shift", (to, backlog_s)
+            case BatchHosted(_, to):
+                self.reason, self.overflow = "batch_host", (to, 0.0)
         self.scores = _encoded_scores(candidates, self.replica)
 
     def receive_control(self, line: bytes, now_us: int) -> None:
@@ -270,6 +275,7 @@ class ReaderTrace:
             self.tenant,
             TIERS[self.tier] if self.tier >= 0 else "",
             self.overflow[0],
+            self.reason == "batch_host",
             self.replica,
             self.first - self.placing - self.expected_us if is_expected else None,
         )

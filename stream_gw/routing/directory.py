@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
 from stream_fabric.limits import CANDIDATES_MAX, HOSTS_ASKED_MAX
 from stream_fabric.pool.cells import choose_cell, pool_of
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, SPAN, OverloadTerms, overflow_in_backlog_s
+from stream_fabric.pool.overload import (
+    NO_OVERLOAD_TERMS,
+    SPAN,
+    OverloadMarks,
+    OverloadTerms,
+    overflow_in_backlog_s,
+)
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_gw.routing.homes import Homes
 from stream_gw.routing.pool_reader import PoolReader, concurrently
-from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, largest_context
+from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +41,10 @@ _TURN_STEP = CANDIDATES_MAX // 2 - 1
 _UNKNOWN_MODEL_S = 1.0
 """Minimum time between two refreshes that requests for unknown models cause."""
 _LOADED_MAX = 10_000
+_NAMED_MAX = 20
+"""Models that an error names."""
 _NOTHING_LOADED = Loaded()
+_NO_MARKS = OverloadMarks(())
 
 
 class Served(NamedTuple):
@@ -44,6 +54,23 @@ class Served(NamedTuple):
     simulated: bool
     max_model_len: int = 0
     """As ``Directory.context`` returns it."""
+
+
+class _LoadedModels:
+    """Adapters and artifacts of replicas, also of some that have left: traces of their requests are still to come."""
+
+    def __init__(self) -> None:
+        self._by_replica: dict[ReplicaId, Loaded] = {}
+
+    def note(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
+        for info in chain.from_iterable(changed):
+            if (info.adapters or info.artifact) and info.replica not in self._by_replica:
+                self._by_replica[info.replica] = Loaded(info.adapters, info.artifact)
+                if len(self._by_replica) > _LOADED_MAX:
+                    del self._by_replica[next(iter(self._by_replica))]
+
+    def find(self, replica: ReplicaId) -> Loaded:
+        return self._by_replica.get(replica, _NOTHING_LOADED)
 
 
 class Directory:
@@ -59,12 +86,10 @@ class Directory:
         self._pool_by_replica: dict[ReplicaId, str] = {}
         self._cells: dict[str, list[str]] = {}
         """Cells of each pool."""
-        self._homes: dict[str, str] = {}
-        """Home pool of each model that a live replica serves."""
+        self._homes = Homes((), {})
         self._seen_models: dict[str, str] = {}
         self._turn = 0
-        self._loaded: dict[ReplicaId, Loaded] = {}
-        """Kept for replicas that have left too: traces of their requests are still to come."""
+        self._loaded = _LoadedModels()
         self._refreshing = asyncio.Lock()
         self._unknown_model_refresh_at = float("-inf")
         self._unknown_model_error = ""
@@ -88,30 +113,18 @@ class Directory:
         known = self._by_name
         self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
         pools = self._by_name.values()
-        self._note_changed(await concurrently(PoolReader.read, [pool for pool in pools if pool.is_due(now)]))
+        self._loaded.note(await concurrently(PoolReader.read, [pool for pool in pools if pool.is_due(now)]))
         self._by_pool = {pool.name: pool.view.replicas for pool in pools}
         self._pool_by_replica = {info.replica: pool.name for pool in pools for info in pool.view.replicas}
         self._cells = {}
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
-        self._homes = _homes(self._by_name, self._plans)
-
-    def _note_changed(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
-        for info in chain.from_iterable(changed):
-            self._note_loaded(info)
-
-    def _note_loaded(self, info: ReplicaInfo) -> None:
-        """Remember what a replica has loaded, also for traces after it has left."""
-        if not (info.adapters or info.artifact) or info.replica in self._loaded:
-            return
-        self._loaded[info.replica] = Loaded(info.adapters, info.artifact)
-        if len(self._loaded) > _LOADED_MAX:
-            del self._loaded[next(iter(self._loaded))]
+        self._homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
 
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
-        return self._loaded.get(replica, _NOTHING_LOADED) if replica else _NOTHING_LOADED
+        return self._loaded.find(replica) if replica else _NOTHING_LOADED
 
     @property
     def by_pool(self) -> Mapping[str, Sequence[ReplicaInfo]]:
@@ -125,11 +138,11 @@ class Directory:
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and models of declared pools without a replica."""
-        declared = {model: Served(pool, False) for pool, plan in self._plans.items() for model in plan.models}
+        declared = {model: Served(pool, False) for model, pool in self._homes.declared.items()}
         return declared | {
             model: Served(pool, info.simulated, self.context(pool, model))
             for cell, infos in self._by_pool.items() for info in infos for model in info.models
-            if self._homes.get(model) == (pool := pool_of(cell))
+            if self._homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 
     def context(self, pool: str, model: str) -> int:
@@ -137,24 +150,29 @@ class Directory:
         views = (self._view(cell) for cell in self.cells(pool))
         return largest_context([view.contexts[model] for view in views if model in view.contexts])
 
-    async def pool_of(self, model: str) -> str:
-        """Return the home pool of a model. Raises ModelNotFound, NoReplica or, when the pools cannot be read,
-        FabricUnavailable."""
-        pool = self._pool_of(model)
+    async def pool_of(self, model: str, allowed: Set[str] | None = None) -> str:
+        """Return the home pool of a model. ``allowed``: models that the caller may use; None: all.
+
+        Raises ModelNotFound, NoReplica or, when the pools cannot be read, FabricUnavailable.
+        """
+        if allowed is not None and model not in allowed:  # no look-up: its time must not tell whether the model exists
+            raise self.model_not_found(model, allowed)
+        pool = self._homes.find(model)
         if pool is None:  # its first replica may have joined after the last refresh
             await self._refresh_for_unknown_model()
-            pool = self._pool_of(model)
+            pool = self._homes.find(model)
         if pool is not None:
             await self._note_use(pool)
             return pool
         if model in self._seen_models:
             raise NoReplica(f"no replica serves model {model!r} now; retry after 2 s", retry_after_s=2)
-        known = ", ".join(sorted(self._seen_models)[:20]) or "none"
-        raise ModelNotFound(f"no such model {model[:128]!r}; models served here: {known}", param="model")
+        raise self.model_not_found(model, allowed)
 
-    def _pool_of(self, model: str) -> str | None:
-        live = self._homes.get(model)
-        return live or next((pool for pool, plan in self._plans.items() if model in plan.models), None)
+    def model_not_found(self, model: str, allowed: Set[str] | None) -> ModelNotFound:
+        """Make the error of a model that does not exist or is not allowed; it names only allowed models."""
+        names = (name for name in sorted(self._seen_models) if allowed is None or name in allowed)
+        known = ", ".join(islice(names, _NAMED_MAX)) or "none"
+        return ModelNotFound(f"no such model {model[:128]!r}; models that you may use: {known}", param="model")
 
     async def _refresh_for_unknown_model(self) -> None:
         """Refresh at most once a second: concurrent callers share one refresh, and its failure.
@@ -179,15 +197,17 @@ class Directory:
             raise FabricUnavailable(self._unknown_model_error)
 
     async def _note_use(self, pool: str) -> None:
-        """Mark the pool's cells as used; read those that were not, and what their replicas have cached."""
+        """Mark the cells of the pool and its batch hosts as used; read those that were not, with their caches."""
         now = asyncio.get_running_loop().time()
         unused: list[PoolReader] = []
-        for reader in (self._by_name[cell] for cell in self.cells(pool) if cell in self._by_name):
+        pools = (pool, *self._marks(pool).batch_pools)
+        cells = [cell for name in pools for cell in self.cells(name) if cell in self._by_name]
+        for reader in (self._by_name[cell] for cell in cells):
             if not reader.is_used(now):
                 unused.append(reader)
             reader.used_at = now
         if unused:
-            self._note_changed(await concurrently(PoolReader.read, unused))
+            self._loaded.note(await concurrently(PoolReader.read, unused))
             self._by_pool |= {reader.name: reader.view.replicas for reader in unused}
 
     def cells(self, pool: str) -> Sequence[str]:
@@ -226,8 +246,7 @@ class Directory:
 
     def _view(self, pool: str) -> PoolView:
         """Return the view of a pool, which is empty for a pool without replicas."""
-        known = self._by_name.get(pool)
-        return known.view if known is not None else PoolView()
+        return self._by_name[pool].view if pool in self._by_name else PoolView()
 
     def _replicas(self, cell: str) -> Sequence[ReplicaInfo]:
         """Return the live replicas; empty for a declared pool without any.
@@ -240,14 +259,12 @@ class Directory:
         return replicas
 
     def warming(self, cell: str) -> PoolPlan | None:
-        """Return the plan of a declared pool without a ready replica, whose requests wait for a cold start; else
-        None."""
+        """Return the plan of a declared pool without a ready replica: requests wait for a cold start; else None."""
         ready = any(info.state == "ready" for info in self._by_pool.get(cell) or ())
         return None if ready else self._plan(cell)
 
     def wake_s(self, cell: str) -> float:
-        """Return the wake time in seconds of the pool's fastest sleeping or waking replica; 0: one is warm, or none
-        sleeps."""
+        """Return the seconds that the fastest sleeping or waking replica needs; 0: one is warm, or none sleeps."""
         infos = self._by_pool.get(cell) or ()
         if any(info.state == "warm" for info in infos):
             return 0.0
@@ -298,15 +315,25 @@ class Directory:
 
     def overflow_pools(self, cell: str, model: str) -> list[str]:
         """Return the adjacent pools that serve the model and seem to have capacity; the placement itself decides."""
+        marks = self._marks(cell)
+        return self._with_capacity(marks.adjacent, model, marks.overflow_utilisation_max)
+
+    def batch_hosts(self, cell: str, model: str) -> list[str]:
+        """Return the pool's batch hosts that serve the model and seem to have a free slot; the placement decides."""
+        return self._with_capacity(self._marks(cell).batch_pools, model, 1.0)
+
+    def hosts(self, pool: str) -> Sequence[str]:
+        """Return all pools that may have requests of this one: adjacent pools and batch hosts."""
+        return (*self._marks(pool).adjacent, *self._marks(pool).batch_pools)
+
+    def _marks(self, cell: str) -> OverloadMarks:
         plan = self._plan(cell)
-        marks = plan.overload_marks if plan is not None else None
-        found: list[str] = []
-        for other in marks.adjacent if marks is not None else ():
-            views = [view for cell in self.cells(other) if (view := self._view(cell)).ready[model]]
-            slots = sum(view.slots for view in views)
-            if marks is not None and sum(view.running for view in views) < marks.overflow_utilisation_max * slots:
-                found.append(other)
-        return found[:HOSTS_ASKED_MAX]
+        return plan.overload_marks or _NO_MARKS if plan is not None else _NO_MARKS
+
+    def _with_capacity(self, pools: Sequence[str], model: str, utilisation_max: float) -> list[str]:
+        """Return those of the pools that serve the model and use less than ``utilisation_max`` of their slots."""
+        views = {pool: [self._view(cell) for cell in self.cells(pool)] for pool in pools}
+        return [pool for pool in pools if has_capacity(views[pool], model, utilisation_max)][:HOSTS_ASKED_MAX]
 
     def overflow_terms(self, home: str, host: str) -> OverloadTerms:
         """Return how pool ``host`` treats a request that overflows from ``home``.
@@ -346,20 +373,3 @@ class Directory:
         """Return whether a live replica of the pool, or its queue, has the stream."""
         holder = await self._pools.holder(pool, stream)
         return holder == "queue" or any(info.replica == holder for info in self._by_pool.get(pool, ()))
-
-
-def _homes(readers: Mapping[str, PoolReader], plans: Mapping[str, PoolPlan]) -> dict[str, str]:
-    """Return the home pool of each model: the first pool that is declared for the model, else the first that serves
-    it."""
-    homes: dict[str, str] = {}
-    declared: set[str] = set()
-    for name, reader in readers.items():
-        pool = pool_of(name)
-        plan = plans.get(pool)
-        for model in reader.view.models:
-            is_declared = plan is not None and model in plan.models
-            if model not in homes or (is_declared and model not in declared):
-                homes[model] = pool
-            if is_declared:
-                declared.add(model)
-    return homes

@@ -1,15 +1,24 @@
-"""Places a request in its home pool or, when that is overloaded, in an adjacent pool."""
+"""Places a request in its home pool, in an adjacent pool when that is overloaded, or at a batch host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from stream_fabric.errors import NoReplica, PoolBusy, PoolFull, TooMany
 from stream_fabric.limits import REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
 from stream_fabric.pool.cells import pool_of
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, Overflow, spread_retry_s
-from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.overload import (
+    BATCH_HOST_TERMS,
+    NO_OVERLOAD_TERMS,
+    BatchHosted,
+    Overflow,
+    OverloadTerms,
+    spread_retry_s,
+)
+from stream_fabric.pool.placement import BATCH_TIER, TIERS, Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.ports import Pools
 from stream_gw.routing.directory import Directory
@@ -21,7 +30,8 @@ class Outcome(NamedTuple):
     placed: Placed | Queued | Refused
     cell: str
     """Cell, or undivided pool, that gave the reply."""
-    overflow: Overflow | None = None
+    elsewhere: Overflow | BatchHosted | None = None
+    """Why another pool has the request; None: its home pool has it."""
 
 
 async def place(
@@ -36,12 +46,19 @@ async def place(
 ) -> Outcome:
     """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool. ``pool`` may be a cell.
 
-    A request may overflow when its home is overloaded and it tolerates a cache miss. An adjacent pool starts it at once
-    or not at all; if none does, it returns to its home.
+    A batch request goes to a batch host first, if one starts it at once. A request may overflow when its home is
+    overloaded and it tolerates a cache miss. An adjacent pool starts it at once or not at all; if none does, it returns
+    to its home.
 
     Raises FabricUnavailable: any of the pools may then have the request, so the caller must not place it again.
     """
     model = work.request.model
+    if work.tier == BATCH_TIER:
+        for host in directory.batch_hosts(pool, model):
+            guest = msgspec.structs.replace(work, home=pool)
+            taken = await _place_at_host(pools, directory, guest, host, hashes, jitter, BATCH_HOST_TERMS)
+            if taken is not None:
+                return Outcome(*taken, BatchHosted(pool_of(pool), host))
     terms = directory.overload_terms(pool, model, work.tier, candidates)
     overflow_pools = directory.overflow_pools(pool, model) if terms.overflow_s else []
     if not overflow_pools:
@@ -52,17 +69,34 @@ async def place(
     if not (isinstance(placed, Refused) and placed.why == "elsewhere"):
         return Outcome(placed, pool)
     for adjacent in overflow_pools:
-        other = directory.choose_cell(adjacent, model, work.session, hashes)
         try:
-            there = directory.candidates(other, model, hashes)
-            terms_there = directory.overflow_terms(pool, other)
+            terms_there = directory.overflow_terms(pool, adjacent)
         except NoReplica:  # the pool went away after overflow_pools
             continue
-        taken = await pools.place(other, work, there, wait_s=0.0, jitter=jitter, terms=terms_there)
-        if isinstance(taken, Placed):
-            return Outcome(taken, other, Overflow(pool_of(pool), adjacent, placed.backlog_s, terms.overflow_s))
+        taken = await _place_at_host(pools, directory, work, adjacent, hashes, jitter, terms_there)
+        if taken is not None:
+            return Outcome(*taken, Overflow(pool_of(pool), adjacent, placed.backlog_s, terms.overflow_s))
     again = terms._replace(overflow_s=0.0, again=True)
     return Outcome(await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=again), pool)
+
+
+async def _place_at_host(
+    pools: Pools,
+    directory: Directory,
+    work: Work,
+    host: str,
+    hashes: Sequence[int],
+    jitter: float,
+    terms: OverloadTerms,
+) -> tuple[Placed, str] | None:
+    """Place the request in another pool, at once or not at all. Return the placement and the cell that has it."""
+    cell = directory.choose_cell(host, work.request.model, work.session, hashes)
+    try:
+        candidates = directory.candidates(cell, work.request.model, hashes)
+    except NoReplica:  # its last replica has left
+        return None
+    placed = await pools.place(cell, work, candidates, wait_s=0.0, jitter=jitter, terms=terms)
+    return (placed, cell) if isinstance(placed, Placed) else None
 
 
 async def _move_to_other_cell(

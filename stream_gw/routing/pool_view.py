@@ -228,3 +228,9 @@ class PoolView:
         if prefix is not None and hashes:
             prefix.sent(hashes)
             self._index.sent(replica, hashes)
+
+
+def has_capacity(cells: Iterable[PoolView], model: str, utilisation_max: float) -> bool:
+    """Return whether those of a pool's cells that serve the model use less than this share of their slots."""
+    views = [view for view in cells if view.ready[model]]
+    return sum(view.running for view in views) < utilisation_max * sum(view.slots for view in views)

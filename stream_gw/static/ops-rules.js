@@ -61,6 +61,7 @@ function* ofPool(pool) {
   } else if (plan && ready < plan.ready) {
     yield { level: "warn", key: `plan ${pool.pool}`, text: `Pool ${pool.pool} has ${ready} of the ${count(plan.ready, "ready replica")} that are wanted (${plan.reason}).` };
   }
+  if (plan?.yielding) yield { level: "warn", key: `yield ${pool.pool}`, text: `Pool ${pool.pool}: batch work yields to interactive and standard requests, and waits in the queue.` };
   const lost = pool.replicas.filter(({ state }) => state === "lost");
   if (lost.length) yield { level: "bad", key: `lost ${pool.pool}`, text: `Pool ${pool.pool}: ${count(pool.states.lost, "replica")} died or cannot reach Redis (${names(lost)}).` };
   if (wait >= WAIT_S_WARN) {

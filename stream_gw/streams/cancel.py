@@ -15,7 +15,7 @@ from stream_fabric.stream.ids import StreamId, TenantId
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
-from stream_gw.streams.follow import StreamReads, not_found, stream_id
+from stream_gw.streams.follow import StreamReads, stream_id
 from stream_gw.streams.parts import GatewayParts
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _REMEMBERED_S = 10.0
 class StreamCommands:
     """Cancels streams and takes their inputs, from any gateway.
 
-    Every call also raises NotFound for another tenant's stream.
+    Another tenant's stream is answered like one that does not exist: an input raises NotFound, a cancel is pending.
     """
 
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
@@ -47,8 +47,8 @@ class StreamCommands:
         if who.user is not None:
             await self._reads.read_head(who, stream, "cancel")
         reply = await self._log.cancel(name, who.tenant)
-        if reply.result == "none":
-            raise not_found(stream)
+        if reply.result == "none":  # another tenant's: answered as a stream that does not exist
+            return CancelReply("pending", None, "")
         self._recent.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply
 

@@ -40,6 +40,7 @@ from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
+from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -106,12 +107,14 @@ class StreamCreation:
             raise key_revoked()
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
-        who.require_model(request.model)
         user = _stream_user(who, request.user)
-        pool = await parts.directory.pool_of(request.model)
+        # The plan of now: a socket's caller was authenticated long ago
+        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         if context := parts.directory.context(pool, request.model):
             await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
+        salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
+        scope = prefix_scope(request.model, salt)
+        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
         trace.session = _session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
         now_ms = parts.clock.now_us() // 1000
@@ -130,12 +133,12 @@ class StreamCreation:
         epoch = Epoch(1, parts.random.token_hex(4))
         call.check_facts(facts)  # before anything is kept
         subjects = records.subjects(who, user, request.model)
-        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, reserved=bool(subjects))
+        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=bool(subjects))
         headers = await self._admit(call, work, subjects) if subjects else ()
         try:
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
         except BaseException:
-            if work.reserved:
+            if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
@@ -217,6 +220,7 @@ class StreamCreation:
         now_ms: int,
         hashes: Sequence[int],
         *,
+        salt: str,
         reserved: bool,
     ) -> Work:
         """Make the record of the request that a replica will run."""
@@ -226,8 +230,9 @@ class StreamCreation:
         )
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        body = salted_body(request.body, salt)
         return Work(
-            EngineRequest(stream, request.kind, request.model, request.body, deadline_ms, trace.traceparent(stream)),
+            EngineRequest(stream, request.kind, request.model, body, deadline_ms, trace.traceparent(stream)),
             str(epoch),
             tenant,
             meta,
@@ -324,9 +329,9 @@ class StreamCreation:
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, overflow = self._parts, outcome.overflow
-        new.call.trace.receive_placed(placed, overflow)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), overflow))
+        parts, elsewhere = self._parts, outcome.elsewhere
+        new.call.trace.receive_placed(placed, elsewhere)
+        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:

@@ -58,7 +58,7 @@ class IdempotencyKeys:
         Returns False when no pool holds the request.
         """
         parts, model = self._parts, call.request.model
-        pools = (pool, *parts.directory.overflow_pools(pool, model))
+        pools = (pool, *parts.directory.hosts(pool))
         for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
             try:
                 work = await parts.pools.work(cell, stream)

@@ -27,8 +27,10 @@ from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
+from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
 from stream_gw.transport.pages import Page, Secured
+from stream_gw.transport.reference.served import ReferenceRoutes
 from stream_gw.transport.service_routes import ServiceRoutes
 from stream_gw.transport.stream_routes import SWEEP_BATCH, Parser, StreamRoutes
 from stream_gw.transport.tenancy_routes import TenancyRoutes
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
 _SWEEP_S = 5.0
+_METHODS = ("get", "post", "put", "patch", "delete")
 
 
 class Edge:
@@ -55,15 +58,19 @@ class Edge:
         self._gateway = gateway
         self._metrics = metrics
         parts = gateway.parts
-        self._answering = Answering(parts.clock, parts.random, metrics, access)
+        cors = CorsPolicy(parts.settings.cors_origins)
+        self._answering = Answering(parts.clock, parts.random, metrics, access, cors)
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
         self.sockets: set[Socket] = set()
         self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
         self._streams = StreamRoutes(gateway, self._answering, metrics)
         self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, self._update_gauges)
         self._tenants = TenancyRoutes(gateway, tenancy)
+        self._reference = ReferenceRoutes()
         self._swept_lagging = 0
         """Readers with a full connection at the last sweep."""
+        self.paths: dict[str, tuple[str, ...]] = {}
+        """Methods of every path that is routed, but HEAD; filled by ``_routes``."""
         self.app = self._routes()
 
     @property
@@ -89,6 +96,7 @@ class Edge:
         router = Router(
             routes=[
                 self._route("/v1/models", get=services.models),
+                self._route("/v1/models/{id:path}", get=services.model),
                 self._route("/v1/tokens", post=services.tokens),
                 self._route("/v1/limits", get=services.limits),
                 self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),
@@ -101,18 +109,12 @@ class Edge:
                 self._route("/v1/admin/traces{rest:path}", get=services.traces),
                 self._route("/v1/admin/ops", get=services.ops),
                 *(self._route(path, **handlers) for path, handlers in self._tenants.handlers().items()),
+                self._route("/openapi.json", get=self._reference.document),
                 self._route("/healthz", get=services.healthz),
                 self._route("/readyz", get=services.readyz),
                 self._route("/metrics", get=services.metrics),
                 *self._page_routes(),
-                self._route(
-                    "/{rest:path}",
-                    get=services.unknown_path,
-                    post=services.unknown_path,
-                    put=services.unknown_path,
-                    patch=services.unknown_path,
-                    delete=services.unknown_path,
-                ),
+                self._route("/{rest:path}", **dict.fromkeys(_METHODS, services.unknown_path)),
             ]
         )
 
@@ -125,6 +127,7 @@ class Edge:
         return app
 
     def _endpoint(self, path: str, **handlers: Handler) -> Endpoint:
+        self.paths[path] = tuple(handlers)
         return Endpoint(self._answering, path, {method.upper(): handler for method, handler in handlers.items()})
 
     def _route(self, path: str, **handlers: Handler) -> Route:
@@ -134,12 +137,15 @@ class Edge:
         static, make_request = files("stream_gw") / "static", self._answering.request
 
         def page(path: str, file: str) -> Route:
+            self.paths[path] = ("get",)
             return Route(path, Secured(Page(str(static / file), make_request), make_request))
 
+        self.paths["/static"] = ("get",)
         return [
             Mount("/static", Secured(StaticFiles(directory=str(static)), make_request)),
             page("/", "index.html"),
             page("/ops", "ops.html"),
+            page("/docs", "docs.html"),
         ]
 
     # --- sockets -------------------------------------------------------------------------------------------

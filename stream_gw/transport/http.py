@@ -19,7 +19,7 @@ from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
-from stream_gw.transport.body_bytes import BodyBytes
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
@@ -104,7 +104,7 @@ class Request:
     ) -> None:
         """Send a complete response. ``close``: the connection ends after the response."""
         all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
-        if status != 204:
+        if status not in (204, 304):
             all_headers.append((b"content-length", str(len(body)).encode()))
         if close:
             all_headers.append((b"connection", b"close"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from starlette.types import Send
@@ -27,6 +26,7 @@ from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Answering, Handler
 from stream_gw.transport.http import JSON, Request, parse
+from stream_gw.transport.reference.answers import InputBody
 from stream_gw.transport.sse import SseOutlet
 from stream_gw.transport.whole_response import WholeResponse
 
@@ -52,11 +52,6 @@ class OpenStreamResponse:
         self.outlet.close()
         if self.outlet.stalled:
             self._routes.metrics.stalled.inc()
-
-
-class _InputBody(msgspec.Struct):
-    id: str
-    item: dict[str, Any]
 
 
 class StreamRoutes:
@@ -229,7 +224,7 @@ class StreamRoutes:
 
     async def input(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
-        body = parse(await request.body(who.tenant), _InputBody)
+        body = parse(await request.body(who.tenant), InputBody)
         item = msgspec.Raw(msgspec.json.encode(body.item))
         result = await self._gateway.commands.input(who, request.path_params["id"], body.id, item)
         await request.json(202 if result != "terminal" else 409, {"result": result})

@@ -33,20 +33,20 @@ _NO_STORE = [(b"cache-control", b"no-store")]
 _T = TypeVar("_T")
 
 
-class _Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Query of a list. ``after``: ``last_id`` of the page before."""
 
     limit: PageLimit = 100
     after: str = ""
 
 
-class _KeyPage(_Page, frozen=True):
+class KeyQuery(PageQuery, frozen=True):
     tenant: str | None = None
     revoked: bool = False
     """Also list revoked keys."""
 
 
-class _AuditPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AuditQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: PageLimit = 100
     after: int | None = None
     since: float = 0.0
@@ -55,7 +55,7 @@ class _AuditPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     who: str | None = None
 
 
-class _Revocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RevokeQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_only: bool = False
     """End only the capability tokens that the key minted."""
 
@@ -94,7 +94,7 @@ class TenancyRoutes:
 
     async def list_tenants(self, request: Request, send: Send) -> None:
         tenancy, _ = self._open(request)
-        page = _query(request, _Page)
+        page = _query(request, PageQuery)
         async with tenancy.read() as session:
             found = await session.tenants.page(page.after, page.limit + 1)
         await _answer_page(request, found, page.limit, "id")
@@ -129,7 +129,7 @@ class TenancyRoutes:
 
     async def list_keys(self, request: Request, send: Send) -> None:
         tenancy, _ = self._open(request)
-        page = _query(request, _KeyPage)
+        page = _query(request, KeyQuery)
         async with tenancy.read() as session:
             found = await session.keys.page(page.tenant, page.after, page.limit + 1, revoked=page.revoked)
         await _answer_page(request, found, page.limit, "id")
@@ -150,7 +150,7 @@ class TenancyRoutes:
 
     async def revoke_key(self, request: Request, send: Send) -> None:
         tenancy, who = self._open(request)
-        tokens_only, id_ = _query(request, _Revocation).tokens_only, request.path_params["id"]
+        tokens_only, id_ = _query(request, RevokeQuery).tokens_only, request.path_params["id"]
         async with tenancy.change(who) as session:
             key = await (session.keys.end_tokens(id_) if tokens_only else session.keys.revoke(id_))
         await request.json(200, key, _NO_STORE)
@@ -159,7 +159,7 @@ class TenancyRoutes:
 
     async def list_plans(self, request: Request, send: Send) -> None:
         tenancy, _ = self._open(request)
-        page = _query(request, _Page)
+        page = _query(request, PageQuery)
         async with tenancy.read() as session:
             found = await session.plans.page(page.after, page.limit + 1)
         await _answer_page(request, found, page.limit, "name")
@@ -192,7 +192,7 @@ class TenancyRoutes:
 
     async def list_audit(self, request: Request, send: Send) -> None:
         tenancy, _ = self._open(request)
-        page = _query(request, _AuditPage)
+        page = _query(request, AuditQuery)
         wanted = AuditFilter(page.since, page.subject, page.who)
         async with tenancy.read() as session:
             found = await session.audit.page(wanted, page.after, page.limit + 1)
@@ -201,8 +201,7 @@ class TenancyRoutes:
 
 def _actor(who: Principal) -> str:
     """Return the name of the caller in audit events."""
-    key = getattr(who, "key", None)
-    return f"tenant:{who.tenant}" if key is None else str(key.id)
+    return f"tenant:{who.tenant}" if who.key is None else who.key.id
 
 
 def _query(request: Request, type_: type[_T]) -> _T:

@@ -192,7 +192,13 @@ def _placement_lines(story: Story) -> list[str]:
         return []
     position = int(story.fact("queue_position") or 0)
     lines = [f"placement: {reason or '?'}" + (f", position {position} in the queue" if position else "")]
-    if host := story.fact("shifted_to"):
+    host = story.fact("shifted_to")
+    if host and reason == "batch_host":
+        lines += _wrapped(
+            f"placed at batch host {host} of pool {story.fact('pool')}; should it lose its replica there "
+            "and no other has room, it goes back to that pool"
+        )
+    elif host:
         ahead_s = int(story.fact("backlog_ms") or 0) / 1000
         why = f"{ahead_s:.1f} s of work were ahead of it" if ahead_s else "no replica was ready"
         lines += _wrapped(f"moved to adjacent pool {host}, because in pool {story.fact('pool')} {why}")

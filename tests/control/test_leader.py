@@ -381,6 +381,8 @@ def test_the_pools_file_is_read_and_its_mistakes_are_named() -> None:
     policies = parse_policies(text.encode(), "pools.toml")
     assert policies["a"] == ScalePolicy(models=("m",), replicas_max=5, warm_min=1)
     assert policies["b"].warm_min == 0
+    spot = parse_policies(b'[pool.a]\nmodels = ["m"]\nbatch_pools = ["b"]\n[pool.b]\nmodels = ["m"]\n', "pools.toml")
+    assert spot["a"].marks(None).batch_pools == ("b",)
     for text, mistake in (
         ("[pool.a]\nreplica_max = 5\n", "replica_max"),
         ("[pool.a]\nreplicas_max = 'x'\n", "replicas_max"),
@@ -389,6 +391,17 @@ def test_the_pools_file_is_read_and_its_mistakes_are_named() -> None:
         ("[pool.a]\nsleep_after_s = -1\n", "times must be 0 or more"),
         ("[pool.a]\nawake_min = -1\n", "awake_min must be 0 or more"),
         ("[pool.a\n", "line 1"),
+        ('[pool.a]\nbatch_pools = ["a"]\n', "batch_pools names the pool itself"),
+        ('[pool.a]\nbatch_pools = ["b"]\n', "batch_pools names 'b', which is not declared"),
+        ('[pool.a]\nbatch_pools = ["b"]\n[pool.b]\nbatch_pools = ["a"]\n', "which has batch_pools itself"),
+        (
+            '[pool.a]\nbatch_pools = ["b"]\nadjacent = ["b"]\n[pool.b]\n',
+            "'b', which is adjacent to a pool; requests of higher tiers would go there",
+        ),
+        (
+            '[pool.a]\nmodels = ["m"]\nbatch_pools = ["b"]\n[pool.b]\nmodels = ["n"]\n',
+            "'b', which serves other models: n",
+        ),
     ):
         with pytest.raises(ValueError, match=mistake) as failed:
             parse_policies(text.encode(), "pools.toml")

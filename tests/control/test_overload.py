@@ -12,6 +12,7 @@ from inference.control.decision_log import DecisionLog
 from inference.control.policy.fleet_view import profile_of
 from inference.control.policy.overload import QUIET_S, OverloadChange, OverloadWatch
 from inference.control.policy.scale_policy import PREFILL_SHARE_MIN, ScalePolicy
+from inference.control.pool_planner import describe_overload
 from stream_fabric.limits import DECISIONS_PER_MINUTE_MAX
 from stream_fabric.pool.overload import SPAN
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, decode_plan, encode_plan
@@ -23,8 +24,10 @@ POLICY = ScalePolicy(adjacent=("south",))
 MARKS = POLICY.marks(None)
 
 
-def counts(batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0) -> OverloadTotals:
-    return OverloadTotals((interactive, standard, batch), shifted, (1000, 1000, 1000))
+def counts(
+    batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0, yielded_to: int = 0
+) -> OverloadTotals:
+    return OverloadTotals((interactive, standard, batch), shifted, (1000, 1000, 1000), yielded_to)
 
 
 def test_each_layer_begins_and_ends_once_in_the_order_of_the_marks() -> None:
@@ -46,6 +49,22 @@ def test_each_layer_begins_and_ends_once_in_the_order_of_the_marks() -> None:
     assert not watch.overflowing
 
 
+def test_yielding_begins_before_the_tier_that_it_is_for_is_rejected_and_ends_once() -> None:
+    watch, told = OverloadWatch(), list[OverloadChange]()
+    for second in range(40):
+        came = min(max(second - 4, 0), 10)
+        watch.update(counts(standard=came, yielded_to=2 * came), MARKS, float(second))
+        told += watch.take_changes()
+        assert watch.yielding == (5 <= second < 14 + QUIET_S)
+    assert [change.event for change in told] == ["yield_begin", "shed_begin", "yield_end", "shed_end"]
+    assert told[2] == OverloadChange("yield_end", "", 20, 9.0)
+    reason, mark_s = describe_overload(told[0], MARKS)
+    assert (reason, mark_s) == (
+        "batch work yields to requests of higher tiers: the backlog ahead of them is above 0.4 s", 0.4,
+    )  # fmt: skip
+    assert describe_overload(told[2], MARKS)[0] == "batch work no longer yields"
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_whatever_comes_beginnings_and_ends_take_turns_and_are_not_many(seconds: list[bool]) -> None:
     watch, count, told = OverloadWatch(), 0, list[tuple[int, str]]()
@@ -62,16 +81,18 @@ def test_whatever_comes_beginnings_and_ends_take_turns_and_are_not_many(seconds:
 
 def test_who_leads_next_tells_of_the_end_and_of_no_second_beginning() -> None:
     plan = decode_plan(
-        encode_plan(PoolPlan(1, 0, 1, overload_marks=MARKS, rejecting_tiers=("batch",), is_overflowing=True))
+        encode_plan(
+            PoolPlan(1, 0, 1, overload_marks=MARKS, rejecting_tiers=("batch",), is_overflowing=True, is_yielding=True)
+        )
     )
     assert plan.overload_marks == MARKS
-    watch = OverloadWatch(plan.rejecting_tiers, plan.is_overflowing)
-    watch.update(counts(batch=900, shifted=80), MARKS, 100.0)
+    watch = OverloadWatch(plan.rejecting_tiers, plan.is_overflowing, plan.is_yielding)
+    watch.update(counts(batch=900, shifted=80, yielded_to=7), MARKS, 100.0)
     assert watch.take_changes() == []
-    watch.update(counts(batch=901, shifted=80), MARKS, 101.0)
+    watch.update(counts(batch=901, shifted=80, yielded_to=7), MARKS, 101.0)
     assert watch.take_changes() == [], "it goes on"
-    watch.update(counts(batch=901, shifted=80), MARKS, 101.0 + QUIET_S)
-    assert [change.event for change in watch.take_changes()] == ["shed_end", "shift_end"]
+    watch.update(counts(batch=901, shifted=80, yielded_to=7), MARKS, 101.0 + QUIET_S)
+    assert [change.event for change in watch.take_changes()] == ["shed_end", "shift_end", "yield_end"]
 
 
 def test_a_pool_that_is_lost_counts_anew() -> None:

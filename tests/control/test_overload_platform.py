@@ -295,6 +295,7 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
     shed_batch_s = 0
     """
     async with platform(redis_server, tmp_path / "pools.toml", pools) as up:
+        telemetry = await up.start("telemetry", "--clickhouse", f"chdb://{tmp_path}/t", "--telemetry-linger-s", "0.1")
         await up.agent("north", "n1", "itl_ms=20,ttft_ms=10,max_num_seqs=4")
         await up.start("controller", "--pools-file", str(tmp_path / "pools.toml"))
         await up.planned("north")
@@ -318,6 +319,9 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
         print(f"interactive first tokens within {worst_s:.2f} s, statuses {[told.status for told in interactive]}")
         assert {told.status for told in interactive} == {200} and worst_s < objective_s
         assert not any(task.done() for task in batch)
+        assert (await up.planned("north")).is_yielding
+        shown = await asyncio.to_thread(run_cli, "pools", **up.env)
+        assert "batch work yields" in shown.stdout, shown.stdout
         assert {told.placement["reason"] for told in interactive} == {"queued"}, "no slot was free"
         told = await asyncio.gather(*batch)
         moves = [
@@ -327,3 +331,15 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
         assert yielded and all(one["attempt"] == 1 for number in yielded for one in moves[number])
         for number in yielded[:1]:
             assert (await whole(up.gates[0], number))[1] == told[number][1], "as it is when nobody disturbs it"
+
+        env = {"STREAM_GW_TELEMETRY_URL": telemetry.facts["url"], "STREAM_GW_TELEMETRY_TOKEN": TOKEN}
+
+        async def timeline() -> list[dict[str, Any]] | None:
+            done = await asyncio.to_thread(run_cli, "traces", "pool", "north", "--json", **env)
+            rows = [row for row in json.loads(done.stdout) if row["what"].startswith("yield")]
+            return rows if len(rows) == 2 else None
+
+        begun, over = await eventually(timeline, "the end of yielding to be told", 60)
+        assert (begun["what"], over["what"]) == ("yield_begin", "yield_end")
+        assert begun["reason"].startswith("batch work yields") and "requests" in over["rested_on"]
+        assert not (await up.planned("north")).is_yielding

@@ -16,7 +16,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 
+from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.process.host import HostRandom
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.control import RedisControl
 from stream_gw.auth import key_digest, new_key
 from tests.client.browser import PATIENCE_MS
 from tests.gateway.processes import Process, need_redis
@@ -370,6 +373,12 @@ async def test_without_telemetry_and_without_a_fleet(context: BrowserContext, fl
             await expect(page.locator("#requests-note")).to_contain_text("STREAM_GW_TELEMETRY_URL")
             await expect(tile(page, "Replicas ready")).to_have_text("0 of 0")
             await expect(page.locator("#pools")).to_contain_text("There is no pool")
+            client = RedisClient(elsewhere)
+            await client.start()
+            term = await RedisControl(client).lead("c", 60)
+            await RedisControl(client).write_plan("c", term, "north", PoolPlan(1, 0, 1, is_yielding=True))
+            await expect(page.locator("#attention")).to_contain_text("Pool north: batch work yields")
+            await client.close()
             # It mints no tokens: the key itself is used, and kept by nothing
             assert "sk-dev-alone" not in await page.evaluate(STORED)
             await page.reload()

@@ -12,7 +12,7 @@ from itertools import count
 import msgspec
 import pytest
 
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.overload import BATCH_HOST_TERMS, NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import (
     PASSED_MAX,
     Placed,
@@ -458,6 +458,21 @@ async def test_a_stream_is_taken_from_a_replica_that_can_run_it_no_more(pool: Po
     assert await pool.where(asked.stream) == "b"
 
 
+async def test_a_stream_that_a_batch_host_has_no_room_for_stays_on_its_replicas_list(pool: Pool) -> None:
+    for name in ("a", "b"):
+        await pool.report(info_of(name, slots=1, room=2), [], {})
+    mine, other = ask(tier=2), ask(tier=2)
+    assert (await placed(pool, mine, to("a")))[0] == "a"
+    assert (await placed(pool, other, to("b")))[0] == "b"
+    refused = await pool.place(mine, to("b"), ReplicaId("a"), BATCH_HOST_TERMS)
+    assert isinstance(refused, Refused) and refused.why == "crowded"
+    assert await pool.where(mine.stream) == "a" and await pool.flight(ReplicaId("a")) == {mine.stream}
+    await pool.report(info_of("b", slots=1, room=2), [other.stream], None)
+    moved = await pool.place(mine, to("b"), ReplicaId("a"), BATCH_HOST_TERMS)
+    assert isinstance(moved, Placed) and moved.replica == "b"
+    assert await pool.flight(ReplicaId("a")) == set()
+
+
 async def test_who_lost_a_replica_is_first_of_its_tier_also_where_the_queue_is_full(pool: Pool) -> None:
     for name in ("a", "b"):
         await pool.report(info_of(name, room=1), [], {})
@@ -528,7 +543,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
                 if may_yield and surge.counts_as_demand:
-                    surge = surge._replace(batch_yields=rng.random() < 0.3)
+                    surge = surge._replace(batch_yields=rng.random() < 0.8)
                 if rng.random() < 0.05:  # the pressure is over
                     await forget_yield(law, real)
                 ours, theirs = [await pool.place(asked, candidates, None, surge) for pool in (law, real)]
@@ -550,7 +565,8 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                     asked = asked._replace(
                         tried=tuple(map(ReplicaId, {at, *rng.sample(names, rng.randint(0, 2) % len(names))}))
                     )
-                    moved = [await pool.place(asked, others, ReplicaId(at)) for pool in (law, real)]
+                    terms = BATCH_HOST_TERMS if not may_yield and len(known) % 2 else NO_OVERLOAD_TERMS
+                    moved = [await pool.place(asked, others, ReplicaId(at), terms) for pool in (law, real)]
                     _check_same(*moved)
             case "end":
                 name = rng.choice(names)
@@ -584,7 +600,10 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         state = law.state
         yielded = yielded or law.yield_to is not None
         assert await real.pools.overload_totals(real.name) == OverloadTotals(
-            tuple(state.rejected), max(state.overflowed - state.returned, 0), tuple(state.asked)
+            tuple(state.rejected),
+            max(state.overflowed - state.returned, 0),
+            tuple(state.asked),
+            state.yielded_to,
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
     assert barred["kv"] or not kv, barred

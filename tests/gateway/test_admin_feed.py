@@ -270,12 +270,15 @@ async def test_a_snapshot_shows_pools_and_replicas(desk: Desk) -> None:
 async def test_a_declared_pool_is_shown_with_its_plan(desk: Desk) -> None:
     desk.pools.plans["asleep"] = PoolPlan(0, 0, 0, models=("m",), at_us=5_000_000, reason="no request for 900 s")
     desk.pools.add("planned", "a")
-    desk.pools.plans["planned"] = PoolPlan(3, 1, 4, reason="more arrives than one can do")
+    desk.pools.plans["planned"] = PoolPlan(3, 1, 4, reason="more arrives than one can do", is_yielding=True)
     desk.pools.add("wild", "b")
     asleep, planned, wild = (await desk.snapshot())["fleet"]["pools"]
     assert asleep["pool"] == "asleep"
     assert (asleep["states"], asleep["replicas"], asleep["slots"]) == ({}, [], 0)
-    assert asleep["plan"] == {"ready": 0, "warm": 0, "pods": 0, "reason": "no request for 900 s", "at_ms": 5000}
+    assert asleep["plan"] == {
+        "ready": 0, "warm": 0, "pods": 0, "reason": "no request for 900 s", "at_ms": 5000, "yielding": False,
+    }  # fmt: skip
+    assert planned["plan"]["yielding"] is True
     assert (planned["plan"]["ready"], planned["plan"]["warm"], planned["plan"]["pods"]) == (3, 1, 4)
     assert wild["plan"] is None
 

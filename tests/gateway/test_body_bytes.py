@@ -10,7 +10,7 @@ import pytest
 from stream_fabric.errors import GatewayFull, TooMany
 from stream_fabric.limits import BODY_BYTES_MAX, TENANT_BODIES_BYTES_MAX
 from stream_fabric.stream.ids import TenantId
-from stream_gw.transport.body_bytes import BodyBytes
+from stream_gw.streams.body_bytes import BodyBytes
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate, Reply, chat, refusal
 from tests.support.waiting import eventually

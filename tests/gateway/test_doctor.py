@@ -13,7 +13,13 @@ from aiohttp import web
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
+from stream_fabric.pool.overload import OverloadMarks
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.control import RedisControl
+from stream_fabric.redis.pools import RedisPools
+from stream_fabric.stream.ids import ReplicaId
 from stream_gw.auth import key_digest
 from stream_gw.cli.checks.engine import check_engine
 from stream_gw.cli.checks.files import check_keys, check_pools
@@ -203,6 +209,38 @@ async def test_a_redis_with_tls_and_a_password(report: Report, tmp_path: Path) -
     assert found.what.startswith("a login to Redis") and "hunter" not in found.remedy
     (found,) = plain.findings
     assert found.status == "missing" and "rediss://" in found.remedy
+
+
+async def test_a_batch_host_with_another_base_model_or_other_files_is_missing(report: Report) -> None:
+    with RedisServer() as server:
+        client = RedisClient(server.url)
+        await client.start()
+        control, pools = RedisControl(client), RedisPools(client)
+        term = await control.lead("a", 60)
+        for home, host in (
+            ("right", "right-spot"),
+            ("wrong", "wrong-spot"),
+            ("old", "old-spot"),
+            ("none", "none-spot"),
+        ):
+            plan = PoolPlan(1, 0, 1, overload_marks=OverloadMarks((0.0, 0.0, 0.0), batch_pools=(host,)))
+            assert await control.write_plan("a", term, home, plan)
+        for pool, models, artifact in (
+            ("right", ("m", "french"), "f1"), ("right-spot", ("m",), "f1"), ("wrong", ("m", "french"), ""),
+            ("wrong-spot", ("n", "french"), ""), ("old", ("m",), "f1"), ("old-spot", ("m",), "f2"),
+            ("none", ("m",), ""),
+        ):  # fmt: skip
+            info = ReplicaInfo(
+                ReplicaId(f"r-{pool}"), pool, "sim", models, "ready", EngineLoad(0, 0, 4), adapters=("french",),
+                artifact=artifact,
+            )  # fmt: skip
+            await pools.report(info, ttl_s=60, running={})
+        await check_redis(report, server.url)
+        await client.close()
+    found = {finding.what: finding for finding in report.findings if "batch host" in finding.what}
+    assert found.keys() == {f"the base model of pool {name} at its batch host {name}-spot" for name in ("wrong", "old")}
+    assert one(report, "the base model of pool wrong").found == "it serves n, and the pool m"
+    assert "load the same files" in one(report, "the base model of pool old").remedy and report.failed
 
 
 # --- keys and pools --------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from stream_fabric.pool.overload import Overflow, OverloadMarks
+from stream_fabric.pool.overload import BatchHosted, Overflow, OverloadMarks
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pools import RedisPools
-from stream_fabric.stream.ids import ReplicaId, TenantId, new_stream_id
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.place_request import place, refusal
 
@@ -45,8 +45,15 @@ class Edge:
         base, tilde, number = name.partition("~")
         return f"{base}-{self.tag}{tilde}{number}"
 
-    async def declare(self, name: str, adjacent: str = "", models: tuple[str, ...] = ()) -> None:
-        marks = OverloadMarks((20.0, 10.0, 0.5), 1.0, (self.pool(adjacent),) if adjacent else ())
+    async def declare(
+        self, name: str, adjacent: str = "", models: tuple[str, ...] = (), batch_pools: tuple[str, ...] = ()
+    ) -> None:
+        marks = OverloadMarks(
+            (20.0, 10.0, 0.5),
+            1.0,
+            (self.pool(adjacent),) if adjacent else (),
+            batch_pools=tuple(map(self.pool, batch_pools)),
+        )
         self.plans[self.pool(name)] = PoolPlan(1, 0, 1, overload_marks=marks, models=models)
 
     async def join(
@@ -69,11 +76,13 @@ class Edge:
         for directory in self.directories:
             await directory.refresh()
 
-    async def place(self, name: str, number: int, work: Work) -> tuple[Placed | Queued | Refused, Overflow | None]:
+    async def place(
+        self, name: str, number: int, work: Work
+    ) -> tuple[Placed | Queued | Refused, Overflow | BatchHosted | None]:
         pools, directory = self.pools[number % GATEWAYS], self.directories[number % GATEWAYS]
         candidates = directory.candidates(self.pool(name), work.request.model, ())
         outcome = await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
-        return outcome.placed, outcome.overflow
+        return outcome.placed, outcome.elsewhere
 
 
 @pytest.fixture
@@ -100,7 +109,7 @@ async def test_excess_requests_overflow_until_the_adjacent_pool_has_no_capacity_
     await edge.join("host", slots=20, room=25, prefill_per_s=1e6)
     await edge.look()
     answers = await asyncio.gather(*(edge.place("home", number, work_of()) for number in range(60)))
-    shifts = [shift for _, shift in answers if shift is not None]
+    shifts = [shift for _, shift in answers if isinstance(shift, Overflow)]
     assert len(shifts) == 12, "six tenths of its slots, however many gateways hand over at once"
     assert {(shift.home, shift.to, shift.shift_s) for shift in shifts} == {(edge.pool("home"), edge.pool("host"), 1.0)}
     assert all(shift.backlog_s >= 1.0 for shift in shifts)
@@ -188,6 +197,43 @@ async def test_a_request_that_its_cell_queues_moves_to_a_cell_with_room(edge: Ed
     assert [(await pools.overload_totals(edge.pool(f"home~{number}"))).overflowed for number in range(2)] == [0, 0]
     lines = [await pools.waiting(edge.pool(f"home~{number}")) for number in range(2)]
     assert len({*lines[0], *lines[1]}) == len(lines[0] + lines[1]) == 2
+
+
+async def test_batch_requests_go_to_a_batch_host_while_it_has_slots_and_others_never(edge: Edge) -> None:
+    await edge.declare("home", batch_pools=("host",))
+    await edge.declare("host")
+    await edge.join("home", slots=8, room=10)
+    await edge.join("host", slots=4, room=5)
+    await edge.look()
+    for number in range(6):
+        placed, elsewhere = await edge.place("home", number, work_of(tier=number % 2))
+        assert isinstance(placed, Placed) and elsewhere is None
+    taken: list[StreamId] = []
+    for number in range(6):
+        work = work_of(tier=2)
+        placed, elsewhere = await edge.place("home", number, work)
+        if elsewhere is not None:
+            assert elsewhere == BatchHosted(edge.pool("home"), edge.pool("host")) and isinstance(placed, Placed)
+            taken.append(work.request.stream)
+    assert len(taken) == 4, "one a slot; none waits there"
+    kept = await edge.pools[0].work(edge.pool("host"), taken[0])
+    assert kept is not None and kept.home == edge.pool("home")
+    assert (await edge.pools[0].demand_totals(edge.pool("home"))).requests == 8, "what its host takes is no demand"
+    assert (await edge.pools[0].demand_totals(edge.pool("host"))).requests == 0
+
+
+async def test_a_batch_host_is_no_models_home(edge: Edge) -> None:
+    model = f"m-{edge.tag}"
+    await edge.declare("home", models=(model,), batch_pools=("host",))
+    await edge.declare("host", models=(model,))
+    await edge.join("host", models=(model,))
+    await edge.look()
+    for directory in edge.directories:
+        assert await directory.pool_of(model) == edge.pool("home") == directory.models()[model].pool
+    placed, elsewhere = await edge.place("home", 0, work_of(tier=0, model=model))
+    assert isinstance(placed, Queued) and elsewhere is None, "it waits for a replica of its own pool"
+    _, elsewhere = await edge.place("home", 0, work_of(tier=2, model=model))
+    assert elsewhere is not None
 
 
 def test_who_is_rejected_is_told_to_wait_for_the_replicas_that_start() -> None:

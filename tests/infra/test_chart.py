@@ -134,7 +134,7 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["ingress.paths={/metrics}"], "paths"),
         (["networkPolicy.prometheusFrom={}"], "prometheusFrom"),
         (["redis.secret.name="], "redis.secret.name"),
-        (["gateway.secrets.keys.name="], "gateway.secrets.keys.name"),
+        (["gateway.secrets.keyPepper.name="], "gateway.secrets.keys.name"),
         (["clickhouse.secret.name="], "clickhouse.secret.name"),
         (["kafka.secret.name="], "kafka.secret.name"),
         (["kafka.servers="], "kafka.servers"),
@@ -294,7 +294,9 @@ def test_pods_are_locked_up(case: str) -> None:
 def test_only_a_controller_that_needs_it_gets_a_token(case: str) -> None:
     found = objects(case)
     with_token = {component(pod) for _, pod in workloads(found) if pod["spec"]["automountServiceAccountToken"]}
-    assert with_token == ({"controller"} if case in ("production", "by-redis", "no-telemetry", "push") else set())
+    assert with_token == (
+        {"controller"} if case in ("production", "by-redis", "no-telemetry", "push", "spot") else set()
+    )
     roles = of_kind(found, "Role")
     assert [rule for role in roles for rule in role["rules"]] == (
         [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}] if with_token else []
@@ -513,10 +515,26 @@ def test_controllers_plan_every_pool_within_the_bounds_that_keda_has(tmp_path: P
     assert planned("no-telemetry", tmp_path) == {}
 
 
+def test_batch_requests_of_a_pool_go_to_its_pool_on_spot_nodes(tmp_path: Path) -> None:
+    assert planned("spot", tmp_path) == {
+        "qwen3-8b": ScalePolicy(models=("Qwen/Qwen3-8B",), replicas_max=4, batch_pools=("qwen3-8b-spot",)),
+        "qwen3-8b-spot": ScalePolicy(
+            models=("Qwen/Qwen3-8B",),
+            replicas_max=8,
+            schedule=(ScheduledEvent(8, 28800, cron="0 22 * * *", timezone="Europe/Berlin", name="night"),),
+        ),
+    }
+    agents = {name: pod["spec"] for name, pod in ours("spot") if component(pod) == "agent"}
+    (spot,) = [spec for name, spec in agents.items() if name.endswith("spot")]
+    assert spot["nodeSelector"] == {"karpenter.sh/capacity-type": "spot"}
+    assert {one["key"] for one in spot["tolerations"]} == {"nvidia.com/gpu", "spot"}
+    assert spot["terminationGracePeriodSeconds"] == 90
+
+
 def test_a_plan_takes_what_a_policy_has_and_nothing_else() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     taken = schema["properties"]["poolDefaults"]["properties"]["plan"]["propertyNames"]["enum"]
-    others = {"models", "adjacent", "schedule", "replicas_min", "replicas_max"}
+    others = {"models", "adjacent", "batch_pools", "schedule", "replicas_min", "replicas_max"}
     assert {*taken, *others} == set(ScalePolicy.__struct_fields__)
 
 

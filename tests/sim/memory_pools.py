@@ -142,10 +142,11 @@ class MemoryPool:
         before = self.works.get(ask.stream)
         self.works[ask.stream] = work
         placed = self.law.place(ask, names, matched, now_ms, instead, terms)
-        if known and before is not None:
-            self.works[ask.stream] = before
-        elif known or isinstance(placed, Refused):
-            del self.works[ask.stream]
+        if known or isinstance(placed, Refused):
+            if before is not None:
+                self.works[ask.stream] = before
+            else:
+                del self.works[ask.stream]
         self._deliver(now_ms)
         return placed
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stream_fabric.pool.overload import BATCH_HOST_TERMS, NO_OVERLOAD_TERMS
 from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaState
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.redis.client import RedisClient
@@ -79,11 +80,12 @@ async def test_both_pools_say_the_same(seed: int, redis_url: str) -> None:
                 again = msgspec.structs.replace(work, attempt=work.attempt + 1)
                 others = [Candidate(r, 0) for r in names if r != replica]
                 where = memory.holder(work.request.stream)
-                await both(
-                    pools.place(name, again, others, wait_s=3600, jitter=0.5, instead=replica),
-                    memory.place(again, others, now_ms(), 3600, 0.5, replica),
+                terms = rng.choice([NO_OVERLOAD_TERMS, BATCH_HOST_TERMS])
+                placed = await both(
+                    pools.place(name, again, others, wait_s=3600, jitter=0.5, instead=replica, terms=terms),
+                    memory.place(again, others, now_ms(), 3600, 0.5, replica, terms),
                 )
-                if where in (None, replica):  # else it is known where it is, and what it was asked to be stays
+                if where in (None, replica) and not isinstance(placed, Refused):  # else it stays as it is
                     works[works.index(work)] = again
             case "renew":
                 info = _info(rng, name, replica)

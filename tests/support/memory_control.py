@@ -166,7 +166,7 @@ class MemoryPools(_Link):
 
     async def overload_totals(self, pool: str) -> OverloadTotals:
         law = (await self._reach()).pool(pool).law
-        return OverloadTotals(tuple(law.rejected), 0, tuple(law.asked))
+        return OverloadTotals(tuple(law.rejected), 0, tuple(law.asked), law.yielded_to)
 
     async def request_state(
         self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"

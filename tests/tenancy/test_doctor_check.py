@@ -1,4 +1,4 @@
-"""What ``stream-gw doctor`` says of the database of tenants."""
+"""The check of ``stream-gw doctor`` on the database of tenants."""
 
 from __future__ import annotations
 

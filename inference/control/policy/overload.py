@@ -1,4 +1,5 @@
-"""When a pool begins and stops to reject requests or to pass them to adjacent pools. Pure: time is an argument.
+"""When a pool begins and stops to reject requests, to pass them to adjacent pools, or to have batch work yield. Pure:
+time is an argument.
 
 The input is the pool's own counters, so there is one beginning and one end however many gateways there are. The plan
 keeps what is active, so the next leader reports the end and no second beginning.
@@ -11,21 +12,22 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from stream_fabric.pool.overload import OverloadMarks
-from stream_fabric.pool.placement import TIERS
+from stream_fabric.pool.placement import BATCH_TIER, TIERS
 from stream_fabric.pool.records import OverloadTotals
 
 QUIET_S = 15.0
-"""Time without a rejected request, or without overflow, after which it counts as over. A small share rejects seldom."""
+"""Time without a rejected request, without overflow, or without a request that batch work yields to, after which it
+counts as over. A small share rejects seldom."""
 
-OverloadEvent = Literal["shed_begin", "shed_end", "shift_begin", "shift_end"]
+OverloadEvent = Literal["shed_begin", "shed_end", "shift_begin", "shift_end", "yield_begin", "yield_end"]
 
 
 class OverloadChange(NamedTuple):
-    """Rejection of a tier, or overflow, has begun or ended."""
+    """Rejection of a tier, overflow, or yielding has begun or ended."""
 
     event: OverloadEvent
     tier: str
-    """Empty: overflow, which is not by tier."""
+    """Empty: overflow and yielding are not by tier."""
     requests: int
     """At the beginning: since the look before. At the end: since the beginning, as far as this controller saw."""
     seconds: float
@@ -34,19 +36,23 @@ class OverloadChange(NamedTuple):
 
 _REJECT_EVENTS: tuple[OverloadEvent, OverloadEvent] = ("shed_begin", "shed_end")
 _OVERFLOW_EVENTS: tuple[OverloadEvent, OverloadEvent] = ("shift_begin", "shift_end")
+_YIELD_EVENTS: tuple[OverloadEvent, OverloadEvent] = ("yield_begin", "yield_end")
 
 
 class _Action:
-    """One counted reaction to overload: rejecting one tier, or overflow."""
+    """One counted reaction to overload: rejecting one tier, overflow, or yielding."""
 
-    def __init__(self, is_active: bool) -> None:
+    def __init__(self, events: tuple[OverloadEvent, OverloadEvent], is_active: bool, tier: str = "") -> None:
+        """``events``: those of its beginning and its end."""
+        self._events = events
+        self._tier = tier
         self.is_active = is_active
         self._count: int | None = None
         self._since = self._last = 0.0
         self._requests = 0
 
-    def update(self, count: int, now: float) -> tuple[bool, int, float] | None:
-        """Return whether the reaction is active from now on, with requests and duration; None: no change."""
+    def update(self, count: int, now: float) -> OverloadChange | None:
+        """Return whether the reaction has begun or ended; None: neither."""
         if self._count is None:
             self._since = self._last = now
             self._count = count
@@ -57,20 +63,21 @@ class _Action:
             self._last = now
             if not self.is_active:
                 self.is_active, self._since, self._requests = True, now, added
-                return True, added, 0.0
+                return OverloadChange(self._events[0], self._tier, added, 0.0)
         elif self.is_active and now - self._last >= QUIET_S:
             self.is_active = False
-            return False, self._requests, self._last - self._since
+            return OverloadChange(self._events[1], self._tier, self._requests, self._last - self._since)
         return None
 
 
 class OverloadWatch:
-    """Detects in one pool, second by second, when rejection or overflow begins and ends."""
+    """Detects in one pool, second by second, when rejection, overflow or yielding begins and ends."""
 
-    def __init__(self, rejecting: Sequence[str] = (), overflowing: bool = False) -> None:
-        """``rejecting``, ``overflowing``: the tiers and the overflow that the pool's plan names as active."""
-        self._tiers = [_Action(tier in rejecting) for tier in TIERS]
-        self._overflow = _Action(overflowing)
+    def __init__(self, rejecting: Sequence[str] = (), overflowing: bool = False, yielding: bool = False) -> None:
+        """``rejecting``, ``overflowing``, ``yielding``: what the pool's plan names as active."""
+        self._tiers = [_Action(_REJECT_EVENTS, tier in rejecting, tier) for tier in TIERS]
+        self._overflow = _Action(_OVERFLOW_EVENTS, overflowing)
+        self._yield = _Action(_YIELD_EVENTS, yielding)
         self._changes: list[OverloadChange] = []
         self._looks: deque[tuple[float, OverloadTotals]] = deque()
         """Moments and totals of the last ``QUIET_S``."""
@@ -83,6 +90,10 @@ class OverloadWatch:
     @property
     def overflowing(self) -> bool:
         return self._overflow.is_active
+
+    @property
+    def yielding(self) -> bool:
+        return self._yield.is_active
 
     @property
     def reject_shares(self) -> list[float]:
@@ -101,20 +112,22 @@ class OverloadWatch:
         return changes
 
     def update(self, totals: OverloadTotals, marks: OverloadMarks, now: float) -> bool:
-        """Compare the counters with the last look. True: rejection or overflow has begun or ended."""
-        actions: list[tuple[float, str, _Action, int]] = [
-            (marks.reject_s[number], tier, self._tiers[number], totals.rejected[number])
-            for number, tier in enumerate(TIERS)
+        """Compare the counters with the last look. True: rejection, overflow or yielding has begun or ended."""
+        actions = [  # batch work yields before a request of a higher tier is rejected
+            (yield_mark_s(marks), self._yield, totals.yielded_to),
+            *zip(marks.reject_s, self._tiers, totals.rejected, strict=True),
+            (marks.overflow_s, self._overflow, totals.overflowed),
         ]
-        actions.append((marks.overflow_s, "", self._overflow, totals.overflowed))
         self._looks.append((now, totals))
         while now - self._looks[0][0] > QUIET_S:
             self._looks.popleft()
         before = len(self._changes)
-        for _, tier, action, count in sorted(actions, key=lambda item: item[0]):  # in the order of the marks
-            change = action.update(count, now)
-            if change is not None:
-                is_active, requests, seconds = change
-                begin, end = _REJECT_EVENTS if tier else _OVERFLOW_EVENTS
-                self._changes.append(OverloadChange(begin if is_active else end, tier, requests, seconds))
+        for _, action, count in sorted(actions, key=lambda item: item[0]):  # in the order of the marks
+            if change := action.update(count, now):
+                self._changes.append(change)
         return len(self._changes) > before
+
+
+def yield_mark_s(marks: OverloadMarks) -> float:
+    """Return the lowest wait in seconds of a request that batch work yields to; 0: no higher tier has a mark."""
+    return min((mark_s for mark_s in marks.reject_s[:BATCH_TIER] if mark_s), default=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 
 import msgspec
 
@@ -80,6 +81,9 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Highest share of an adjacent pool's slots in use at which it takes overflow."""
     batch_yields: bool = True
     """Batch work yields to requests of higher tiers that would wait longer than their mark."""
+    batch_pools: tuple[str, ...] = ()
+    """Batch hosts: pools with the same base model on interruptible or off-peak capacity. Batch requests try them first,
+    in this order."""
     schedule: tuple[ScheduledEvent, ...] = ()
     """Declared events. Their replicas are ready when an event begins, and stay until it ends."""
 
@@ -191,6 +195,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.shift_utilisation_max,
             tuple(share * DUTY_SHARES[tier] for tier in TIERS) if share < 1 else (),
             self.batch_yields,
+            self.batch_pools,
         )
 
     def warm_count(self, ready: int, filled: float = 0.0, jump: float = 0.0) -> int:
@@ -224,4 +229,25 @@ def parse_policies(content: bytes, source: str) -> dict[str, ScalePolicy]:
                 raise ValueError(f"{where}: adjacent names the pool itself")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"{where}: {error}") from error
+    for name in policies:
+        if fault := _batch_pools_fault(name, policies):
+            raise ValueError(f"{source}: pool {name!r}: batch_pools {fault}")
     return policies
+
+
+def _batch_pools_fault(name: str, policies: Mapping[str, ScalePolicy]) -> str:
+    """Return what is wrong with a pool's ``batch_pools``; empty: nothing is."""
+    policy = policies[name]
+    for host in policy.batch_pools:
+        if host == name:
+            return "names the pool itself"
+        if host not in policies:
+            return f"names {host!r}, which is not declared; add a table [pool.{host}]"
+        if policies[host].batch_pools:
+            return f"names {host!r}, which has batch_pools itself; a request goes to one batch host at most"
+        if any(host in other.adjacent for other in policies.values()):
+            return f"names {host!r}, which is adjacent to a pool; requests of higher tiers would go there"
+        models = policies[host].models
+        if models and policy.models and not set(models) & set(policy.models):
+            return f"names {host!r}, which serves other models: {', '.join(models)}"
+    return ""

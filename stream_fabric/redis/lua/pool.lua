@@ -6,8 +6,8 @@
 --   q<tier> zset stream → start in virtual time   f<tier> hash tenant → finish   ask hash stream → queue entry
 --   over hash stream → times that another request overtook it while it was first   late zset stream → end of its wait
 --   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<tier>,
---     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back: overload totals; yields: end of the time that
---     batch work yields
+--     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back, yielded: overload totals; yields: end of the
+--     time that batch work yields
 --   desired hash replica → requested state   asker hash replica → who requested it
 --   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
 --     for routing, or when it left, in us   blocks stream of changes of what replicas have cached
@@ -258,13 +258,15 @@ local function pull(replica, packed, at_us, pin_ms)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
-  local serves, last_tier
+  local serves
   while has_room do
     if not serves then
       if waiting_count() == 0 then return taken, 0 end
-      serves, last_tier = {}, batch_yields(now) and BATCH_TIER - 1 or BATCH_TIER
+      serves = {}
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
+    local _, _, _, _, _, prefill = struct.unpack(SEAT, packed)
+    local last_tier = (batch_yields(now) or prefill > BATCH_AHEAD_MS) and BATCH_TIER - 1 or BATCH_TIER
     local id, tier, ask, start = next_waiting(replica, packed, serves, now, last_tier)
     if not id then break end
     -- Virtual time follows the first request, not one that overtook it: new requests start behind the first

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -21,7 +21,10 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from stream_fabric.errors import FabricError
 from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.cells import pool_of
+from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.redis.client import RedisClient, logins
+from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
@@ -181,13 +184,16 @@ async def _check_fleet(report: Report, url: str, where: str) -> None:
     try:
         await client.start()
         pools = DividedPools(client)
-        found = [replicas for name in await pools.pools() if (replicas := await pools.replicas(name))]
+        by_pool = {name: replicas for name in await pools.pools() if (replicas := await pools.replicas(name))}
+        plans = await RedisControl(client).plans()
     except FabricError as error:
         report.missing(f"the platform's rights on Redis at {where}", f"{error}; see the runbook, Securing Redis")
         return
     finally:
         await client.close()
         await asyncio.sleep(0)
+    _check_batch_hosts(report, plans, by_pool)
+    found = list(by_pool.values())
     if found:
         several = "" if len(found) == 1 else "s"
         report.ok(f"{sum(map(len, found))} replicas alive in {len(found)} pool{several}")
@@ -199,3 +205,26 @@ async def _check_fleet(report: Report, url: str, where: str) -> None:
     else:
         remedy = f"start stream-gw agent; its lease expires {LEASE_TTL_S:g} s after the last renewal"
         report.missing("a live replica", remedy, needed=False)
+
+
+def _check_batch_hosts(
+    report: Report, plans: Mapping[str, PoolPlan], by_pool: Mapping[str, Sequence[ReplicaInfo]]
+) -> None:
+    """Check that batch hosts run the base model of their home pools: a stream begins at one and ends at the other."""
+    for home, plan in plans.items():
+        for host in plan.overload_marks.batch_pools if plan.overload_marks is not None else ():
+            if home not in by_pool or host not in by_pool:
+                continue
+            ours, theirs = _base_models(by_pool[home]), _base_models(by_pool[host])
+            what = f"the base model of pool {home} at its batch host {host}"
+            files = [{info.artifact for info in by_pool[pool] if info.artifact} for pool in (home, host)]
+            if not ours & theirs:
+                serves = f"it serves {', '.join(sorted(theirs))}, and the pool {', '.join(sorted(ours))}"
+                report.missing(what, "name another pool in batch_pools of the pools file", found=serves)
+            elif all(files) and not files[0] & files[1]:
+                remedy = "load the same files in both pools: a stream that moves would continue with another model"
+                report.missing(what, remedy, found="its files differ (artifact in stream-gw replicas --json)")
+
+
+def _base_models(infos: Sequence[ReplicaInfo]) -> set[str]:
+    return {model for info in infos for model in info.models if model not in info.adapters}

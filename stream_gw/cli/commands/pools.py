@@ -159,6 +159,8 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
             lines.append(
                 f"  overflowed recently, where a cache miss is tolerable, to: {', '.join(plan.overload_marks.adjacent)}"
             )
+        if plan.is_yielding:
+            lines.append("  batch work yields, or recently did, to requests of higher tiers")
         ago = f", {_duration_text(now - plan.at_us / 1e6)} ago" if plan.at_us else ""
         lines.append(f"  why: {plan.reason}{ago}")
         if "burn_1h" in plan.figures:

@@ -1,4 +1,4 @@
-"""What these commands share: their flags, the database, and the publication of a change."""
+"""Shared by these commands: flags, the open database, and the publication of a change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.accounts.records import Limits
 from stream_fabric.errors import FabricError
-from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants

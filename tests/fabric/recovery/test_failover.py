@@ -5,15 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stream_fabric.pool.placement import Placed, Queued
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.failover import Failover, placement_record, wait_s
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.redis.client import Partitions
+from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
-from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_fabric.stream.cursor import BEGINNING, Epoch
+from stream_fabric.stream.frames import End, decode
+from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from tests.fabric.test_pools import ACME, Pool, new_stream, pool, replica, work  # noqa: F401  # the fixture
 
 SKEW_US = 30_000_000
@@ -111,3 +114,107 @@ async def test_a_failover_waits_for_a_deadline_of_the_fabrics_clock(pool: Pool) 
     await pool.renew(full, room=0)
     assert await setting.move(stream, first) == "queue"
     assert await pool.pools.waiting(pool.name, overdue=True) == []
+
+
+# --- batch hosts ---------------------------------------------------------------------------------------------
+
+
+class Hosted:
+    """A batch host with its home pool, and a batch stream that runs at the host."""
+
+    def __init__(self, pool: Pool) -> None:  # noqa: F811
+        self.setting, self.pools = Setting(pool), pool.pools
+        self.host, self.home = pool, Pool(pool.client)
+
+    async def begin(self, on: ReplicaId) -> StreamId:
+        stream = new_stream()
+        await self.setting.log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
+        batch = msgspec.structs.replace(work(stream), tier=2, home=self.home.name)
+        placed = await self.pools.place(self.host.name, batch, [Candidate(on, 0)], wait_s=0, jitter=0.0)
+        assert isinstance(placed, Placed)
+        return stream
+
+    async def holders(self, stream: StreamId) -> tuple[str | None, str | None]:
+        return (
+            await self.pools.holder(self.host.name, stream),
+            await self.pools.holder(self.home.name, stream),
+        )
+
+
+async def test_another_replica_of_a_batch_host_goes_on_and_without_a_free_slot_there_the_home_pool(
+    pool: Pool,  # noqa: F811
+) -> None:
+    hosted = Hosted(pool)
+    lost, other, own = replica("lost"), replica("other"), replica("own")
+    await hosted.host.renew(lost)
+    streams = [await hosted.begin(lost) for _ in range(2)]
+    await hosted.host.renew(other, slots=1, room=2)
+    await hosted.home.renew(own)
+    for stream in streams:
+        await hosted.setting.move(stream, lost)
+    assert [await hosted.holders(stream) for stream in streams] == [(other, None), (None, own)]
+    assert await hosted.host.flight(lost) == set()
+    moved = await pool.pools.work(hosted.home.name, streams[1])
+    assert moved is not None and (moved.attempt, moved.home, moved.tried) == (2, "", (lost,))
+    assert await pool.pools.retire(hosted.host.name, lost, leaving=True)
+    await hosted.setting.move(streams[0], other)
+    assert await hosted.holders(streams[0]) == (None, own)
+
+
+async def test_a_stream_of_a_batch_host_waits_in_its_home_pools_queue(pool: Pool) -> None:  # noqa: F811
+    hosted = Hosted(pool)
+    lost = replica("lost")
+    await hosted.host.renew(lost)
+    stream = await hosted.begin(lost)
+    await hosted.setting.move(stream, lost)
+    assert await hosted.holders(stream) == (None, "queue")
+    assert hosted.home.name in await pool.pools.pools(), "reapers sweep its queue, and its controller sees it"
+    await hosted.home.renew(replica("own"))
+    assert (await hosted.holders(stream))[1] not in (None, "queue")
+
+
+@pytest.mark.parametrize("done", ["placed at home", "whole"])
+async def test_a_failover_to_the_home_pool_may_be_repeated(pool: Pool, done: str) -> None:  # noqa: F811
+    """Also where the first one was cut off, and the host has a free slot again; the stream lives on at home."""
+    hosted = Hosted(pool)
+    lost, other = replica("lost"), replica("other")
+    await hosted.host.renew(lost)
+    stream = await hosted.begin(lost)
+    if done == "whole":
+        await hosted.setting.move(stream, lost)
+    else:
+        kept = pool.pools.remove_in_flight
+
+        async def cut_off(*_: object) -> None:
+            raise FabricUnavailable("the process died")
+
+        pool.pools.remove_in_flight = cut_off  # type: ignore[method-assign]
+        with pytest.raises(FabricUnavailable):
+            await hosted.setting.move(stream, lost)
+        pool.pools.remove_in_flight = kept  # type: ignore[method-assign]
+        assert await hosted.holders(stream) == (lost, "queue")
+    await hosted.host.renew(other)
+    await hosted.setting.move(stream, lost)
+    assert await hosted.holders(stream) == (None, "queue") and await hosted.host.flight(lost) == set()
+    (head,) = await hosted.setting.log.heads(partition_of(stream, 4), [stream], None)
+    assert head is not None and head.status == "live" and head.epoch.n == 2
+
+
+class FullPools(RedisPools):
+    """Pools whose queues take nothing back."""
+
+    async def place(self, *_: object, **__: object) -> Refused:
+        return Refused(1)
+
+
+async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_reason(pool: Pool) -> None:  # noqa: F811
+    setting, holder = Setting(pool), replica("holder")
+    await pool.renew(holder)
+    stream = await setting.begin(holder)
+    failover = Failover(FullPools(pool.client), setting.log, HostClock(), HostRandom())
+    await failover.yield_stream(pool.name, holder, work(stream))
+    page = await setting.log.watch(stream, None, None, BEGINNING)
+    assert page is not None
+    end = decode(page.entries[-1].frames)
+    assert isinstance(end, End) and end.error is not None and end.error.code == "pool_full" and end.error.retriable
+    assert "gave its slot to requests of higher tiers" in end.error.message and "send the request" in end.error.message

@@ -1,0 +1,269 @@
+"""Answers of the API and parameters of its query strings, as types for the reference."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from stream_fabric.accounts.records import Scope, TierName
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
+
+_T = TypeVar("_T")
+_NUMBER = "(0|[1-9][0-9]{0,14})"
+CursorText = Annotated[str, Meta(pattern=f"^{_NUMBER}-{_NUMBER}$", examples=["1-57"])]
+IdText = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": IDEMPOTENCY_KEY_CHARS_MAX})]
+"""Checked where it is used, with an error that names the field."""
+Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
+Dialect = Literal["openai.chat", "openai.completions"]
+
+
+class ErrorObject(msgspec.Struct, kw_only=True):
+    message: str
+    """Cause, what it concerns, and what to do."""
+    type: str
+    """Kind of error, as OpenAI's clients know it."""
+    code: str
+    """Stable name of the error."""
+    param: str | None
+    """Field or parameter that is at fault."""
+    request_id: str
+    """Id of the request, also in the header `X-Request-Id`."""
+    retriable: bool
+    """True: the same request may succeed later."""
+    stream_id: str = ""
+    """Stream that can be resumed, if there is one."""
+    cursor: str = ""
+    """Cursor to resume the stream at."""
+
+
+class Error(msgspec.Struct):
+    """Body of every error."""
+
+    error: ErrorObject
+
+
+# --- streams -------------------------------------------------------------------------------------------------
+
+
+class FollowQuery(msgspec.Struct):
+    after: CursorText | None = None
+    """Cursor of the last frame that the client has; `1-0` is the beginning. `Last-Event-ID` goes before it."""
+    dialect: Dialect | None = None
+    """Format of the chunks; it must be that of the create."""
+    mode: Literal["tokens", "coalesce"] = "tokens"
+    """`coalesce` joins adjacent deltas while the reader catches up."""
+
+
+class RunningQuery(msgspec.Struct):
+    user: Annotated[str, Meta(min_length=1)] | None = None
+    """User whose streams to list. A credential with a user needs none."""
+
+
+class StreamInfo(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["stream"]
+    epoch: str
+    """Number of the epoch and its nonce, joined by a dot."""
+    head: int
+    """Seq of the last frame."""
+    status: Status
+    model: str
+    created: int
+    """Unix time in seconds."""
+    user: str | None
+
+
+class StreamList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[StreamInfo]
+
+
+class CancelAnswer(msgspec.Struct):
+    result: Literal["accepted", "already", "pending", "terminal"]
+    """`pending`: the replica that runs the stream has been told. `terminal`: the stream had ended before."""
+    at: str | None
+    """Cursor of the last frame that any reader gets."""
+    status: Status | None
+
+
+class InputBody(msgspec.Struct):
+    id: IdText
+    """Idempotency id: an input with an id that was seen before is a duplicate."""
+    item: dict[str, Any]
+
+
+class InputAnswer(msgspec.Struct):
+    result: Literal["accepted", "duplicate"]
+
+
+class InputTerminal(msgspec.Struct):
+    """The stream has ended and takes no input."""
+
+    result: Literal["terminal"]
+
+
+class Candidate(msgspec.Struct):
+    replica: str
+    score_ms: float
+    """Expected time to the first token plus a little for crowding; the least wins."""
+    matched_tokens: int
+    in_flight: int
+    load_ms: float
+    barred: str
+    """Reason why it could not be chosen: `dead`, `full` or `over`; empty: it could."""
+
+
+class Shift(msgspec.Struct):
+    home: str
+    to: str
+    backlog_s: float
+    shift_s: float
+
+
+class Placement(msgspec.Struct, omit_defaults=True):
+    at_unix_ms: int
+    attempt: int
+    replica: str | None
+    """null: the request waited in the queue."""
+    reason: Literal["pin", "prefix", "load", "spill", "only", "queued"]
+    position: int
+    """Position in the queue; 0: it was placed at once."""
+    prompt_tokens: int
+    output_tokens: int
+    candidates: list[Candidate]
+    shift: Shift | None = None
+    """Present where an adjacent pool took the request."""
+
+
+class Producer(msgspec.Struct, rename={"from_": "from"}):
+    epoch: int
+    from_: str
+    """Cursor of its first frame."""
+    replica: str = ""
+    attempt: int = 0
+
+
+class PlacementAnswer(msgspec.Struct):
+    """Why the stream runs where it runs."""
+
+    id: str
+    placements: list[Placement]
+    producers: list[Producer]
+    head: str
+
+
+# --- answers that are not streamed -----------------------------------------------------------------------------
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: list[dict[str, Any]] = []
+    reasoning_content: str = ""
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+# --- account ---------------------------------------------------------------------------------------------------
+
+
+class Model(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    """Pool that serves the model."""
+    simulated: bool
+
+
+class ModelList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class LimitsQuery(msgspec.Struct):
+    model: str | None = None
+    """Also describe the limits of this model."""
+    user: str | None = None
+    """Also describe the limits of this user."""
+
+
+class LimitUse(msgspec.Struct):
+    limit: int
+    used: int
+    remaining: int
+
+
+class SubjectLimits(msgspec.Struct, omit_defaults=True):
+    applies_to: Literal["tenant", "key", "user", "model"]
+    key: str = ""
+    model: str = ""
+    requests_per_minute: LimitUse | None = None
+    tokens_per_minute: LimitUse | None = None
+    running_streams: LimitUse | None = None
+
+
+class LimitsAnswer(msgspec.Struct):
+    object: Literal["limits"]
+    plan: str
+    highest_tier: TierName
+    data: list[SubjectLimits]
+
+
+class TokenAnswer(msgspec.Struct):
+    token: str
+    """The capability token. It is opaque to clients."""
+    expires_at: int
+    """Unix time in seconds."""
+    scopes: list[Scope]
+
+
+class ListPage(msgspec.Struct, Generic[_T]):
+    """One page of a list."""
+
+    object: Literal["list"]
+    data: list[_T]
+    has_more: bool
+    last_id: str | int | None
+    """Value of `after` for the next page."""

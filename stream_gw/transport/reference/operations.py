@@ -1,0 +1,184 @@
+"""Table of the API's operations: every route of the gateway, with its parameters, bodies, answers and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stream_fabric import errors as e
+from stream_gw.auth import TokenRequest
+from stream_gw.dialects import bodies
+from stream_gw.transport.reference import answers as a
+from stream_gw.transport.reference.admin_operations import ADMIN
+from stream_gw.transport.reference.operation import EVENTS, JSON, TEXT, Answer, Errors, Operation, Parameter
+
+_KEY = Parameter(
+    "Idempotency-Key",
+    "A repeat with the same key and body attaches to the stream that the first request made.",
+    "header",
+    a.IdText,
+)
+_LAST_EVENT = Parameter("Last-Event-ID", "Cursor of the last frame that the client has.", "header", a.CursorText)
+_TRACE = Parameter("traceparent", "W3C trace context; sets the trace id of the request.", "header")
+_STREAM = Parameter("id", "Id of a stream: `resp_` and 32 hex digits.")
+_STREAM_HEADERS = ("X-Stream-Id", "X-Stream-Epoch", "Link")
+_FABRIC: Errors = (e.FabricUnavailable, e.FabricFault)
+_ONE_STREAM: Errors = (e.NotFound, *_FABRIC)
+_CREATE: Errors = (
+    e.Unsupported, e.TooDeep, e.ModelNotFound, e.IdempotencyMismatch, e.TooMany, e.RateLimited, e.Draining,
+    e.NoReplica, e.PoolFull, e.PoolBusy, e.FabricFull, *_FABRIC,
+)  # fmt: skip
+_WHOLE: Errors = (e.EngineFailed, e.EngineLost, e.ReplicaLost, e.StreamLost, e.StreamTooLarge, e.DeadlineExceeded)
+_ATTACHED: Errors = (e.CursorInvalid, e.CursorGone)
+_EMPTY = Answer(204, "The stream has ended, and the client has all of it.")
+_EVENTS_ABOUT = (
+    "An event is one `data:` line with a chunk, and an `id:` line with its cursor. `[DONE]` follows the last one. "
+    "A comment comes after 10 s of silence at most. An error within the stream is an event with the same error object."
+)
+
+
+def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
+    return Operation(
+        "post", path, "Create", summary,
+        (
+            Answer(200, "The whole answer or, with `\"stream\": true`, its events.", {JSON: answer, EVENTS: str},
+                   (*_STREAM_HEADERS, "x-ratelimit")),
+            _EMPTY,
+        ),
+        "create",
+        f"With `\"stream\": true`: {_EVENTS_ABOUT}",
+        (_KEY, _LAST_EVENT, _TRACE),
+        body=body,
+        errors=(*_CREATE, *_WHOLE, *_ATTACHED),
+    )  # fmt: skip
+
+
+def _create_whole(path: str, summary: str, body: Any) -> Operation:
+    return Operation(
+        "post", path, "Create", summary,
+        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]}, ("X-Stream-Id", "x-ratelimit")),),
+        "create",
+        "The answer is not streamed and cannot be followed. It is a stream like any other for queue, cancel and list.",
+        (_KEY, _TRACE),
+        body=body,
+        errors=(*_CREATE, *_WHOLE),
+    )  # fmt: skip
+
+
+_CREATES = (
+    _create("/v1/chat/completions", "Create a chat completion", bodies.ChatBody, a.ChatCompletion),
+    _create("/v1/completions", "Create a text completion", bodies.CompletionsBody, a.Completion),
+    _create_whole("/v1/embeddings", "Embed texts", bodies.EmbeddingsBody),
+    _create_whole("/v1/rerank", "Rank documents by a query", bodies.RerankBody),
+)
+
+_STREAMS = (
+    Operation(
+        "get", "/v1/streams", "Streams", "List a user's running streams",
+        (Answer(200, "The tenant's running streams of the user, newest first.", {JSON: a.StreamList}),),
+        "read", query=a.RunningQuery, errors=(e.NotFound, *_FABRIC),
+    ),
+    Operation(
+        "get", "/v1/streams/{id}", "Streams", "Replay and follow a stream",
+        (
+            Answer(200, "The frames after the cursor, then the stream as it goes on.", {EVENTS: str}, _STREAM_HEADERS),
+            _EMPTY,
+        ),
+        "read", f"Any gateway answers, also when another one created the stream. {_EVENTS_ABOUT}",
+        (_STREAM, _LAST_EVENT, _TRACE), a.FollowQuery, cookie=True,
+        errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, *_ONE_STREAM),
+    ),
+    Operation(
+        "get", "/v1/streams/{id}/info", "Streams", "Describe a stream",
+        (Answer(200, "The stream's status and head.", {JSON: a.StreamInfo}),),
+        "read", parameters=(_STREAM,), errors=_ONE_STREAM,
+    ),
+    Operation(
+        "get", "/v1/streams/{id}/placement", "Streams", "Explain where a stream runs",
+        (Answer(200, "Each placement with its candidates, and each producer.", {JSON: a.PlacementAnswer}),),
+        "read", parameters=(_STREAM,), errors=_ONE_STREAM,
+    ),
+    Operation(
+        "post", "/v1/streams/{id}/cancel", "Streams", "Cancel a stream",
+        (Answer(200, "The cancel, and the last frame that any reader gets.", {JSON: a.CancelAnswer}),),
+        "cancel", parameters=(_STREAM,), errors=_ONE_STREAM,
+    ),
+    Operation(
+        "post", "/v1/streams/{id}/input", "Streams", "Send an item to a running stream",
+        (
+            Answer(202, "The input is durable.", {JSON: a.InputAnswer}),
+            Answer(409, "The stream has ended.", {JSON: a.InputTerminal}),
+        ),
+        "input", parameters=(_STREAM,), body=a.InputBody, errors=(e.TooDeep, e.FabricFull, *_ONE_STREAM),
+    ),
+)  # fmt: skip
+
+_ACCOUNT = (
+    Operation(
+        "get", "/v1/models", "Account", "List the models",
+        (Answer(200, "The models that the credential may use.", {JSON: a.ModelList}),),
+    ),
+    Operation(
+        "get", "/v1/limits", "Account", "Show limits and what is left of them",
+        (Answer(200, "The limits of the caller's plan.", {JSON: a.LimitsAnswer}),),
+        query=a.LimitsQuery, errors=_FABRIC,
+    ),
+    Operation(
+        "post", "/v1/tokens", "Account", "Mint a capability token",
+        (Answer(200, "The token.", {JSON: a.TokenAnswer}),),
+        about="Only an API key may mint. A token has no more rights than its key.",
+        body=TokenRequest, body_required=False, errors=(e.TooDeep,),
+    ),
+    Operation(
+        "post", "/v1/cookie", "Account", "Put the capability token into a cookie",
+        (Answer(204, "The cookie is set.", headers=("Set-Cookie",)),),
+        "read", "For a browser's `EventSource`, which cannot send an `Authorization` header. An API key is refused.",
+    ),
+    Operation(
+        "delete", "/v1/cookie", "Account", "Remove the cookie",
+        (Answer(204, "The cookie is removed.", headers=("Set-Cookie",)),), None,
+    ),
+)  # fmt: skip
+
+_SERVICE = (
+    Operation(
+        "get", "/openapi.json", "Service", "Get this document",
+        (
+            Answer(200, "The OpenAPI document.", {JSON: dict[str, Any]}, ("ETag",)),
+            Answer(304, "The document with the tag of `If-None-Match` is still valid."),
+        ),
+        None, parameters=(Parameter("If-None-Match", "Tag of the document that the client has.", "header"),),
+    ),
+    Operation(
+        "get", "/healthz", "Service", "Tell whether the process lives",
+        (Answer(200, "It does.", {TEXT: str}),), None,
+    ),
+    Operation(
+        "get", "/readyz", "Service", "Tell whether the gateway takes requests",
+        (Answer(200, "It does.", {TEXT: str}), Answer(503, "It does not, and why.", {TEXT: str})), None,
+    ),
+    Operation(
+        "get", "/metrics", "Service", "Get the metrics for Prometheus",
+        (Answer(200, "The metrics, in the format that `Accept` asks for.",
+                {TEXT: str, "application/openmetrics-text": str}),),
+        None,
+    ),
+)  # fmt: skip
+
+
+def _page(path: str, summary: str) -> Operation:
+    answer = Answer(200, "The page. It asks for a key where it needs one.", {"text/html": str})
+    return Operation("get", path, "Pages", summary, (answer,), None)
+
+
+_PAGES = (
+    _page("/", "Open the chat page"),
+    _page("/ops", "Open the operations page"),
+    _page("/docs", "Open the reference of this API"),
+    Operation(
+        "get", "/static/{path}", "Pages", "Get a file of the pages",
+        (Answer(200, "The file.", {"*/*": str}), Answer(304, "The file has not changed.")),
+        None, parameters=(Parameter("path", "Path of the file."),), errors=(e.NotFound,), route="/static",
+    ),
+)  # fmt: skip
+
+OPERATIONS: tuple[Operation, ...] = (*_CREATES, *_STREAMS, *_ACCOUNT, *ADMIN, *_SERVICE, *_PAGES)

@@ -1,0 +1,67 @@
+"""The described create bodies against the parsers: the same fields, the same names of tiers."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from stream_fabric.errors import BadRequest
+from stream_gw.dialects import bodies
+from stream_gw.dialects.embeddings import parse_embeddings
+from stream_gw.dialects.requests import OWN_FIELDS, TIERS, CreateRequest, parse_create
+from stream_gw.dialects.rerank import parse_rerank
+
+Parser = Callable[[bytes], CreateRequest]
+MODEL = {"model": "m"}
+BODIES: list[tuple[type[msgspec.Struct], Parser, dict[str, Any]]] = [
+    (bodies.ChatBody, lambda body: parse_create(body, "chat"), {"messages": [{"role": "user", "content": "hi"}]}),
+    (bodies.CompletionsBody, lambda body: parse_create(body, "completions"), {"prompt": "hi"}),
+    (bodies.EmbeddingsBody, parse_embeddings, {"input": "hi"}),
+    (bodies.RerankBody, parse_rerank, {"query": "hi", "documents": ["a"]}),
+]
+each_body = pytest.mark.parametrize(
+    ("struct", "parser", "least"), BODIES, ids=lambda part: getattr(part, "__name__", "")
+)
+
+
+@each_body
+def test_every_described_field_is_checked_by_the_parser(
+    struct: type[msgspec.Struct], parser: Parser, least: dict[str, Any]
+) -> None:
+    parser(msgspec.json.encode(MODEL | least))
+    for field in msgspec.structs.fields(struct):
+        with pytest.raises(BadRequest) as refused:
+            parser(msgspec.json.encode(MODEL | least | {field.name: [{"no": "such value"}]}))
+        assert refused.value.param == field.name
+
+
+@each_body
+def test_every_required_field_is_described_as_required(
+    struct: type[msgspec.Struct], parser: Parser, least: dict[str, Any]
+) -> None:
+    body = MODEL | least
+    assert {field.name for field in msgspec.structs.fields(struct) if field.required} == set(body)
+    for name in body:
+        with pytest.raises(BadRequest, match=f"{name} is missing"):
+            parser(msgspec.json.encode({other: value for other, value in body.items() if other != name}))
+
+
+@each_body
+def test_a_field_that_is_not_described_goes_to_the_engine(
+    struct: type[msgspec.Struct], parser: Parser, least: dict[str, Any]
+) -> None:
+    request = parser(msgspec.json.encode(MODEL | least | {"top_k": {"any": "value"}}))
+    assert msgspec.json.decode(request.body)["top_k"] == {"any": "value"}
+
+
+def test_the_gateways_own_fields_are_described() -> None:
+    assert set(OWN_FIELDS) <= {field.name for field in msgspec.structs.fields(bodies.ChatBody)}
+
+
+def test_the_tiers_are_those_of_the_parser() -> None:
+    described = typing.get_type_hints(bodies.ChatBody)["service_tier"]
+    assert set(typing.get_args(typing.get_args(described)[0])) == set(TIERS)
