@@ -120,7 +120,8 @@ _ACCOUNT = (
     Operation(
         "get", "/v1/models/{id}", "Account", "Describe a model",
         (Answer(200, "The model.", {JSON: a.Model}),),
-        parameters=(Parameter("id", "Id of the model; it may contain slashes."),), errors=(e.ModelNotFound,), route="/v1/models/{id:path}",
+        parameters=(Parameter("id", "Id of the model; it may contain slashes."),),
+        errors=(e.ModelNotFound,), route="/v1/models/{id:path}",
     ),
     Operation(
         "get", "/v1/limits", "Account", "Show limits and what is left of them",
