@@ -259,7 +259,19 @@ async def test_a_wrong_method(gate: Gate, method: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v2", "/v1", "/v1/", "/v1/chat", "/v1/streams/a/b", "/v1/streams//info", "/%00", "/..%2f..%2fetc/passwd", "//"],
+    [
+        "/v2",
+        "/v1",
+        "/v1/",
+        "/v1/chat",
+        "/v1/streams/a/b",
+        "/v1/streams//info",
+        "/%00",
+        "/..%2f..%2fetc/passwd",
+        "//",
+        "/a%0Ab",
+        "/v1/models/",
+    ],
 )
 async def test_an_unknown_path(gate: Gate, path: str) -> None:
     for method in ("GET", "POST"):

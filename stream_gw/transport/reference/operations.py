@@ -40,8 +40,8 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
     return Operation(
         "post", path, "Create", summary,
         (
-            Answer(200, "The whole answer or, with `\"stream\": true`, its events.", {JSON: answer, EVENTS: str},
-                   (*_STREAM_HEADERS, "x-ratelimit")),
+            Answer(200, "The whole answer or, with `\"stream\": true`, its events.",
+                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, "x-ratelimit")),
             _EMPTY,
         ),
         "create",
@@ -80,7 +80,8 @@ _STREAMS = (
     Operation(
         "get", "/v1/streams/{id}", "Streams", "Replay and follow a stream",
         (
-            Answer(200, "The frames after the cursor, then the stream as it goes on.", {EVENTS: str}, _STREAM_HEADERS),
+            Answer(200, "The frames after the cursor, then the stream as it goes on.", {EVENTS: a.StreamEvent},
+                   _STREAM_HEADERS),
             _EMPTY,
         ),
         "read", f"Any gateway answers, also when another one created the stream. {_EVENTS_ABOUT}",
