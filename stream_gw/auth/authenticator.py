@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
@@ -23,7 +24,8 @@ class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
     user: str | None = None
     models: list[str] | None = None
-    expires_in_s: int = 3600
+    expires_in_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": TOKEN_S_MAX})] = 3600
+    """Seconds that the token is valid. Checked in ``mint``, with an error that names the field."""
 
 
 class Authenticator:

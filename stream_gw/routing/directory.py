@@ -336,10 +336,7 @@ class Directory:
         return [pool for pool in pools if has_capacity(views[pool], model, utilisation_max)][:HOSTS_ASKED_MAX]
 
     def overflow_terms(self, home: str, host: str) -> OverloadTerms:
-        """Return how pool ``host`` treats a request that overflows from ``home``.
-
-        Raises NoReplica when ``home`` is not declared any more.
-        """
+        """Return how pool ``host`` treats a request of ``home``. Raises NoReplica when ``home`` is not declared."""
         plan, other = self._plan(home), self._plan(host)
         if plan is None or plan.overload_marks is None:
             raise NoReplica(f"pool {home!r} has no adjacent pool now; retry after 2 s", retry_after_s=2)

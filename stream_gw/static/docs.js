@@ -121,7 +121,7 @@ class Reference {
     const part = el("div", "response", el("p", "", code(status), prose(description, "", "span")));
     for (const [media, { schema }] of Object.entries(content)) {
       const row = el("div", "media", el("span", "muted", media));
-      if (media === "application/json") row.append(this.schemas.block(schema));
+      if (schema.type !== "string") row.append(this.schemas.block(schema));
       part.append(row);
     }
     const names = Object.keys(headers);

@@ -114,8 +114,10 @@ class Edge:
                 self._route("/readyz", get=services.readyz),
                 self._route("/metrics", get=services.metrics),
                 *self._page_routes(),
-                self._route("/{rest:path}", **dict.fromkeys(_METHODS, services.unknown_path)),
-            ]
+            ],
+            # No route for every path: the pattern of one does not match a line break
+            default=self._endpoint("/{rest:path}", **dict.fromkeys(_METHODS, services.unknown_path)),
+            redirect_slashes=False,
         )
 
         def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

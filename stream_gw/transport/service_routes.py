@@ -71,6 +71,8 @@ class ServiceRoutes:
 
     async def model(self, request: Request, send: Send) -> None:
         who, directory, model = self._authenticate(request), self._gateway.parts.directory, request.path_params["id"]
+        if not model:
+            raise no_path(request.scope)
         served = directory.models().get(model)
         if served is None or not who.may_use(model):
             raise directory.model_not_found(model, who.models)

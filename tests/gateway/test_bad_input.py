@@ -259,11 +259,26 @@ async def test_a_wrong_method(gate: Gate, method: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v2", "/v1", "/v1/", "/v1/chat", "/v1/streams/a/b", "/v1/streams//info", "/%00", "/..%2f..%2fetc/passwd", "//"],
+    [
+        "/v2",
+        "/v1",
+        "/v1/",
+        "/v1/chat",
+        "/v1/streams/a/b",
+        "/v1/streams//info",
+        "/%00",
+        "/..%2f..%2fetc/passwd",
+        "//",
+        "/a%0Ab",
+    ],
 )
 async def test_an_unknown_path(gate: Gate, path: str) -> None:
     for method in ("GET", "POST"):
         refusal(await gate.ask(method, path), 404, "not_found")
+
+
+async def test_a_model_needs_an_id(one: Gate) -> None:
+    refusal(await one.ask("GET", "/v1/models/"), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/static/nothing.js", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/"])

@@ -8,7 +8,7 @@ from stream_fabric import errors as e
 from stream_gw.admin.traces import TracesUnavailable
 from stream_gw.tenancy import Conflict, DatabaseUnavailable, NoDatabase, SchemaOutdated
 from stream_gw.tenancy import models as m
-from stream_gw.transport.reference.answers import ListPage
+from stream_gw.transport.reference.answers import FeedEvent, ListPage
 from stream_gw.transport.reference.operation import EVENTS, JSON, Answer, Errors, Group, Method, Operation, Parameter
 from stream_gw.transport.tenancy_routes import AuditQuery, KeyQuery, PageQuery, RevokeQuery
 
@@ -36,7 +36,7 @@ _TRACE = Parameter("id", "Id of a request, a stream, a trace or a completion.")
 _FLEET = (
     Operation(
         "get", "/v1/admin/ops", "Fleet", "Follow the fleet's live figures",
-        (Answer(200, "A snapshot at once, and another about every 2 s.", {EVENTS: str}),),
+        (Answer(200, "A snapshot at once, and another about every 2 s.", {EVENTS: FeedEvent}),),
         "admin", "The feed of the page `/ops`. Each event is one complete JSON object.",
         errors=(e.TooMany, e.Draining),
     ),

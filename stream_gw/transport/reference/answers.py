@@ -44,6 +44,24 @@ class Error(msgspec.Struct):
     error: ErrorObject
 
 
+class StreamEvent(msgspec.Struct, omit_defaults=True):
+    """One server-sent event of a stream."""
+
+    data: str
+    """A chunk of the dialect as JSON, `[DONE]`, or an error object as JSON."""
+    id: CursorText = ""
+    """Cursor of the frame. An event without it is a part of the frame whose cursor follows."""
+
+
+class FeedEvent(msgspec.Struct, omit_defaults=True):
+    """One server-sent event of the operations feed."""
+
+    data: str
+    """A complete snapshot as JSON, or an error object as JSON."""
+    id: str = ""
+    """Unix time in milliseconds."""
+
+
 # --- streams -------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +233,8 @@ class Model(msgspec.Struct):
     owned_by: str
     """Pool that serves the model."""
     simulated: bool
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    """Maximum context in tokens, where it is known."""
 
 
 class ModelList(msgspec.Struct):

@@ -40,8 +40,8 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
     return Operation(
         "post", path, "Create", summary,
         (
-            Answer(200, "The whole answer or, with `\"stream\": true`, its events.", {JSON: answer, EVENTS: str},
-                   (*_STREAM_HEADERS, "x-ratelimit")),
+            Answer(200, "The whole answer or, with `\"stream\": true`, its events.",
+                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, "x-ratelimit")),
             _EMPTY,
         ),
         "create",
@@ -80,7 +80,8 @@ _STREAMS = (
     Operation(
         "get", "/v1/streams/{id}", "Streams", "Replay and follow a stream",
         (
-            Answer(200, "The frames after the cursor, then the stream as it goes on.", {EVENTS: str}, _STREAM_HEADERS),
+            Answer(200, "The frames after the cursor, then the stream as it goes on.", {EVENTS: a.StreamEvent},
+                   _STREAM_HEADERS),
             _EMPTY,
         ),
         "read", f"Any gateway answers, also when another one created the stream. {_EVENTS_ABOUT}",
@@ -116,6 +117,12 @@ _ACCOUNT = (
     Operation(
         "get", "/v1/models", "Account", "List the models",
         (Answer(200, "The models that the credential may use.", {JSON: a.ModelList}),),
+    ),
+    Operation(
+        "get", "/v1/models/{id}", "Account", "Describe a model",
+        (Answer(200, "The model.", {JSON: a.Model}),),
+        parameters=(Parameter("id", "Id of the model; it may contain slashes."),),
+        errors=(e.ModelNotFound,), route="/v1/models/{id:path}",
     ),
     Operation(
         "get", "/v1/limits", "Account", "Show limits and what is left of them",

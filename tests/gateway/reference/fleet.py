@@ -1,0 +1,80 @@
+"""A platform for tests of the whole API: simulated engines, a database of tenants, two tenants' keys and an operator's.
+
+It is of these tests alone, because they create and cancel whatever they can.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stream_fabric.process.host import HostRandom
+from stream_gw.auth import key_digest, new_key
+from stream_gw.transport.reference.document import make_document
+from stream_gw.transport.reference.operations import OPERATIONS
+from tests.gateway.processes import Process, running
+from tests.gateway.wire import Gate
+
+PEPPER = "a pepper of sixteen bytes"
+DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(make_document(OPERATIONS)))
+
+
+class Fleet(NamedTuple):
+    """One gateway as each of its callers sees it."""
+
+    acme: Gate
+    globex: Gate
+    operator: Gate
+    process: Process
+
+
+@contextmanager
+def api_fleet(folder: Path) -> Iterator[Fleet]:
+    """Start the platform. Its end fails where a gateway or an agent logged a traceback."""
+    keys = {name: new_key(HostRandom()) for name in ("acme", "globex", "ops")}
+    scopes = {"ops": 'scopes = ["admin"]\n'}
+    file = folder / "keys.toml"
+    file.write_text(
+        "".join(
+            f'[[tenant]]\nid = "{name}"\n[[tenant.key]]\nsha256 = "{key_digest(key)}"\n{scopes.get(name, "")}'
+            for name, key in keys.items()
+        )
+    )
+    env = {
+        "STREAM_GW_KEYS_FILE": str(file),
+        "STREAM_GW_KEY_PEPPER": PEPPER,
+        "STREAM_GW_DATABASE_URL": f"sqlite:///{folder / 'tenants.db'}",
+        "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16),
+    }
+    with (
+        running(sim="itl_ms=0,ttft_ms=0", gateways=1) as platform,
+        platform.gateway("--gateway", "api", **env) as process,
+    ):
+        yield Fleet(*(Gate(process.facts["url"], process.pid, key) for key in keys.values()), process)
+
+
+def narrowed(stream: str) -> dict[str, Any]:
+    """Return the document with fewer values, so that generated requests reach a model and streams, and end soon."""
+    document = copy.deepcopy(DOCUMENT)
+    schemas = document["components"]["schemas"]
+    for name in ("ChatBody", "CompletionsBody", "EmbeddingsBody", "RerankBody"):
+        schemas[name]["properties"]["model"] = {"enum": ["sim-small"]}
+    for name in ("ChatBody", "CompletionsBody"):
+        schemas[name]["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 20}
+        schemas[name]["properties"]["max_completion_tokens"] = {"type": "null"}
+        schemas[name]["required"].append("max_tokens")
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] in ("after", "Last-Event-ID") and "pattern" in parameter["schema"]:
+                    parameter["schema"] = {"enum": ["1-0", "1-2", "1-900"]}
+                if path.startswith("/v1/streams/") and parameter["in"] == "path":
+                    parameter["schema"] = {"enum": [stream, "resp_" + "0" * 32, stream + "\n"]}
+    del document["paths"]["/v1/admin/ops"]  # it never ends
+    return document

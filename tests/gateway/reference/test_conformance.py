@@ -1,0 +1,78 @@
+"""Generated requests against a running platform: every answer is one that the document tells of, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from tests.gateway.reference.fleet import DOCUMENT, Fleet, api_fleet, narrowed
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+ANSWER_S = 10.0
+EXAMPLES = 12
+OPERATIONS = [(method, path) for path, item in DOCUMENT["paths"].items() for method in item if path != "/v1/admin/ops"]
+REFUSED = ("/v1/cookie", "/v1/admin/traces", "/v1/admin/keys", "/static")
+"""No valid request is served here: it needs a token, telemetry, or an id that exists."""
+CHECKS = (
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with api_fleet(tmp_path_factory.mktemp("api")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def schema(fleet: Fleet) -> Any:
+    stream = asyncio.run(fleet.acme.background(20))
+    loaded = schemathesis.openapi.from_dict(narrowed(stream))
+    loaded.config.update(base_url=fleet.acme.url)
+    loaded.config.generation.update(with_security_parameters=False)
+    return loaded
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
+@pytest.mark.parametrize("who", ["acme", "operator"])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_documented(
+    fleet: Fleet, schema: Any, who: str, method: str, path: str, mode: GenerationMode
+) -> None:
+    operation = schema[path][method.upper()]
+    key: str = getattr(fleet, who).key
+    session, statuses = requests.Session(), set[int]()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=timedelta(seconds=ANSWER_S),
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        response = case.call_and_validate(
+            headers={"Authorization": f"Bearer {key}"}, session=session, timeout=ANSWER_S, checks=list(CHECKS)
+        )
+        statuses.add(response.status_code)
+
+    try:
+        ask()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE, "an operation without parameters and body has no invalid request"
+    if mode is GenerationMode.POSITIVE and not path.startswith(REFUSED) and (who == "operator") == ("/admin/" in path):
+        assert min(statuses) < 400 or 409 in statuses, "no generated request got to its end"
