@@ -2,6 +2,7 @@
 
     StreamGwError
     ├── BadRequest 400 / 1008
+    │   ├── ContextLengthExceeded    the request exceeds the model's maximum context
     │   ├── CursorInvalid            not a cursor, or a position ahead of the stream
     │   ├── TooDeep                  JSON nested beyond the limit
     │   └── Unsupported              the request asks for something this platform cannot do
@@ -19,12 +20,14 @@
     │   └── RateLimited              a limit of the tenant's plan
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
+    ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
     │   ├── PoolFull                 the pool's queue is full
     │   └── PoolBusy                 the backlog ahead of the request's tier is too long
     ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
     │   ├── FabricUnavailable        Redis cannot be reached in time
     │   ├── FabricFull               Redis is at its memory limit
+    │   ├── FabricLost               Redis has lost what the call builds on
     │   └── FabricFault              Redis refused a command
     ├── ReplicaLost 502 / 1011       the producer died before the stream ended; retriable
     ├── EngineFailed 502 / 1011      the engine ended the stream with an error
@@ -67,6 +70,10 @@ class BadRequest(StreamGwError):
     http_status = 400
     close_code = 1008
     type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    code = "context_length_exceeded"
 
 
 class CursorInvalid(BadRequest):
@@ -189,6 +196,13 @@ class Draining(StreamGwError):
     retriable = True
 
 
+class GatewayFull(StreamGwError):
+    code = "gateway_full"
+    http_status = 503
+    close_code = 1013
+    retriable = True
+
+
 class NoReplica(StreamGwError):
     code = "no_replica"
     http_status = 503
@@ -221,6 +235,12 @@ class FabricFull(FabricError):
     """Redis is at its memory limit and takes no new data."""
 
     code = "fabric_full"
+
+
+class FabricLost(FabricError):
+    """Redis has lost what the call builds on; the caller begins again."""
+
+    code = "fabric_lost"
 
 
 class FabricFault(FabricError):

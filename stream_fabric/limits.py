@@ -9,6 +9,8 @@ from typing import Final
 
 # Requests. Errors name the limit.
 BODY_BYTES_MAX: Final = 8 << 20  # body of a request; over: 413
+BODIES_BYTES_MAX: Final = 256 << 20  # received bytes of bodies that a gateway is reading; over: 503
+TENANT_BODIES_BYTES_MAX: Final = 64 << 20  # of one tenant's among them; over: 429
 HEADER_BYTES_MAX: Final = 32 << 10  # all headers of a request; over: 431
 URL_BYTES_MAX: Final = 8 << 10  # over: 431
 JSON_DEPTH_MAX: Final = 64  # nesting of a JSON body; over: 400
@@ -79,7 +81,7 @@ PIN_S: Final = 300  # time that a session stays bound to its replica after its l
 QUEUE_MAX: Final = 10_000  # requests queued in one pool; over: 503 with Retry-After
 QUEUE_WAIT_S_MAX: Final = 60.0  # time in a queue; over: the stream ends failed, deadline_exceeded
 YIELD_WAIT_S_MAX: Final = 3000.0  # time in a queue of a batch stream that has begun; over: as above
-REQUEST_BYTES_MAX: Final = 1 << 30  # of all requests that a pool keeps (queued or in flight); over: 503
+REQUEST_BYTES_MAX: Final = 1 << 30  # of all requests that a pool or cell keeps (queued or in flight); over: 503
 TENANT_REQUEST_BYTES_MAX: Final = 256 << 20  # of one tenant's among them; over: 429
 GONE_KEPT_S: Final = 60  # a gateway that has not read a pool for longer reads all of it
 POOL_TTL_S: Final = 3600  # a pool that no replica renews is forgotten after so long
@@ -161,6 +163,7 @@ RECONNECT_S_MAX: Final = 1.0  # longest delay between attempts to reconnect to R
 
 assert FRAME_BYTES_MAX < STREAM_BYTES_MAX
 assert BODY_BYTES_MAX * 8 <= TENANT_REQUEST_BYTES_MAX < REQUEST_BYTES_MAX, "one tenant must not fill a pool"
+assert BODY_BYTES_MAX * 8 <= TENANT_BODIES_BYTES_MAX < BODIES_BYTES_MAX, "one tenant must not fill a gateway"
 assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
 assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX

@@ -89,6 +89,12 @@ class GatewaySettings(DatabaseSettings, EmitSettings):
         description="Further secrets, separated by commas, whose tokens are accepted but which sign none, for changing "
         "token_secret; empty: none",
     )
+    cors_origins: str = Field(
+        "",
+        pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^\s/?#@,*A-Z]+(,[a-z][a-z0-9+.-]*://[^\s/?#@,*A-Z]+)*)?$",
+        description="Origins whose pages may call the API with a bearer token, separated by commas, for example "
+        "https://chat.example; *: every origin; empty: only the gateway's own",
+    )
     drain_s: float = Field(
         30.0,
         ge=0,

@@ -35,7 +35,8 @@ Results = dict[str, list[Found]]
 def bound(results: Results, policy: str) -> float:
     """Largest share that ``policy`` could keep: the smaller of the fluid bound with its replicas, and of what our
     policy keeps when five times the replicas are ready throughout."""
-    plenty = runs.INTERACTIVE_FIVE_TIMES if policy == runs.INTERACTIVE else runs.FIVE_TIMES
+    interactive = policy in (runs.INTERACTIVE, runs.INTERACTIVE_RUNS_ON)
+    plenty = runs.INTERACTIVE_FIVE_TIMES if interactive else runs.FIVE_TIMES
     return min(
         statistics.median(found.fluid.random for found in results[policy]),
         statistics.median(found.slo for found in results[plenty]),

@@ -46,6 +46,7 @@ ORACLE, FIVE_TIMES = "oracle", "ours, five times the replicas"
 NOTHING, WARM_10, WARM_25 = "ours, nothing known", "ours, 10 % warm", "ours, 25 % warm"
 KNOWN, OTHER = "ours, the step known", "ours, another trace known"
 INTERACTIVE = "half batch: interactive tier"
+INTERACTIVE_RUNS_ON = "half batch: interactive, batch runs on"
 INTERACTIVE_FIVE_TIMES = "half batch: interactive, five times"
 
 
@@ -85,7 +86,7 @@ class _Setup:
     settings: SimSettings = LIMITED
 
 
-def policy(warm_share: float = 0.0) -> ScalePolicy:
+def policy(warm_share: float = 0.0, *, batch_yields: bool = True) -> ScalePolicy:
     """Our settings in every row; nothing is tuned to a trace."""
     return ScalePolicy(
         replicas_max=MOST,
@@ -94,6 +95,7 @@ def policy(warm_share: float = 0.0) -> ScalePolicy:
         ttft_objective_s=SLO_TTFT_S,
         itl_objective_s=SLO_ITL_S,
         warm_share=warm_share,
+        batch_yields=batch_yields,
     )
 
 
@@ -120,6 +122,8 @@ def _setup(job: Job, at: Scene) -> _Setup:
     match job.policy:
         case "ours, nothing known" | "half batch: interactive tier":
             return _Setup(ControllerScaler(policy()), begin)
+        case "half batch: interactive, batch runs on":
+            return _Setup(ControllerScaler(policy(batch_yields=False)), begin)
         case "ours, 10 % warm":
             return _Setup(ControllerScaler(policy(0.10)), begin)
         case "ours, 25 % warm":
@@ -149,6 +153,7 @@ POLICIES = (
     "Knative, 70 % concurrency",
     "Knative, 70 % concurrency + our admission",
     INTERACTIVE,
+    INTERACTIVE_RUNS_ON,
     INTERACTIVE_FIVE_TIMES,
 )
 

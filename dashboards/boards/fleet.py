@@ -24,6 +24,11 @@ FLEET = Board(
         Panel("Prompt tokens", [Prom(rate(listed.TOKENS_PROMPT, "pool"), "{{pool}}")], "ops"),
         Panel("Replicas", [Prom(f"sum by (state) ({highest(listed.POOL_REPLICAS, 'pool, state')})", "{{state}}")]),
         Panel("Requests rejected, replicas full", [Prom(rate(listed.SHEDS, "layer"), "{{layer}}")], "reqps"),
+        Panel(
+            "Requests refused by a plan's limit",
+            [Prom(rate(listed.LIMITED, "subject, limit"), "{{subject}} {{limit}}")], "reqps",
+            about="By what the limit applies to, and the kind of limit. No sign of overload.",
+        ),
         Panel("Replicas whose lease expired", [Prom(f"sum(increase({listed.DEAD.name}[1h]))", "per hour")]),
     ],
 )  # fmt: skip

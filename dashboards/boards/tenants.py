@@ -30,6 +30,12 @@ TENANTS = Board(
             ),
         ),
         Panel(
+            "Requests refused by limits", Sql(
+                "SELECT toStartOfMinute(at) AS time, tenant, sum(weight) AS requests FROM requests "
+                f"WHERE {_AT} AND error_code = 'rate_limit_exceeded' GROUP BY time, tenant ORDER BY time"
+            ),
+        ),
+        Panel(
             "Usage and cost by tenant and model", Sql(
                 "SELECT tenant, model, sum(requests) AS requests, sum(prompt_tokens) AS prompt, "
                 "sum(cached_tokens) AS cached, sum(output_tokens) AS output, sum(reasoning_tokens) AS reasoning, "

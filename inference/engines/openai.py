@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from inference.engines.served_models import list_models
 from inference.engines.server_load import ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer
@@ -88,6 +89,7 @@ class OpenAIEngine:
         self.server_load = ServerLoad(base_url)
         self._sleeps = 0
         self._loaded = Loaded()
+        self._max_model_len = 0
 
     async def listen(self) -> None:
         """Listen for vLLM's plug-in before vLLM starts. Without this call ``start`` does. Raises EngineFailed."""
@@ -104,30 +106,8 @@ class OpenAIEngine:
             idle_s=_IDLE_S,
             connections_max=_CONNECTIONS_MAX,
         )
-        url = f"{self._base_url}/v1/models"
-        try:
-            timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
-            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
-                body = await response.read()
-                if 300 <= response.status < 400 and (location := response.headers.get("location")) is not None:
-                    raise EngineFailed(f"{url} redirects to {location}; set --upstream to the server's own URL")
-                if response.status != 200:
-                    raise EngineFailed(
-                        f"{url} answered {response.status}; check the API key and that the server is OpenAI-compatible"
-                    )
-                data = msgspec.json.decode(body)["data"]
-                models = [item["id"] for item in data]
-                self._loaded = Loaded(tuple(item["id"] for item in data if item.get("parent")))
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFailed(
-                f"{url} does not answer ({str(error) or 'timed out'}); start the model server first"
-            ) from error
-        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
-            raise EngineFailed(
-                f"{url} did not answer with a list of models; check that it is an OpenAI-compatible server"
-            ) from error
-        if not models:
-            raise EngineFailed(f"{url} lists no model")
+        models, adapters, self._max_model_len = await list_models(self._session, self._base_url, _CONNECT_S)
+        self._loaded = Loaded(adapters)
         self._models = models
         if self._steps is not None:
             await self._steps.start()
@@ -209,6 +189,7 @@ class OpenAIEngine:
             prefix_hits_tokens=load.prefix_hits,
             metrics_missing=len(load.missing),
             asleep=self._asleep,
+            max_model_len=self._max_model_len,
         )
 
     def loaded(self) -> Loaded:

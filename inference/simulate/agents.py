@@ -6,10 +6,12 @@ cache. It does not know the progress of a prefill or the length of an answer.
 
 from __future__ import annotations
 
-from inference.simulate.engine import Engine, full_batch_tokens_per_s
+import zlib
+
+from inference.simulate.engine import Engine, full_batch_tokens_per_s, own_ids
 from inference.simulate.traces import ENGINE_BLOCK_TOKENS, HINT_BLOCK_TOKENS, Request
 from stream_fabric.limits import LEASE_TTL_S
-from stream_fabric.pool.placement import ReplicaSlot
+from stream_fabric.pool.placement import BATCH_TIER, ReplicaSlot
 from stream_fabric.pool.prefix import PrefixLedger
 from stream_fabric.pool.replica_load import (
     PrefillSpeed,
@@ -43,6 +45,10 @@ class Agent:
         self._prefill_since_s = 0.0
         """Earliest moment at which the computation of the first of them can have begun."""
         self._decoding: dict[StreamId, None] = {}  # in order, so that sums are the same in every process
+        self.yielded: dict[StreamId, None] = {}
+        """Running streams that were cut and are not back in the queue yet."""
+        self._hints: dict[StreamId, list[int]] = {}
+        """Ids of the prompts of streams that were cut here."""
         self._typical = TypicalLength()
         self._speed = PrefillSpeed(engine.settings.prefill_tokens_per_s)
         self._evicted = 0
@@ -63,13 +69,14 @@ class Agent:
             self._prefill_since_s = now_s
         if not self.engine.add(request, now_s):
             return False
-        believed = self.ledger.match(request.hint_hashes)
+        hints = self._hints.get(stream, request.hint_hashes)
+        believed = self.ledger.match(hints)
         to_compute = max(1, request.prompt_tokens - believed * HINT_BLOCK_TOKENS)
         self.running[stream] = request
         self._prefill[stream] = (believed, to_compute)
         self._prefill_tokens += to_compute
         # The next prompt with the same beginning waits behind this one, and finds it cached
-        self.ledger.touch(request.hint_hashes)
+        self.ledger.touch(hints)
         return True
 
     def receive_first_tokens(self, came: list[tuple[StreamId, int]], now_s: float) -> None:
@@ -89,8 +96,45 @@ class Agent:
         request = self.running.pop(stream)
         self._decoding.pop(stream, None)
         # The engine releases the blocks now: they are its most recently used ones
-        self.ledger.touch(request.hint_hashes)
-        self._typical.receive_end(request.output_tokens)
+        self.ledger.touch(self._hints.pop(stream, request.hint_hashes))
+        self._typical.receive_end(request.said + request.output_tokens)
+
+    def streams_to_cut(self, waiting: int, now_s: float) -> list[StreamId]:
+        """Return the batch streams that yield, as ``BatchYield`` of a real agent chooses them.
+
+        ``waiting``: queued requests of higher tiers.
+        """
+        slots = self.engine.settings.max_num_seqs
+        needed = waiting + max(len(self.running) + 1 - slots, 0) - len(self.yielded)
+        made: dict[StreamId, int] = {}
+        for stream, request in self.running.items():
+            if request.tier == BATCH_TIER and stream not in self.yielded:
+                made[stream] = request.said + self.engine.tokens_streamed(request, now_s)
+        cut: list[StreamId] = []
+        for stream in sorted(made, key=made.__getitem__):
+            if len(cut) < needed or stream in self._prefill:
+                cut.append(stream)
+        return cut
+
+    def cut(self, stream: StreamId, now_s: float) -> int:
+        """Stop a stream in the engine. Returns the output tokens of this producer that reached the stream's log."""
+        request = self.running[stream]
+        tokens = self.engine.tokens_streamed(request, now_s)
+        self.engine.abort(request, now_s)
+        self.yielded[stream] = None
+        if stream in self._prefill:
+            if next(iter(self._prefill)) == stream:
+                self._prefill_since_s = now_s
+            self._prefill_tokens -= self._prefill.pop(stream)[1]
+        self._decoding.pop(stream, None)
+        hints = self._hints.get(stream) or request.hint_hashes
+        self._hints[stream] = hints or own_hints(request)
+        return tokens
+
+    def forget_cut(self, stream: StreamId) -> None:
+        """Take a stream off the list: it is in the pool's queue."""
+        del self.running[stream], self.yielded[stream]
+        self.ledger.touch(self._hints[stream])
 
     def renew(self) -> None:
         """Follow the engine's evictions, and publish the summary of cached prompts if it has changed."""
@@ -130,3 +174,8 @@ class Agent:
                 typical, OUTPUT_LIMIT_TOKENS, self.engine.tokens_made(self.running[stream], now_s)
             )
         return tokens
+
+
+def own_hints(request: Request) -> list[int]:
+    """Ids of the blocks of a prompt that no other request shares, in 32 bits as hashes of prompts are."""
+    return [zlib.crc32(b"%d" % value) for value in own_ids(request.number, request.prompt_tokens // HINT_BLOCK_TOKENS)]

@@ -13,13 +13,22 @@ import msgspec
 from inference.engines.sim.settings import SimSettings
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from inference.simulate.world import AllReplicas, RequestLife, Run, World
-from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, LEASE_RENEW_S, QUEUE_WAIT_S_MAX, REAP_EVERY_S
+from stream_fabric.limits import (
+    ATTEMPTS_MAX,
+    CANDIDATES_MAX,
+    LEASE_RENEW_S,
+    QUEUE_WAIT_S_MAX,
+    REAP_EVERY_S,
+    YIELD_WAIT_S_MAX,
+)
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, PROMOTION_S, SPAN, OverloadMarks, OverloadTerms, relief
 from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaSlot
 from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S
-from stream_fabric.stream.ids import ReplicaId
+from stream_fabric.stream.ids import ReplicaId, StreamId
 
 LOOK_EVERY_S = 1.0
+CUT_S = 0.02
+"""Time from the cut of a stream until it is in the queue: the log takes its last frame, and a new epoch begins."""
 
 
 @dataclass
@@ -154,8 +163,11 @@ class Elastic(World):
             return
         index = max(up, key=lambda i: len(self.agents[i].running))  # the first of several
         replica, name = self.replicas[index], self._names[index]
-        for stream, request in self.agents[index].running.items():
-            self._keep_output(self._by_stream[stream], self.agents[index].engine.tokens_streamed(request, self.now_s))
+        agent = self.agents[index]
+        for stream, request in agent.running.items():
+            if stream not in agent.yielded:
+                self._keep_output(self._by_stream[stream], agent.engine.tokens_streamed(request, self.now_s))
+            self._by_stream[stream].died_s = self.now_s
         self.deaths.append(Death(self.now_s, name, len(self.pool.flights.get(name, ()))))
         again, replica.dead, replica.gone_s = not replica.leaves, True, self.now_s
         # Gateways place requests there until its lease ends
@@ -165,7 +177,7 @@ class Elastic(World):
             self.request_replicas(1)
 
     def _keep_output(self, life: RequestLife, tokens: int) -> None:
-        """Continue an answer behind the part that a dead replica has written to the stream's log."""
+        """Continue an answer behind the part that its replica has written to the stream's log."""
         left = life.left
         if tokens:
             life.left = replace(
@@ -173,8 +185,8 @@ class Elastic(World):
                 prompt_tokens=left.prompt_tokens + tokens,
                 output_tokens=left.output_tokens - tokens,
                 ids=left.ids[: left.prompt_tokens // TRACE_BLOCK_TOKENS],  # the last block may be incomplete
+                said=left.said + tokens,
             )
-        life.died_s = self.now_s
 
     def _fail_over(self, index: int) -> None:
         """Recover a dead replica's streams as ``stream_fabric.recovery.failover`` does: takeover, or the end."""
@@ -255,6 +267,7 @@ class Elastic(World):
             replicas=candidates,
             duty_max=marks.duty_max[tier] if marks.duty_max else 0.0,
             relief=relief([PROMOTION_S] * self._warm_count(), horizon_s) if horizon_s > PROMOTION_S else 0.0,
+            batch_yields=marks.batch_yields,
         )
 
     def _warm_count(self) -> int:
@@ -287,6 +300,32 @@ class Elastic(World):
             return
         super()._renew(index)
         self._leave_if_idle(index)
+
+    def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
+        super()._report(index, ended, renews=renews)
+        waiting = self.pool.yield_to(self.now_s * 1000)
+        if waiting is not None:
+            self._cut_batch(index, waiting)
+
+    def _cut_batch(self, index: int, waiting: int) -> None:
+        """Cut batch streams for ``waiting`` requests of higher tiers, as an agent does at the reply to its report."""
+        agent = self.agents[index]
+        for stream in agent.streams_to_cut(waiting, self.now_s):
+            life = self._by_stream[stream]
+            self._keep_output(life, agent.cut(stream, self.now_s))
+            life.yields += 1
+            self._schedule(self.now_s + CUT_S, partial(self._requeue, index, stream))
+
+    def _requeue(self, index: int, stream: StreamId) -> None:
+        """Put a stream that was cut back into the queue, as ``stream_fabric.recovery.failover`` does."""
+        if self.replicas[index].dead:  # its streams are recovered
+            return
+        life, name = self._by_stream[stream], self._names[index]
+        ask = self._placement_request(life, YIELD_WAIT_S_MAX)
+        answer = self.pool.place(ask, [name], [ask.prompt_tokens], self.now_s * 1000, instead=name)
+        self.agents[index].forget_cut(stream)
+        life.fate = "placed" if isinstance(answer, Placed) else "queued"
+        self._report(index, [])
 
     def _slot(self, index: int) -> ReplicaSlot:
         slot = super()._slot(index)

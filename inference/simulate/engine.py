@@ -43,6 +43,11 @@ def work_s(settings: SimSettings, computed_tokens: int, output_tokens: int) -> f
     )
 
 
+def own_ids(number: int, blocks: int) -> list[int]:
+    """Ids of a request's first ``blocks`` blocks, for content that no other request shares. No trace has such ids."""
+    return [-(number << 20 | block) - 1 for block in range(blocks)]
+
+
 class CoastingReplica(Replica[int]):
     """A replica that can take many decode steps in one call."""
 
@@ -74,6 +79,16 @@ class CoastingReplica(Replica[int]):
     def tokens_made(self, key: int) -> int:
         return self._by_key[key].made
 
+    def abort_cached(self, key: int) -> list[int]:
+        """Forget a request, and leave the full blocks that it computed in the prefix cache. Returns their ids."""
+        sequence = self._by_key[key]
+        own = own_ids(key, sequence.computed // self.settings.block_size)
+        ids = [*sequence.hashes, *own[len(sequence.hashes) :]][: len(own)]
+        for block, value in zip(sequence.blocks, ids, strict=False):
+            self.blocks.publish(block, value)
+        self.abort(key)
+        return ids
+
     def _blocks_for(self, steps: int) -> int:
         size = self.settings.block_size
         return sum(max(0, -(-(s.needed + steps) // size) - len(s.blocks)) for s in self.running)
@@ -97,6 +112,8 @@ class Engine:
         self._since_s = 0.0
         """Time up to which quiet steps are counted."""
         self._due_s = -1.0
+        self._known: dict[int, list[int]] = {}
+        """Ids of the blocks of requests that were aborted here. A continued request finds them in the cache."""
 
     @property
     def computed_tokens(self) -> int:
@@ -111,10 +128,24 @@ class Engine:
         """Add a request. False: it can never fit."""
         if self._quiet_left:
             self._cut_short(now_s)
-        known = self.replica.add(request.number, request.prompt_tokens, request.engine_hashes, request.output_tokens)
+        ids = self._known.get(request.number, request.engine_hashes)
+        known = self.replica.add(request.number, request.prompt_tokens, ids, request.output_tokens)
         if known and not self.running:
             self._begin(now_s)
         return known
+
+    def abort(self, request: Request, now_s: float) -> None:
+        """Stop a request at once. Its token of the current step is dropped, and its full blocks stay cached."""
+        number = request.number
+        if self._quiet_left:
+            self._cut_short(now_s)
+        if number in self.replica:
+            self._known[number] = self.replica.abort_cached(number)
+        if self._step is not None:
+            step = self._step
+            step.first = [first for first in step.first if first[0] != number]
+            step.tokens = [key for key in step.tokens if key != number]
+            step.finished = [key for key in step.finished if key != number]
 
     def wake(self, now_s: float) -> Step[int] | None:
         """End the current step at the scheduled time. Returns its result; None for quiet steps or an outdated call."""

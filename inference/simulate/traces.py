@@ -41,6 +41,8 @@ class Request:
     tenant: str = "all"
     tier: int = 1
     """Index into ``TIERS`` of placement."""
+    said: int = 0
+    """Output tokens of earlier producers, for a stream that is continued. ``prompt_tokens`` includes them."""
 
     @cached_property
     def engine_hashes(self) -> list[int]:

@@ -85,8 +85,11 @@ class RequestLife:
     end_s: float = -1.0
     cached_tokens: int = 0
     attempt: int = 1
+    yields: int = 0
+    """Number of times the stream was cut to give its slot to a higher tier."""
     left: Request = field(init=False)
-    """Request to the replica; after a death it asks for the rest of the answer, with the part so far as prompt."""
+    """Request to the replica; after a death or a yield it asks for the rest of the answer, with the part so far as
+    prompt."""
     paused_s: float = 0.0
     """Time from the last death of its replica to the next token, for an answer that had begun."""
     died_s: float = -1.0

@@ -33,8 +33,11 @@ class TenantRecords(Protocol):
     The database assigns the revisions. Records are opaque bytes here.
     """
 
-    async def publish(self, records: Mapping[str, tuple[int, bytes]]) -> None:
-        """Publish records with their revisions, by name. An older revision never replaces a newer one."""
+    async def publish(self, records: Mapping[str, tuple[int, bytes]], *, after: int = 0) -> None:
+        """Publish records with their revisions, by name. An older revision never replaces a newer one.
+
+        Raises FabricLost, and publishes nothing, when the highest published revision is lower than ``after``.
+        """
 
     async def changes(self, since: int) -> tuple[int, dict[str, bytes]]:
         """Read the records with a revision after ``since``: (newest revision among them, records by name).

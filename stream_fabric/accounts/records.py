@@ -56,6 +56,8 @@ class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """True: running streams of a revoked key run to their end. False: they are cancelled."""
     trace_content_bytes: Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)] = 0
     """Bytes of each prompt and each completion that traces store; 0: none."""
+    kv_isolation: bool = False
+    """True: its tenants share no KV cache with other tenants, and no prefix hints."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -129,6 +129,7 @@ def _fixed(info: ReplicaInfo) -> tuple[object, ...]:
         load.slots,
         load.ready,
         load.asleep,
+        load.max_model_len,
     )
 
 

@@ -11,9 +11,13 @@ tokens alone. A pool that promises a time between tokens therefore limits its pr
 ready replicas spend on prompts, as far as admitted requests have caused it, forgotten with ``DUTY_MS``. Above a tier's
 ``duty_max`` its requests are rejected, whatever the backlog and however long their prompts.
 
+A request that would be rejected for its wait at the chosen replica goes to one that begins it within the mark, if there
+is one, and the pool is not short: a queue at one replica, where a prompt is cached, is no overload of the pool.
+
 Batch work yields. It does so for ``YIELD_MS`` from each request of a higher tier whose wait is above its tier's mark,
-or whose tier is above its prefill duty. Meanwhile no batch request is handed to a replica, and agents put running batch
-streams back into the queue.
+while the pool is short (more than half of its replicas are above the mark) or no replica has room; or whose tier is
+above its prefill duty. Meanwhile no batch request is handed to a replica, and agents put running batch streams back
+into the queue.
 
 ``PoolState.place`` and ``place.lua`` decide in one step with the placement, so the decision is exact for any number of
 gateways. Gateways keep no figures of their own.
@@ -50,6 +54,9 @@ DUTY_MS = 5_000
 YIELD_MS = 5_000
 """Time for which batch work yields after the last request of a higher tier that would wait too long. A batch stream
 computes its prompt again when it goes on, so it does not go on at once."""
+BATCH_AHEAD_MS = 2_000
+"""Pending prefill above which a replica takes no batch request from the queue: its engine has work for two reports.
+More would wait there for nothing, and yield with it."""
 _PACKED = struct.Struct("<dddIBdd")
 
 
@@ -110,7 +117,7 @@ class OverloadTerms(NamedTuple):
         return not self.again and not self.moved and not self.overflow_in_max
 
     def make_batch_yield(self, tier: int, wait_s: float, *, is_over: bool) -> bool:
-        """Return True if batch work yields to the request, which would wait ``wait_s``.
+        """Return True if batch work yields to the request, which would wait ``wait_s``; 0 while the pool is not short.
 
         ``is_over``: the prefill duty is above ``duty_max``.
         """

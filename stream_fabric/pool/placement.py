@@ -31,6 +31,9 @@ REPEAT_WEIGHT: float = 3.0
 """Weight of one millisecond of prefill that another candidate would save, for the requests queued behind this one:
 busy / (1 - busy) at three quarters busy. It is divided by the number of cached copies: one more copy of a prefix that
 many replicas hold saves little."""
+KV_PENDING_WEIGHT: float = 0.5
+"""Share of the pending output that counts against a replica's free KV cache. Streams end at different times, so all of
+it is never held at once: with 1 a batch stays smaller than it could be, with 0 the engine preempts streams."""
 RATE_WINDOW_MS = 10_000
 """Window over which the rate of requests leaving the queue is measured."""
 SCAN_MAX = 64
@@ -47,6 +50,8 @@ ReplicaState = Literal["starting", "warming", "warm", "ready", "draining", "slee
 Reason = Literal["pin", "prefix", "load", "spill", "only"]
 """Why a replica was chosen: the session's pin, its cached prefix, the least load, load despite a better cache
 elsewhere, or no other candidate below the load bound."""
+Barred = Literal["", "dead", "full", "over", "kv"]
+"""Why a candidate cannot take a request: ``over``: above the load bound; ``kv``: its KV cache has no room for it."""
 
 
 class ReplicaSlot(NamedTuple):
@@ -66,6 +71,22 @@ class ReplicaSlot(NamedTuple):
     """Prompt tokens that it computes per second."""
     decode_per_s: float
     """Output tokens per second of its full batch."""
+    kv_free: float = -1.0
+    """Tokens that its KV cache could take at its last report; below 0: unknown."""
+
+    def has_kv_for(self, prompt: int, output: int) -> bool:
+        """True if its KV cache takes so many more tokens beside all pending work, so that none is preempted for them.
+
+        An idle replica takes any request.
+        """
+        return (
+            self.kv_free < 0
+            or self.in_flight == 0
+            or prompt + output
+            <= self.kv_free
+            - self.prefill_ms * self.prefill_per_s / 1000
+            - KV_PENDING_WEIGHT * self.decode_ms * self.decode_per_s / 1000
+        )
 
     @property
     def wait_ms(self) -> float:
@@ -117,8 +138,8 @@ class Scored(NamedTuple):
     matched_tokens: int
     in_flight: int
     load_ms: float
-    barred: Literal["", "dead", "full", "over"]
-    """Reason why it cannot take the request; ``over``: above the load bound."""
+    barred: Barred
+    """Reason why it cannot take the request."""
 
 
 class Choice(NamedTuple):
@@ -159,6 +180,13 @@ class Refused(NamedTuple):
     memory as they may."""
     backlog_s: float = 0.0
     """Backlog ahead of the request, in seconds; for ``crowded``, the share of slots in use; for bytes, their number."""
+    lacks_kv: bool = False
+    """True if all live candidates lacked room in their KV cache, and nothing else."""
+
+
+def lacks_kv(candidates: Sequence[Scored]) -> bool:
+    """Return ``Refused.lacks_kv`` of a request with these candidates."""
+    return {scored.barred for scored in candidates} - {"dead"} == {"kv"}
 
 
 def choose(
@@ -201,6 +229,9 @@ def choose(
         if slot.in_flight >= slot.room:
             scored.append(Scored(replica, -1.0, hit, slot.in_flight, slot.load_ms, "full"))
             continue
+        if not slot.has_kv_for(request.prompt_tokens - hit, request.output_tokens):
+            scored.append(Scored(replica, -1.0, hit, slot.in_flight, slot.load_ms, "kv"))
+            continue
         used = slot.in_flight / slot.room
         stays = used <= SPILL_AT or request.jitter < (1 - used) / (1 - SPILL_AT)
         score_ms, over = _score(slot, request, hit if stays else 0, most, weight, mean_ms)
@@ -220,6 +251,36 @@ def choose(
     hit = scored[best].matched_tokens
     reason: Reason = "spill" if hit < most else "prefix" if hit > 0 else "load"
     return Choice(best, reason, tuple(scored))
+
+
+def is_short(slots: Sequence[ReplicaSlot | None], wait_ms_max: float, now_ms: float) -> bool:
+    """Return True if fewer than half of the ready replicas begin a request within ``wait_ms_max``."""
+    waits_ms = [slot.wait_ms for slot in slots if slot is not None and slot.takes_requests(now_ms)]
+    return 2 * sum(wait_ms <= wait_ms_max for wait_ms in waits_ms) < len(waits_ms)
+
+
+def take_in_time(
+    choice: Choice, slots: Sequence[ReplicaSlot | None], request: PlacementRequest, wait_ms_max: float
+) -> Choice:
+    """Choose the best of the candidates that begin the request within ``wait_ms_max``; without one, ``choice`` stays.
+
+    A request goes where its prompt is cached even if it waits there. It is not rejected for that wait while another
+    replica would begin it in time.
+    """
+    count = len(slots)
+    start = int(request.jitter * count)
+    best = -1
+    for index, (scored, slot) in enumerate(zip(choice.candidates, slots, strict=True)):
+        if slot is None or scored.barred in ("dead", "full", "kv") or slot.wait_ms > wait_ms_max:
+            continue
+        rank = scored.score_ms, (index - start) % count
+        if best < 0 or rank < (choice.candidates[best].score_ms, (best - start) % count):
+            best = index
+    if best < 0:
+        return choice
+    most = max(scored.matched_tokens for scored in choice.candidates)
+    hit = choice.candidates[best].matched_tokens
+    return Choice(best, "spill" if hit < most else "prefix" if hit > 0 else "load", choice.candidates)
 
 
 def _score(

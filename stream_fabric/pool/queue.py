@@ -19,6 +19,7 @@ from stream_fabric.pool.placement import (
     SCAN_MAX,
     TIERS,
     PlacementRequest,
+    ReplicaSlot,
 )
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
@@ -86,10 +87,12 @@ class PoolQueue:
             finish[request.tenant] = start + request.prompt_tokens + request.output_tokens
         self.tiers[request.tier][request.stream] = QueuedRequest(request, start, cached, pin)
 
-    def next_for(self, replica: ReplicaId, may_take: Callable[[PlacementRequest], bool], tiers: int) -> Next | None:
+    def next_for(
+        self, slot: ReplicaSlot, replica: ReplicaId, may_take: Callable[[PlacementRequest], bool], tiers: int
+    ) -> Next | None:
         """Find the request of the first ``tiers`` tiers that the replica takes next, by ``sort_key`` among the first.
 
-        None: it may take none.
+        None: it may take none, or has no room in its KV cache for that one: then no smaller request overtakes it.
         """
         for number, tier in enumerate(self.tiers[:tiers]):
             line = sorted(tier.values(), key=lambda queued: (queued.start, queued.request.stream))[:SCAN_MAX]
@@ -97,6 +100,9 @@ class PoolQueue:
             if able:
                 first = able[0]
                 taken = first if first.passed >= PASSED_MAX else min(able, key=lambda queued: queued.sort_key(replica))
+                request = taken.request
+                if not slot.has_kv_for(request.prompt_tokens - taken.cached.get(replica, 0), request.output_tokens):
+                    return None
                 if taken is not first:
                     first.passed += 1
                 return Next(number, first, taken)

@@ -61,6 +61,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Its sleep level, until it is awake again; 0: awake."""
     itl_objective_ms: float = 0.0
     """Objective that limits the prompt tokens of its steps while answers are running; 0: nothing limits them."""
+    max_model_len: int = 0
+    """Maximum context: tokens of a prompt and its output together; 0: unknown."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -172,6 +174,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             self.decode_ms,
             self.prefill_per_s,
             self.decode_per_s,
+            self.load.kv_capacity_tokens * (1 - self.load.kv_used_ratio) if self.load.kv_capacity_tokens else -1.0,
         )
 
 

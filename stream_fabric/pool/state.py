@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from stream_fabric.limits import PIN_S, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
 from stream_fabric.pool.overload import (
+    BATCH_AHEAD_MS,
     MISS,
     NO_OVERLOAD_TERMS,
     UNDER_SHARE,
@@ -32,6 +33,9 @@ from stream_fabric.pool.placement import (
     Refused,
     ReplicaSlot,
     choose,
+    is_short,
+    lacks_kv,
+    take_in_time,
 )
 from stream_fabric.pool.queue import PoolQueue
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
@@ -109,31 +113,36 @@ class PoolState:
         choice = choose(replicas, slots, matched, request, pin, now_ms)
         if request.tier == BATCH_TIER and self.yield_to(now_ms) is not None:
             choice = choice._replace(taken=-1)
+        goes_first = not any(self.queue.tiers[: request.tier + 1])
+        if (
+            goes_first
+            and _is_late(request, slots, choice, terms)
+            and not is_short(slots, terms.reject_s * 1000, now_ms)
+        ):
+            choice = take_in_time(choice, slots, request, terms.reject_s * 1000)
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
-        if refused is not None:
-            return refused
-        if instead is None:
+        if refused is None and instead is None:
             self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
             refused = _check_bytes(request, self.sizes, self.bytes_max, self.tenant_bytes_max)
-            if refused is not None:
-                return refused
-        elif self.at.get(request.stream) == instead:  # a refused one stays on its replica's list
+        if refused is not None:
+            return refused._replace(lacks_kv=lacks_kv(choice.candidates))
+        if instead is not None and self.at.get(request.stream) == instead:  # a refused one stays on its replica's list
             del self.at[request.stream]
             self.flights[instead].pop(request.stream, None)
         if terms.duty_max:
             self.duty.admit(_own_prefill_ms(request, slots, choice, now_ms), now_ms)
         if request.size:
             self.sizes[request.stream] = request.tenant, request.size
-        if choice.taken >= 0 and not any(self.queue.tiers[: request.tier + 1]):
+        if choice.taken >= 0 and goes_first:
             replica, hit = replicas[choice.taken], min(matched[choice.taken], request.prompt_tokens)
             slot = self.replicas[replica]
             expected_ms = slot.wait_ms + (request.prompt_tokens - hit) / slot.prefill_per_s * 1000
             self._hand(request, replica, hit, now_ms)
             return Placed(replica, choice.reason, choice.candidates, expected_ms)
         if instead is None and len(self.queue) >= self.queue_max:
-            return Refused(self.queue.retry_after_s())
+            return Refused(self.queue.retry_after_s(), lacks_kv=lacks_kv(choice.candidates))
         hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
         cached = {replica: tokens for replica, tokens in hits.items() if tokens > 0}
         self.queue.push(request, cached, pin, first=instead is not None)
@@ -168,7 +177,7 @@ class PoolState:
             return None
         alive = [slot for slot in slots if slot is not None and slot.takes_requests(now_ms)]
         if terms.overflow_in_max:
-            return self._check_overflow_in(alive, choice, now_ms, terms)
+            return _check_overflow_in(alive, choice, len(self.queue), self.duty, now_ms, terms)
         pinned = any(
             candidate.replica == pin and slot is not None and slot.takes_requests(now_ms)
             for candidate, slot in zip(choice.candidates, slots, strict=True)
@@ -195,8 +204,11 @@ class PoolState:
         held_s = max(backlog_s, terms.overflow_s) if is_over else backlog_s
         taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
         wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
-        longest_s = wait_s if taken is not None else max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
-        if terms.make_batch_yield(request.tier, longest_s, is_over=is_over):
+        if taken is None:
+            yield_s = max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
+        else:
+            yield_s = wait_s if is_short(slots, terms.reject_s * 1000, now_ms) else 0.0
+        if terms.make_batch_yield(request.tier, yield_s, is_over=is_over):
             self.yields_until_ms = now_ms + YIELD_MS
             self.yielded_to += 1
         may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
@@ -216,21 +228,6 @@ class PoolState:
             self.overflowed += 1
             return Refused(0, "elsewhere", backlog_s)
         return None
-
-    def _check_overflow_in(
-        self, alive: Sequence[ReplicaSlot], choice: Choice, now_ms: float, terms: OverloadTerms
-    ) -> Refused | None:
-        """Refuse a request that overflows from another pool, unless this pool has room to spare; None: it has."""
-        prefill_ms, slots, in_flight = 0.0, 0, 0
-        for slot in alive:
-            prefill_ms += slot.prefill_ms
-            slots += slot.slots
-            in_flight += slot.in_flight
-        free = choice.taken >= 0 and not len(self.queue) and in_flight + 1 <= terms.overflow_in_max * slots
-        free = free and not (terms.duty_max and self.duty.share(now_ms, len(alive)) > terms.duty_max)
-        if free and prefill_ms / len(alive) / 1000 < terms.reject_s:
-            return None
-        return Refused(0, "crowded", in_flight / slots if slots else 1.0)
 
     def _hand(self, request: PlacementRequest, replica: ReplicaId, matched: int, now_ms: float) -> None:
         """Put the request into the replica's inbox, and add its load to the replica's."""
@@ -299,9 +296,10 @@ class PoolState:
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         """Hand queued requests to the replica while it has room; return their streams."""
         taken: list[StreamId] = []
-        tiers = len(TIERS) if self.yield_to(now_ms) is None else BATCH_TIER
-        while self.replicas[replica].ready and self.replicas[replica].in_flight < self.replicas[replica].room:
-            found = self.queue.next_for(replica, lambda request: self._may_take(replica, request, now_ms), tiers)
+        yields = self.yield_to(now_ms) is not None
+        while (slot := self.replicas[replica]).ready and slot.in_flight < slot.room:
+            tiers = BATCH_TIER if yields or slot.prefill_ms > BATCH_AHEAD_MS else len(TIERS)
+            found = self.queue.next_for(slot, replica, lambda asked: self._may_take(replica, asked, now_ms), tiers)
             if found is None:
                 break
             request = self.queue.pop(found, now_ms)
@@ -369,3 +367,29 @@ def _own_prefill_ms(
         return 0.0
     per_s = sum(speed / len(alive) for speed in alive)
     return (request.prompt_tokens - max(hits)) / per_s * 1000
+
+
+def _is_late(
+    request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, terms: OverloadTerms
+) -> bool:
+    """Return True if the request, before which none is queued, would be rejected for its wait at the chosen replica."""
+    taken = slots[choice.taken] if choice.taken >= 0 else None
+    if taken is None or not terms.reject_s or terms.overflow_in_max:
+        return False
+    return is_rejected(taken.wait_ms / 1000, terms.reject_s, rejection_draw(request.jitter))
+
+
+def _check_overflow_in(
+    alive: Sequence[ReplicaSlot], choice: Choice, queued: int, duty: PrefillDuty, now_ms: float, terms: OverloadTerms
+) -> Refused | None:
+    """Refuse a request that overflows from another pool, unless this pool has room to spare; None: it has."""
+    prefill_ms, slots, in_flight = 0.0, 0, 0
+    for slot in alive:
+        prefill_ms += slot.prefill_ms
+        slots += slot.slots
+        in_flight += slot.in_flight
+    free = choice.taken >= 0 and not queued and in_flight + 1 <= terms.overflow_in_max * slots
+    free = free and not (terms.duty_max and duty.share(now_ms, len(alive)) > terms.duty_max)
+    if free and prefill_ms / len(alive) / 1000 < terms.reject_s:
+        return None
+    return Refused(0, "crowded", in_flight / slots if slots else 1.0)

@@ -13,7 +13,7 @@ from stream_fabric.limits import PIN_S, QUEUE_MAX, REQUEST_BYTES_MAX, TENANT_REQ
 from stream_fabric.pool import placement
 from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange, LeaseChanges
 from stream_fabric.pool.overload import MISS, NO_OVERLOAD_TERMS, SPAN, UNDER_SHARE, OverloadTerms
-from stream_fabric.pool.placement import Placed, Queued, Reason, Refused, Scored
+from stream_fabric.pool.placement import Barred, Placed, Queued, Reason, Refused, Scored, lacks_kv
 from stream_fabric.pool.records import (
     BLOCK_CHANGES_KEPT_S,
     PREFIX_TTL_S,
@@ -39,8 +39,9 @@ from stream_fabric.stream.ids import ReplicaId, StreamId
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _SEAT = struct.Struct("<dBIIIdddd")
-_BARRED: tuple[Literal["", "dead", "full", "over"], ...] = ("", "dead", "full", "over")
-_REFUSED: dict[int, Literal["shed", "elsewhere", "crowded", "bytes", "tenant_bytes"]] = {
+_BARRED: tuple[Barred, ...] = ("", "dead", "full", "over", "kv")
+_REFUSED: dict[int, Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes"]] = {
+    2: "full",
     3: "shed",
     4: "elsewhere",
     5: "crowded",
@@ -113,6 +114,7 @@ class RedisPools(Pools):
             b"" if ttl_s is None else msgspec.json.encode(info),
             PIN_S * 1000,
             info.generation,
+            slot.kv_free,
             len(ended),
             *ended,
         ]
@@ -237,10 +239,6 @@ class RedisPools(Pools):
         code, value, reason, packed, *expected_ms = await script("place")(
             self._client, pool_slot(pool), [pool_prefix(pool)], args
         )
-        if code == 2:
-            return Refused(value)
-        if code > 2:
-            return Refused(value, _REFUSED[code], float(reason))
         if code == 1 and not candidates:  # a pool that never had a replica has a queue to sweep
             await self._register(pool)
         scored = tuple(
@@ -249,6 +247,8 @@ class RedisPools(Pools):
                 candidates, _SCORED.iter_unpack(packed), strict=False
             )
         )
+        if code >= 2:
+            return Refused(value, _REFUSED[code], float(reason or 0), lacks_kv(scored))
         if code == 1:
             return Queued(value, scored)
         why: Reason = reason.decode()

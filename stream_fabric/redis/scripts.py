@@ -71,6 +71,7 @@ def constants(shared: str) -> str:
         values |= {
             "TIERS": len(placement.TIERS),
             "SCAN_MAX": placement.SCAN_MAX,
+            "KV_PENDING_WEIGHT": placement.KV_PENDING_WEIGHT,
             "RATE_WINDOW_MS": placement.RATE_WINDOW_MS,
             "LOOK_AHEAD": placement.LOOK_AHEAD,
             "PASSED_MAX": placement.PASSED_MAX,
@@ -80,6 +81,7 @@ def constants(shared: str) -> str:
             "DRAW_SCALE": overload.DRAW_SCALE,
             "DUTY_MS": overload.DUTY_MS,
             "YIELD_MS": overload.YIELD_MS,
+            "BATCH_AHEAD_MS": overload.BATCH_AHEAD_MS,
             "RECOUNT_EVERY_MS": RECOUNT_EVERY_MS,
             "POOL_TTL_MS": limits.POOL_TTL_S * 1000,
             "GONE_KEPT_MS": limits.GONE_KEPT_S * 1000,

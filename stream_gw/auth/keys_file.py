@@ -57,6 +57,7 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True):
     key: Limits = msgspec.field(default_factory=Limits)
     user: Limits = msgspec.field(default_factory=Limits)
     model: dict[str, Limits] = {}
+    kv_isolation: bool = False
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,6 +84,7 @@ def read_keys_file(path: Path) -> list[Record]:
 
     [plan.team]               # all optional; tenant, key, user: limits of each; model: of each model
     tier = "standard"         # highest tier: interactive, standard or batch
+    kv_isolation = true       # its tenants share no KV cache with others; default false
     tenant = { requests_per_min = 600, tokens_per_min = 200000, streams = 50 }
     model."llama-70b" = { tokens_per_min = 50000 }
 
@@ -152,4 +154,6 @@ def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]
 
 def _plan_record(name: str, plan: _Plan) -> PlanRecord:
     models = None if plan.models is None else tuple(plan.models)
-    return PlanRecord(name, plan.tier, models, plan.tenant, plan.key, plan.user, plan.model)
+    return PlanRecord(
+        name, plan.tier, models, plan.tenant, plan.key, plan.user, plan.model, kv_isolation=plan.kv_isolation
+    )

@@ -39,10 +39,9 @@ class Principal(msgspec.Struct, frozen=True):
                 f"this credential has no scope {scope!r}; its scopes are {', '.join(sorted(self.scopes)) or 'none'}"
             )
 
-    def require_model(self, model: str) -> None:
-        """Check that the caller may use this model. Raises Forbidden."""
-        if self.models is not None and model not in self.models:
-            raise Forbidden(f"this credential may not use model {model[:128]!r}", param="model")
+    def may_use(self, model: str) -> bool:
+        """True if the caller may use this model. A model that it may not use must look as if it did not exist."""
+        return self.models is None or model in self.models
 
     def may_see(self, user: str | None) -> bool:
         """True if the caller may read streams of this user of its own tenant."""

@@ -105,7 +105,7 @@ class Hub:
         """Read one page of a stream, without following the stream. Raises NotFound."""
         page = await self.log.watch(stream, tenant, None, after)
         if page is None:
-            raise not_found(stream)
+            raise no_stream(stream)
         return page
 
     def follow(
@@ -231,6 +231,11 @@ class Hub:
                 local.recheck()
 
 
+def no_stream(stream: str) -> NotFound:
+    """Make the error of a stream that does not exist or is not the caller's: the same, so that neither is told."""
+    return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")
+
+
 def stream_gone() -> StreamLost:
     """Make the error of a stream that is neither in the log nor with a producer."""
     return StreamLost("the fabric lost the stream and its producer is gone; send the request again")
@@ -242,8 +247,3 @@ async def _log_fabric_error(work: Coroutine[Any, Any, None]) -> None:
         await work
     except FabricError as error:
         log.warning("background task failed, not retried: %s", error)
-
-
-def not_found(stream: str) -> NotFound:
-    """Make the error of a stream that the caller may not see, which does not tell whether it exists."""
-    return NotFound(f"no stream {stream}: it never existed, belongs to another caller, or its retention has passed")

@@ -57,6 +57,8 @@ class _Body(msgspec.Struct, kw_only=True):
     """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`) or `flex` (`batch`)."""
     deadline_s: Annotated[float, Meta(gt=0, le=DEADLINE_S_MAX)] | None = None
     """After this many seconds the stream fails with `deadline_exceeded`, wherever it is."""
+    cache_salt: str | None = None
+    """Requests with different salts share no KV cache."""
 
 
 class StreamOptions(msgspec.Struct):

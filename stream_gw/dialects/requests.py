@@ -15,7 +15,9 @@ from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MA
 Generated = Literal["chat", "completions"]
 Kind = Literal[Generated, "embeddings", "rerank"]
 
-OWN_FIELDS = ("session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s")
+OWN_FIELDS = (
+    "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
+)  # fmt: skip
 TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
 DEADLINE_S_MAX = 24 * 3600.0
@@ -51,6 +53,8 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """Maximum tokens of one choice."""
     prompt: tuple[bytes, ...] = ()
     """The parts that determine the KV prefix, as the client wrote them: tools and each message, or the prompt."""
+    cache_salt: str | None = None
+    """The client's salt of the KV cache: requests of different salts share none. The engine gets a hash of it."""
     input_bytes: int = 0
     """Bytes of other input, which shares no KV prefix with another request."""
 
@@ -148,6 +152,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         body=_engine_body(fields),
         tier=TIERS[tier],
         deadline_s=deadline_s,
+        cache_salt=field(fields, "cache_salt", str | None),
     )
 
 

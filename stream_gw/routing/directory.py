@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
@@ -31,7 +31,7 @@ from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.homes import Homes
 from stream_gw.routing.pool_reader import PoolReader, concurrently
-from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity
+from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ _TURN_STEP = CANDIDATES_MAX // 2 - 1
 _UNKNOWN_MODEL_S = 1.0
 """Minimum time between two refreshes that requests for unknown models cause."""
 _LOADED_MAX = 10_000
+_NAMED_MAX = 20
+"""Models that an error names."""
 _NOTHING_LOADED = Loaded()
 _NO_MARKS = OverloadMarks(())
 
@@ -50,6 +52,25 @@ class Served(NamedTuple):
 
     pool: str
     simulated: bool
+    max_model_len: int = 0
+    """As ``Directory.context`` returns it."""
+
+
+class _LoadedModels:
+    """Adapters and artifacts of replicas, also of some that have left: traces of their requests are still to come."""
+
+    def __init__(self) -> None:
+        self._by_replica: dict[ReplicaId, Loaded] = {}
+
+    def note(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
+        for info in chain.from_iterable(changed):
+            if (info.adapters or info.artifact) and info.replica not in self._by_replica:
+                self._by_replica[info.replica] = Loaded(info.adapters, info.artifact)
+                if len(self._by_replica) > _LOADED_MAX:
+                    del self._by_replica[next(iter(self._by_replica))]
+
+    def find(self, replica: ReplicaId) -> Loaded:
+        return self._by_replica.get(replica, _NOTHING_LOADED)
 
 
 class Directory:
@@ -68,8 +89,7 @@ class Directory:
         self._homes = Homes((), {})
         self._seen_models: dict[str, str] = {}
         self._turn = 0
-        self._loaded: dict[ReplicaId, Loaded] = {}
-        """Kept for replicas that have left too: traces of their requests are still to come."""
+        self._loaded = _LoadedModels()
         self._refreshing = asyncio.Lock()
         self._unknown_model_refresh_at = float("-inf")
         self._unknown_model_error = ""
@@ -92,29 +112,19 @@ class Directory:
         names, self._plans = await asyncio.gather(self._pools.pools(), self._read_plans())
         known = self._by_name
         self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
-        due = [pool for pool in self._by_name.values() if pool.is_due(now)]
-        self._note_changed(await concurrently(PoolReader.read, due))
-        self._by_pool = {pool.name: pool.view.replicas for pool in self._by_name.values()}
-        self._pool_by_replica = {
-            info.replica: pool.name for pool in self._by_name.values() for info in pool.view.replicas
-        }
+        pools = self._by_name.values()
+        self._loaded.note(await concurrently(PoolReader.read, [pool for pool in pools if pool.is_due(now)]))
+        self._by_pool = {pool.name: pool.view.replicas for pool in pools}
+        self._pool_by_replica = {info.replica: pool.name for pool in pools for info in pool.view.replicas}
         self._cells = {}
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
         self._homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
 
-    def _note_changed(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
-        """Remember what each replica has loaded, also for traces after it has left."""
-        for info in chain.from_iterable(changed):
-            if (info.adapters or info.artifact) and info.replica not in self._loaded:
-                self._loaded[info.replica] = Loaded(info.adapters, info.artifact)
-                if len(self._loaded) > _LOADED_MAX:
-                    del self._loaded[next(iter(self._loaded))]
-
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
-        return self._loaded.get(replica, _NOTHING_LOADED) if replica else _NOTHING_LOADED
+        return self._loaded.find(replica) if replica else _NOTHING_LOADED
 
     @property
     def by_pool(self) -> Mapping[str, Sequence[ReplicaInfo]]:
@@ -130,14 +140,23 @@ class Directory:
         """Models that a live replica serves, and models of declared pools without a replica."""
         declared = {model: Served(pool, False) for model, pool in self._homes.declared.items()}
         return declared | {
-            model: Served(pool, info.simulated)
+            model: Served(pool, info.simulated, self.context(pool, model))
             for cell, infos in self._by_pool.items() for info in infos for model in info.models
             if self._homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 
-    async def pool_of(self, model: str) -> str:
-        """Return the home pool of a model. Raises ModelNotFound, NoReplica or, when the pools cannot be read,
-        FabricUnavailable."""
+    def context(self, pool: str, model: str) -> int:
+        """Return the largest maximum context of the pool's ready replicas of the model, in tokens; 0: unknown."""
+        views = (self._view(cell) for cell in self.cells(pool))
+        return largest_context([view.contexts[model] for view in views if model in view.contexts])
+
+    async def pool_of(self, model: str, allowed: Set[str] | None = None) -> str:
+        """Return the home pool of a model. ``allowed``: models that the caller may use; None: all.
+
+        Raises ModelNotFound, NoReplica or, when the pools cannot be read, FabricUnavailable.
+        """
+        if allowed is not None and model not in allowed:  # no look-up: its time must not tell whether the model exists
+            raise self.model_not_found(model, allowed)
         pool = self._homes.find(model)
         if pool is None:  # its first replica may have joined after the last refresh
             await self._refresh_for_unknown_model()
@@ -147,8 +166,13 @@ class Directory:
             return pool
         if model in self._seen_models:
             raise NoReplica(f"no replica serves model {model!r} now; retry after 2 s", retry_after_s=2)
-        known = ", ".join(sorted(self._seen_models)[:20]) or "none"
-        raise ModelNotFound(f"no such model {model[:128]!r}; models served here: {known}", param="model")
+        raise self.model_not_found(model, allowed)
+
+    def model_not_found(self, model: str, allowed: Set[str] | None) -> ModelNotFound:
+        """Make the error of a model that does not exist or is not allowed; it names only allowed models."""
+        names = (name for name in sorted(self._seen_models) if allowed is None or name in allowed)
+        known = ", ".join(islice(names, _NAMED_MAX)) or "none"
+        return ModelNotFound(f"no such model {model[:128]!r}; models that you may use: {known}", param="model")
 
     async def _refresh_for_unknown_model(self) -> None:
         """Refresh at most once a second: concurrent callers share one refresh, and its failure.
@@ -183,7 +207,7 @@ class Directory:
                 unused.append(reader)
             reader.used_at = now
         if unused:
-            self._note_changed(await concurrently(PoolReader.read, unused))
+            self._loaded.note(await concurrently(PoolReader.read, unused))
             self._by_pool |= {reader.name: reader.view.replicas for reader in unused}
 
     def cells(self, pool: str) -> Sequence[str]:
@@ -222,8 +246,7 @@ class Directory:
 
     def _view(self, pool: str) -> PoolView:
         """Return the view of a pool, which is empty for a pool without replicas."""
-        known = self._by_name.get(pool)
-        return known.view if known is not None else PoolView()
+        return self._by_name[pool].view if pool in self._by_name else PoolView()
 
     def _replicas(self, cell: str) -> Sequence[ReplicaInfo]:
         """Return the live replicas; empty for a declared pool without any.
@@ -236,14 +259,12 @@ class Directory:
         return replicas
 
     def warming(self, cell: str) -> PoolPlan | None:
-        """Return the plan of a declared pool without a ready replica, whose requests wait for a cold start; else
-        None."""
+        """Return the plan of a declared pool without a ready replica: requests wait for a cold start; else None."""
         ready = any(info.state == "ready" for info in self._by_pool.get(cell) or ())
         return None if ready else self._plan(cell)
 
     def wake_s(self, cell: str) -> float:
-        """Return the wake time in seconds of the pool's fastest sleeping or waking replica; 0: one is warm, or none
-        sleeps."""
+        """Return the seconds that the fastest sleeping or waking replica needs; 0: one is warm, or none sleeps."""
         infos = self._by_pool.get(cell) or ()
         if any(info.state == "warm" for info in infos):
             return 0.0
@@ -315,10 +336,7 @@ class Directory:
         return [pool for pool in pools if has_capacity(views[pool], model, utilisation_max)][:HOSTS_ASKED_MAX]
 
     def overflow_terms(self, home: str, host: str) -> OverloadTerms:
-        """Return how pool ``host`` treats a request that overflows from ``home``.
-
-        Raises NoReplica when ``home`` is not declared any more.
-        """
+        """Return how pool ``host`` treats a request of ``home``. Raises NoReplica when ``home`` is not declared."""
         plan, other = self._plan(home), self._plan(host)
         if plan is None or plan.overload_marks is None:
             raise NoReplica(f"pool {home!r} has no adjacent pool now; retry after 2 s", retry_after_s=2)

@@ -125,11 +125,12 @@ def refusal(work: Work, refused: Refused, recovery_s: float, draw: float) -> Poo
     retries.
     """
     model, retry_after_s = work.request.model, refused.retry_after_s
+    needs_kv = f"no KV cache has room for its {work.prompt_tokens + work.output_tokens} expected tokens"
     if refused.why == "shed":
         retry_after_s = max(retry_after_s, spread_retry_s(recovery_s, draw))
         return PoolBusy(
             f"pool of model {model!r} is overloaded for tier {TIERS[work.tier]!r} ({refused.backlog_s:.1f} s of work "
-            f"ahead); retry after {retry_after_s} s",
+            f"ahead{f', and {needs_kv}' if refused.lacks_kv else ''}); retry after {retry_after_s} s",
             retry_after_s=retry_after_s,
         )
     if refused.why == "tenant_bytes":
@@ -142,6 +143,11 @@ def refusal(work: Work, refused: Refused, recovery_s: float, draw: float) -> Poo
         return PoolFull(
             f"requests in the pool of model {model!r} take {refused.backlog_s:.0f} bytes, and one more would exceed "
             f"{REQUEST_BYTES_MAX}; retry after {retry_after_s} s",
+            retry_after_s=retry_after_s,
+        )
+    if refused.lacks_kv:
+        return PoolFull(
+            f"{needs_kv} on the replicas of model {model!r}, and the queue is full; retry after {retry_after_s} s",
             retry_after_s=retry_after_s,
         )
     return PoolFull(

@@ -30,6 +30,11 @@ class Estimates(NamedTuple):
 DEFAULT_ESTIMATES = Estimates(4.0, 256.0)
 
 
+def largest_context(contexts: Sequence[int]) -> int:
+    """Return the largest maximum context; 0: one is unknown (0), or there is none."""
+    return max(contexts) if contexts and all(contexts) else 0
+
+
 class PoolView:
     """Replicas of a pool as they were at the last read, kept up to date by ``LeaseChanges``."""
 
@@ -43,6 +48,9 @@ class PoolView:
         self._by_model: Mapping[str, Sequence[ReplicaInfo]] = {}
         self.ready: Counter[str] = Counter()
         """Number of ready replicas by model."""
+        self.contexts: Mapping[str, int] = {}
+        """By model: the largest maximum context of its ready replicas, in tokens; 0: one of them does not tell its own.
+        """
         self.slots = self.running = 0
         """Sequences that the ready replicas run at once, and those that they run or have waiting."""
         self.estimates = DEFAULT_ESTIMATES
@@ -89,6 +97,11 @@ class PoolView:
         self.has_older_agents = any(not info.generation for info in infos)
         ready = [info for info in infos if info.state == "ready"]
         self.ready = Counter(model for info in ready for model in info.models)
+        told: dict[str, list[int]] = {}
+        for info in ready:
+            for model in info.models:
+                told.setdefault(model, []).append(info.load.max_model_len)
+        self.contexts = {model: largest_context(tokens) for model, tokens in told.items()}
         self.running = sum(info.load.running + info.load.waiting for info in ready)
         self.slots = sum(max(info.load.slots, 1) for info in ready)
         if infos:

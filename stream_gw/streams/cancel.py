@@ -29,7 +29,7 @@ _REMEMBERED_S = 10.0
 class StreamCommands:
     """Cancels streams and takes their inputs, from any gateway.
 
-    Every call answers for another caller's stream as for one that does not exist.
+    Another tenant's stream is answered like one that does not exist: an input raises NotFound, a cancel is pending.
     """
 
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
@@ -47,7 +47,7 @@ class StreamCommands:
         if who.user is not None:
             await self._reads.read_head(who, stream, "cancel")
         reply = await self._log.cancel(name, who.tenant)
-        if reply.result == "none":  # another tenant's stream: the same answer as for an id that nobody has used yet
+        if reply.result == "none":  # another tenant's: answered as a stream that does not exist
             return CancelReply("pending", None, "")
         self._recent.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply

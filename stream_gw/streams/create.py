@@ -32,6 +32,7 @@ from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, mov
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
+from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
@@ -39,6 +40,7 @@ from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
+from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -105,10 +107,14 @@ class StreamCreation:
             raise key_revoked()
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
-        who.require_model(request.model)
         user = _stream_user(who, request.user)
-        pool = await parts.directory.pool_of(request.model)
-        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(request.model.encode(), request.prompt))
+        # The plan of now: a socket's caller was authenticated long ago
+        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
+        if context := parts.directory.context(pool, request.model):
+            await off_loop(request.prompt_bytes, lambda: check_context(request, context))
+        salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
+        scope = prefix_scope(request.model, salt)
+        hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
         trace.session = _session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
         now_ms = parts.clock.now_us() // 1000
@@ -127,7 +133,7 @@ class StreamCreation:
         epoch = Epoch(1, parts.random.token_hex(4))
         call.check_facts(facts)  # before anything is kept
         subjects = records.subjects(who, user, request.model)
-        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, reserved=bool(subjects))
+        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=bool(subjects))
         headers = await self._admit(call, work, subjects) if subjects else ()
         try:
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
@@ -214,6 +220,7 @@ class StreamCreation:
         now_ms: int,
         hashes: Sequence[int],
         *,
+        salt: str,
         reserved: bool,
     ) -> Work:
         """Make the record of the request that a replica will run."""
@@ -223,8 +230,9 @@ class StreamCreation:
         )
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        body = salted_body(request.body, salt)
         return Work(
-            EngineRequest(stream, request.kind, request.model, request.body, deadline_ms, trace.traceparent(stream)),
+            EngineRequest(stream, request.kind, request.model, body, deadline_ms, trace.traceparent(stream)),
             str(epoch),
             tenant,
             meta,

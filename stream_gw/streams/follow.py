@@ -17,7 +17,7 @@ from stream_fabric.stream.ids import StreamId, UserId, created_ms, is_stream_id
 from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import check_cursor
 from stream_gw.auth import Principal, Scope
-from stream_gw.delivery.hub import not_found
+from stream_gw.delivery.hub import no_stream
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
@@ -59,7 +59,7 @@ class StreamReads:
         page = await self._hub.read_page(stream_id(stream), who.tenant, _NO_ENTRIES)
         meta = meta_decoder.decode(page.facts)
         if not who.may_see(meta.user):
-            raise not_found(stream)
+            raise no_stream(stream)
         return page, meta
 
     async def follow(

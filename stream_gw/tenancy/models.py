@@ -62,6 +62,7 @@ class PlanChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: dict[Model, Limits] | UnsetType = UNSET
     finish_revoked: bool | UnsetType = UNSET
     trace_content_bytes: _ContentBytes | UnsetType = UNSET
+    kv_isolation: bool | UnsetType = UNSET
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricError
@@ -32,25 +34,33 @@ class Publisher:
         self._is_ahead = False
 
     async def publish(self) -> int:
-        """Publish what Redis lacks; return the number of records. Raises DatabaseUnavailable or FabricError."""
-        since, count = await self._records.revision(), 0
+        """Publish what Redis lacks; return the number of records.
+
+        Raises DatabaseUnavailable or FabricError, FabricLost when Redis loses records meanwhile.
+        """
+        since = held = await self._records.revision()
+        count = 0
         while True:
             async with self._database.transaction() as connection:
                 self._compare(since, await last_revision(connection))
                 before = since
                 since, records = await records_after(connection, since, TENANT_RECORDS_PUBLISHED_MAX)
             if records:
-                await self._records.publish(records)
+                await self._records.publish(records, after=held)
+                held = max(held, *(revision for revision, _ in records.values()))
                 count += len(records)
             elif since == before:
                 return count
 
     async def run(self) -> None:
-        """Publish every few seconds; an outage of either side is logged once and retried with backoff."""
+        """Publish every few seconds; an outage of either side is logged once and retried with backoff.
+
+        A cancel waits for the publication that runs: a driver's connection must not be dropped within a statement.
+        """
         wait_s, failed = TENANTS_PUBLISH_EVERY_S, False
         while True:
             try:
-                await self.publish()
+                await _finish(self.publish())
                 if failed:
                     _log.info("publishing of tenants works again")
                 wait_s, failed = TENANTS_PUBLISH_EVERY_S, False
@@ -70,3 +80,13 @@ class Publisher:
                 last,
             )
         self._is_ahead = published > last
+
+
+async def _finish(publication: Coroutine[Any, Any, int]) -> None:
+    """Run to the end, also when the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(publication)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise

@@ -27,6 +27,7 @@ from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
+from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.reference.served import ReferenceRoutes
@@ -57,7 +58,8 @@ class Edge:
         self._gateway = gateway
         self._metrics = metrics
         parts = gateway.parts
-        self._answering = Answering(parts.clock, parts.random, metrics, access)
+        cors = CorsPolicy(parts.settings.cors_origins)
+        self._answering = Answering(parts.clock, parts.random, metrics, access, cors)
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
         self.sockets: set[Socket] = set()
         self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
@@ -94,6 +96,7 @@ class Edge:
         router = Router(
             routes=[
                 self._route("/v1/models", get=services.models),
+                self._route("/v1/models/{id:path}", get=services.model),
                 self._route("/v1/tokens", post=services.tokens),
                 self._route("/v1/limits", get=services.limits),
                 self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),

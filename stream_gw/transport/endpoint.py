@@ -12,6 +12,8 @@ from stream_fabric.limits import SSE_RETRY_MS_MAX, SSE_RETRY_MS_MIN
 from stream_fabric.ports import Clock, Random
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.metrics import Metrics
+from stream_gw.streams.body_bytes import BodyBytes
+from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.http import ClientGone, Request, WrongMethod
 from stream_gw.transport.sse import SseBody
 
@@ -33,16 +35,18 @@ Handler = Callable[[Request, Send], Awaitable[OpenResponse | None]]
 class Answering:
     """State that a gateway's endpoints share, such as the number of requests that are being answered."""
 
-    def __init__(self, clock: Clock, random: Random, metrics: Metrics, access: AccessLog) -> None:
+    def __init__(self, clock: Clock, random: Random, metrics: Metrics, access: AccessLog, cors: CorsPolicy) -> None:
         self._clock = clock
         self._random = random
         self.metrics = metrics
         self.access = access
+        self.bodies = BodyBytes()
+        self.cors = cors
         self.count = 0
         """Requests whose answer is not complete."""
 
     def request(self, scope: Scope, receive: Receive, send: Send) -> Request:
-        return Request(scope, receive, send, self._clock, self._random)
+        return Request(scope, receive, send, self._clock, self._random, self.bodies)
 
     def retry_ms(self, request: Request) -> int | None:
         """Milliseconds after which an EventSource should reconnect, spread over an interval; None for other clients."""
@@ -57,11 +61,14 @@ class Endpoint:
     def __init__(self, answering: Answering, path: str, handlers: Mapping[str, Handler]) -> None:
         self._answering = answering
         self._path = path
+        self._is_api = path.startswith("/v1/")
         self._handlers = handlers
         self._methods = [*handlers, "HEAD"] if "GET" in handlers else [*handlers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._answering
+        if self._is_api:
+            send = answering.cors.sender(scope, send)
         request = answering.request(scope, receive, send)
         status = 200
         answering.count += 1
@@ -69,6 +76,8 @@ class Endpoint:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             handler = self._handlers.get(method)
             if handler is None:
+                if await self._answer_preflight(request):
+                    return
                 raise WrongMethod(scope["method"], self._path, self._methods)
             opened = await handler(request, send)
             if opened is not None:
@@ -89,3 +98,12 @@ class Endpoint:
         finally:
             answering.count -= 1
             answering.metrics.requests.labels(self._path, str(status)).inc()
+
+    async def _answer_preflight(self, request: Request) -> bool:
+        """Answer a browser's preflight of an allowed origin. False: the request is none."""
+        if request.scope["method"] != "OPTIONS" or not self._is_api:
+            return False
+        headers = self._answering.cors.preflight(request.headers, self._methods)
+        if headers is not None:
+            await request.answer(204, headers=headers)
+        return headers is not None

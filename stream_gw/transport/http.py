@@ -15,24 +15,30 @@ from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, Req
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_fabric.ports import Clock, Random
 from stream_fabric.stream.cursor import Cursor
-from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
+_OPERATOR = TenantId("")
+"""Stands for the callers of the admin API."""
 
 
 class Request:
     """One HTTP request, as handlers use it."""
 
-    __slots__ = ("_receive", "_received_us", "_send", "headers", "id", "path_params", "scope", "traced")
+    __slots__ = ("_bodies", "_receive", "_received_us", "_send", "headers", "id", "path_params", "scope", "traced")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, random: Random) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, clock: Clock, random: Random, bodies: BodyBytes
+    ) -> None:
         self.scope = scope
         self._receive = receive
+        self._bodies = bodies
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -54,17 +60,17 @@ class Request:
         self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
         return self.traced
 
-    async def body(self) -> bytes:
-        """Read the whole body, which is valid UTF-8.
+    async def body(self, tenant: TenantId = _OPERATOR) -> bytes:
+        """Read the whole body, which is valid UTF-8. ``tenant``: whose limit of bytes it counts against.
 
-        Raises BadRequest, RequestTimeout, and BodyTooLarge before reading over the limit.
+        Raises BadRequest, RequestTimeout, and BodyTooLarge, TooMany or GatewayFull before reading over a limit.
         """
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; the limit is {BODY_BYTES_MAX}")
         try:
             async with asyncio.timeout(BODY_S_MAX):
-                body = await self._whole_body()
+                body = await self._whole_body(tenant)
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {BODY_S_MAX:g} s") from None
         if not body.isascii():
@@ -74,19 +80,24 @@ class Request:
                 raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
         return body
 
-    async def _whole_body(self) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message["body"])
-            size += len(message["body"])
-            if size > BODY_BYTES_MAX:
-                raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the limit")
-            if not message["more_body"]:
-                return b"".join(parts)
+    async def _whole_body(self, tenant: TenantId) -> bytes:
+        body = bytearray()  # not a list: a body of tiny pieces would take many times its bytes
+        counted = 0
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                piece = message["body"]
+                if len(body) + len(piece) > BODY_BYTES_MAX:
+                    raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the limit")
+                self._bodies.add(tenant, len(piece))
+                counted += len(piece)
+                body += piece
+                if not message["more_body"]:
+                    return bytes(body)
+        finally:
+            self._bodies.remove(tenant, counted)
 
     async def answer(
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Send
 
@@ -13,6 +14,7 @@ from stream_gw.admin.traces import Traces, check_operator
 from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
 from stream_gw.observe.metrics import Metrics
+from stream_gw.routing.directory import Served
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
@@ -63,18 +65,24 @@ class ServiceRoutes:
 
     async def models(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
-        data = [
-            {"id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated}
-            for model, served in sorted(self._gateway.parts.directory.models().items())
-            if who.models is None or model in who.models
-        ]
+        served = sorted(self._gateway.parts.directory.models().items())
+        data = [_model_json(model, each) for model, each in served if who.may_use(model)]
         await request.json(200, {"object": "list", "data": data})
+
+    async def model(self, request: Request, send: Send) -> None:
+        who, directory, model = self._authenticate(request), self._gateway.parts.directory, request.path_params["id"]
+        if not model:
+            raise no_path(request.scope)
+        served = directory.models().get(model)
+        if served is None or not who.may_use(model):
+            raise directory.model_not_found(model, who.models)
+        await request.json(200, _model_json(model, served))
 
     async def tokens(self, request: Request, send: Send) -> None:
         who, parts = self._authenticate(request), self._gateway.parts
         if not parts.settings.token_secret.get_secret_value():
             raise Forbidden("this fleet mints no capability tokens; its operator must set STREAM_GW_TOKEN_SECRET")
-        requested = parse(await request.body() or b"{}", TokenRequest)
+        requested = parse(await request.body(who.tenant) or b"{}", TokenRequest)
         token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s())
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
 
@@ -82,13 +90,13 @@ class ServiceRoutes:
         """Describe the caller's limits and what is used of them. ``?model=``: also those of a model."""
         who, keys = self._authenticate(request), self._gateway.parts.authenticator.keys
         plan, model = keys.plan(who.tenant), request.query.get("model")
-        if model is not None:
-            who.require_model(model)
+        if model is not None and not who.may_use(model):
+            raise self._gateway.parts.directory.model_not_found(model, who.models)
         user = who.user or request.query.get("user")
         subjects = [each for each in keys.subjects(who, user, model or "") if each.limits.any]
         if model is None:
             subjects = [each for each in subjects if not each.name.startswith("model:")]
-            models = sorted(model for model in plan.model if who.models is None or model in who.models)
+            models = sorted(model for model in plan.model if who.may_use(model))
             subjects += [Subject(f"model:{model}", plan.model[model]) for model in models if model != "*"]
         described = await self._gateway.admission.describe(who.tenant, subjects)
         await request.json(
@@ -146,3 +154,11 @@ class ServiceRoutes:
     async def unknown_path(self, request: Request, send: Send) -> None:
         """Answer 404 for a path that does not exist."""
         raise no_path(request.scope)
+
+
+def _model_json(model: str, served: Served) -> dict[str, Any]:
+    """Return the API's description of a model, in OpenAI's shape."""
+    known = {"max_model_len": served.max_model_len} if served.max_model_len else {}
+    return {
+        "id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated, **known
+    }  # fmt: skip

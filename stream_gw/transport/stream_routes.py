@@ -102,7 +102,7 @@ class StreamRoutes:
 
         async def create(request: Request, send: Send) -> OpenStreamResponse | None:
             who = self._authenticate(request)
-            body = await request.body()
+            body = await request.body(who.tenant)
             parsed = await off_loop(len(body), lambda: parser(body))
             if parsed.stream:
                 return await self._create_streamed(request, send, who, parsed)
@@ -224,7 +224,7 @@ class StreamRoutes:
 
     async def input(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
-        body = parse(await request.body(), InputBody)
+        body = parse(await request.body(who.tenant), InputBody)
         item = msgspec.Raw(msgspec.json.encode(body.item))
         result = await self._gateway.commands.input(who, request.path_params["id"], body.id, item)
         await request.json(202 if result != "terminal" else 409, {"result": result})

@@ -201,8 +201,7 @@ class TenancyRoutes:
 
 def _actor(who: Principal) -> str:
     """Return the name of the caller in audit events."""
-    key = getattr(who, "key", None)
-    return f"tenant:{who.tenant}" if key is None else str(key.id)
+    return f"tenant:{who.tenant}" if who.key is None else who.key.id
 
 
 def _query(request: Request, type_: type[_T]) -> _T:

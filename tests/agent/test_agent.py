@@ -772,6 +772,24 @@ async def test_only_batch_streams_that_can_go_on_yield_and_no_more_than_are_need
         assert set(bench.agent.running) == {standard, ids}, "these two run on"
 
 
+async def test_full_slots_give_one_though_nobody_waits(redis_url: str) -> None:
+    """A request that came to full slots may have been refused, and is in no queue."""
+    async with running(redis_url, "itl_ms=5,ttft_ms=0,max_num_seqs=2") as (bench, _):
+        standard, stream = await bench.ask(), await bench.ask(tier=BATCH_TIER)
+        await bench.yields(stream, waiting=0)
+        assert set(bench.agent.running) == {standard}
+
+
+async def test_the_time_of_a_prompt_that_yields_slows_no_other(redis_url: str) -> None:
+    async with running(redis_url, "itl_ms=5,ttft_ms=600") as (bench, _):
+        load = bench.agent.load
+        stream = await bench.ask(tier=BATCH_TIER)
+        await eventually(lambda: stream in bench.agent.running, "its start")
+        await asyncio.sleep(0.3)
+        await bench.yields(stream, tokens=0, waiting=0)
+        assert asyncio.get_running_loop().time() - load._prefilling_since < 0.25
+
+
 async def test_a_batch_stream_without_output_yields_and_begins_again(redis_url: str) -> None:
     async with running(redis_url, "itl_ms=2,ttft_ms=300") as (bench, _):
         stream = await bench.ask(max_tokens=20, tier=BATCH_TIER)

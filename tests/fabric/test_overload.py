@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.pool.overload import (
+    BATCH_AHEAD_MS,
     DUTY_MS,
     RETRY_S_MAX,
     SPAN,
@@ -344,6 +345,43 @@ def test_batch_yields_to_no_request_that_is_served_in_time_or_is_batch_or_may_no
     place(state, names, asked(tier=0), OverloadTerms(2.0))
     place(state, names, asked(tier=0), OverloadTerms(0.0, batch_yields=True))
     assert state.yield_to(0) is None
+
+
+def hot(in_time: int, late: int, wait_ms: float = 9000) -> tuple[PoolState, list[ReplicaId], list[int]]:
+    """A pool in which ``late`` replicas have a long queue, and the last of these has the prompt cached."""
+    state, names = pool(in_time + late)
+    for name in names[in_time:]:
+        state.report(name, SEAT._replace(prefill_ms=wait_ms), ("m",), (), {}, 0)
+    return state, names, [0] * (in_time + late - 1) + [60_000]
+
+
+def test_a_queue_at_the_replica_with_the_prompt_refuses_nobody_while_others_begin_it_in_time() -> None:
+    state, names, cached = hot(2, 2)
+    answer = state.place(asked(tier=0, prompt=60_000), names, cached, 0, None, YIELDING)
+    assert isinstance(answer, Placed) and answer.replica in names[:2] and answer.reason == "spill"
+    assert state.yield_to(0) is None, "the pool is not short"
+    state, names, cached = hot(2, 2, wait_ms=2500)
+    kept = asked(tier=0, prompt=60_000)._replace(jitter=0.999)  # its draw rejects it only near twice the mark
+    answer = state.place(kept, names, cached, 0, None, YIELDING)
+    assert isinstance(answer, Placed) and (answer.replica, answer.reason) == (names[3], "prefix")
+    assert state.yield_to(0) is None
+
+
+def test_a_pool_where_most_replicas_are_late_refuses_and_batch_yields() -> None:
+    state, names, cached = hot(1, 2)
+    assert isinstance(state.place(asked(tier=0, prompt=60_000), names, cached, 0, None, YIELDING), Refused)
+    assert state.yield_to(0) == 0
+
+
+def test_a_replica_with_prompts_to_compute_takes_no_batch_from_the_queue() -> None:
+    state, names, _ = full_of_batch()
+    for _ in range(3):
+        assert isinstance(place(state, names, asked(tier=BATCH, prompt=1500), OverloadTerms()), Queued)
+    assert isinstance(place(state, names, asked(tier=0), OverloadTerms()), Queued)
+    busy = SEAT._replace(prefill_ms=BATCH_AHEAD_MS + 1)
+    assert len(state.report(names[0], busy, ("m",), (), {}, 0)) == 1, "the interactive one"
+    pulled = state.report(names[0], SEAT, ("m",), (), {}, 0)
+    assert len(pulled) == 2, "1.5 s of prompts each: the second one makes it more than two"
 
 
 def test_batch_yields_also_to_a_request_that_is_refused() -> None:

@@ -148,11 +148,13 @@ def work_of(ask: PlacementRequest) -> Work:
 
 def info_of(
     name: str, *, ready: bool = True, slots: int = 4, room: int = 5, prefill_ms: float = 0, decode_ms: float = 0,
-    prefill_per_s: float = 8000, decode_per_s: float = 2000, models: tuple[str, ...] = ("m",),
+    prefill_per_s: float = 8000, decode_per_s: float = 2000, models: tuple[str, ...] = ("m",), kv: int = 0,
+    kv_used: float = 0.0,
 ) -> ReplicaInfo:  # fmt: skip
     state = "ready" if ready else "draining"
+    load = EngineLoad(0, 0, slots, kv_capacity_tokens=kv, kv_used_ratio=kv_used)
     return ReplicaInfo(
-        ReplicaId(name), "", "sim", models, state, EngineLoad(0, 0, slots), room=room, prefill_ms=prefill_ms,
+        ReplicaId(name), "", "sim", models, state, load, room=room, prefill_ms=prefill_ms,
         decode_ms=decode_ms, prefill_per_s=prefill_per_s, decode_per_s=decode_per_s,
     )  # fmt: skip
 
@@ -237,6 +239,58 @@ async def test_above_85_percent_hits_spill_more_the_fuller(pool: Pool) -> None:
         reasons.append(reply.replica)
         await pool.read_inbox(reply.replica)
     assert reasons == ["full", "full", "free", "free", "free"]
+
+
+async def test_a_candidate_without_room_in_its_kv_cache_is_passed_over(pool: Pool) -> None:
+    for name, used in (("a", 0.9), ("b", 0.2)):
+        await pool.report(info_of(name, kv=10_000, kv_used=used, prefill_ms=50 * (name == "b")), [], {new_stream(): ""})
+    reply = await pool.place(ask(prompt=1000, output=100), to("a", "b"), None)
+    assert isinstance(reply, Placed) and (reply.replica, reply.reason) == ("b", "load")
+    assert [scored.barred for scored in reply.candidates] == ["kv", ""]
+    # Cached tokens need no room; and a small request fits
+    assert await placed(pool, ask(prompt=1000, output=100), to("a", a=900)) == ("a", "prefix")
+    assert (await placed(pool, ask(prompt=100, output=100), to("a")))[0] == "a"
+
+
+async def test_what_placement_adds_takes_room_in_the_kv_cache_until_the_next_report(pool: Pool) -> None:
+    """A prompt of 1,000 tokens and half of an output of 800 are pending for each: the sixth finds no room."""
+    await pool.report(info_of("a", slots=64, room=64, kv=8000), [], {new_stream(): ""})
+    replies = [await pool.place(ask(prompt=1000, output=800), to("a"), None) for _ in range(6)]
+    assert [type(reply) for reply in replies] == [Placed] * 5 + [Queued]
+    await pool.read_inbox(ReplicaId("a"))
+    running = {new_stream(): ""}
+    assert (await pool.report(info_of("a", slots=64, room=64, kv=8000, kv_used=0.9), [], running))[0] == 0
+    assert (await pool.report(info_of("a", slots=64, room=64, kv=8000, kv_used=0.5), [], running))[0] == 1
+
+
+async def test_an_idle_replica_takes_a_request_that_its_kv_cache_may_not_hold(pool: Pool) -> None:
+    await pool.report(info_of("a", kv=1000), [], {})
+    assert (await placed(pool, ask(prompt=5000), to("a")))[0] == "a"
+
+
+async def test_no_small_request_overtakes_one_that_waits_for_the_kv_cache(pool: Pool) -> None:
+    running = {new_stream(): ""}
+    await pool.report(info_of("a", kv=10_000, kv_used=0.9), [], running)
+    large, small, urgent = ask(prompt=3000), ask(prompt=10), ask(prompt=10, tier=0)
+    for asked in (large, small):
+        assert isinstance(await pool.place(asked, to("a"), None), Queued)
+    assert (await placed(pool, urgent, to("a")))[0] == "a", "of a better tier"
+    await pool.read_inbox(ReplicaId("a"))
+    assert await pool.report(info_of("a", kv=10_000, kv_used=0.8), [urgent.stream], running) == (0, 2)
+    assert await pool.report(info_of("a", kv=10_000, kv_used=0.5), [], running) == (2, 0)
+    assert await pool.read_inbox(ReplicaId("a")) == [large.stream, small.stream]
+
+
+async def test_a_refusal_tells_that_only_kv_caches_lack_room(pool: Pool) -> None:
+    running = {new_stream(): ""}
+    await pool.report(info_of("a", kv=10_000, kv_used=1.0), [], running)
+    for _ in range(QUEUE_MAX):
+        assert isinstance(await pool.place(ask(), to("a", "gone"), None), Queued)
+    refused = await pool.place(ask(), to("a", "gone"), None)
+    assert isinstance(refused, Refused) and refused.why == "full" and refused.lacks_kv
+    await pool.report(info_of("b", room=0), [], running)
+    refused = await pool.place(ask(), to("a", "b"), None)
+    assert isinstance(refused, Refused) and not refused.lacks_kv, "one has no free slot"
 
 
 async def test_asked_again_the_answer_is_the_same_and_nothing_is_handed_out_twice(pool: Pool) -> None:
@@ -474,6 +528,8 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
     running: dict[str, dict[StreamId, str]] = {name: {} for name in names}
     kinds = Counter[str]()
     may_yield, yielded = seed % 3 == 0, False
+    kv = 50_000 * (seed % 3 == 1)
+    barred = Counter[str]()
     for _ in range(150):
         match rng.choice(["place"] * 5 + ["again", "end", "end", "renew", "read", "read", "leave", "move"]):
             case "place":
@@ -487,11 +543,13 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
                 if may_yield and surge.counts_as_demand:
-                    surge = surge._replace(batch_yields=rng.random() < 0.3)
+                    surge = surge._replace(batch_yields=rng.random() < 0.8)
                 if rng.random() < 0.05:  # the pressure is over
                     await forget_yield(law, real)
                 ours, theirs = [await pool.place(asked, candidates, None, surge) for pool in (law, real)]
                 _check_same(ours, theirs)
+                if not isinstance(ours, Refused):
+                    barred.update(scored.barred for scored in ours.candidates)
                 kinds[ours.why if isinstance(ours, Refused) else type(ours).__name__] += 1
             case "again" if known:
                 asked = rng.choice(known)
@@ -515,11 +573,11 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 ended = [s for s in running[name] if rng.random() < 0.5]
                 for stream in ended:
                     del running[name][stream]
-                info = _random_info(rng, name)
+                info = _random_info(rng, kv, name)
                 assert await law.report(info, ended, None) == await real.report(info, ended, None)
             case "renew":
                 name = rng.choice(names)
-                info = _random_info(rng, name)
+                info = _random_info(rng, kv, name)
                 assert await law.report(info, [], running[name]) == await real.report(info, [], running[name])
             case "read":
                 name = rng.choice(names)
@@ -548,6 +606,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
             state.yielded_to,
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
+    assert barred["kv"] or not kv, barred
     assert yielded or not may_yield
     await client.close()
 
@@ -574,19 +633,22 @@ def _random_surge(rng: random.Random) -> OverloadTerms:
             return NO_OVERLOAD_TERMS
 
 
-def _random_info(rng: random.Random, name: str) -> ReplicaInfo:
+def _random_info(rng: random.Random, kv: int, name: str) -> ReplicaInfo:
     return info_of(
         name, ready=rng.random() < 0.85, slots=rng.choice([1, 4]), room=rng.choice([1, 3, 5]),
         prefill_ms=rng.choice([0, 10.5, 4000]), decode_ms=rng.choice([0, 33.25, 90_000]),
         prefill_per_s=rng.choice([800.5, 8000, 20_000]), decode_per_s=rng.choice([100, 2000]),
-        models=rng.choice([("m",), ("m", "lora")]),
+        models=rng.choice([("m",), ("m", "lora")]), kv=kv,
+        kv_used=rng.random() if kv else 0,
     )  # fmt: skip
 
 
 def _check_same(ours: Placed | Queued | Refused, theirs: Placed | Queued | Refused) -> None:
     assert type(ours) is type(theirs), (ours, theirs)
     if isinstance(ours, Refused) or isinstance(theirs, Refused):
-        assert ours[:-1] == theirs[:-1] and theirs[-1] == pytest.approx(ours[-1])
+        assert isinstance(ours, Refused) and isinstance(theirs, Refused)
+        assert ours._replace(backlog_s=0) == theirs._replace(backlog_s=0)
+        assert theirs.backlog_s == pytest.approx(ours.backlog_s)
         return
     if isinstance(ours, Placed) and isinstance(theirs, Placed):
         assert ours[:2] == theirs[:2] and theirs.expected_ms == pytest.approx(ours.expected_ms)

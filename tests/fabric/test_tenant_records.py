@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_fabric.accounts.ports import TenantRecords
+from stream_fabric.errors import FabricLost
 from stream_fabric.limits import TENANT_RECORDS_MAX
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
@@ -70,6 +71,17 @@ async def test_an_older_or_equal_revision_changes_nothing(records: TenantRecords
     await records.publish({"tenant:a": (4, b"old"), "tenant:b": (6, b"b")})
     await records.publish({"tenant:a": (5, b"other")})
     assert await records.changes(0) == (6, {"tenant:a": b"new", "tenant:b": b"b"})
+
+
+async def test_nothing_is_published_on_top_of_what_is_lost(records: TenantRecords) -> None:
+    """Redis would seem complete up to the new revision."""
+    await records.publish({"tenant:a": (5, b"a")}, after=0)
+    await records.publish({"tenant:b": (7, b"b")}, after=5)
+    with pytest.raises(FabricLost):
+        await records.publish({"tenant:c": (9, b"c")}, after=8)
+    await records.publish({"tenant:c": (6, b"c")}, after=5)
+    assert await records.changes(5) == (7, {"tenant:c": b"c", "tenant:b": b"b"})
+    await records.publish({}, after=99)
 
 
 async def test_a_deleted_record_is_an_empty_one(records: TenantRecords) -> None:

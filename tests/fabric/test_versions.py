@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stream_fabric.pool.placement import Placed
 from stream_fabric.pool.plan import PoolPlan, encode_plan
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.process.host import HostClock, HostRandom
@@ -96,6 +97,21 @@ async def test_a_replica_record_that_cannot_be_decoded_is_skipped_and_counted(
     assert len([r for r in caplog.records if "record skipped" in r.getMessage()]) == 1, "logged once per record"
 
 
+async def test_an_older_agent_tells_no_context_and_nothing_is_refused_for_it(fleet: Fleet) -> None:
+    old, new = await fleet.join("old"), await fleet.join("new")
+    load = msgspec.json.decode(msgspec.json.encode(new.load))
+    await fleet.rewrite(new, load={**load, "max_model_len": 8192})
+    directory = Directory(fleet.pools, _no_plans)
+    del load["max_model_len"]
+    await fleet.rewrite(old, load=load)
+    await directory.refresh()
+    assert directory.context(fleet.pool, "m") == 0, "the older replica may take longer requests"
+    await fleet.pools.retire(fleet.pool, old.replica, leaving=True)
+    directory = Directory(fleet.pools, _no_plans)
+    await directory.refresh()
+    assert directory.context(fleet.pool, "m") == 8192
+
+
 async def test_a_slot_of_another_layout_is_read_or_skipped(fleet: Fleet) -> None:
     one, two = await fleet.join("one"), await fleet.join("two")
     packed = await fleet.execute("HGET", "board", one.replica)
@@ -103,6 +119,18 @@ async def test_a_slot_of_another_layout_is_read_or_skipped(fleet: Fleet) -> None
     await fleet.execute("HSET", "board", two.replica, packed[:10])
     assert [use.replica for use in await fleet.pools.slot_uses(fleet.pool)] == [one.replica]
     assert fleet.skipped == ["slot"]
+
+
+async def test_a_slot_of_a_version_without_kv_cache_takes_requests_and_keeps_its_layout(fleet: Fleet) -> None:
+    one = await fleet.join("one")
+    packed = await fleet.execute("HGET", "board", one.replica)
+    await fleet.execute("HSET", "board", one.replica, packed[:53])
+    for number in range(2):
+        stream = new_stream_id(time.time_ns() // 1_000_000 + number, os.urandom(10))
+        work = Work(EngineRequest(stream, "chat", "m", msgspec.Raw(b"{}")), "1.aa", ACME, b"{}", None)
+        placed = await fleet.pools.place(fleet.pool, work, [Candidate(one.replica, 0)], wait_s=60, jitter=0.0)
+        assert isinstance(placed, Placed) and placed.candidates[0].in_flight == number
+    assert (await fleet.pools.slot_uses(fleet.pool))[0].in_flight == 2
 
 
 async def test_a_prefix_summary_of_another_format_is_skipped(fleet: Fleet) -> None:

@@ -270,12 +270,15 @@ async def test_a_wrong_method(gate: Gate, method: str, path: str) -> None:
         "/..%2f..%2fetc/passwd",
         "//",
         "/a%0Ab",
-        "/v1/models/",
     ],
 )
 async def test_an_unknown_path(gate: Gate, path: str) -> None:
     for method in ("GET", "POST"):
         refusal(await gate.ask(method, path), 404, "not_found")
+
+
+async def test_a_model_needs_an_id(one: Gate) -> None:
+    refusal(await one.ask("GET", "/v1/models/"), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", ["/static/nothing.js", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/"])

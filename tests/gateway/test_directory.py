@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stream_fabric.errors import FabricUnavailable, ModelNotFound, NoReplica
-from stream_fabric.pool.lease_changes import LeaseChanges
+from stream_fabric.pool.lease_changes import LeaseChanges, RoutingGeneration
 from stream_fabric.pool.overload import OverloadMarks
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile, route_key
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
@@ -54,6 +54,33 @@ async def test_a_pool_that_vanishes_after_it_was_found_raises_no_replica() -> No
         directory.estimates(pool)
     with pytest.raises(NoReplica):
         directory.candidates(pool, "m", [])
+
+
+async def test_the_context_is_the_largest_of_the_ready_replicas_once_all_tell_theirs() -> None:
+    pools = Pools()
+    directory = Directory(pools, pools.plans)
+    generations = {name: RoutingGeneration() for name in "ab"}
+
+    async def context(**told: tuple[str, int]) -> int:
+        pools.infos = [
+            generations[name].stamp(
+                ReplicaInfo(ReplicaId(name), "p", "sim", ("m",), state, EngineLoad(0, 0, 1, max_model_len=tokens))
+            )
+            for name, (state, tokens) in told.items()
+        ]
+        await directory.pool_of("m")  # a pool that is in use is read at each refresh
+        await directory.refresh()
+        assert directory.models()["m"].max_model_len == directory.context("p", "m")
+        return directory.context("p", "m")
+
+    assert await context(a=("ready", 8192), b=("ready", 4096)) == 8192
+    assert await context(a=("draining", 8192), b=("ready", 4096)) == 4096
+    assert await context(a=("ready", 8192), b=("ready", 0)) == 0
+    assert await context(a=("warming", 8192), b=("warming", 4096)) == 0
+    before = pools.infos[0].generation
+    assert await context(a=("warming", 16_384), b=("warming", 4096)) == 0
+    assert pools.infos[0].generation > before, "gateways read a replica again whose context has changed"
+    assert directory.context("p", "other") == 0
 
 
 async def test_a_declared_pool_is_served_while_it_has_no_replica() -> None:

@@ -160,7 +160,7 @@ async def test_who_may_ask(tenants: Tenants, path: str, body: dict[str, Any]) ->
     acme = tenants.acme
     refusal(await acme.ask("POST", path, body, {"authorization": "Bearer sk-nobody"}), 401, "invalid_api_key")
     refusal(await tenants.acme_reader.ask("POST", path, body), 403, "forbidden")
-    refusal(await tenants.acme_other_model.ask("POST", path, body), 403, "forbidden")
+    refusal(await tenants.acme_other_model.ask("POST", path, body), 404, "model_not_found")
     refusal(await acme.ask("POST", path, body | {"model": "no-such-model"}), 404, "model_not_found")
     refusal(await acme.ask("GET", path), 405, "method_not_allowed")
     refusal(await acme.ask("POST", "/v2/rerank", body), 404, "not_found")

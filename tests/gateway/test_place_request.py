@@ -250,3 +250,12 @@ def test_who_is_rejected_is_told_to_wait_for_the_replicas_that_start() -> None:
         error = refusal(work_of(), Refused(2, "shed", 1.5), recovery_s, draw)
         assert error.retry_after_s == told
     assert refusal(work_of(), Refused(5), 192.0, 0.0).retry_after_s == 5, "the queue is full: that passes"
+
+
+def test_a_refusal_names_the_kv_cache_where_only_that_lacks_room() -> None:
+    work = work_of()
+    for refused in (Refused(2, lacks_kv=True), Refused(2, "shed", 7.0, lacks_kv=True)):
+        error = refusal(work, refused, 0.0, 0.5)
+        assert "no KV cache has room for its 190 expected tokens" in error.message and "retry after" in error.message
+        assert error.http_status == 503 and error.retry_after_s
+    assert "KV" not in refusal(work, Refused(2), 0.0, 0.5).message

@@ -120,6 +120,25 @@ async def test_every_candidate_is_explained(wide: Gate) -> None:
     )
 
 
+async def test_a_request_waits_for_room_in_the_kv_cache_and_its_record_says_so(platform: Running) -> None:
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    sim = "model=sim-kv,itl_ms=10,ttft_ms=0,num_blocks=64,max_num_seqs=32"  # 1,024 tokens
+    with await asyncio.to_thread(Process, "agent", "--replica", "kv", "--sim", sim, **env):
+        gate = platform.gates[0]
+        bodies = [
+            chat(200, model="sim-kv", seed=k, messages=[{"role": "user", "content": f"{k} " + "x" * 1200}])
+            for k in range(4)
+        ]
+        async with AsyncExitStack() as stack:
+            running = [await stack.enter_async_context(gate.create(body)) for body in bodies]
+            for exchange in running:
+                assert events(await exchange.rest())[-1].data == DONE
+            streams = [exchange.headers["x-stream-id"] for exchange in running]
+        records = [(await placement(gate, stream))["placements"] for stream in streams]
+        barred = [record[0]["candidates"][0]["barred"] for record in records]  # type: ignore[index]
+        assert barred[0] == "" and "kv" in barred and "full" not in barred, barred
+
+
 async def test_queued_requests_get_their_position_and_start_in_order(narrow: Gate) -> None:
     async with AsyncExitStack() as stack:
         running = [await stack.enter_async_context(narrow.create(chat(150, seed=k, model=NARROW))) for k in range(2)]

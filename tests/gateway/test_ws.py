@@ -459,7 +459,7 @@ async def test_another_tenants_stream_is_not_found(one: Gate, tenants: Tenants) 
         assert (error["code"], error["retriable"]) == ("not_found", False)
         assert error["request_id"]
         await socket.send("cancel", id="c", stream=stream)
-        assert (await socket.until_t("ack", id="c"))["result"] == "pending", "as for a stream that is not there"
+        assert (await socket.until_t("ack", id="c"))["result"] == "pending", "as for a stream that is still to come"
         await socket.sub(1, UNKNOWN)  # its number is free
         assert (await socket.until_t("error", ch=1))["code"] == "not_found"
     assert (await tenants.acme.info(stream))["status"] == "live"

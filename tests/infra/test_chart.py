@@ -134,7 +134,7 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["ingress.paths={/metrics}"], "paths"),
         (["networkPolicy.prometheusFrom={}"], "prometheusFrom"),
         (["redis.secret.name="], "redis.secret.name"),
-        (["gateway.secrets.keys.name="], "gateway.secrets.keys.name"),
+        (["gateway.secrets.keyPepper.name="], "gateway.secrets.keys.name"),
         (["clickhouse.secret.name="], "clickhouse.secret.name"),
         (["kafka.secret.name="], "kafka.secret.name"),
         (["kafka.servers="], "kafka.servers"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stream_fabric.accounts.ports import TenantRecords
+from stream_fabric.errors import FabricLost
 from stream_fabric.limits import TENANT_RECORDS_MAX
 
 
@@ -12,7 +13,9 @@ class MemoryTenants(TenantRecords):
     def __init__(self) -> None:
         self.records: dict[str, tuple[int, bytes]] = {}
 
-    async def publish(self, records: Mapping[str, tuple[int, bytes]]) -> None:
+    async def publish(self, records: Mapping[str, tuple[int, bytes]], *, after: int = 0) -> None:
+        if records and max((revision for revision, _ in self.records.values()), default=0) < after:
+            raise FabricLost("the records are lost")
         for name, (revision, record) in records.items():
             if name not in self.records or self.records[name][0] < revision:
                 self.records[name] = (revision, record)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, decode_record
-from stream_fabric.process.host import HostRandom
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
-from stream_gw.auth import key_digest, new_key
 from stream_gw.auth.peppered import peppered_digest
+from stream_gw.tenancy import open_tenancy
+from stream_gw.tenancy.models import KeyCreate, TenantCreate
 from tests.gateway.processes import Process
 from tests.gateway.wire import Gate, Reply
 from tests.support.redis import RedisServer
@@ -41,7 +42,7 @@ ROUTES = [
 
 
 class Setup(NamedTuple):
-    """A gateway as its operator sees it, and the other keys of its keys file."""
+    """A gateway as its operator sees it, and other keys."""
 
     redis: RedisServer
     operator: Gate
@@ -55,22 +56,35 @@ class Setup(NamedTuple):
     process: Process
 
 
+async def make_keys(url: str, redis_url: str) -> list[str]:
+    """Make the operator's key, a tenant's, and one with scope admin that is limited to a model."""
+    client = RedisClient(redis_url)
+    await client.start()
+    try:
+        async with open_tenancy(url, RedisTenants(client), HostClock(), HostRandom(), PEPPER) as tenancy:
+            async with tenancy.change("cli:test") as session:
+                await session.tenants.create(TenantCreate("ops"))
+                asked = (
+                    KeyCreate("ops", scopes=("admin",)),
+                    KeyCreate("ops"),
+                    KeyCreate("ops", scopes=("admin",), models=("m",)),
+                )
+                made = [await session.keys.create(each) for each in asked]
+            assert tenancy.unpublished is None
+    finally:
+        await client.close()
+    return [key.key for key in made]
+
+
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    folder = tmp_path_factory.mktemp("admin")
-    keys = [new_key(HostRandom()) for _ in range(3)]
-    file = folder / "keys.toml"
-    scopes = ['["admin"]', '["create", "read"]', '["admin"]\nmodels = ["m"]']
-    entries = (
-        f'[[tenant.key]]\nsha256 = "{key_digest(key)}"\nscopes = {each}\n'
-        for key, each in zip(keys, scopes, strict=True)
-    )
-    file.write_text('[[tenant]]\nid = "ops"\n' + "".join(entries))
+    url = f"sqlite:///{tmp_path_factory.mktemp('admin') / 'tenants.db'}"
     with RedisServer() as redis:
-        env = {"STREAM_GW_REDIS_URL": redis.url, "STREAM_GW_PARTITIONS": "1", "STREAM_GW_KEYS_FILE": str(file),
-               "STREAM_GW_KEY_PEPPER": PEPPER, "STREAM_GW_PORT": "0"}  # fmt: skip
+        keys = asyncio.run(make_keys(url, redis.url))
+        env = {"STREAM_GW_REDIS_URL": redis.url, "STREAM_GW_PARTITIONS": "1", "STREAM_GW_KEY_PEPPER": PEPPER,
+               "STREAM_GW_PORT": "0"}  # fmt: skip
         with (
-            Process("gateway", **env, STREAM_GW_DATABASE_URL=f"sqlite:///{folder / 'tenants.db'}") as process,
+            Process("gateway", **env, STREAM_GW_DATABASE_URL=url) as process,
             Process("gateway", **env) as bare,
             Process("gateway", **env, STREAM_GW_DATABASE_URL="postgresql://u:hunter2@127.0.0.1:1/x") as lost,
         ):
@@ -117,7 +131,12 @@ async def test_a_database_that_is_away_is_told(setup: Setup) -> None:
             reply = await setup.lost.ask(method, path)
             assert (reply.status, code_of(reply)) == (503, "database_unavailable")
             assert "retry-after" in reply.headers and b"hunter2" not in reply.body
-    assert (await setup.lost.ask("GET", "/v1/models")).status == 200
+    assert (await setup.lost.ask("GET", "/v1/models")).status == 200, "published keys serve"
+
+
+async def is_accepted(setup: Setup, key: str) -> bool:
+    """Whether a gateway without the database accepts the key."""
+    return (await setup.bare.ask("GET", "/v1/models", None, {"authorization": f"Bearer {key}"})).status == 200
 
 
 async def test_the_life_of_a_tenant(setup: Setup) -> None:
@@ -127,7 +146,8 @@ async def test_the_life_of_a_tenant(setup: Setup) -> None:
     key = await ask(setup, "POST", "/keys", {"tenant": "acme", "label": "ci", "expires_in_s": 1000}, 201)
     new = await ask(setup, "POST", f"/keys/{key['id']}/rotate", {"grace_s": 5}, 201)
     assert new["key"] != key["key"] and new["label"] == "ci"
-    assert await ask(setup, "GET", "/tenants/acme") == (await ask(setup, "GET", "/tenants"))["data"][0]
+    assert await ask(setup, "GET", "/tenants/acme") in (await ask(setup, "GET", "/tenants"))["data"]
+    await eventually(lambda: is_accepted(setup, key["key"]))
     listed = await ask(setup, "GET", "/keys?tenant=acme")
     assert {each["id"] for each in listed["data"]} == {key["id"], new["id"]}
     assert "digest" not in listed["data"][0] and "key" not in listed["data"][0]
@@ -137,6 +157,11 @@ async def test_the_life_of_a_tenant(setup: Setup) -> None:
     }
     assert (await ask(setup, "DELETE", f"/keys/{new['id']}?tokens_only=true"))["generation"] == 1
     assert (await ask(setup, "DELETE", f"/keys/{key['id']}"))["revoked_at"]
+
+    async def is_refused() -> bool:
+        return not await is_accepted(setup, key["key"])
+
+    await eventually(is_refused)
     assert len((await ask(setup, "GET", "/keys?tenant=acme&revoked=true"))["data"]) == 2
     assert (await ask(setup, "PATCH", "/tenants/acme", {"suspended": True, "plan": "default"}))["suspended"]
     assert (await ask(setup, "PATCH", "/plans/gold", {"tier": "batch", "models": None}))["tenant"] == {"streams": 3}
@@ -149,6 +174,7 @@ async def test_the_life_of_a_tenant(setup: Setup) -> None:
     assert [each["action"] for each in audit["data"]] == ["tenant.delete", "plan.delete"] and audit["has_more"]
     older = await ask(setup, "GET", f"/audit?after={audit['last_id']}&subject=tenant:acme")
     assert [each["action"] for each in older["data"]] == ["tenant.change", "tenant.create"] and not older["has_more"]
+    assert {each["who"] for each in audit["data"]} == {setup.operator.key.split("_")[1]}
     for secret in (key["key"], new["key"]):
         assert secret not in json.dumps([audit, older]) and secret not in setup.process.log
 

@@ -77,7 +77,8 @@ def published(server: RedisServer) -> dict[str, Any]:
 
 def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> None:
     ok(run("plans", "add", "gold", "--tier", "standard", "--models", "a,b", "--tenant-tokens-per-min", "900",
-           "--key-streams", "2", "--model-limits", "a:streams=1", "--trace-content-bytes", "10"))  # fmt: skip
+           "--key-streams", "2", "--model-limits", "a:streams=1", "--trace-content-bytes", "10",
+           "--kv-isolation"))  # fmt: skip
     assert "keys add --tenant acme" in ok(run("tenants", "add", "acme", "--plan", "gold", "--label", "Acme Inc."))
     key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--scope", "read", "--expires-days", "1", "--json")))
     ok(run("prices", "set", "*", "--prompt", "5", "--output", "7"))
@@ -85,7 +86,7 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
     found = published(server)
     assert found["plan:gold"] == PlanRecord(
         "gold", "standard", ("a", "b"), Limits(tokens_per_min=900), Limits(streams=2), model={"a": Limits(streams=1)},
-        trace_content_bytes=10,
+        trace_content_bytes=10, kv_isolation=True,
     )  # fmt: skip
     assert found["prices"] == PricesRecord({"*": Prices(5, 5, 7)})
     tenant = found["tenant:acme"]

@@ -1,4 +1,4 @@
-"""The lines of ``stream-gw doctor`` about the database of tenants."""
+"""The check of ``stream-gw doctor`` on the database of tenants."""
 
 from __future__ import annotations
 

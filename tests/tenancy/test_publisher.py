@@ -7,17 +7,19 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from sqlalchemy import text
 
 from stream_fabric.accounts.records import TenantRecord, decode_record
-from stream_fabric.errors import FabricUnavailable
+from stream_fabric.errors import FabricLost, FabricUnavailable
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_gw.tenancy import DatabaseUnavailable, open_tenancy, publisher
 from stream_gw.tenancy.models import KeyCreate, TenantChange, TenantCreate
+from stream_gw.tenancy.sql.published import records_after
 from stream_gw.tenancy.tenancy import Tenancy
 from tests.support.memory_tenants import MemoryTenants
 from tests.support.postgres import PostgresServer
@@ -83,6 +85,69 @@ async def test_a_change_that_its_maker_did_not_publish_is_published_by_the_next(
     assert "tenant:first" not in records.records
     await make_tenant(tenancy, "second")
     assert {"tenant:first", "tenant:second"} <= records.records.keys()
+
+
+class Forgetful(MemoryTenants):
+    """Records that are lost after their revision was read, for the given number of times."""
+
+    losses = 0
+
+    async def revision(self) -> int:
+        found = await super().revision()
+        if self.losses and found:
+            self.losses -= 1
+            self.records.clear()
+        return found
+
+
+async def test_a_loss_between_two_calls_leaves_no_hole(open_database: Opener) -> None:
+    records = Forgetful()
+    async with open_database(records) as tenancy:
+        await tenancy.database.migrate()
+        await make_tenant(tenancy, "first")
+        records.losses = 1
+        await make_tenant(tenancy, "second")
+        assert isinstance(tenancy.unpublished, FabricLost) and not records.records
+        await make_tenant(tenancy, "third")
+        assert records.records.keys() == {"plan:default", "tenant:first", "tenant:second", "tenant:third"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_readers_converge_whatever_is_lost_meanwhile(tmp_path: Path, seed: int) -> None:
+    """Several processes change tenants, some die before they publish, Redis loses everything, a reader reads on."""
+    random, records, url = Random(seed), Forgetful(), f"sqlite:///{tmp_path / 't.db'}"
+    read: dict[str, bytes] = {}
+    since = 0
+    async with (
+        open_tenancy(url, records, HostClock(), HostRandom(), PEPPER) as one,
+        open_tenancy(url, records, HostClock(), HostRandom(), PEPPER) as two,
+        open_tenancy(url, None, HostClock(), HostRandom(), PEPPER) as dying,
+    ):
+        for number in range(60):
+            tenant = f"t{random.randrange(6)}"
+            records.losses = random.random() < 0.15
+            async with random.choice([one, two, dying]).change(ME) as session:
+                found = {each.id for each in await session.tenants.page()}
+                if tenant not in found:
+                    await session.tenants.create(TenantCreate(tenant))
+                elif random.random() < 0.3:
+                    await session.tenants.delete(tenant)
+                else:
+                    await session.tenants.change(
+                        tenant, TenantChange(label=str(number), suspended=random.random() < 0.5)
+                    )
+            if random.random() < 0.3:
+                since, changed = await records.changes(since)
+                read |= changed
+        records.losses = 0
+        async with one.change(ME) as session:
+            await session.tenants.create(TenantCreate("last"))
+        _, changed = await records.changes(since)
+        read |= changed
+        async with one.database.transaction() as connection:
+            _, whole = await records_after(connection, 0, 1000)
+        assert records.records == whole
+        assert read == {name: record for name, (_, record) in whole.items()}
 
 
 async def test_many_changes_are_published_in_several_calls(

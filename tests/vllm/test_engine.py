@@ -154,6 +154,7 @@ async def thinking(direct: Direct, **more: Any) -> dict[str, Any]:
     ("body", "status", "said"),
     [
         (chat("river " * 9000), 400, "maximum context length"),
+        (chat(max_tokens=1 << 20), 400, "cannot be greater than max_model_len"),
         (chat(model="other"), 404, "other"),
         (chat(temperature=-1), 400, "temperature"),
     ],
@@ -164,6 +165,19 @@ async def test_a_refusal_is_the_server_s_own(engine: VllmEngine, body: Any, stat
     assert (sink.error.http_status, sink.error.retriable) == (status, False)
     assert said in sink.error.message
     assert not sink.error.code.isdecimal()
+    assert (sink.error.code == "context_length_exceeded") == ("context" in said or "max_model_len" in said)
+
+
+async def test_the_context_is_told_and_ends_the_output(engine: VllmEngine) -> None:
+    """The sum of prompt and ``max_tokens`` may exceed it: the gateway must not refuse such a request."""
+    context = engine.load().max_model_len
+    assert context > 0
+    prompt = [5] * (context - 10)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 50, "ignore_eos": True}
+    sink = await ask(engine, request(1, body, "completions"))
+    assert sink.status == "completed" and sink.end_usage is not None and sink.end_usage.output == 10
+    sink = await ask(engine, request(2, body | {"prompt": [5] * context}, "completions"))
+    assert sink.error is not None and (sink.error.code, sink.error.http_status) == ("context_length_exceeded", 400)
 
 
 async def test_what_the_model_cannot_do_is_refused(engine: VllmEngine) -> None:

@@ -97,6 +97,8 @@ class LoadTracker:
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """Stop following a stream that no longer runs here. ``whole``: the log has the stream's terminal."""
         if self._prefilling.get(stream.name) is stream:
+            if next(iter(self._prefilling)) == stream.name:
+                self._prefilling_since = self._loop.time()  # the time before belongs to no prompt that is counted
             del self._prefilling[stream.name]
         if stream in self._decoding:
             self._decoding.discard(stream)

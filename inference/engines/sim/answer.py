@@ -39,6 +39,8 @@ class Answer:
         spread = settings.length_max - settings.length_min + 1
         natural = settings.length_min + prompt.number("length", self._seed + choice) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
+        if settings.context and self.length > settings.context - prompt.tokens:
+            self.length = asked = settings.context - prompt.tokens
         self._natural = asked is None
         self._pieces = self._choose_output(body, asked)
         self.tokens_made = 0

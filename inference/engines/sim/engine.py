@@ -16,7 +16,7 @@ from inference.engines.sim.settings import SimSettings
 from inference.engines.sim.text import Prompt
 from inference.engines.sim.whole import Embeddings, Part, Rerank, Whole
 from inference.engines.upstream.answers import put_item
-from stream_fabric.errors import EngineFailed, EngineLost, Unsupported
+from stream_fabric.errors import ContextLengthExceeded, EngineFailed, EngineLost, Unsupported
 from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
 from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.stream.frames import ErrorInfo, Note, Usage
@@ -107,6 +107,9 @@ class SimEngine:
                 ),
             )
             return
+        if (exceeded := self._check_context(prompt, answers, whole)) is not None:
+            sink.end("failed", ErrorInfo.of(exceeded))
+            return
         hashes = prompt.hashes(self.settings.block_size) if whole is None else ()
         fails_at = sum(answer.length for answer in answers) // 2
         if whole is None:
@@ -118,12 +121,7 @@ class SimEngine:
             if not self.replica.add((request.stream, answer.choice), answer.prompt_tokens, hashes, answer.length):
                 for other in answers:
                     self.replica.abort((request.stream, other.choice))
-                sink.end(
-                    "failed",
-                    ErrorInfo(
-                        "context_length_exceeded", "prompt and output exceed the KV cache", "invalid_request_error", 400
-                    ),
-                )
+                sink.end("failed", ErrorInfo.of(ContextLengthExceeded("prompt and output exceed the KV cache")))
                 return
         sink.usage(prompt.tokens)
         self._requests[request.stream] = item
@@ -138,6 +136,20 @@ class SimEngine:
         prompt = Prompt(body)
         choices = int(body.get("n") or 1)
         return prompt, [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)], None
+
+    def _check_context(
+        self, prompt: Prompt, answers: Sequence[Answer | Part], whole: Whole | None
+    ) -> ContextLengthExceeded | None:
+        """Return the error of a request that exceeds the maximum context, as vLLM's; None: it fits."""
+        context = self.settings.context
+        if not context:
+            return None
+        start = f"This model's maximum context length is {context} tokens. However, "
+        longest = max(answer.prompt_tokens for answer in answers)
+        if longest > context or (longest == context and whole is None):
+            return ContextLengthExceeded(f"{start}your prompt contains {longest} input tokens")
+        asked = prompt.body.get("max_completion_tokens") or prompt.body.get("max_tokens") or 0
+        return ContextLengthExceeded(f"{start}you requested {asked} output tokens") if asked > context else None
 
     def abort(self, stream: StreamId) -> None:
         request = self._requests.pop(stream, None)
@@ -166,6 +178,7 @@ class SimEngine:
             kv_clears=self._clears,
             asleep=self._asleep,
             itl_objective_ms=self.settings.itl_objective_ms,
+            max_model_len=self.settings.context,
         )
 
     async def sleep(self, level: SleepLevel) -> bool:

@@ -23,6 +23,8 @@ class SimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompts are computed in pieces that let a step with running answers take no longer; 0: pieces are not limited."""
     block_size: int = 16
     num_blocks: int = 32_768
+    context: int = 0
+    """Maximum context in tokens: longer requests are refused, output ends there; 0: unknown, the KV cache limits."""
     prefix_cache: bool = True
     seed: int = 0
     length_min: int = 50
@@ -77,6 +79,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "itl_objective_ms": (0, 60_000),
     "block_size": (1, 1024),
     "num_blocks": (2, 1 << 24),
+    "context": (0, 1 << 31),
     "length_min": (1, 1 << 20),
     "length_max": (1, 1 << 20),
     "fail_rate": (0, 1),

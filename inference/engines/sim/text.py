@@ -50,9 +50,9 @@ class Prompt:
         self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
 
     def hashes(self, block_size: int) -> list[int]:
-        """Hashes of the full blocks of tokens; each covers the blocks before it."""
+        """Hashes of the full blocks of tokens; each covers the blocks before it, and the cache salt."""
         size = block_size * _BYTES_PER_TOKEN
-        chain = hashlib.blake2b(digest_size=8)
+        chain = hashlib.blake2b(str(self.body.get("cache_salt") or "").encode("utf-8", "replace"), digest_size=8)
         out = []
         for start in range(0, len(self.data) - size + 1, size):
             chain.update(self.data[start : start + size])

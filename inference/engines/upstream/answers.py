@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import EngineLost
+from stream_fabric.errors import ContextLengthExceeded, EngineLost
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
@@ -24,6 +25,12 @@ class _Document(msgspec.Struct):
 _document_decoder = msgspec.json.Decoder(_Document)
 _ENGINE_DEAD = "EngineCore encountered an issue"
 """Start of vLLM's error message after its engine process has died."""
+_CONTEXT_EXCEEDED = re.compile(
+    "maximum context length|maximum model length|model's context length|available context size"
+    r"|max_(completion_)?tokens=\d+ cannot be greater than max_model_len|max_tokens must be at least 1, got 0"
+)
+"""Messages of vLLM, SGLang and llama.cpp about a request that exceeds the model's maximum context. vLLM's last one is
+about a prompt that leaves no token for the output: gateways let no smaller ``max_tokens`` than 1 pass."""
 
 
 def put_item(sink: FrameSink, body: bytes) -> Usage:
@@ -68,5 +75,7 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     refused = 400 <= status < 500
     if not isinstance(code, str) or code.isdecimal():  # vLLM repeats the status in the code
         code = "invalid_request" if refused else "engine_error"
+        if status == 400 and _CONTEXT_EXCEEDED.search(message):
+            code = ContextLengthExceeded.code
     type_ = "invalid_request_error" if refused else "server_error"
     return ErrorInfo(code, message, type_, status, retriable=status >= 500 or status == 429)

@@ -12,10 +12,18 @@ local function number(value)
   return string.format('%.17g', value)
 end
 
--- Let a subject's buckets expire when they are full again.
-local function expire_full(key, requests, requests_limit, tokens, tokens_limit)
-  local ms = 1000
-  if requests_limit > 0 then ms = math.max(ms, requests / requests_limit * MINUTE_MS) end
-  if tokens_limit > 0 then ms = math.max(ms, tokens / tokens_limit * MINUTE_MS) end
+-- Write the buckets of a subject that have a limit (spent false: no such bucket). They expire when they are full again.
+local function write_buckets(key, now, requests, requests_limit, tokens, tokens_limit)
+  local fields, ms = {}, 1000
+  if requests then
+    fields = {'r', number(requests), 'ra', now, 'rl', requests_limit}
+    if requests_limit > 0 then ms = math.max(ms, requests / requests_limit * MINUTE_MS) end
+  end
+  if tokens then
+    for _, value in ipairs({'t', number(tokens), 'ta', now, 'tl', tokens_limit}) do fields[#fields + 1] = value end
+    if tokens_limit > 0 then ms = math.max(ms, tokens / tokens_limit * MINUTE_MS) end
+  end
+  if #fields == 0 then return end
+  redis.call('HSET', key, unpack(fields))
   redis.call('PEXPIRE', key, string.format('%d', math.min(ms, KEPT_MS) + 1000))
 end

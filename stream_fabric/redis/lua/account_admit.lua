@@ -56,9 +56,7 @@ for i = 1, count do
   local l, of, key = limits[i], spent[i], A .. 'b:' .. names[i]
   if l.r then of.r = of.r + 1 end
   if l.t then of.t = of.t + tokens end
-  if l.r then redis.call('HSET', key, 'r', number(of.r), 'ra', now, 'rl', l.r) end
-  if l.t then redis.call('HSET', key, 't', number(of.t), 'ta', now, 'tl', l.t) end
-  if l.r or l.t then expire_full(key, of.r, l.r or 0, of.t, l.t or 0) end
+  write_buckets(key, now, l.r and of.r, l.r or 0, l.t and of.t, l.t or 0)
   if l.s then
     of.s = of.s + redis.call('SADD', A .. 'c:' .. names[i], id)
     redis.call('PEXPIRE', A .. 'c:' .. names[i], KEPT_MS)

@@ -14,16 +14,9 @@ for a = 1, #ARGV, 3 do
       else
         local key = A .. 'b:' .. part_
         local v = redis.call('HMGET', key, 'r', 'ra', 'rl', 't', 'ta', 'tl')
-        local r, t = 0, 0
-        if v[3] then
-          r = math.max(0, drained(v[1], v[2], v[3], now) + (ARGV[a + 2] - 1))
-          redis.call('HSET', key, 'r', number(r), 'ra', now)
-        end
-        if v[6] then
-          t = math.max(0, drained(v[4], v[5], v[6], now) + (ARGV[a + 1] - reserved))
-          redis.call('HSET', key, 't', number(t), 'ta', now)
-        end
-        if v[3] or v[6] then expire_full(key, r, tonumber(v[3] or 0), t, tonumber(v[6] or 0)) end
+        local r = v[3] and math.max(0, drained(v[1], v[2], v[3], now) + (ARGV[a + 2] - 1))
+        local t = v[6] and math.max(0, drained(v[4], v[5], v[6], now) + (ARGV[a + 1] - reserved))
+        write_buckets(key, now, r, tonumber(v[3] or 0), t, tonumber(v[6] or 0))
         redis.call('SREM', A .. 'c:' .. part_, ARGV[a])
       end
     end

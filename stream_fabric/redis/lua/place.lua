@@ -11,7 +11,7 @@
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
 --   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
 --   much memory; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
---   3 over).
+--   3 over, 4 no room in its KV cache).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 local pin_ms, instead = ARGV[12], ARGV[13]
@@ -68,7 +68,7 @@ for i = 1, count do
 end
 local weight = most > 0 and REPEAT_WEIGHT / copies or 0
 
-local scored = {}
+local scored, scores = {}, {} -- scores: only of candidates with room
 local best, pinned, only, best_ms, only_ms = 0, 0, 0, 0, 0
 local start = math.floor(jitter * count)
 for i = 1, count do
@@ -80,6 +80,9 @@ for i = 1, count do
     if flight[i] >= slots[i] then waits[i] = waits[i] + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
     if flight[i] >= room[i] then
       scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
+    elseif not has_kv_for(kv_in(board[i]), flight[i], prefill[i], decode[i], prefill_s[i], decode_s[i], prompt - hit,
+        output) then
+      scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 4)
     else
       local used = flight[i] / room[i]
       local stays = used <= SPILL_AT or jitter < (1 - used) / (1 - SPILL_AT)
@@ -89,6 +92,7 @@ for i = 1, count do
         + decode[i] * DECODE_WEIGHT
       local over = load[i] > BOUND * mean_ms + own_ms + weight * kept / prefill_s[i] * 1000
       scored[i] = struct.pack('<dI4I4dB', score, hit, flight[i], load[i], over and 3 or 0)
+      scores[i] = score
       local turn = (i - 1 - start) % count
       if only == 0 or score < only_ms or (score == only_ms and turn < (only - 1 - start) % count) then
         only, only_ms = i, score
@@ -120,6 +124,28 @@ if terms ~= '' then
   reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
 local again, may_yield = flags % 4, flags >= 4 and tier < BATCH_TIER
+local ahead = 0
+for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
+local draw = jitter * DRAW_SCALE % 1
+local late = taken > 0 and ahead == 0 and reject_s > 0 and overflow_in_max == 0 and waits[taken] / 1000 - reject_s or 0
+local in_time = 0
+for i = 1, count do
+  if load[i] and waits[i] <= reject_s * 1000 then in_time = in_time + 1 end
+end
+local is_short = 2 * in_time < alive -- fewer than half of the replicas would begin it in time
+if late > 0 and not is_short and draw * (SPAN - 1) * reject_s < late then
+  -- It would be rejected for its wait at the chosen replica: the best of those that begin it in time
+  local other = 0
+  for i = 1, count do
+    if scores[i] and waits[i] <= reject_s * 1000 then
+      local turn, before = (i - 1 - start) % count, (other - 1 - start) % count
+      if other == 0 or scores[i] < scores[other] or (scores[i] == scores[other] and turn < before) then other = i end
+    end
+  end
+  if other > 0 then
+    taken, reason = other, hits[other] < most and 'spill' or hits[other] > 0 and 'prefix' or 'load'
+  end
+end
 local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
 if duty_max > 0 then
   local sums = redis.call('HMGET', P .. 'stat', 'pa', 'paat')
@@ -130,8 +156,6 @@ if instead == '' and overflow_in_max == 0 and again == 0 then
   if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
 end
 
-local ahead = 0
-for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
 if again == 1 then redis.call('HINCRBY', P .. 'stat', 'back', 1) end
 if overflow_in_max > 0 then
   local slots_all, flight_all = 0, 0
@@ -176,13 +200,16 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   end
   local mark = reject_s
   local wait = taken > 0 and ahead == 0 and waits[taken] / 1000 or backlog
-  local draw = jitter * DRAW_SCALE % 1
   if may_yield then
-    local slot_free -- ms until the first replica has a free slot
-    for i = 1, count do
-      if load[i] and not (taken > 0 and ahead == 0) then slot_free = math.min(slot_free or waits[i], waits[i]) end
+    local yield_s = is_short and wait or 0
+    if taken == 0 or ahead > 0 then
+      local slot_free -- ms until the first replica has a free slot
+      for i = 1, count do
+        if load[i] then slot_free = math.min(slot_free or waits[i], waits[i]) end
+      end
+      yield_s = math.max(wait, slot_free / 1000)
     end
-    if is_over or (mark > 0 and math.max(wait, (slot_free or 0) / 1000) > mark) then
+    if is_over or (mark > 0 and yield_s > mark) then
       redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
       redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
     end

@@ -17,6 +17,7 @@
 -- The specification is ``stream_fabric/pool/state.py``.
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
+local SEAT_BYTES = struct.size(SEAT) -- then the free tokens of its KV cache as '<d', below 0: unknown
 
 local PART = 1000 -- values of one command: Lua's stack holds 8,000
 
@@ -113,6 +114,19 @@ local function position(id)
   return 0
 end
 
+-- The free tokens of a replica's KV cache. A script of the previous version leaves them out until the next report.
+local function kv_in(packed)
+  if #packed < SEAT_BYTES + 8 then return -1 end
+  local free = struct.unpack('<d', packed, SEAT_BYTES + 1)
+  return free
+end
+
+-- As ``ReplicaSlot.has_kv_for``.
+local function has_kv_for(kv, count, prefill, decode, prefill_s, decode_s, prompt, output)
+  return kv < 0 or count == 0
+    or prompt + output <= kv - prefill * prefill_s / 1000 - KV_PENDING_WEIGHT * decode * decode_s / 1000
+end
+
 -- Put a request into a replica's inbox and its load on the replica's slot. packed: the slot as the board has it; at,
 -- since: now and when it was queued, in us. Returns the slot as the board has it then, and whether there is more room.
 local function hand(id, payload, replica, packed, prefill_ms, decode_ms, session, pin_ms, at, since)
@@ -123,8 +137,8 @@ local function hand(id, payload, replica, packed, prefill_ms, decode_ms, session
   redis.call('HSET', P .. 'at', id, replica)
   local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local count = redis.call('HLEN', key .. 'flight')
-  packed = struct.pack(SEAT, expires, ready, slots, room, count, prefill + prefill_ms, decode + decode_ms, prefill_s,
-    decode_s)
+  packed = struct.pack(SEAT .. 'd', expires, ready, slots, room, count, prefill + prefill_ms, decode + decode_ms,
+    prefill_s, decode_s, kv_in(packed))
   redis.call('HSET', P .. 'board', replica, packed)
   if session ~= '' then redis.call('SET', P .. 'pin:' .. session, replica, 'PX', pin_ms) end
   return packed, count < room
@@ -195,8 +209,8 @@ end
 
 -- The request that a replica with room takes next: among the first ones, the one with most of its prompt cached.
 -- last_tier: requests of lower tiers are left. Returns its id, its tier, its queue entry, and the start of the first
--- request.
-local function next_waiting(replica, serves, now, last_tier)
+-- request; nothing when the replica's KV cache has no room for it: then no smaller request overtakes it.
+local function next_waiting(replica, packed, serves, now, last_tier)
   for tier = 0, last_tier do
     local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1, 'WITHSCORES')
     local seen, first, first_start, best, best_ask, best_key = 0, nil, nil, nil, nil, nil
@@ -214,6 +228,11 @@ local function next_waiting(replica, serves, now, last_tier)
       end
     end
     if best then
+      local _, _, _, _, count, prefill, decode, prefill_s, decode_s = struct.unpack(SEAT, packed)
+      local rest = best_ask.prompt - held_by(best_ask, replica)
+      if not has_kv_for(kv_in(packed), count, prefill, decode, prefill_s, decode_s, rest, best_ask.output) then
+        return nil
+      end
       if best ~= first then redis.call('HINCRBY', P .. 'over', first, 1) end
       return best, tier, best_ask, first_start
     end
@@ -239,14 +258,16 @@ local function pull(replica, packed, at_us, pin_ms)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
-  local serves, last_tier
+  local serves
   while has_room do
     if not serves then
       if waiting_count() == 0 then return taken, 0 end
-      serves, last_tier = {}, batch_yields(now) and BATCH_TIER - 1 or BATCH_TIER
+      serves = {}
       for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
     end
-    local id, tier, ask, start = next_waiting(replica, serves, now, last_tier)
+    local _, _, _, _, _, prefill = struct.unpack(SEAT, packed)
+    local last_tier = (batch_yields(now) or prefill > BATCH_AHEAD_MS) and BATCH_TIER - 1 or BATCH_TIER
+    local id, tier, ask, start = next_waiting(replica, packed, serves, now, last_tier)
     if not id then break end
     -- Virtual time follows the first request, not one that overtook it: new requests start behind the first
     if not forget(id, tier, ask) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then

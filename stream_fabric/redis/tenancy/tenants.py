@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stream_fabric.accounts.ports import TenantRecords
+from stream_fabric.errors import FabricLost
 from stream_fabric.limits import TENANT_RECORDS_MAX
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
@@ -22,12 +23,12 @@ class RedisTenants(TenantRecords):
     def __init__(self, client: RedisClient) -> None:
         self._client = client
 
-    async def publish(self, records: Mapping[str, tuple[int, bytes]]) -> None:
-        args: list[Arg] = []
+    async def publish(self, records: Mapping[str, tuple[int, bytes]], *, after: int = 0) -> None:
+        args: list[Arg] = [after]
         for name, (revision, record) in records.items():
             args += [name, revision, record]
-        if args:
-            await script("tenants_publish")(self._client, _SLOT, _KEYS, args)
+        if records and not await script("tenants_publish")(self._client, _SLOT, _KEYS, args):
+            raise FabricLost(f"Redis has lost published records of tenants: it had revision {after}")
 
     async def changes(self, since: int) -> tuple[int, dict[str, bytes]]:
         newest, found = await script("tenants_changes")(self._client, _SLOT, _KEYS, [since, TENANT_RECORDS_MAX])

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import tomllib
 
+from pydantic import SecretStr
+
 from inference.control.policy.scale_policy import parse_policies
 from inference.control.settings import ControllerSettings
 from stream_gw.auth import read_keys_file
 from stream_gw.cli.checks.report import Report
 from stream_gw.settings import GatewaySettings
 
-_NO_KEYS = "set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry)"
+_NO_KEYS = "set STREAM_GW_KEYS_FILE to a TOML file of tenants (stream-gw key makes an entry), or STREAM_GW_KEY_PEPPER"
+
+
+def _is_set(secret: SecretStr) -> bool:
+    return bool(secret.get_secret_value())
 
 
 def check_keys(report: Report, settings: GatewaySettings) -> None:
-    path = settings.keys_file
+    path, dev_key, pepper = settings.keys_file, *map(_is_set, (settings.dev_key, settings.key_pepper))
+    if pepper:
+        report.ok("API keys of the database", "as they are published")
     if path is None:
-        if settings.dev_key.get_secret_value():
+        if dev_key:
             report.ok("API keys", "one, STREAM_GW_DEV_KEY, of tenant dev")
-        else:
+        elif not pepper:
             report.skipped("API keys", _NO_KEYS)
         return
-    if settings.dev_key.get_secret_value():
+    if dev_key:
         report.missing("one source of API keys", "set STREAM_GW_KEYS_FILE or STREAM_GW_DEV_KEY, not both")
     try:
         read_keys_file(path)

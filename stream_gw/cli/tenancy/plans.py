@@ -65,6 +65,11 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         help="running streams of a revoked key run to their end (default: they are cancelled)",
     )
     verb.add_argument(
+        "--kv-isolation",
+        action=argparse.BooleanOptionalAction,
+        help="each tenant has a KV cache of its own in the engines (default: tenants share it)",
+    )
+    verb.add_argument(
         "--trace-content-bytes",
         type=int,
         metavar="BYTES",
@@ -117,7 +122,7 @@ async def _delete(tenancy: Tenancy, args: argparse.Namespace) -> None:
 def _given(args: argparse.Namespace, held: Plan) -> dict[str, Any]:
     """Return the terms that the flags change."""
     given: dict[str, Any] = {}
-    for name in ("tier", "finish_revoked", "trace_content_bytes"):
+    for name in ("tier", "finish_revoked", "trace_content_bytes", "kv_isolation"):
         if (value := getattr(args, name)) is not None:
             given[name] = value
     if args.models is not ...:
@@ -139,6 +144,7 @@ def _text(plan: Plan) -> str:
         f"  limits of each tenant on {model}: {limits_text(limits)}" for model, limits in sorted(plan.model.items())
     ]
     lines.append(f"  streams of a revoked key: {'run to their end' if plan.finish_revoked else 'are cancelled'}")
+    lines.append(f"  KV cache: {'of each tenant alone' if plan.kv_isolation else 'shared between tenants'}")
     lines.append(f"  bytes of prompts and completions in traces: {plan.trace_content_bytes}")
     return "\n".join(lines)
 

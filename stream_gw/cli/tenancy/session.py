@@ -1,4 +1,4 @@
-"""Shared parts of these commands: their flags, the database, and the publication of a change."""
+"""Shared by these commands: flags, the open database, and the publication of a change."""
 
 from __future__ import annotations
 

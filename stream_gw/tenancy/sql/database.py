@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import aiosqlite
 import asyncpg
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
@@ -91,7 +92,7 @@ class Database:
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn the drivers' errors into ours."""
-        # Checked here: a driver's thread that fails to open a file may outlive the loop
+        # SQLite's own error does not name what is missing
         if self._is_file and not self._folder.is_dir():
             raise DatabaseUnavailable(f"the folder of database {self.shown} does not exist; create {self._folder}")
         try:
@@ -119,7 +120,15 @@ def _server_engine(url: str) -> AsyncEngine:
 def _file_engine(path: str) -> AsyncEngine:
     if not path:
         raise ValueError("an SQLite database needs a path: sqlite:///file, or sqlite:////absolute/file")
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": _STATEMENT_S})
+
+    def probe() -> None:
+        sqlite3.connect(path).close()
+
+    async def connect() -> aiosqlite.Connection:
+        await asyncio.to_thread(probe)  # a connect that fails in aiosqlite leaves a thread that outlives the loop
+        return await aiosqlite.connect(path, timeout=_STATEMENT_S)
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", async_creator=connect)
 
     @event.listens_for(engine.sync_engine, "connect")
     def set_up(connection: Any, record: object) -> None:

@@ -80,4 +80,6 @@ def plan_of(row: Row[Any]) -> Plan:
 def _terms(plan: Plan) -> dict[str, Any]:
     terms: dict[str, Any] = msgspec.to_builtins(plan)
     del terms["name"]
+    if not plan.kv_isolation:  # the previous release refuses the field
+        del terms["kv_isolation"]
     return terms

@@ -234,6 +234,8 @@ class Model(msgspec.Struct):
     owned_by: str
     """Pool that serves the model."""
     simulated: bool
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    """Maximum context in tokens, where it is known."""
 
 
 class ModelList(msgspec.Struct):

@@ -119,6 +119,12 @@ _ACCOUNT = (
         (Answer(200, "The models that the credential may use.", {JSON: a.ModelList}),),
     ),
     Operation(
+        "get", "/v1/models/{id}", "Account", "Describe a model",
+        (Answer(200, "The model.", {JSON: a.Model}),),
+        parameters=(Parameter("id", "Id of the model; it may contain slashes."),),
+        errors=(e.ModelNotFound,), route="/v1/models/{id:path}",
+    ),
+    Operation(
         "get", "/v1/limits", "Account", "Show limits and what is left of them",
         (Answer(200, "The limits of the caller's plan.", {JSON: a.LimitsAnswer}),),
         query=a.LimitsQuery, errors=_FABRIC,

@@ -686,6 +686,29 @@ async def test_start_names_the_models_or_the_url_and_what_to_do() -> None:
     await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        ([{"id": "m", "owned_by": "vllm", "max_model_len": 8192}, {"id": "lora", "owned_by": "vllm"}], 8192),
+        ([{"id": "m", "owned_by": "vllm", "max_model_len": None}], 0),
+        ([{"id": "m", "owned_by": "sglang", "max_model_len": 8192}], 0),
+        ([{"id": "m"}], 0),
+    ],
+    ids=["vllm", "vllm-unknown", "another-server", "bare"],
+)
+async def test_the_maximum_context_is_vllm_s_own(models: Any, told: int) -> None:
+    """Another server may truncate a prompt that exceeds what it lists."""
+
+    async def listed(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": models})
+
+    async with server({}, {"/v1/models": listed}) as url:
+        engine = OpenAIEngine(url)
+        await engine.start()
+        assert engine.load().max_model_len == told
+        await engine.close()
+
+
 async def test_load_is_the_server_s_own_where_it_tells_it(caplog: pytest.LogCaptureFixture) -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         labels = '{engine="0",model_name="m"}'
@@ -844,6 +867,32 @@ async def test_a_refused_question_keeps_the_status_and_the_message() -> None:
         ({"message": "m", "code": None}, 429, ("invalid_request", 429, True)),
         ({"message": "m", "code": 400}, 502, ("invalid_request", 400, False)),
         ({"message": "m", "code": 500}, 502, ("engine_error", 500, True)),
+        (
+            {"message": "This model's maximum context length is 8192 tokens. However, you …", "code": 400},
+            400,
+            ("context_length_exceeded", 400, False),
+        ),
+        (
+            {"message": "The decoder prompt (length 9) is longer than the maximum model length of 8.", "code": 400},
+            502,
+            ("context_length_exceeded", 400, False),
+        ),
+        (
+            {"message": "max_completion_tokens=9 cannot be greater than max_model_len=8. Please …", "code": 400},
+            400,
+            ("context_length_exceeded", 400, False),
+        ),
+        (
+            {"message": "the request exceeds the available context size", "type": "exceed_context_size_error"},
+            400,
+            ("context_length_exceeded", 400, False),
+        ),
+        (
+            {"message": "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "code": 400},
+            400,
+            ("context_length_exceeded", 400, False),
+        ),
+        ({"message": "maximum context length", "code": 500}, 500, ("engine_error", 500, True)),
         ({"message": "EngineCore encountered an issue. See …", "code": 500}, 502, ("engine_lost", 502, True)),
     ],
 )

@@ -1,0 +1,56 @@
+"""The models that an OpenAI-compatible server lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from stream_fabric.errors import EngineFailed
+
+
+class ServedModels(NamedTuple):
+    """A server's models, as it lists them."""
+
+    names: Sequence[str]
+    adapters: tuple[str, ...]
+    """Those that are LoRA adapters of another."""
+    max_model_len: int
+    """Maximum context of vLLM's base model, in tokens; 0: unknown."""
+
+
+async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: float) -> ServedModels:
+    """Ask the server for its models. Raises EngineFailed with what to do."""
+    url = f"{base_url}/v1/models"
+    try:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with session.get(url, timeout=timeout, allow_redirects=False) as response:
+            body = await response.read()
+            if 300 <= response.status < 400 and (location := response.headers.get("location")) is not None:
+                raise EngineFailed(f"{url} redirects to {location}; set --upstream to the server's own URL")
+            if response.status != 200:
+                raise EngineFailed(
+                    f"{url} answered {response.status}; check the API key and that the server is OpenAI-compatible"
+                )
+            data = msgspec.json.decode(body)["data"]
+            names = [item["id"] for item in data]
+            adapters = tuple(item["id"] for item in data if item.get("parent"))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineFailed(
+            f"{url} does not answer ({str(error) or 'timed out'}); start the model server first"
+        ) from error
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+        raise EngineFailed(
+            f"{url} did not answer with a list of models; check that it is an OpenAI-compatible server"
+        ) from error
+    if not names:
+        raise EngineFailed(f"{url} lists no model")
+    return ServedModels(names, adapters, _max_model_len(data))
+
+
+def _max_model_len(models: Sequence[dict[str, Any]]) -> int:
+    """Return the maximum context of vLLM's base model; 0: unknown. Other servers may truncate what exceeds theirs."""
+    known = (item.get("max_model_len") for item in models if item.get("owned_by") == "vllm")
+    return max((tokens for tokens in known if isinstance(tokens, int)), default=0)

@@ -1,0 +1,69 @@
+"""Bodies that arrive slowly take bounded memory of a gateway: of one tenant, and of all."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from stream_fabric.errors import GatewayFull, TooMany
+from stream_fabric.limits import BODY_BYTES_MAX, TENANT_BODIES_BYTES_MAX
+from stream_fabric.stream.ids import TenantId
+from stream_gw.streams.body_bytes import BodyBytes
+from tests.gateway.processes import Running
+from tests.gateway.wire import Gate, Reply, chat, refusal
+from tests.support.waiting import eventually
+
+MIB = 1 << 20
+CHAT = "/v1/chat/completions"
+ACME, OTHER, THIRD = map(TenantId, ("acme", "other", "third"))
+
+
+def test_bytes_are_bounded_by_tenant_and_in_all_and_come_back() -> None:
+    bodies = BodyBytes(100, 60)
+    bodies.add(ACME, 50)
+    with pytest.raises(TooMany, match=r"hold 50 bytes, and the limit is 60.*retry after"):
+        bodies.add(ACME, 20)
+    bodies.add(OTHER, 45)
+    with pytest.raises(GatewayFull, match=r"hold 95 bytes, and the limit is 100.*retry after") as full:
+        bodies.add(THIRD, 6)
+    assert (full.value.http_status, full.value.retriable, full.value.retry_after_s) == (503, True, 1)
+    bodies.remove(ACME, 50)
+    bodies.add(THIRD, 55)
+    for tenant, size in ((OTHER, 45), (THIRD, 55)):
+        bodies.remove(tenant, size)
+    assert bodies.total == 0 and bodies._by_tenant == {}, "nothing is kept of tenants that left"
+
+
+@pytest.mark.platform
+async def test_half_sent_bodies_take_bounded_memory_and_the_rest_is_refused(platform: Running) -> None:
+    """Three times as many bytes are sent as one tenant may; others are served meanwhile."""
+    with await asyncio.to_thread(platform.gateway) as process:
+        gate = Gate(process.facts["url"], process.pid, platform.key)
+        assert (await gate.ask("POST", CHAT, chat(1, stream=False))).status == 200
+        before = gate.resident_bytes()
+        count = 3 * TENANT_BODIES_BYTES_MAX // (7 * MIB)
+        async with AsyncExitStack() as stack:
+            answers: list[asyncio.Task[Reply]] = []
+            for _ in range(count):
+                exchange = await stack.enter_async_context(gate.connection())
+                answers.append(asyncio.create_task(exchange.answer()))
+                head = gate.request("POST", CHAT, b" ", {"content-length": str(BODY_BYTES_MAX)})
+                await exchange.send(head + b" " * (7 * MIB))
+            held = TENANT_BODIES_BYTES_MAX // (7 * MIB)
+            await eventually(lambda: sum(answer.done() for answer in answers) >= count - held, "the refusals", 30)
+            for answer in answers:
+                if answer.done():
+                    refusal(await answer, 429, "too_many")
+            grown = gate.resident_bytes() - before
+            print(f"\n{count} bodies, {count * 7} MiB sent: {grown // MIB} MiB held")
+            assert grown < 2 * TENANT_BODIES_BYTES_MAX
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+
+        async def served() -> bool:
+            return (await gate.ask("POST", CHAT, chat(1, stream=False) | {"pad": "x" * MIB})).status == 200
+
+        await eventually(served, "room after the senders left", 10)
