@@ -24,8 +24,8 @@ _STREAM_HEADERS = ("X-Stream-Id", "X-Stream-Epoch", "Link")
 _FABRIC: Errors = (e.FabricUnavailable, e.FabricFault)
 _ONE_STREAM: Errors = (e.NotFound, *_FABRIC)
 _CREATE: Errors = (
-    e.Unsupported, e.TooDeep, e.ModelNotFound, e.IdempotencyMismatch, e.TooMany, e.RateLimited, e.Draining,
-    e.NoReplica, e.PoolFull, e.PoolBusy, e.FabricFull, *_FABRIC,
+    e.Unsupported, e.TooDeep, e.ContextLengthExceeded, e.ModelNotFound, e.IdempotencyMismatch, e.TooMany, e.RateLimited,
+    e.Draining, e.GatewayFull, e.NoReplica, e.PoolFull, e.PoolBusy, e.FabricFull, *_FABRIC,
 )  # fmt: skip
 _WHOLE: Errors = (e.EngineFailed, e.EngineLost, e.ReplicaLost, e.StreamLost, e.StreamTooLarge, e.DeadlineExceeded)
 _ATTACHED: Errors = (e.CursorInvalid, e.CursorGone)

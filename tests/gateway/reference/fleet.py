@@ -74,8 +74,8 @@ def narrowed(stream: str) -> dict[str, Any]:
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] in ("after", "Last-Event-ID") and "pattern" in parameter["schema"]:
                     parameter["schema"] = {"enum": ["1-0", "1-2", "1-900"]}
-                if path.startswith("/v1/models/") and parameter["in"] == "path":
-                    parameter["schema"] = {"enum": ["sim-small", "none"]}
+                if path == "/v1/models/{id}":
+                    parameter["schema"] = {"enum": ["sim-small", "org/none"]}
                 if path.startswith("/v1/streams/") and parameter["in"] == "path":
                     parameter["schema"] = {"enum": [stream, "resp_" + "0" * 32, stream + "\n"]}
     del document["paths"]["/v1/admin/ops"]  # it never ends
