@@ -197,6 +197,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     await _listen(edge, settings, tasks, on_ready)
     for task in background:
         task.cancel()
+    await settlements.flush()
 
 
 class _Observer(Protocol):

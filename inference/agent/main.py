@@ -98,6 +98,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
                 ready.cancel()
                 if agent.ready.is_set():
                     on_ready(replica, url)
+            await settlements.flush()
     finally:
         await engine.close()
         await client.close()

@@ -144,6 +144,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 await stop.wait()
             for task in running:
                 task.cancel()
+            await settlements.flush()
     finally:
         await client.close()
 

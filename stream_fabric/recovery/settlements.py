@@ -53,6 +53,14 @@ class Settlements:
                     log.warning("settlements wait for Redis: waiting=%d error=%s", len(self._waiting), error)
                     await asyncio.sleep(_RETRY_S)
 
+    async def flush(self) -> None:
+        """Send everything that waits, because this process ends. What fails is left to the check."""
+        try:
+            while self._waiting:
+                await self._send_batch()
+        except FabricError as error:
+            log.warning("settlements left to the check: waiting=%d error=%s", len(self._waiting), error)
+
     async def _send_batch(self) -> None:
         """Send the oldest settlements, one call a tenant. Those that fail stay."""
         batch = list(islice(self._waiting.values(), _BATCH_MAX))

@@ -1,0 +1,96 @@
+"""Settlements on their way: batches, outages, and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from stream_fabric.accounts.account import Settlement
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.recovery import settlements as module
+from stream_fabric.recovery.settlements import Settlements
+from stream_fabric.stream.frames import Usage
+from stream_fabric.stream.ids import StreamId, TenantId
+from tests.support.waiting import eventually
+
+USED = Usage(10, 4, 2, 3, 1)
+SETTLED = 13
+"""Tokens of ``USED``: the prompt and the output."""
+
+
+class Accounts:
+    """Keeps the settlements that arrive. While ``away``, calls fail."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.calls: list[tuple[TenantId, Sequence[Settlement]]] = []
+
+    async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
+        await asyncio.sleep(0)
+        if self.away:
+            raise FabricUnavailable("away")
+        self.calls.append((tenant, settlements))
+        return len(settlements)
+
+    def arrived(self) -> dict[StreamId, int]:
+        return {each.stream: each.tokens for _, batch in self.calls for each in batch}
+
+
+def stream(number: int) -> StreamId:
+    return StreamId(f"resp_{number}")
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[tuple[Accounts, Settlements]]:
+    accounts = Accounts()
+    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    task = asyncio.create_task(settlements.run())
+    yield accounts, settlements
+    task.cancel()
+
+
+async def test_a_tenants_settlements_share_a_call(running: tuple[Accounts, Settlements]) -> None:
+    accounts, settlements = running
+    for number in range(20):
+        settlements.add(TenantId(f"t{number % 2}"), stream(number), USED)
+    await eventually(lambda: len(accounts.arrived()) == 20, "all settlements")
+    assert len(accounts.calls) == 2
+    assert set(accounts.arrived().values()) == {SETTLED}
+
+
+async def test_settlements_wait_while_redis_is_away(
+    running: tuple[Accounts, Settlements], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    accounts, settlements = running
+    accounts.away = True
+    settlements.add(TenantId("t"), stream(1), USED)
+    await asyncio.sleep(0.05)
+    settlements.add(TenantId("t"), stream(2), USED)
+    assert not accounts.calls
+    accounts.away = False
+    await eventually(lambda: len(accounts.arrived()) == 2, "both settlements")
+
+
+async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WAITING_MAX", 3)
+    accounts = Accounts()
+    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    for number in range(5):
+        settlements.add(TenantId("t"), stream(number), USED)
+    await settlements.flush()
+    assert set(accounts.arrived()) == {stream(0), stream(1), stream(2)}, "the others are left to the check"
+
+
+async def test_a_process_that_ends_sends_what_waits_and_does_not_wait_for_redis() -> None:
+    accounts = Accounts()
+    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    for number in range(250):
+        settlements.add(TenantId("t"), stream(number), USED)
+    await settlements.flush()
+    assert len(accounts.arrived()) == 250
+    accounts.away = True
+    settlements.add(TenantId("t"), stream(999), USED)
+    await asyncio.wait_for(settlements.flush(), 1.0)
