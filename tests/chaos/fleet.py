@@ -42,6 +42,8 @@ class Fleet:
     started: list[Process] = field(default_factory=list)
     tree: Path | None = None
     """Source tree of the next processes; None: this one."""
+    keys_file: Path | None = None
+    """Keys file of the gateways, with ``KEY`` among its keys; None: ``KEY`` is the development key."""
 
     async def _start(self, *flags: str, url: str | None = None, **env: str) -> Process:
         env |= {"STREAM_GW_REDIS_URL": url or self.redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
@@ -56,7 +58,8 @@ class Fleet:
         return self.agents[name]
 
     async def add_gateway(self, name: str, url: str | None = None) -> Gate:
-        env = {"STREAM_GW_DEV_KEY": KEY, "STREAM_GW_TOKEN_SECRET": "0" * 64}
+        keys = {"STREAM_GW_KEYS_FILE": str(self.keys_file)} if self.keys_file else {"STREAM_GW_DEV_KEY": KEY}
+        env = {**keys, "STREAM_GW_TOKEN_SECRET": "0" * 64}
         flags = ("gateway", "--port", "0", "--gateway", name, "--drain-s", "1")
         process = await self._start(*flags, url=url, **env)
         self.gateways.append(process)
@@ -102,9 +105,10 @@ async def fleet(
     agent_urls: Sequence[str] = ("", ""),
     controller: bool = True,
     tree: Path | None = None,
+    keys_file: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """``gateway_urls`` and ``agent_urls``: a process each, with its own way to Redis or, empty, the common one."""
-    running = Fleet(redis_url, sim, tree=tree)
+    running = Fleet(redis_url, sim, tree=tree, keys_file=keys_file)
     try:
         first: list[Any] = [running.add_agent(f"replica{k}", url or None) for k, url in enumerate(agent_urls)]
         if controller:
