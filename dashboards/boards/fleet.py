@@ -28,6 +28,7 @@ FLEET = Board(
             "Requests refused by a plan's limit",
             [Prom(rate(listed.LIMITED, "subject, limit"), "{{subject}} {{limit}}")], "reqps",
             about="By what the limit applies to, and the kind of limit. No sign of overload.",
+            only="after the first refusal",
         ),
         Panel("Replicas whose lease expired", [Prom(f"sum(increase({listed.DEAD.name}[1h]))", "per hour")]),
     ],

@@ -30,10 +30,11 @@ TENANTS = Board(
             ),
         ),
         Panel(
-            "Requests refused by limits", Sql(
-                "SELECT toStartOfMinute(at) AS time, tenant, sum(weight) AS requests FROM requests "
-                f"WHERE {_AT} AND error_code = 'rate_limit_exceeded' GROUP BY time, tenant ORDER BY time"
-            ),
+            "Refused requests", Sql(
+                "SELECT toStartOfMinute(at) AS time, concat(tenant, ' ', error_code) AS what, "
+                f"sum(weight) AS requests FROM requests WHERE {_AT} AND ended = 'refused' "
+                "GROUP BY time, what ORDER BY time"
+            ), about="By tenant and reason. rate_limit_exceeded: a limit of the tenant's plan.",
         ),
         Panel(
             "Usage and cost by tenant and model", Sql(
