@@ -739,7 +739,7 @@ async def test_a_key_of_few_scopes_may_do_no_more(tenants: Tenants) -> None:
         ("POST", "/v1/tokens", {"scopes": ["create"]}),
     ):
         refusal(await reader.ask(method, path, data), 403, "forbidden")
-    refusal(await tenants.acme_other_model.ask("POST", "/v1/chat/completions", chat(1)), 403, "forbidden")
+    refusal(await tenants.acme_other_model.ask("POST", "/v1/chat/completions", chat(1)), 404, "model_not_found")
 
 
 async def test_a_minted_token_is_good_at_once_and_for_its_user_alone(tenants: Tenants) -> None:
