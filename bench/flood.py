@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
+import aiohttp
 
 from bench.harness import Cores, describe, pin, start, stop, table, temporary_folder
 from bench.platform import PARTITIONS, READY_S, Platform
@@ -31,6 +31,9 @@ from stream_gw.auth import key_digest
 
 QUIET, FLOODER = "sk-bench-quiet", "sk-bench-flooder"
 RATE_PER_S, TIMES, TOKENS = 10, 20, 8
+BODY = json.dumps(
+    {"model": "sim-small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS, "stream": True}
+)
 SIM = ["--sim", "itl_ms=5,ttft_ms=30,max_num_seqs=64"]
 RISE_MAX, RISE_MS, REFUSAL_MS = 1.2, 5.0, 5.0
 
@@ -54,28 +57,28 @@ class Results:
         self.failed = 0
 
 
-async def _ask(client: httpx.AsyncClient, key: str, results: Results) -> None:
+async def _ask(client: aiohttp.ClientSession, key: str, results: Results) -> None:
     began = time.perf_counter()
-    body = {"model": "sim-small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS, "stream": True}
-    headers = {"authorization": f"Bearer {key}"}
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-            if response.status_code == 429:
+        async with client.post(
+            "/v1/chat/completions", data=BODY, headers={"authorization": f"Bearer {key}"}
+        ) as response:
+            if response.status == 429:
                 results.refused.append((time.perf_counter() - began) * 1e3)
                 return
-            if response.status_code != 200:
+            if response.status != 200:
                 results.failed += 1
                 return
             first = 0.0
-            async for line in response.aiter_lines():
-                if not first and '"content"' in line:
+            async for line in response.content:
+                if not first and b'"content"' in line:
                     first = (time.perf_counter() - began) * 1e3
             results.first.append(first)
-    except httpx.HTTPError:
+    except aiohttp.ClientError:
         results.failed += 1
 
 
-async def _send(client: httpx.AsyncClient, key: str, rate_per_s: float, seconds: float, results: Results) -> None:
+async def _send(client: aiohttp.ClientSession, key: str, rate_per_s: float, seconds: float, results: Results) -> None:
     """Send requests at a steady rate, whether or not the ones before were answered."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -88,10 +91,9 @@ async def _send(client: httpx.AsyncClient, key: str, rate_per_s: float, seconds:
 async def _measure(url: str, seconds: float, rounds: int) -> tuple[Results, Results, Results]:
     """Return the quiet tenant's results alone and beside the flood, and the flooder's."""
     alone, beside, flooder = Results(), Results(), Results()
-    limits = httpx.Limits(max_connections=200, max_keepalive_connections=200)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as quiet,
-        httpx.AsyncClient(base_url=url, timeout=30, limits=limits) as other,
+        aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as quiet,
+        aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as other,
     ):
         await _send(quiet, QUIET, RATE_PER_S, 3, Results())
         await _send(other, FLOODER, RATE_PER_S * TIMES, 3, Results())  # its bucket is empty from here on
