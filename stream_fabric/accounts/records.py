@@ -11,10 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES_MAX
+from stream_fabric.limits import CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
 
 Scope = Literal["create", "read", "cancel", "input", "admin"]
 TierName = Literal["interactive", "standard", "batch"]
+Moderation = Literal["off", "prompt", "all"]
+"""Content that is checked: nothing, prompts, or prompts and answers."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
@@ -34,6 +36,41 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 NO_LIMITS = Limits()
+
+
+class Budget(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Maximum use of one period. None: no limit; 0: nothing is allowed."""
+
+    tokens: _Count | None = None
+    """Prompt and output tokens together, cached ones included."""
+    micro: _Count | None = None
+    """Price in millionths of the operator's currency."""
+
+    @property
+    def any(self) -> bool:
+        """True if there is a limit."""
+        return self != NO_BUDGET
+
+
+NO_BUDGET = Budget()
+
+
+class Budgets(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Budgets of a plan. Days and months are those of UTC."""
+
+    request: Budget = NO_BUDGET
+    """Budget of each request."""
+    session: Budget = NO_BUDGET
+    """Budget of each session of a tenant."""
+    user_day: Budget = NO_BUDGET
+    """Budget of each user of a tenant in a day."""
+    tenant_hour: Budget = NO_BUDGET
+    """Budget of each tenant in an hour: the spend velocity that trips a stop."""
+    tenant_month: Budget = NO_BUDGET
+    """Budget of each tenant in a month."""
+
+
+NO_BUDGETS = Budgets()
 
 
 class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +95,20 @@ class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of each prompt and each completion that traces store; 0: none."""
     kv_isolation: bool = False
     """True: its tenants share no KV cache with other tenants, and no prefix hints."""
+    budgets: Budgets = NO_BUDGETS
+    share: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    """Weight of each tenant when tenants compete for a pool's slots."""
+    fallbacks: dict[str, tuple[str, ...]] = {}
+    """Smaller models that may answer instead of a model whose pool is saturated, the first choice first."""
+    regions: tuple[str, ...] | None = None
+    """Regions where requests may be served; None: all."""
+    retention_s: Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)] | None = None
+    """Seconds that Redis keeps an ended stream. 0: until it was read, 60 s at most. None: the platform's setting."""
+    trace_retention_days: Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)] | None = None
+    """Days that ClickHouse keeps the traces of its tenants; None: the platform's setting."""
+    redact: bool = False
+    """True: secrets and personal data are removed from prompts and completions before traces store them."""
+    moderation: Moderation = "off"
 
 
 class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,6 +128,8 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix time in seconds; None: never."""
     limits: Limits | None = None
     """Limits of this key instead of the plan's; None: the plan's."""
+    regions: tuple[str, ...] | None = None
+    """Regions where requests of the key may be served; None: those of the plan."""
 
 
 class TenantRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,8 +10,11 @@ from typing import Annotated
 import msgspec
 
 from stream_fabric.accounts.records import (
+    NO_BUDGETS,
+    Budgets,
     KeyRecord,
     Limits,
+    Moderation,
     PlanRecord,
     PricesRecord,
     Record,
@@ -20,7 +23,7 @@ from stream_fabric.accounts.records import (
     TierName,
 )
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX
+from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
 from stream_gw.auth.peppered import SHA256_PREFIX
 from stream_gw.auth.principal import ALL_SCOPES
 
@@ -30,6 +33,7 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
     models: list[str] | None = None
     limits: Limits | None = None
+    regions: list[str] | None = None
 
 
 class _Price(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,12 +56,20 @@ class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Plan(msgspec.Struct, forbid_unknown_fields=True):
     tier: TierName = "interactive"
-    models: list[str] | None = None
+    models: tuple[str, ...] | None = None
     tenant: Limits = msgspec.field(default_factory=Limits)
     key: Limits = msgspec.field(default_factory=Limits)
     user: Limits = msgspec.field(default_factory=Limits)
     model: dict[str, Limits] = {}
     kv_isolation: bool = False
+    budgets: Budgets = NO_BUDGETS
+    share: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    fallbacks: dict[str, tuple[str, ...]] = {}
+    regions: tuple[str, ...] | None = None
+    retention_s: Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)] | None = None
+    trace_retention_days: Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)] | None = None
+    redact: bool = False
+    moderation: Moderation = "off"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +99,14 @@ def read_keys_file(path: Path) -> list[Record]:
     kv_isolation = true       # its tenants share no KV cache with others; default false
     tenant = { requests_per_min = 600, tokens_per_min = 200000, streams = 50 }
     model."llama-70b" = { tokens_per_min = 50000 }
+    budgets.tenant_month = { tokens = 90000000, micro = 50000000 } # request, session, user_day, tenant_hour
+    share = 200               # weight against other tenants; default 100
+    fallbacks."llama-70b" = ["llama-8b"] # when the pool of llama-70b is saturated
+    regions = ["eu-west"]
+    retention_s = 0           # keep nothing once it was read
+    trace_retention_days = 30
+    redact = true             # remove secrets and personal data from stored prompts and completions
+    moderation = "all"        # off, prompt or all
 
     [price."llama-8b"]        # optional; "*": all other models; [tenant.price."…"]: one tenant's price
     prompt = 150000           # millionths of your currency per million tokens
@@ -134,6 +154,7 @@ def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]
             tuple(key.scopes),
             None if key.models is None else tuple(key.models),
             limits=key.limits,
+            regions=None if key.regions is None else tuple(key.regions),
         )
         for entry in entries
         for key in entry.key
@@ -153,7 +174,4 @@ def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]
 
 
 def _plan_record(name: str, plan: _Plan) -> PlanRecord:
-    models = None if plan.models is None else tuple(plan.models)
-    return PlanRecord(
-        name, plan.tier, models, plan.tenant, plan.key, plan.user, plan.model, kv_isolation=plan.kv_isolation
-    )
+    return PlanRecord(name, **msgspec.structs.asdict(plan))

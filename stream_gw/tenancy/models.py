@@ -7,10 +7,16 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stream_fabric.accounts.records import Limits, PlanRecord, Scope, TierName
+from stream_fabric.accounts.records import Budgets, Limits, Moderation, PlanRecord, Scope, TierName
 from stream_fabric.errors import BadRequest
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES_MAX, TENANT_LIST_MAX, USER_CHARS_MAX
+from stream_fabric.limits import (
+    CONTENT_BYTES_MAX,
+    RETENTION_S_MAX,
+    TENANT_LIST_MAX,
+    TRACE_RETENTION_DAYS_MAX,
+    USER_CHARS_MAX,
+)
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -27,6 +33,10 @@ Model = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
 Label = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{0,200}\Z")]
 User = Annotated[str, msgspec.Meta(pattern=rf"^[^\x00-\x1f\x7f]{{1,{USER_CHARS_MAX}}}\Z")]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=_PRICE_MAX)]
+Region = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+_Share = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_RetentionS = Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)]
+_RetentionDays = Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)]
 _ContentBytes = Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)]
 PageLimit = Annotated[int, msgspec.Meta(ge=1, le=TENANT_LIST_MAX)]
 
@@ -49,6 +59,8 @@ class Plan(PlanRecord, frozen=True, omit_defaults=False, forbid_unknown_fields=T
     name: Name
     models: tuple[Model, ...] | None = None
     model: dict[Model, Limits] = msgspec.field(default_factory=dict)
+    fallbacks: dict[Model, tuple[Model, ...]] = msgspec.field(default_factory=dict)
+    regions: tuple[Region, ...] | None = None
 
 
 class PlanChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +75,14 @@ class PlanChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_revoked: bool | UnsetType = UNSET
     trace_content_bytes: _ContentBytes | UnsetType = UNSET
     kv_isolation: bool | UnsetType = UNSET
+    budgets: Budgets | UnsetType = UNSET
+    share: _Share | UnsetType = UNSET
+    fallbacks: dict[Model, tuple[Model, ...]] | UnsetType = UNSET
+    regions: tuple[Region, ...] | UnsetType | None = UNSET
+    retention_s: _RetentionS | UnsetType | None = UNSET
+    trace_retention_days: _RetentionDays | UnsetType | None = UNSET
+    redact: bool | UnsetType = UNSET
+    moderation: Moderation | UnsetType = UNSET
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +124,8 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: the key does not expire."""
     limits: Limits | None = None
     """Limits of this key instead of the plan's; None: the plan's."""
+    regions: tuple[Region, ...] | None = None
+    """Regions where requests of the key may be served; None: those of the plan."""
 
 
 class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +147,7 @@ class Key(msgspec.Struct, frozen=True):
     expires_at: float | None
     generation: int
     limits: Limits | None
+    regions: tuple[str, ...] | None
     created_at: float
     created_by: str
     revoked_at: float | None

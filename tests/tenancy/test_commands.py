@@ -11,13 +11,22 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.accounts.records import Limits, PlanRecord, PricesRecord, TenantRecord, decode_record
+from stream_fabric.accounts.records import (
+    Budget,
+    Budgets,
+    Limits,
+    PlanRecord,
+    PricesRecord,
+    TenantRecord,
+    decode_record,
+)
 from stream_fabric.events import Prices
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_gw.auth import key_digest
 from stream_gw.auth.peppered import peppered_digest
 from stream_gw.cli.main import main
+from stream_gw.tenancy.sql.schema import known_version
 from tests.support.redis import RedisServer
 from tests.tenancy.conftest import PEPPER
 
@@ -78,21 +87,41 @@ def published(server: RedisServer) -> dict[str, Any]:
 def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> None:
     ok(run("plans", "add", "gold", "--tier", "standard", "--models", "a,b", "--tenant-tokens-per-min", "900",
            "--key-streams", "2", "--model-limits", "a:streams=1", "--trace-content-bytes", "10",
-           "--kv-isolation"))  # fmt: skip
+           "--kv-isolation", "--budget", "tenant_month:tokens=9,micro=8", "--share", "50", "--fallback", "a:b",
+           "--regions", "eu", "--retention-s", "0", "--trace-retention-days", "3", "--redact",
+           "--moderation", "all"))  # fmt: skip
     assert "keys add --tenant acme" in ok(run("tenants", "add", "acme", "--plan", "gold", "--label", "Acme Inc."))
-    key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--scope", "read", "--expires-days", "1", "--json")))
+    key = json.loads(
+        ok(
+            run(
+                "keys",
+                "add",
+                "--tenant",
+                "acme",
+                "--scope",
+                "read",
+                "--regions",
+                "eu,us",
+                "--expires-days",
+                "1",
+                "--json",
+            )
+        )
+    )
     ok(run("prices", "set", "*", "--prompt", "5", "--output", "7"))
     ok(run("prices", "set", "a", "--prompt", "5", "--output", "7", "--cached", "1", "--tenant", "acme"))
     found = published(server)
     assert found["plan:gold"] == PlanRecord(
         "gold", "standard", ("a", "b"), Limits(tokens_per_min=900), Limits(streams=2), model={"a": Limits(streams=1)},
-        trace_content_bytes=10, kv_isolation=True,
+        trace_content_bytes=10, kv_isolation=True, budgets=Budgets(tenant_month=Budget(9, 8)), share=50,
+        fallbacks={"a": ("b",)}, regions=("eu",), retention_s=0, trace_retention_days=3, redact=True, moderation="all",
     )  # fmt: skip
     assert found["prices"] == PricesRecord({"*": Prices(5, 5, 7)})
     tenant = found["tenant:acme"]
     assert isinstance(tenant, TenantRecord)
     assert (tenant.plan, tenant.prices) == ("gold", {"a": Prices(5, 1, 7)})
     assert tenant.keys[0].digest == peppered_digest(key["key"], PEPPER.encode()) and tenant.keys[0].scopes == ("read",)
+    assert tenant.keys[0].regions == ("eu", "us")
     shown = ok(run("tenants", "show", "acme"))
     assert "900 tokens/min" in shown and key["id"] in shown and "Acme Inc." in shown and key["key"] not in shown
     for line in (
@@ -108,10 +137,13 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
 
 def test_changes_of_a_plan_keep_what_is_not_given(run: Run, server: RedisServer) -> None:
     ok(run("plans", "add", "gold", "--tenant-streams", "5", "--tenant-requests-per-min", "9", "--models", "a"))
-    ok(run("plans", "set", "gold", "--tenant-streams", "none", "--finish-revoked", "--model-limits", "m:streams=3"))
-    expected = PlanRecord("gold", models=("a",), tenant=Limits(9), model={"m": Limits(streams=3)}, finish_revoked=True)
+    ok(run("plans", "set", "gold", "--tenant-streams", "none", "--finish-revoked", "--model-limits", "m:streams=3",
+           "--budget", "session:tokens=5", "--budget", "request:micro=6"))  # fmt: skip
+    expected = PlanRecord("gold", models=("a",), tenant=Limits(9), model={"m": Limits(streams=3)}, finish_revoked=True,
+                           budgets=Budgets(Budget(None, 6), Budget(5)))  # fmt: skip
     assert published(server)["plan:gold"] == expected
-    ok(run("plans", "set", "gold", "--models", "all", "--model-limits", "m:", "--no-finish-revoked"))
+    ok(run("plans", "set", "gold", "--models", "all", "--model-limits", "m:", "--no-finish-revoked",
+           "--budget", "session:", "--budget", "request:"))  # fmt: skip
     assert published(server)["plan:gold"] == PlanRecord("gold", tenant=Limits(9))
     ok(run("plans", "delete", "gold"))
     assert published(server)["plan:gold"] is None
@@ -237,5 +269,5 @@ def test_no_key_is_made_without_a_pepper(run: Run) -> None:
 
 
 def test_migrate_tells_the_version(run: Run) -> None:
-    assert json.loads(ok(run("tenants", "migrate", "--json"))) == {"before": 0, "version": 1}
-    assert "version 1" in ok(run("tenants", "migrate"))
+    assert json.loads(ok(run("tenants", "migrate", "--json"))) == {"before": 0, "version": known_version()}
+    assert f"version {known_version()}" in ok(run("tenants", "migrate"))

@@ -16,6 +16,7 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_gw.settings import DatabaseSettings
 from stream_gw.tenancy import DatabaseUnavailable, SchemaOutdated, open_tenancy
 from stream_gw.tenancy.sql.database import Database
+from stream_gw.tenancy.sql.schema import known_version
 from stream_gw.tenancy.sql.tables import metadata
 from stream_gw.tenancy.tenancy import Tenancy
 from tests.gateway.processes import clean_env
@@ -40,7 +41,7 @@ async def test_a_migration_makes_the_tables_of_the_code_and_repeats_without_effe
 async def test_processes_that_migrate_at_once_wait_for_each_other(database_url: str) -> None:
     databases = [Database(database_url) for _ in range(4)]
     await asyncio.gather(*(database.migrate() for database in databases))
-    assert {await database.schema() for database in databases} == {(1, 1)}
+    assert {await database.schema() for database in databases} == {(known_version(), known_version())}
     for database in databases:
         await database.close()
 
@@ -61,11 +62,11 @@ async def test_a_schema_that_is_behind_is_migrated_in_a_file_and_refused_on_a_se
 async def test_the_schema_of_the_next_release_is_accepted(tenancy: Tenancy, open_database: Opener) -> None:
     """During an upgrade gateways of both releases run."""
     async with tenancy.database.transaction() as connection:
-        await connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+        await connection.execute(text(f"UPDATE alembic_version SET version_num = '{known_version() + 1:04}'"))
     async with open_database(None) as next_one:
         await make_tenant(next_one)
         found = await next_one.database.migrate()
-        assert found.applied == 2
+        assert found.applied == known_version() + 1
 
 
 @pytest.mark.parametrize("url", ["postgresql://nobody:hunter2@127.0.0.1:1/x", "sqlite:////nowhere/at/all.db"])

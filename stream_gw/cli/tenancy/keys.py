@@ -14,8 +14,8 @@ from stream_gw.cli.tenancy.session import (
     add_limit_flags,
     limits_text,
     merged_limits,
-    models,
     moment_text,
+    names,
     run_verb,
     show,
     table,
@@ -41,9 +41,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=[*TENANT_SCOPES, "admin"],
         help="right of the key, repeat for several (default: all of a tenant; admin is the operator's)",
     )
-    add.add_argument("--models", type=models, metavar="A,B", help="models that it may use (default: those of the plan)")
+    add.add_argument("--models", type=names, metavar="A,B", help="models that it may use (default: those of the plan)")
     add.add_argument("--user", help="user that all requests of the key belong to (default: the request names one)")
     add.add_argument("--expires-days", type=_days, metavar="DAYS", help="days until it expires (default: never)")
+    add.add_argument(
+        "--regions", type=names, metavar="A,B", help="regions where it may be served (default: those of the plan)"
+    )
     add_limit_flags(add, "", "this key instead of the plan's")
     listing = verbs.add_parser("list", help="list keys", parents=[common])
     listing.add_argument("--tenant", help="only keys of this tenant")
@@ -80,6 +83,7 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
         args.user,
         None if args.expires_days is None else int(args.expires_days * _DAY_S),
         limits if limits.any else None,
+        args.regions,
     )
     async with tenancy.change(actor()) as session:
         key = await session.keys.create(checked(asked))

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, get_args
 
 from stream_fabric.accounts.records import NO_LIMITS, Limits, TierName
-from stream_fabric.limits import CONTENT_BYTES_MAX
+from stream_gw.cli.tenancy.plan_terms import add_term_flags, given_terms, terms_text
 from stream_gw.cli.tenancy.session import (
     Verb,
     actor,
@@ -15,7 +15,7 @@ from stream_gw.cli.tenancy.session import (
     limits_text,
     merged_limits,
     model_limits,
-    models,
+    names,
     run_verb,
     show,
     table,
@@ -45,9 +45,7 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--tier", choices=get_args(TierName), help="highest tier; a request for a higher one gets this one"
     )
-    verb.add_argument(
-        "--models", type=models, default=..., metavar="A,B", help="models that it allows; all: all models"
-    )
+    verb.add_argument("--models", type=names, default=..., metavar="A,B", help="models that it allows; all: all models")
     for prefix, subject in _SUBJECTS.items():
         add_limit_flags(verb, f"{prefix}-", subject)
     verb.add_argument(
@@ -64,17 +62,7 @@ def _add_terms(verb: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="running streams of a revoked key run to their end (default: they are cancelled)",
     )
-    verb.add_argument(
-        "--kv-isolation",
-        action=argparse.BooleanOptionalAction,
-        help="each tenant has a KV cache of its own in the engines (default: tenants share it)",
-    )
-    verb.add_argument(
-        "--trace-content-bytes",
-        type=int,
-        metavar="BYTES",
-        help=f"bytes of each prompt and completion that traces store, up to {CONTENT_BYTES_MAX}; 0: none",
-    )
+    add_term_flags(verb)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +110,7 @@ async def _delete(tenancy: Tenancy, args: argparse.Namespace) -> None:
 def _given(args: argparse.Namespace, held: Plan) -> dict[str, Any]:
     """Return the terms that the flags change."""
     given: dict[str, Any] = {}
-    for name in ("tier", "finish_revoked", "trace_content_bytes", "kv_isolation"):
+    for name in ("tier", "finish_revoked"):
         if (value := getattr(args, name)) is not None:
             given[name] = value
     if args.models is not ...:
@@ -134,7 +122,7 @@ def _given(args: argparse.Namespace, held: Plan) -> dict[str, Any]:
     if args.model_limits:
         merged = held.model | dict(args.model_limits)
         given["model"] = {model: limits for model, limits in merged.items() if limits != NO_LIMITS}
-    return given
+    return given | given_terms(args, held)
 
 
 def _text(plan: Plan) -> str:
@@ -144,9 +132,7 @@ def _text(plan: Plan) -> str:
         f"  limits of each tenant on {model}: {limits_text(limits)}" for model, limits in sorted(plan.model.items())
     ]
     lines.append(f"  streams of a revoked key: {'run to their end' if plan.finish_revoked else 'are cancelled'}")
-    lines.append(f"  KV cache: {'of each tenant alone' if plan.kv_isolation else 'shared between tenants'}")
-    lines.append(f"  bytes of prompts and completions in traces: {plan.trace_content_bytes}")
-    return "\n".join(lines)
+    return "\n".join(lines + terms_text(plan))
 
 
 def _models(plan: Plan) -> str:

@@ -164,8 +164,8 @@ def limits_text(limits: Limits) -> str:
 # --- text ----------------------------------------------------------------------------------------------------------
 
 
-def models(text: str) -> tuple[str, ...] | None:
-    """Parse a list of models, an argument's value. None: all models."""
+def names(text: str) -> tuple[str, ...] | None:
+    """Parse a list of names, an argument's value. None: all."""
     return None if text == "all" else tuple(part.strip() for part in text.split(",") if part.strip())
 
 

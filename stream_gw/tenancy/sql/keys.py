@@ -58,6 +58,7 @@ class Keys:
                 "user_id": asked.user,
                 "expires_at": None if asked.expires_in_s is None else now + asked.expires_in_s,
                 "limits": None if asked.limits is None else msgspec.to_builtins(asked.limits),
+                "regions": None if asked.regions is None else sorted(set(asked.regions)),
             },
             "key.create",
             None,
@@ -68,7 +69,7 @@ class Keys:
         row = await self._row(key)
         before = key_of(row)
         self._check_valid(before)
-        copied = ("tenant", "label", "scopes", "models", "user_id", "expires_at", "limits")
+        copied = ("tenant", "label", "scopes", "models", "user_id", "expires_at", "limits", "regions")
         made = await self._make({name: getattr(row, name) for name in copied}, "key.rotate", before)
         ends = self._transaction.now + grace_s
         expires_at = ends if before.expires_at is None else min(ends, before.expires_at)
@@ -96,7 +97,7 @@ class Keys:
             if held.tenant != tenant:
                 raise Conflict(f"the key {shown}… belongs to tenant {held.tenant!r}")
             return False
-        copied = ("scopes", "models", "user", "expires_at", "limits")
+        copied = ("scopes", "models", "user", "expires_at", "limits", "regions")
         values = {name: msgspec.to_builtins(getattr(key, name)) for name in copied}
         values |= {"tenant": tenant, "label": "imported", "user_id": values.pop("user")}
         added = await self._insert(_new_id(self._transaction.random), key.digest, shown, values)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
+from stream_fabric.accounts.records import PlanRecord
 from stream_fabric.errors import NotFound
 from stream_gw.tenancy.errors import Conflict
 from stream_gw.tenancy.models import Plan, PlanChange, merged_plan
@@ -78,8 +79,7 @@ def plan_of(row: Row[Any]) -> Plan:
 
 
 def _terms(plan: Plan) -> dict[str, Any]:
-    terms: dict[str, Any] = msgspec.to_builtins(plan)
+    """Return the terms that differ from their defaults: an earlier release refuses fields that it does not know."""
+    terms: dict[str, Any] = msgspec.to_builtins(msgspec.convert(plan, PlanRecord, from_attributes=True))
     del terms["name"]
-    if not plan.kv_isolation:  # the previous release refuses the field
-        del terms["kv_isolation"]
     return terms

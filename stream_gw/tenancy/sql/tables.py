@@ -78,6 +78,7 @@ api_keys = Table(
     Column("created_at", Double, nullable=False),
     Column("created_by", String(200), nullable=False),
     Column("revoked_at", Double),
+    Column("regions", _Json),
     Index("api_keys_digest", "digest", unique=True),
     Index("api_keys_tenant", "tenant"),
 )
