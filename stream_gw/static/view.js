@@ -3,6 +3,7 @@
 import { icon } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
+const PAUSE_MS_MAX = 1000;
 const ENDINGS = {
   cancelled: "Stopped",
   incomplete: "Cut short by the length limit",
@@ -32,12 +33,15 @@ export class MessageView {
     this.update(message);
   }
 
-  /** Shows the message at the next frame. After a slow rendering, pauses for ten times its duration. */
+  /**
+   * Shows the message at the next frame. After a slow rendering, pauses for ten times its duration, but never long: a
+   * rendering also takes long when the machine stopped for a while.
+   */
   schedule(message, after) {
     this.message = message;
     if (this.frame) return;
     const draw = () => {
-      if (performance.now() - this.shownAt < this.costMs * 10) {
+      if (performance.now() - this.shownAt < Math.min(this.costMs * 10, PAUSE_MS_MAX)) {
         this.frame = requestAnimationFrame(draw);
         return;
       }

@@ -66,6 +66,23 @@ async def test_the_key_leaves_the_address_bar_and_only_a_token_is_used(page: Pag
     await expect(page.locator("#connection")).to_have_text("Connected")
 
 
+SLOW_RENDERING = """
+    const real = performance.now.bind(performance);
+    let lostMs = 0;
+    performance.now = () => {
+        if (new Error().stack.includes("update")) lostMs += 3_600_000;
+        return real() + lostMs;
+    };
+"""
+
+
+async def test_a_machine_that_sleeps_during_a_rendering_delays_the_next_one_little(context: BrowserContext) -> None:
+    await context.add_init_script(SLOW_RENDERING)
+    page = await open_page(context)
+    await ask(page, "Hello")
+    await expect(answer(page)).to_have_text(WHOLE)
+
+
 async def test_signing_in_by_the_form(context: BrowserContext) -> None:
     page = await open_page(context, "/")
     await page.fill("#key", "sk-wrong")

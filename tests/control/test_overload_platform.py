@@ -312,6 +312,9 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
             deltas = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
             return exchange.headers["x-stream-id"], "".join(deltas)
 
+        async def yields() -> bool:
+            return (await up.planned("north")).is_yielding
+
         batch = [asyncio.create_task(whole(up.gates[number % 2], number)) for number in range(5)]
         await asyncio.sleep(2.0)
         interactive = await asyncio.gather(*(ask(up.gates[n % 2], "interactive", 10 + n, 20) for n in range(4)))
@@ -319,7 +322,7 @@ async def test_running_batch_work_yields_to_interactive_requests_and_comes_whole
         print(f"interactive first tokens within {worst_s:.2f} s, statuses {[told.status for told in interactive]}")
         assert {told.status for told in interactive} == {200} and worst_s < objective_s
         assert not any(task.done() for task in batch)
-        assert (await up.planned("north")).is_yielding
+        await eventually(yields, "the plan to tell that batch work yields")
         shown = await asyncio.to_thread(run_cli, "pools", **up.env)
         assert "batch work yields" in shown.stdout, shown.stdout
         assert {told.placement["reason"] for told in interactive} == {"queued"}, "no slot was free"
