@@ -189,7 +189,7 @@ class Bench:
             assert isinstance(frame, End)
             return frame
 
-        found: End = await eventually(ended, "the stream's terminal", 5)
+        found: End = await eventually(ended, "the stream's terminal")
         return found
 
 
@@ -651,7 +651,7 @@ async def test_what_an_idle_replica_holds_of_prompts_stays_known(
         summary: bytes = await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica))
         key = f"sg:{{pool:{bench.pool}}}:{bench.agent.replica}:prefix"
         await bench.client.execute(0, "DEL", key)
-        await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica), "the summary to be back", 3)
+        await eventually(lambda: bench.pools.prefix(bench.pool, bench.agent.replica), "the summary to be back")
         assert await bench.pools.prefix(bench.pool, bench.agent.replica) == summary
 
 
@@ -705,14 +705,14 @@ async def test_requests_that_fail_one_after_another_open_the_breaker_and_it_is_t
         def told() -> list[str]:
             return [event.state for event in bench.heard.fleet if event.what == "breaker"]
 
-        await eventually(lambda: told() == ["open", "half_open"], "it to open, and to let one try", 10)
+        await eventually(lambda: told() == ["open", "half_open"], "it to open, and to let one try")
 
         async def has_room() -> bool:
             return [info.room for info in await bench.pools.replicas(bench.pool)] == [1]
 
         await eventually(has_room, "room for one")
         await bench.end(await bench.ask(max_tokens=3))
-        await eventually(lambda: told() == ["open", "half_open", "closed"], "it to close", 10)
+        await eventually(lambda: told() == ["open", "half_open", "closed"], "it to close")
     opened = next(event for event in bench.heard.fleet if event.what == "breaker")
     assert (opened.reason, opened.figures) == ("engine_error", {"failures": 5, "open_s": 2.0})
 

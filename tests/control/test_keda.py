@@ -297,7 +297,7 @@ async def test_a_request_to_an_empty_pool_is_told_within_a_second_by_every_contr
         async def listed() -> bool:
             return "idle" in [model["id"] for model in (await gate.ask("GET", "/v1/models")).json["data"]]
 
-        await eventually(listed, "the gateway to have read it", 10)
+        await eventually(listed, "the gateway to have read it")
 
         async def told(call: Any) -> float:
             assert (await asyncio.wait_for(call.read(), 10)).result

@@ -98,7 +98,7 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
             async def rests() -> bool:
                 return (await states())[resting.resting or ""] == "warm"
 
-            await eventually(rests, "it to hear", 10)
+            await eventually(rests, "it to hear")
             assert len(await pools.in_flight("duo", ReplicaId(resting.resting or ""))) >= 1, "with its streams"
             assert not any(stream.done() for stream in streams)
             assert [await stream for stream in streams] == [700] * 4, "each to its end"
@@ -114,7 +114,7 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
             async def promoted() -> bool:
                 return list((await states()).values()) == ["ready", "ready"]
 
-            await eventually(promoted, "it to take requests", 10)
+            await eventually(promoted, "it to take requests")
             took_s = loop.time() - wanted_at
             print(f"promoted {took_s * 1000:.0f} ms after it was wanted")
             assert took_s < 5, took_s
@@ -167,7 +167,7 @@ async def test_a_warm_replica_sleeps_and_is_woken_for_what_comes(redis_server: R
             more = [asyncio.create_task(ask(seed)) for seed in range(40)]
             await until(control, "duo", lambda plan: plan.ready == 2, "it to be wanted")
             began = asyncio.get_running_loop().time()
-            await eventually(lambda: is_now("ready"), "it to take requests", 10)
+            await eventually(lambda: is_now("ready"), "it to take requests")
             print(f"ready {(asyncio.get_running_loop().time() - began) * 1000:.0f} ms after it was wanted")
             assert 1.79 <= (await second()).wake_s < 4
             assert await asyncio.gather(*more) == [200] * 40
@@ -200,7 +200,7 @@ async def test_a_pool_without_a_replica_is_a_waiting_room(redis_server: RedisSer
             async def listed() -> bool:
                 return "idle" in [model["id"] for model in (await gate.ask("GET", "/v1/models")).json["data"]]
 
-            await eventually(listed, "the gateway to have read it", 10)
+            await eventually(listed, "the gateway to have read it")
             loop = asyncio.get_running_loop()
             asked_at = loop.time()
             async with gate.create(chat(20, model="idle")) as exchange:

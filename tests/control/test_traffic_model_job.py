@@ -100,7 +100,7 @@ async def test_the_leader_learns_the_others_read_and_an_outage_changes_nothing_b
                 known = other.known.get(pool)
                 return known if known and known.learned_s else None
 
-            known: PoolTrafficModel = await eventually(read, "the other to have it", 10)
+            known: PoolTrafficModel = await eventually(read, "the other to have it")
             assert known.arrivals is not None and known.arrivals.at(door.at_s + WEEK_S).requests == 1.0
             assert known.outputs() == {route_key("m", "openai.chat", "batch"): 150.0}
             assert known.speeds == (Speed(8, 400),) and known.prefill_per_s == 1000
@@ -147,7 +147,7 @@ async def test_the_leader_learns_the_others_read_and_an_outage_changes_nothing_b
             async def learned_again() -> bool:
                 return leader.known[pool].learned_s > learned_s
 
-            await eventually(learned_again, "it to learn again", 10)
+            await eventually(learned_again, "it to learn again")
             assert leader.known[pool].outputs() == known.outputs(), "what has no answer now keeps what it taught"
 
 
@@ -163,7 +163,7 @@ async def test_a_snapshot_of_another_version_or_one_that_is_broken_is_learned_an
     await control.put_learned(pool, record)
     stale = job(pool, control, leads=False)
     async with running(stale):
-        await eventually(lambda: pool in stale.known, "it to have looked", 10)
+        await eventually(lambda: pool in stale.known, "it to have looked")
     assert stale.known[pool] == PoolTrafficModel()
     assert await control.learned(pool) == record, "who does not lead leaves it as it is"
     async with Door().open() as door, running(job(pool, control, door.url, leads=True)):
@@ -190,7 +190,7 @@ class Counted(RedisControl):
     async def both_have_looked(self) -> None:
         """Two traffic_model_job, each for the second time from now: whatever they do at a look is done."""
         enough = self.looks + 6
-        await eventually(lambda: self.looks >= enough, "learners to look", 10)
+        await eventually(lambda: self.looks >= enough, "learners to look")
 
 
 async def test_a_redis_that_lost_it_gets_it_back_and_starts_are_kept(redis_client: RedisClient, pool: str) -> None:
@@ -211,17 +211,17 @@ async def test_a_redis_that_lost_it_gets_it_back_and_starts_are_kept(redis_clien
             found = await stored()
             return found is not None and found.starts_s == starts
 
-        await eventually(lambda: of(40, 50), "the starts to be kept", 10)
-        await eventually(lambda: b.known[pool].starts_s == (40, 50), "the other to read them", 10)
+        await eventually(lambda: of(40, 50), "the starts to be kept")
+        await eventually(lambda: b.known[pool].starts_s == (40, 50), "the other to read them")
         a.is_leading = False
         await redis_client.execute(0, "DEL", "sg:{control}:profiles")
         await control.both_have_looked()
         assert await stored() is None, "nobody leads"
         b.is_leading = True
-        await eventually(lambda: of(40, 50), "the other to put it back", 10)
+        await eventually(lambda: of(40, 50), "the other to put it back")
         b.receive_starts(pool, [60.0])
-        await eventually(lambda: of(40, 50, 60), "one more", 10)
-        await eventually(lambda: a.known[pool].starts_s == (40, 50, 60), "who led before to read it", 10)
+        await eventually(lambda: of(40, 50, 60), "one more")
+        await eventually(lambda: a.known[pool].starts_s == (40, 50, 60), "who led before to read it")
 
 
 async def test_an_operator_sees_what_was_learned_and_how_old_it_is(

@@ -170,13 +170,13 @@ async def test_at_maxmemory_new_work_is_refused_and_running_streams_end_whole(re
         with pytest.raises(FabricFull):
             await follower.log.input(streams[0], ACME, "i", msgspec.Raw(b"{}"))
         assert (await follower.log.heads(follower.log.partition(new), [new], None)) == [None], "nothing is half made"
-        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 15)
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends")
         for stream in streams:
             await follower.check_whole(stream, 150)
         assert await follower.pools.expired("pool") == [], "leases are renewed"
         redis_server("CONFIG", "SET", "maxmemory", 0)
         again = await follower.begin(agent.replica)
-        await eventually(lambda: follower.ended(again), "a stream after it", 15)
+        await eventually(lambda: follower.ended(again), "a stream after it")
 
 
 async def test_at_maxmemory_leadership_plans_recovery_and_ingest_go_on(redis_server: RedisServer) -> None:

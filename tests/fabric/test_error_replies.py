@@ -177,7 +177,7 @@ async def test_no_loop_ends_while_redis_answers_with_errors(debuggable: RedisSer
             async with failing(server, case):
                 await asyncio.sleep(1.0)  # several turns of every loop
                 assert not reaper.done()
-            await eventually(lambda: follower.ended(stream), "the end", 15)
+            await eventually(lambda: follower.ended(stream), "the end")
             await follower.check_whole(stream, 150)
             assert not reaper.done()
             reaper.cancel()

@@ -316,7 +316,7 @@ async def test_invariant_10_a_server_that_falls_silent_is_left_for_the_one_in_it
                 return bool(await client.execute(0, "PING") == b"PONG")
             return False
 
-        await eventually(answers, "the server in its place", 10)
+        await eventually(answers, "the server in its place")
         await client.close()
 
 
@@ -404,7 +404,7 @@ async def test_invariant_10_redis_may_fail_over_restarted_empty(redis_server: Re
         streams = [await follower.begin(agent.replica) for _ in range(3)]
         await eventually(lambda: all(len(follower.lines[s]) > 10 for s in streams))
         redis_server.restart()
-        await eventually(lambda: all(map(follower.ended, streams)), "the ends", 15)
+        await eventually(lambda: all(map(follower.ended, streams)), "the ends")
         for stream in streams:
             await follower.check_whole(stream, 50)
         assert follower.told == []
@@ -437,7 +437,7 @@ async def test_invariant_10_redis_may_fail_over_to_a_replica_without_the_tail() 
             proxy.point_at(replica.port)
             primary.kill()
             engine.hold.set()
-            await eventually(lambda: all(map(follower.ended, streams)), "the ends", 15)
+            await eventually(lambda: all(map(follower.ended, streams)), "the ends")
             for stream in streams:
                 await follower.check_whole(stream, 60)
             assert follower.told == []
@@ -460,7 +460,7 @@ async def test_invariant_10_redis_may_fail_over_after_the_end() -> None:
             await eventually(lambda: follower.ended(stream) and follower.ended(cancelled))
             proxy.point_at(replica.port)
             primary.kill()
-            await eventually(lambda: _statuses(follower, [stream, cancelled], ["completed", "cancelled"]), "repair", 15)
+            await eventually(lambda: _statuses(follower, [stream, cancelled], ["completed", "cancelled"]), "repair")
             await follower.check_whole(stream, 10)
             page = await follower.log.watch(cancelled, ACME, None, Cursor(1, 10))
             assert page is not None and page.entries[-1].frames.split(b"\n")[-1] == follower.lines[cancelled][-1]

@@ -362,7 +362,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
     reapers = [asyncio.create_task(reaper_of(pool, of_alive.log).run()) for _ in range(3)]
     started = asyncio.get_running_loop().time()
     try:
-        await eventually(lambda: _gone(pool, dead), "the reaper", 10)
+        await eventually(lambda: _gone(pool, dead), "the reaper")
     finally:
         for reaper in reapers:
             reaper.cancel()
@@ -467,7 +467,7 @@ async def test_one_pool_that_cannot_be_read_keeps_no_other_from_its_reaper(pool:
         return await pool.pools.holder(pool.name, stream) == alive
 
     try:
-        await eventually(rescued, "the rescue", 5)
+        await eventually(rescued, "the rescue")
     finally:
         reaper.cancel()
         await asyncio.gather(reaper, return_exceptions=True)
@@ -544,7 +544,7 @@ async def test_who_waits_too_long_or_is_cancelled_leaves_the_queue(pool: Pool) -
         return await pool.pools.waiting(pool.name) == [kept]
 
     try:
-        await eventually(settled, "the queue to be swept", 5)
+        await eventually(settled, "the queue to be swept")
     finally:
         reaper.cancel()
         await asyncio.gather(reaper, return_exceptions=True)

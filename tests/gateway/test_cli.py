@@ -231,7 +231,7 @@ def _children(pid: int) -> set[int]:
 
 
 async def _ended(pids: set[int]) -> None:
-    await eventually(lambda: not any(map(alive, pids)), f"processes {pids} to end", 10)
+    await eventually(lambda: not any(map(alive, pids)), f"processes {pids} to end")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async def test_a_cached_prefix_is_found_without_a_session_and_by_a_new_gateway(p
             stream = await finish(fresh, messages=[*manual, {"role": "user", "content": "Since when?"}])
             return await reasons(fresh, stream) == [("prefix", replica)]
 
-    await eventually(known_to_a_new_gateway, "the replica's next renewal", 5)
+    await eventually(known_to_a_new_gateway, "the replica's next renewal")
 
 
 async def test_every_candidate_is_explained(wide: Gate) -> None:

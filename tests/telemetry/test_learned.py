@@ -173,7 +173,7 @@ async def test_a_controller_learns_from_a_running_consumer(opened: Store, redis_
         async def read() -> PoolTrafficModel | None:
             return again.known.get(pool)
 
-        kept: PoolTrafficModel = await eventually(read, "another to read it", 10)
+        kept: PoolTrafficModel = await eventually(read, "another to read it")
         assert (kept.routes, kept.speeds, kept.prefill_per_s) == (known.routes, known.speeds, known.prefill_per_s)
         assert 0 < kept.learned_s < time.time() - 0.9
     finally:
