@@ -26,6 +26,8 @@ OUTPUT_MIN = 16
 """Output tokens that a budget must have room for, or all that the request wants, so that a request is admitted."""
 CHUNK_MIN = 256
 """Output tokens that a stream reserves at a time, or what it is expected to output if that is more."""
+PROMPT_MARGIN = 16
+"""Tokens that a chat template may add to a prompt."""
 WARN_FIFTHS = 4
 """A budget of a period warns when four fifths (80 %) of it are used or reserved."""
 REQUEST = "request"
@@ -246,6 +248,14 @@ class BudgetState:
                 until = claim.expires_ms or now_ms + BUDGET_IDLE_MS
                 self._expires_ms[claim.name] = max(self._expires_ms.get(claim.name, 0), until)
         return tuple(crossed)
+
+
+def reserved_prompt(estimate: int) -> int:
+    """Return how many tokens a budget reserves for a prompt whose length the gateway has estimated.
+
+    It is somewhat more, because an estimate that is too low costs a second question before the first token.
+    """
+    return estimate + estimate // 4 + PROMPT_MARGIN
 
 
 def nearly_used(claim: Claim, use: BudgetUse) -> bool:

@@ -207,9 +207,10 @@ def _chat_logprobs(choice: _Choice) -> dict[str, Raw | None] | None:
 
 def _add_finish_reason(document: dict[str, Any], choice: _Choice) -> dict[str, Any]:
     finish = choice.finish
-    document["finish_reason"] = None if finish is None else finish.finish_reason
-    if finish is not None and finish.detail is not None:
-        document["stop_reason"] = finish.detail
+    reason, detail = (None, None) if finish is None else finish_of(finish)
+    document["finish_reason"] = reason
+    if detail is not None:
+        document["stop_reason"] = detail
     return document
 
 
