@@ -10,7 +10,7 @@ from msgspec import Raw
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, Usage, decode, is_text, json_string
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects import openai_chat, openai_completions
-from stream_gw.dialects.base import tool_call_parts, usage_json
+from stream_gw.dialects.base import finish_of, tool_call_parts, usage_json
 from stream_gw.dialects.facts import StreamFacts
 
 _ENCODERS = {"chat": openai_chat.ChatEncoder, "completions": openai_completions.CompletionsEncoder}

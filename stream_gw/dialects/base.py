@@ -31,6 +31,8 @@ _json = msgspec.json.Encoder().encode
 NO_LOGPROBS = b'"logprobs":null'
 """Follows the text in every chunk that may carry logprobs; searched from the right, because a text can contain it."""
 
+_BUDGET = msgspec.Raw(b'"budget"')
+
 _ENDED = {
     "cancelled": "the stream was cancelled",
     "failed": "the stream failed",

@@ -45,6 +45,9 @@ class ItlHistogram(Collector):
         yield family
 
 
+_BUDGET_EVENTS = frozenset({"budget_warning", "budget_exceeded", "velocity_trip"})
+
+
 def _bucket_at(bound_us: int) -> int:
     """The sketch bucket whose lower bound is ``bound_us``."""
     bucket = next(b for b in range(ITL_BUCKETS) if itl_bounds_us(b)[0] >= bound_us)
@@ -77,6 +80,7 @@ class AgentMetrics:
         self._queries = _Total(make.counter(listed.PREFIX_QUERIES).labels(pool))
         self._hits = _Total(make.counter(listed.PREFIX_HITS).labels(pool))
         self._prompt = make.counter(listed.TOKENS_PROMPT).labels(pool)
+        self._budget_events = make.counter(listed.BUDGET_EVENTS)
         self._attempts = make.counter(listed.ATTEMPTS)
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
@@ -90,7 +94,9 @@ class AgentMetrics:
         return self._metrics.registry
 
     def receive(self, event: Event) -> None:
-        """Count an attempt that has ended, or a wake of the engine; ignore other events."""
+        """Count an attempt that has ended, a wake of the engine or an event of a budget; ignore other events."""
+        if isinstance(event, FleetEvent) and event.what in _BUDGET_EVENTS:
+            self._budget_events.labels(event.what, event.state.partition(":")[0]).inc()
         if isinstance(event, FleetEvent) and "wake_s" in event.figures:
             self._wake.observe(event.figures["wake_s"])
         if not isinstance(event, AttemptTrace):
