@@ -10,6 +10,17 @@ from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.stream.ids import TenantId
 
 
+KINDS: tuple[tuple[What, str], ...] = (
+    ("budget_warning", "user_day"),
+    ("budget_warning", "tenant_hour"),
+    ("budget_warning", "tenant_month"),
+    ("budget_exceeded", "user_day"),
+    ("budget_exceeded", "tenant_month"),
+    ("velocity_trip", "tenant_hour"),
+)
+"""Each kind of event with its kind of budget: a counter must exist before it rises, or an alert misses its first."""
+
+
 class BudgetEvents:
     """Reports each crossing that the accounts tell of: they tell it once in a period, to one process.
 

@@ -170,7 +170,6 @@ BUDGET_EVENTS = _add(
         "(velocity_trip), each once in its period",
         ("gateway", "agent"),
         ("event", "budget"),
-        only="after the first event",
     )
 )
 _ONLY_SURGE = "for declared pools, after their first overload"

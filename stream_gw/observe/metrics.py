@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_fabric.errors import PoolBusy
 from stream_fabric.process import metric_names as listed
+from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
 from stream_gw.observe.trace import ReaderOutcome
 
@@ -48,6 +49,8 @@ class Metrics:
         self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
+        for kind in BUDGET_EVENT_KINDS:
+            self._budget_events.labels(*kind)
         self._pools = CappedLabels()
 
     @property

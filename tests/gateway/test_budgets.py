@@ -319,7 +319,7 @@ async def test_a_budget_warns_once(budgeted: Budgeted) -> None:
     assert event["what"] == "budget_warning"
     assert event["state"] == counter_name("tenant_month", int(time.time() * 1000))
     metrics = (await gate.ask("GET", "/metrics")).body.decode()
-    assert 'gateway_budget_events_total{budget="tenant_month",event="budget_warning"}' in metrics
+    assert 'budget_events_total{budget="tenant_month",event="budget_warning"}' in metrics
 
 
 async def test_an_hour_that_is_used_up_trips(budgeted: Budgeted) -> None:

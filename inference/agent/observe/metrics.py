@@ -14,6 +14,7 @@ from inference.agent.agent import Agent
 from inference.agent.observe.gpus import Gpu
 from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
 from stream_fabric.process import metric_names as listed
+from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metric_names import ITL_BUCKETS_US
 from stream_fabric.process.metrics_registry import MetricsRegistry, Page
 
@@ -45,7 +46,7 @@ class ItlHistogram(Collector):
         yield family
 
 
-_BUDGET_EVENTS = frozenset({"budget_warning", "budget_exceeded", "velocity_trip"})
+_BUDGET_EVENTS = frozenset(what for what, _ in BUDGET_EVENT_KINDS)
 
 
 def _bucket_at(bound_us: int) -> int:
@@ -81,6 +82,8 @@ class AgentMetrics:
         self._hits = _Total(make.counter(listed.PREFIX_HITS).labels(pool))
         self._prompt = make.counter(listed.TOKENS_PROMPT).labels(pool)
         self._budget_events = make.counter(listed.BUDGET_EVENTS)
+        for kind in BUDGET_EVENT_KINDS:
+            self._budget_events.labels(*kind)
         self._attempts = make.counter(listed.ATTEMPTS)
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
