@@ -152,7 +152,7 @@ class RunningStream:
         self.finish_reason = ""
         self.error_code = ""
         self.allowance: Allowance | None = None
-        """What budgets allow the stream to output; None: it has no budgets."""
+        """Output that the stream's budgets allow; None: it has no budgets."""
         self._ask_at = NO_BUDGET
         """Output tokens above which the allowance sees each frame first."""
 
@@ -233,17 +233,18 @@ class RunningStream:
             return
         if error is not None and self.owner.on_failure(self, error):
             return
-        if self.allowance is not None:
-            if usage is not None:  # the engine counts tokens without text too
-                usage = msgspec.structs.replace(usage, output=min(usage.output, self.allowance.granted))
-            if self.allowance.holds_all and self._is_held(End(status, usage, error), 0):
-                return
-        self._finish(status, error, usage or self._used())
+        if self.allowance is not None and self.allowance.holds_all and self._is_held(End(status, usage, error), 0):
+            return
+        self._finish(status, error, self._used(usage))
 
-    def _used(self) -> Usage:
-        """Return the usage so far, with the output tokens of the frames."""
-        u = self.producer.usage
-        return Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
+    def _used(self, engine: Usage | None = None) -> Usage:
+        """Return the engine's own counts, or the usage so far with the output tokens of the frames."""
+        if engine is None:
+            u = self.producer.usage
+            return Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
+        if self.allowance is not None:  # the engine counts tokens without text too
+            return msgspec.structs.replace(engine, output=min(engine.output, self.allowance.granted))
+        return engine
 
     def fail(self, error: StreamGwError) -> None:
         """End the stream with an error that did not come from the engine."""
@@ -279,7 +280,7 @@ class RunningStream:
         while not self.closed and (frame := allowance.release(self.tokens)) is not None:
             match frame:
                 case End(status=status, usage=usage, error=error):
-                    self._finish(status, error, usage or self._used())
+                    self._finish(status, error, self._used(usage))
                 case Delta(block=block, text=text, tokens=tokens, logprobs=None):
                     self.text(block, text, tokens)
                 case _:

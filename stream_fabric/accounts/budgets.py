@@ -60,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """What a request asks of its budgets. ``output``: the most output tokens that it reserves at first."""
+    """A request's question to its budgets. ``output``: the most output tokens that it reserves at first."""
 
     claims: tuple[Claim, ...]
     prompt: int
@@ -114,7 +114,7 @@ class Used(NamedTuple):
 
 
 class _Grant(NamedTuple):
-    """What a stream holds of its budgets."""
+    """Reservation of a stream in its budgets."""
 
     claims: tuple[Claim, ...]
     prompt: int

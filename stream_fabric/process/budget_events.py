@@ -9,7 +9,6 @@ from stream_fabric.events import What
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.stream.ids import TenantId
 
-
 KINDS: tuple[tuple[What, str], ...] = (
     ("budget_warning", "user_day"),
     ("budget_warning", "tenant_hour"),

@@ -36,7 +36,6 @@ _BUDGET = msgspec.Raw(b'"budget"')
 _ENDED = {
     "cancelled": "the stream was cancelled",
     "failed": "the stream failed",
-    "incomplete": "the stream ended before it was complete",
 }
 
 

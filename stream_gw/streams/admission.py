@@ -37,7 +37,7 @@ _UNITS: dict[LimitKind, str] = {
 
 
 class Terms(NamedTuple):
-    """What a request counts against."""
+    """The limits and budgets that a request counts against."""
 
     subjects: Sequence[Subject]
     claims: tuple[Claim, ...] = ()

@@ -1,1 +1,1 @@
-"""Budgets of running streams: what a stream may output, and how it gets more."""
+"""Budgets of running streams: the output that a stream may have, and how it gets more."""

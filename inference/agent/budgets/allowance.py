@@ -1,6 +1,4 @@
-"""What one stream may output within its budgets, sans I/O: frames beyond the grant wait for the reply to a request for
-more.
-"""
+"""Output of one stream within its budgets, sans I/O: frames beyond the grant wait for the reply to a question."""
 
 from __future__ import annotations
 

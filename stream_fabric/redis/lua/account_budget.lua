@@ -1,6 +1,6 @@
 -- Budgets, after ``account.lua``; ``accounts.budgets.BudgetState`` is the same algorithm.
--- Further keys: 'q:<budget>' hash of its counter: t and m tokens and micro-units that ended streams used, rt and rm those
---   reserved, f bits of what was told. A stream with budgets has in its record in 'held' one part more, which begins
+-- Further keys: 'q:<budget>' hash of its counter: t and m tokens and micro-units that ended streams used, rt and rm
+--   those reserved, f bits of what was told. A stream with budgets has in its record in 'held' one part more, which begins
 --   with '$': prompt, output, three prices, and five fields of each claim, each followed by \30.
 local BITS = {warning = 1, exceeded = 2}
 
@@ -12,7 +12,7 @@ end
 -- Price in micro-units, rounded half up. ``math.fmod`` is exact where a division is not.
 local function price(of, prompt, cached, output)
   cached = math.min(cached, prompt)
-  local sum = (prompt - cached) * of[1] + cached * of[2] + output * of[3] + 500000
+  local sum = (prompt - cached) * of[1] + cached * of[2] + output * of[3] + 1000000 / 2
   return (sum - math.fmod(sum, 1000000)) / 1000000
 end
 
@@ -88,7 +88,7 @@ local function fitting(c, prompt, wanted, prices, t, m)
   if c.m and fits >= 0 then
     local room = c.m - u.m - u.rm + m
     if price(prices, prompt, 0, fits) > room then
-      local left = (room + 1) * 1000000 - 500001 - prompt * prices[1]
+      local left = (room + 1) * 1000000 - 1000000 / 2 - 1 - prompt * prices[1]
       fits, unit = -1, 'm'
       if prices[3] > 0 and left >= 0 then fits = (left - math.fmod(left, prices[3])) / prices[3] end
     end

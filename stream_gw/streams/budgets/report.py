@@ -1,4 +1,4 @@
-"""What a caller is told of its budgets: the warning, the refusal, and the page of limits."""
+"""Texts about budgets for callers: the warning, the refusal, and the page of limits."""
 
 from __future__ import annotations
 
