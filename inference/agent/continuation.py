@@ -44,7 +44,7 @@ class PriorOutput(msgspec.Struct, frozen=True):
     complete: bool = False
     """Every choice has ended; only the terminal is missing."""
     finish_reason: str = ""
-    """Of the choice that ended last."""
+    """Finish reason of the choice that ended last."""
 
     @property
     def empty(self) -> bool:

@@ -221,7 +221,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(0, 2000), st.integers(0, 9000))
 def test_no_interleaving_exceeds_a_budget(steps: list[tuple[str, int, int, int]], tokens: int, micro: int) -> None:
-    """What ended streams used, by the tokens that left the agents, never exceeds a budget."""
+    """Tokens that left the agents, and their price, never exceed a budget."""
     world, budget = World(), claim(MONTH, tokens, micro)
     account = world.account
     for what, number, amount, prompt in steps:

@@ -79,7 +79,7 @@ def budgeted(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 async def used(gate: Gate, budget: str = "tenant_month", unit: str = "tokens") -> int:
-    """What is used and reserved, as the tenant sees it."""
+    """Use of a budget, running streams included, as the tenant sees it."""
     reply = await gate.ask("GET", "/v1/limits")
     found: int = next(each for each in reply.json["budgets"] if each["budget"] == budget)[unit]["used"]
     return found

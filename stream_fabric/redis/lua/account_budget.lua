@@ -1,7 +1,7 @@
 -- Budgets, after ``account.lua``; ``accounts.budgets.BudgetState`` is the same algorithm.
 -- Further keys: 'q:<budget>' hash of its counter: t and m tokens and micro-units that ended streams used, rt and rm
---   those reserved, f bits of what was told. A stream with budgets has in its record in 'held' one part more, which begins
---   with '$': prompt, output, three prices, and five fields of each claim, each followed by \30.
+--   those reserved, f bits of what was told. A stream with budgets has one part more in its record in 'held', which
+--   begins with '$': prompt, output, three prices, and five fields of each claim, each followed by \30.
 local BITS = {warning = 1, exceeded = 2}
 
 -- Let a key live so long at least, in ms.

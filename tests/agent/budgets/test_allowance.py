@@ -181,20 +181,20 @@ def test_what_is_held_is_bounded() -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["text", "logprobs", "reply", "late", "prompt"]), st.integers(0, 40)), max_size=200
+    st.tuples(st.sampled_from(["text", "frame", "reply", "reply", "prompt"]), st.integers(0, 40)), max_size=200
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(EVENTS, st.integers(1, 200), st.integers(0, 900))
 def test_any_order_of_output_and_replies(events: list[tuple[str, int]], grant: int, budget: int) -> None:
-    """What was appended is the beginning of what the engine made, and never more than the account granted."""
+    """Appended frames are the beginning of what the engine made, and never more than the account granted."""
     stream, owner = running(grant, choices=1)
     stream.frame(Open(0, 0, "text"))
     made: list[tuple[str, int]] = []
     allowed, answered = grant, 0
     for what, number in events:
-        if what in ("text", "logprobs"):
+        if what in ("text", "frame"):
             piece = f"{len(made)} "
             made.append((piece, number % 5))
             if what == "text":
