@@ -315,6 +315,13 @@ ALERTS: tuple[Alert, ...] = (
         {listed.BILLS_DROPPED.name: "0x12 1x40"}, {listed.BILLS_DROPPED.name: "0x40"},
     ),
     Alert(
+        "BudgetVelocityTrip", "ticket",
+        f'sum(increase({listed.BUDGET_EVENTS.name}{{event="velocity_trip"}}[15m])) > 0', "0m",
+        "A tenant has used its budget of an hour; its requests are refused until the hour ends",
+        {f'{listed.BUDGET_EVENTS.name}{{event="velocity_trip",budget="tenant_hour"}}': "0x12 1x40"},
+        {f'{listed.BUDGET_EVENTS.name}{{event="budget_warning",budget="tenant_hour"}}': "0x12 1x40"},
+    ),
+    Alert(
         "EventsNotDelivered", "ticket",
         f"max by (instance) ({listed.EVENTS_AWAY.name}) == 1 or max by (instance) ({listed.SPOOL_OLDEST.name}) > 300",
         "3m", "Events of {{ $labels.instance }} are not delivered; they wait in memory or in the disk spool",

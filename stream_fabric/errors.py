@@ -18,6 +18,7 @@
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
     │   └── RateLimited              a limit of the tenant's plan
+    │       └── BudgetExceeded       a budget of the tenant's plan
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
     ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
@@ -187,6 +188,12 @@ class RateLimited(TooMany):
         if not may_retry:
             self.retriable, self.retry_after_s = False, None  # type: ignore[misc]
             self.headers = (*headers, (b"x-should-retry", b"false"))  # OpenAI's clients follow it
+
+
+class BudgetExceeded(RateLimited):
+    """A budget of the tenant's plan is used up. ``may_retry`` False: it has no period, so it never resets."""
+
+    code = "budget_exceeded"
 
 
 class Draining(StreamGwError):

@@ -38,6 +38,7 @@ the stream emits the event."""
 What = Literal[
     "lease", "scale", "rollout", "shed", "breaker", "drain", "dead",
     "shed_begin", "shed_end", "shift_begin", "shift_end", "yield_begin", "yield_end", "promote",
+    "budget_warning", "budget_exceeded", "velocity_trip",
 ]  # fmt: skip
 """Kinds of fleet events:
 
@@ -48,6 +49,9 @@ What = Literal[
 - ``shift_begin``, ``shift_end``: a pool's requests overflow to adjacent pools.
 - ``yield_begin``, ``yield_end``: batch work of a pool yields to requests of higher tiers.
 - ``scale``: the wanted number of replicas changed.
+- ``budget_warning``: 80 % of a tenant's budget of a period are used or reserved. ``budget_exceeded``: a budget has
+  refused a request or ended a stream. ``velocity_trip``: the same for a tenant's budget of an hour. Each comes once in
+  the period, with the budget's name in ``state``.
 - ``rollout``: a pool begins to run several revisions (``begin``), or runs one again (``end``).
 """
 
@@ -259,6 +263,8 @@ class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omi
     """Figures that the decision was based on."""
     asked_by: str = ""
     """Requester: operator, health, controller, SIGTERM, standby; empty: nobody requested it."""
+    tenant: str = ""
+    """Tenant whose budget it is about; empty: none."""
 
 
 Event = RequestTrace | AttemptTrace | FleetEvent

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stream_fabric.accounts.records import Record
 from stream_fabric.ports import EventSink, Random, Subscribe
+from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.host import HostClock, HostRandom
@@ -178,6 +179,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         tracer,
         contents,
         metrics.receive_limited,
+        BudgetEvents(FleetEventReporter(sink, clock, name), metrics.receive_budget_event).report,
     )
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
     upkeep = [

@@ -34,7 +34,13 @@ TENANTS = Board(
                 "SELECT toStartOfMinute(at) AS time, concat(tenant, ' ', error_code) AS what, "
                 f"sum(weight) AS requests FROM requests WHERE {_AT} AND ended = 'refused' "
                 "GROUP BY time, what ORDER BY time"
-            ), about="By tenant and reason. rate_limit_exceeded: a limit of the tenant's plan.",
+            ), about="By tenant and reason. rate_limit_exceeded, budget_exceeded: by the tenant's plan.",
+        ),
+        Panel(
+            "Budgets", Sql(
+                f"SELECT at, tenant, state AS budget, what FROM fleet WHERE {_AT} "
+                "AND what IN ('budget_warning', 'budget_exceeded', 'velocity_trip') ORDER BY at DESC LIMIT 200"
+            ), kind="table", about="Budgets that are used to 80 %, or used up; each once in its period.",
         ),
         Panel(
             "Usage and cost by tenant and model", Sql(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
+from inference.agent.budgets.extender import BudgetExtender
 from inference.agent.handover import BatchYield, Handover
 from inference.agent.lease import Lease
 from inference.agent.lifecycle import Lifecycle
@@ -29,6 +30,7 @@ from inference.agent.streams import Streams
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.ports import Clock, Engine, Random
+from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.recovery.failover import Failover, FailoverReporter
 from stream_fabric.stream.ids import ReplicaId, StreamId
@@ -61,7 +63,12 @@ class Agent:
         reporter = FailoverReporter(ports.events, ports.clock, ports.log)
         failover = Failover(ports.pools, ports.log, ports.clock, ports.random, reporter)
         self._handover = Handover(policy.lease, replica, engine, ports, failover, status, streams, tasks)
-        self._requests = Requests(policy, replica, engine, ports, status, lease, load, streams, self._handover, tasks)
+        budgets = BudgetExtender(
+            ports.accounts, BudgetEvents(FleetEventReporter(ports.events, ports.clock, "agent")), tasks
+        )
+        self._requests = Requests(
+            policy, replica, engine, ports, status, lease, load, streams, self._handover, budgets, tasks
+        )
         self._sleep = SleepController(engine, status, lease, events)
         self._lifecycle = Lifecycle(policy, engine, status, lease, streams, self._handover)
         self._batch_yield = BatchYield(engine, status, streams, self._handover)

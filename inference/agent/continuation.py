@@ -43,6 +43,8 @@ class PriorOutput(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     complete: bool = False
     """Every choice has ended; only the terminal is missing."""
+    finish_reason: str = ""
+    """Finish reason of the choice that ended last."""
 
     @property
     def empty(self) -> bool:
@@ -52,7 +54,7 @@ class PriorOutput(msgspec.Struct, frozen=True):
 def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
     """Read a stream's output so far from its frames. Raises CannotContinue when it is more than one plain text."""
     text: list[str] = []
-    tokens, block, ended = 0, -1, 0
+    tokens, block, ended, finish_reason = 0, -1, 0, ""
     prompt_tokens: int | None = None
     for line in lines:
         match decode(line):
@@ -67,14 +69,14 @@ def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
                 tokens += count
             case Delta():
                 raise CannotContinue("it carries logprobs")
-            case ChoiceEnd():
+            case ChoiceEnd(finish_reason=finish_reason):
                 ended += 1
             case Close() if not ended:
                 pass
     complete = ended == choices
     if not complete and lines and _ends_with_close(lines):
         raise CannotContinue("its text had ended without a finish reason")
-    return PriorOutput("".join(text), tokens, block, prompt_tokens, complete)
+    return PriorOutput("".join(text), tokens, block, prompt_tokens, complete, finish_reason)
 
 
 def _ends_with_close(lines: Sequence[bytes]) -> bool:

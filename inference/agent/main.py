@@ -139,7 +139,8 @@ def redis_ports(
 
     log = RedisStreamLog(client, partitions, replica, on_ended)
     inbox = RedisInbox(client, pool, replica)
-    return AgentPorts(log, RedisPools(client), inbox, subscriptions(client, partitions), clock, HostRandom(), events)
+    subscribe, accounts = subscriptions(client, partitions), RedisAccounts(client)
+    return AgentPorts(log, RedisPools(client), inbox, subscribe, clock, HostRandom(), events, accounts)
 
 
 def run(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], None]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from inference.agent.observe.replica_events import ReplicaEvents
+from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import EngineLost
 from stream_fabric.limits import FLUSH_FLOOR_S
 from stream_fabric.pool.placement import ReplicaState
@@ -67,6 +68,8 @@ class AgentPorts:
     clock: Clock
     random: Random
     events: EventSink
+    accounts: Accounts | None = None
+    """Where streams with budgets ask for more output tokens; None: they end at their first grant."""
 
 
 class ReplicaStatus:

@@ -11,6 +11,8 @@ import logging
 
 import msgspec
 
+from inference.agent.budgets.allowance import BUDGET_REASON
+from inference.agent.budgets.extender import BudgetExtender, choice_count
 from inference.agent.continuation import (
     CannotContinue,
     ContinuingSink,
@@ -64,6 +66,7 @@ class Requests:
         load: LoadTracker,
         streams: Streams,
         handover: Handover,
+        budgets: BudgetExtender,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._policy = policy
@@ -77,6 +80,7 @@ class Requests:
         self._load = load
         self._streams = streams
         self._handover = handover
+        self._budgets = budgets
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._pump = Pump(ports.log, tasks, policy.flush_floor_s)
@@ -120,6 +124,7 @@ class Requests:
         partition = partition_of(name, self._log.partitions)
         stream = RunningStream(work, partition, self._pump.mark_dirty, self, self._loop.time(), timing)
         self._streams.add(stream)
+        self._budgets.limit(stream)
         if work.base:
             self._tasks.create_task(self._take_over(stream))
         elif self._set_deadline_timer(stream):
@@ -166,14 +171,14 @@ class Requests:
         """Read the log of another replica's stream, and continue the stream here."""
         work = stream.work
         try:
-            before = prior_output(await self._handover.read_earlier_frames(stream), _choice_count(work.request))
+            before = prior_output(await self._handover.read_earlier_frames(stream), choice_count(work.request))
             # No doorbell rings for a stream in which this replica has appended nothing
             (head,) = await self._log.heads(stream.partition, [stream.name], None)
             if outcome := stream.producer.receive_head(head):
                 self.on_outcome(stream, outcome)
             if stream.closed:  # cancelled meanwhile, or taken by another replica
                 return
-            stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens))
+            stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens), before.block)
             if self._set_deadline_timer(stream):
                 self._continue(stream, before)
         except CannotContinue as reason:
@@ -195,7 +200,7 @@ class Requests:
             if not before.complete:
                 stream.frame(Close(before.block))
                 stream.frame(ChoiceEnd(0, "length"))
-            stream.end("completed")
+            stream.end("incomplete" if before.finish_reason == BUDGET_REASON else "completed")
         else:
             rest = continuing_request(request, before)
             stream.frame(self._started_note(stream.work))
@@ -211,6 +216,12 @@ class Requests:
         self._load.receive_prompt(stream, tokens, cached)
 
     def on_too_large(self, stream: RunningStream) -> None:
+        self._engine.abort(stream.name)
+
+    def on_budget_used(self, stream: RunningStream, question: tuple[int, int]) -> None:
+        self._budgets.ask(stream, question)
+
+    def on_budget_spent(self, stream: RunningStream) -> None:
         self._engine.abort(stream.name)
 
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
@@ -303,8 +314,3 @@ class Requests:
                 self.stop(stream)
                 return
         self._pump.mark_dirty(stream, Urgency.HIGH)
-
-
-def _choice_count(request: EngineRequest) -> int:
-    body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
-    return int(msgspec.json.decode(body["n"]) or 1) if "n" in body else 1

@@ -8,6 +8,9 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
+from inference.agent.budgets.allowance import NO_BUDGET, Allowance
 from inference.agent.observe.attempt_timing import AttemptTiming
 from stream_fabric.errors import StreamGwError, StreamTooLarge
 from stream_fabric.limits import (
@@ -62,6 +65,12 @@ class StreamOwner(Protocol):
     def on_too_large(self, stream: RunningStream) -> None:
         """Abort the engine's request, because the output passed the maximum size and the stream has failed."""
 
+    def on_budget_used(self, stream: RunningStream, question: tuple[int, int]) -> None:
+        """Ask the tenant's account for more output tokens; ``receive_grant`` takes the reply."""
+
+    def on_budget_spent(self, stream: RunningStream) -> None:
+        """Abort the engine's request, because a budget has ended the stream."""
+
     def on_outcome(self, stream: RunningStream, outcome: Outcome) -> None:
         """Do what the log's reply asks for. ``outcome`` is not empty."""
 
@@ -73,7 +82,9 @@ class RunningStream:
     """The ``FrameSink`` of one request. ``dirty(stream, urgency)`` tells the pump that there are frames to append."""
 
     __slots__ = (
+        "_ask_at",
         "_dirty",
+        "allowance",
         "believed_blocks",
         "closed",
         "deadline",
@@ -140,14 +151,26 @@ class RunningStream:
         """The stream waits in the queue, or will, because higher tiers need its slot."""
         self.finish_reason = ""
         self.error_code = ""
+        self.allowance: Allowance | None = None
+        """Output that the stream's budgets allow; None: it has no budgets."""
+        self._ask_at = NO_BUDGET
+        """Output tokens above which the allowance sees each frame first."""
 
-    def take_over(self, used: Usage) -> None:
-        """Set the usage of the earlier producers. Must come before the first frame."""
+    def limit(self, allowance: Allowance) -> None:
+        """Hold the stream to what its budgets allow. Must come before the first frame."""
+        self.allowance, self._ask_at = allowance, allowance.ask_at
+
+    def take_over(self, used: Usage, block: int = -1) -> None:
+        """Set the usage of the earlier producers, and the block they left open (-1: none). Comes before any frame."""
         self.tokens = used.output
         self.producer.receive_prior_usage(used)
+        if self.allowance is not None and block >= 0:
+            self.allowance.continue_block(block)
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         if self.closed:
+            return
+        if self.tokens + tokens > self._ask_at and self._is_held(Delta(block, text, tokens), len(text)):
             return
         if len(text) > _TEXT_CHARS_MAX:
             self.text(block, text[:_TEXT_CHARS_MAX], 0)
@@ -170,6 +193,10 @@ class RunningStream:
             return
         tokens = frame.tokens if isinstance(frame, Delta) else 0
         line = encode(frame)
+        if self.tokens + tokens > self._ask_at and self._is_held(frame, len(line)):
+            return
+        if self.allowance is not None:
+            self.allowance.observe(frame)
         if len(line) > FRAME_BYTES_MAX:
             self._fail_too_large()
             return
@@ -194,6 +221,9 @@ class RunningStream:
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         self.producer.usage = Usage(prompt, cached, written, self.tokens, reasoning)
         self.owner.on_prompt(self, prompt, cached)
+        if self.allowance is not None:
+            self.allowance.receive_prompt(prompt)
+            self._ask_for_more(self.allowance)
 
     def computed(self, queue_s: float, prefill_s: float) -> None:
         self.timing.receive_computed(queue_s, prefill_s)
@@ -203,15 +233,68 @@ class RunningStream:
             return
         if error is not None and self.owner.on_failure(self, error):
             return
-        u = self.producer.usage
-        self._finish(status, error, usage or Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning))
+        if self.allowance is not None and self.allowance.holds_all and self._is_held(End(status, usage, error), 0):
+            return
+        self._finish(status, error, self._used(usage))
+
+    def _used(self, engine: Usage | None = None) -> Usage:
+        """Return the engine's own counts, or the usage so far with the output tokens of the frames."""
+        if engine is None:
+            u = self.producer.usage
+            return Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
+        if self.allowance is not None:  # the engine counts tokens without text too
+            return msgspec.structs.replace(engine, output=min(engine.output, self.allowance.granted))
+        return engine
 
     def fail(self, error: StreamGwError) -> None:
         """End the stream with an error that did not come from the engine."""
         if not self.closed:
-            u = self.producer.usage
-            used = Usage(u.prompt, u.cached, u.written, self.tokens, u.reasoning)
-            self._finish("failed", ErrorInfo.of(error), used)
+            self._finish("failed", ErrorInfo.of(error), self._used())
+
+    # --- budgets -------------------------------------------------------------------------------------------
+
+    def _is_held(self, frame: Frame, size: int) -> bool:
+        """Let the allowance keep a frame that has to wait, and ask for more. False: the frame need not wait."""
+        allowance = self.allowance
+        if allowance is None:
+            return False
+        held = allowance.hold(frame, self.tokens, size)
+        self._ask_for_more(allowance)
+        if held and allowance.held_bytes + self.producer.bytes_held > STREAM_BYTES_MAX:
+            self._fail_too_large()
+        return held
+
+    def _ask_for_more(self, allowance: Allowance) -> None:
+        question = allowance.question(self.tokens)
+        if question is not None:
+            self.owner.on_budget_used(self, question)
+        self._ask_at = allowance.ask_at
+
+    def receive_grant(self, question: tuple[int, int], granted: int) -> None:
+        """Take the reply to a question: append what waited for it, or end the stream at its grant."""
+        allowance = self.allowance
+        if self.closed or allowance is None:
+            return
+        allowance.receive_reply(question, granted)
+        self._ask_at = NO_BUDGET  # for the frames that are released
+        while not self.closed and (frame := allowance.release(self.tokens)) is not None:
+            match frame:
+                case End(status=status, usage=usage, error=error):
+                    self._finish(status, error, self._used(usage))
+                case Delta(block=block, text=text, tokens=tokens, logprobs=None):
+                    self.text(block, text, tokens)
+                case _:
+                    self.frame(frame)
+        if self.closed:
+            return
+        allowance.finish_release()
+        if not allowance.denied:
+            self._ask_for_more(allowance)
+            return
+        for closing in allowance.closing_frames():
+            self.frame(closing)
+        self._finish("incomplete", None, self._used())
+        self.owner.on_budget_spent(self)
 
     def _finish(self, status: TerminalStatus, error: ErrorInfo | None, usage: Usage) -> None:
         self.closed = True

@@ -9,8 +9,10 @@ the stream ends, it is settled: the buckets then count what it used, and its pla
 settles it. A reservation that nobody settled is overdue after ``CHECK_MS``, and again after that: an admission returns
 overdue streams, and its caller compares them with the log. So a lost settlement costs a tenant its place for that time.
 
-``AccountState`` is the whole algorithm. ``account_admit.lua`` and ``account_settle.lua`` implement it inside Redis; one
-contract suite runs on both.
+A request may also have budgets, see ``accounts.budgets``: what its stream holds of them is a part of its reservation.
+
+``AccountState`` is the whole algorithm. ``account_admit.lua``, ``account_extend.lua`` and ``account_settle.lua``
+implement it inside Redis; one contract suite runs on both.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from stream_fabric.accounts.budgets import BudgetState, BudgetUse, Crossed, Extended, Spend, Unit
+from stream_fabric.accounts.budgets import Used as _Used
 from stream_fabric.accounts.records import Limits
 from stream_fabric.stream.ids import StreamId
 
@@ -54,6 +58,11 @@ class Admitted(NamedTuple):
 
     uses: tuple[Use, ...]
     overdue: tuple[StreamId, ...] = ()
+    granted: int = 0
+    """Output tokens that its budgets grant it at first; 0: it has no budgets."""
+    budgets: tuple[BudgetUse, ...] = ()
+    """Counter of each claim, with this request."""
+    crossed: tuple[Crossed, ...] = ()
 
 
 class Exceeded(NamedTuple):
@@ -68,12 +77,29 @@ class Exceeded(NamedTuple):
     overdue: tuple[StreamId, ...] = ()
 
 
+class Spent(NamedTuple):
+    """Reply for a request that may not run, because a budget has no room for it."""
+
+    claim: int
+    """Index of the claim."""
+    unit: Unit
+    uses: tuple[Use, ...]
+    overdue: tuple[StreamId, ...] = ()
+    budgets: tuple[BudgetUse, ...] = ()
+    crossed: tuple[Crossed, ...] = ()
+
+
 class Settlement(NamedTuple):
-    """Usage of an ended stream. ``requests`` 0: it was withdrawn and counts as never sent."""
+    """Usage of an ended stream. ``requests`` 0: it was withdrawn and counts as never sent.
+
+    ``cached`` and ``output``: which of the tokens have a price of their own.
+    """
 
     stream: StreamId
     tokens: int
     requests: int = 1
+    cached: int = 0
+    output: int = 0
 
 
 class _Bucket:
@@ -104,12 +130,22 @@ class AccountState:
         self._streams: dict[str, set[StreamId]] = {}
         self.reservations: dict[StreamId, _Reservation] = {}
         self._check_at_ms: dict[StreamId, int] = {}
+        self.budgets = BudgetState()
 
-    def admit(self, stream: StreamId, subjects: Sequence[Subject], tokens: int, now_ms: int) -> Admitted | Exceeded:
-        """Admit a request that will use about ``tokens``, or refuse it. A repeated call changes nothing more."""
+    def admit(
+        self, stream: StreamId, subjects: Sequence[Subject], tokens: int, now_ms: int, spend: Spend | None = None
+    ) -> Admitted | Exceeded | Spent:
+        """Admit a request that will use about ``tokens``, or refuse it. A repeated call changes nothing more.
+
+        ``spend``: what it asks of its budgets.
+        """
         overdue = self._overdue(now_ms)
         if stream in self.reservations:
-            return Admitted(self.uses(subjects, now_ms), overdue)
+            return self._admitted(stream, subjects, overdue, spend, (), now_ms)
+        if spend is not None:
+            over, crossed = self.budgets.refusal(spend, now_ms)
+            if over is not None:
+                return Spent(*over, self.uses(subjects, now_ms), overdue, self._budget_uses(spend, now_ms), crossed)
         worst: tuple[float, int, LimitKind] | None = None
         for index, (name, limits) in enumerate(subjects):
             for kind, wait_ms in self._waits(name, limits, tokens, now_ms):
@@ -124,7 +160,29 @@ class AccountState:
                 self._streams.setdefault(name, set()).add(stream)
         self.reservations[stream] = _Reservation(tokens, tuple(name for name, _ in subjects))
         self._check_at_ms[stream] = now_ms + CHECK_MS
-        return Admitted(self.uses(subjects, now_ms), overdue)
+        crossed = () if spend is None else self.budgets.reserve(stream, spend, now_ms)
+        return self._admitted(stream, subjects, overdue, spend, crossed, now_ms)
+
+    def _admitted(
+        self,
+        stream: StreamId,
+        subjects: Sequence[Subject],
+        overdue: tuple[StreamId, ...],
+        spend: Spend | None,
+        crossed: tuple[Crossed, ...],
+        now_ms: int,
+    ) -> Admitted:
+        uses = self.uses(subjects, now_ms)
+        if spend is None:
+            return Admitted(uses, overdue)
+        return Admitted(uses, overdue, self.budgets.granted(stream), self._budget_uses(spend, now_ms), crossed)
+
+    def _budget_uses(self, spend: Spend, now_ms: int) -> tuple[BudgetUse, ...]:
+        return tuple(self.budgets.use(claim.name, now_ms) for claim in spend.claims)
+
+    def extend(self, stream: StreamId, output: int, prompt: int, now_ms: int) -> Extended:
+        """Grant a running stream up to ``output`` output tokens in total; see ``BudgetState.extend``."""
+        return self.budgets.extend(stream, output, prompt, now_ms)
 
     def settle(self, settlement: Settlement, now_ms: int) -> bool:
         """Count what an ended stream used instead of what it reserved. False: it holds no reservation."""
@@ -132,6 +190,8 @@ class AccountState:
         if reservation is None:
             return False
         del self._check_at_ms[settlement.stream]
+        _, tokens, _, cached, output = settlement
+        self.budgets.settle(settlement.stream, _Used(tokens - output, cached, output), now_ms)
         for name in reservation.subjects:
             changes: dict[LimitKind, int] = {
                 "requests": settlement.requests - 1,

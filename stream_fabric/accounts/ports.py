@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stream_fabric.accounts.account import Admitted, Exceeded, Settlement, Subject, Use
+from stream_fabric.accounts.account import Admitted, Exceeded, Settlement, Spent, Subject, Use
+from stream_fabric.accounts.budgets import BudgetUse, Extended, Spend
 from stream_fabric.stream.ids import StreamId, TenantId
 
 
@@ -13,9 +14,24 @@ class Accounts(Protocol):
     """Limits of all tenants, exact for any number of gateways; see ``accounts.account``."""
 
     async def admit(
-        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int
-    ) -> Admitted | Exceeded:
-        """Admit a stream that will use about ``tokens``, and reserve them; a repeated call reserves nothing more."""
+        self,
+        tenant: TenantId,
+        stream: StreamId,
+        subjects: Sequence[Subject],
+        tokens: int,
+        spend: Spend | None = None,
+    ) -> Admitted | Exceeded | Spent:
+        """Admit a stream that will use about ``tokens``, and reserve them; a repeated call reserves nothing more.
+
+        ``spend``: what it asks of its budgets; None: it has none.
+        """
+
+    async def extend(self, tenant: TenantId, stream: StreamId, output_tokens: int, prompt_tokens: int = 0) -> Extended:
+        """Grant a running stream up to ``output_tokens`` output tokens in total, as far as its budgets have room.
+
+        ``prompt_tokens``: tokens of its prompt as the engine counted them; 0: as reserved. Figures are totals, so the
+        call may be repeated.
+        """
 
     async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
         """Count what ended streams used instead of what they reserved. Returns how many held a reservation."""
@@ -25,6 +41,12 @@ class Accounts(Protocol):
 
     async def reserved(self, tenant: TenantId) -> dict[StreamId, tuple[str, ...]]:
         """Read the streams of the tenant that hold a reservation, each with its subjects."""
+
+    async def budgets(self, tenant: TenantId, names: Sequence[str]) -> dict[str, BudgetUse]:
+        """Read the counters of budgets by name; one that does not exist is empty."""
+
+    async def raise_to(self, tenant: TenantId, counter: str, tokens: int, micro: int) -> None:
+        """Raise what a budget's counter says was used to at least this; a repeated call changes nothing more."""
 
 
 class TenantRecords(Protocol):

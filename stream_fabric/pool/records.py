@@ -106,6 +106,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices at the time of the request; None: not billed by price."""
     reserved: bool = False
     """The tenant's account holds a reservation for the stream."""
+    grant: int = 0
+    """Output tokens that the tenant's budgets granted at first; 0: the request has no budget."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""

@@ -38,6 +38,7 @@ class FleetEventReporter:
         asked_by: str = "",
         source: str = "",
         figures: Mapping[str, float] | None = None,
+        tenant: str = "",
     ) -> None:
         """Emit an event, unless this minute's limit is reached. ``source`` replaces the process's own."""
         now_us = self._clock.now_us()
@@ -65,5 +66,6 @@ class FleetEventReporter:
                 reason=reason,
                 figures=event_figures,
                 asked_by=asked_by,
+                tenant=tenant,
             )
         )

@@ -154,10 +154,22 @@ LIMITED = _add(
         "limited_total",
         "counter",
         "requests",
-        "Requests refused by a limit of their plan, by subject (tenant, key, user, model) and kind of limit",
+        "Requests refused by a limit or a budget of their plan, by subject (tenant, key, user, model or budget) and "
+        "kind of limit",
         ("gateway",),
         ("subject", "limit"),
         only="after the first refusal",
+    )
+)
+BUDGET_EVENTS = _add(
+    Metric(
+        "budget_events_total",
+        "counter",
+        "events",
+        "Tenants' budgets that warned (budget_warning), were exceeded (budget_exceeded) or tripped for an hour "
+        "(velocity_trip), each once in its period",
+        ("gateway", "agent"),
+        ("event", "budget"),
     )
 )
 _ONLY_SURGE = "for declared pools, after their first overload"

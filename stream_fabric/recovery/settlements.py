@@ -38,7 +38,7 @@ class Settlements:
     def add(self, tenant: TenantId, stream: StreamId, usage: Usage) -> None:
         """Settle a stream soon, because it has ended with this usage."""
         if len(self._waiting) < _WAITING_MAX:
-            self._waiting[stream] = tenant, Settlement(stream, tokens_of(usage))
+            self._waiting[stream] = tenant, settlement_of(stream, usage)
             self._arrived.set()
 
     async def run(self) -> None:
@@ -77,11 +77,16 @@ def tokens_of(usage: Usage) -> int:
     return usage.prompt + usage.output
 
 
+def settlement_of(stream: StreamId, usage: Usage) -> Settlement:
+    """Make the settlement of a stream that has ended with this usage."""
+    return Settlement(stream, tokens_of(usage), 1, min(usage.cached, usage.prompt), usage.output)
+
+
 async def settle_overdue(accounts: Accounts, streams: StreamLog, tenant: TenantId, overdue: Sequence[StreamId]) -> None:
     """Settle the overdue reservations whose streams have ended, or do not exist. Raises FabricError."""
     ended = await asyncio.gather(*map(streams.settled, overdue))
     settlements = [
-        Settlement(stream, 0 if found is None else tokens_of(found[1]))
+        Settlement(stream, 0) if found is None else settlement_of(stream, found[1])
         for stream, found in zip(overdue, ended, strict=True)
         if found is None or found[0] != "live"
     ]

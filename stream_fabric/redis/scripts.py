@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from stream_fabric import limits
-from stream_fabric.accounts import account
+from stream_fabric.accounts import account, budgets
 from stream_fabric.pool import overload, placement
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.wire import Arg
@@ -28,8 +28,12 @@ _POOL_SCRIPTS = {
     "lease_changes",
     "tier_queues",
 }
-_ACCOUNT_SCRIPTS = {"account_admit", "account_settle"}
+_ACCOUNT_SCRIPTS = {"account_admit", "account_extend", "account_raise", "account_settle"}
+_SHARED = {"": (), "pool": ("pool",), "account": ("account", "account_budget")}
+"""Further parts in front of a script."""
 _UNREFUSED = {
+    "account_extend",
+    "account_raise",
     "account_settle",
     "append",
     "cancel",
@@ -56,7 +60,7 @@ It names a declared key: while a slot moves, Redis Cluster refuses a script that
 
 def constants(shared: str) -> str:
     """Render the constants of the stream scripts as Lua locals; ``pool``, ``account``: also those of these scripts."""
-    values: dict[str, float] = {
+    values: dict[str, float | str] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
     }
@@ -66,6 +70,10 @@ def constants(shared: str) -> str:
             "CHECK_MS": account.CHECK_MS,
             "CHECKED_MAX": account.CHECKED_MAX,
             "KEPT_MS": account.KEPT_MS,
+            "BUDGET_IDLE_MS": budgets.BUDGET_IDLE_MS,
+            "OUTPUT_MIN": budgets.OUTPUT_MIN,
+            "WARN_FIFTHS": budgets.WARN_FIFTHS,
+            "REQUEST": f"'{budgets.REQUEST}'",
         }
     if shared == "pool":
         values |= {
@@ -96,7 +104,7 @@ class Script:
         self.name = name
         folder = files("stream_fabric.redis") / "lua"
         shared = "pool" if name in _POOL_SCRIPTS else "account" if name in _ACCOUNT_SCRIPTS else ""
-        parts = [part for part in ("prelude", shared, name) if part]
+        parts = ["prelude", *_SHARED[shared], name]
         first = _UNREFUSE if name in _UNREFUSED else ""
         self.source = constants(shared) + first + "".join((folder / f"{part}.lua").read_text() for part in parts)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()

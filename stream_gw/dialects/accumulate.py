@@ -10,7 +10,7 @@ from msgspec import Raw
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, Usage, decode, is_text, json_string
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects import openai_chat, openai_completions
-from stream_gw.dialects.base import tool_call_parts, usage_json
+from stream_gw.dialects.base import finish_of, tool_call_parts, usage_json
 from stream_gw.dialects.facts import StreamFacts
 
 _ENCODERS = {"chat": openai_chat.ChatEncoder, "completions": openai_completions.CompletionsEncoder}
@@ -207,9 +207,10 @@ def _chat_logprobs(choice: _Choice) -> dict[str, Raw | None] | None:
 
 def _add_finish_reason(document: dict[str, Any], choice: _Choice) -> dict[str, Any]:
     finish = choice.finish
-    document["finish_reason"] = None if finish is None else finish.finish_reason
-    if finish is not None and finish.detail is not None:
-        document["stop_reason"] = finish.detail
+    reason, detail = (None, None) if finish is None else finish_of(finish)
+    document["finish_reason"] = reason
+    if detail is not None:
+        document["stop_reason"] = detail
     return document
 
 

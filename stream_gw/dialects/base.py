@@ -31,10 +31,11 @@ _json = msgspec.json.Encoder().encode
 NO_LOGPROBS = b'"logprobs":null'
 """Follows the text in every chunk that may carry logprobs; searched from the right, because a text can contain it."""
 
+_BUDGET = msgspec.Raw(b'"budget"')
+
 _ENDED = {
     "cancelled": "the stream was cancelled",
     "failed": "the stream failed",
-    "incomplete": "the stream ended before it was complete",
 }
 
 
@@ -104,7 +105,7 @@ class Encoder:
             end = decode(line)
             assert isinstance(end, End)
             bodies = self._end_chunks(end, f"{epoch}-{seq}")
-            if end.status == "completed":
+            if _is_whole(end):
                 bodies.append(b"[DONE]")
         else:
             bodies = self.encode(line)
@@ -166,13 +167,14 @@ class Encoder:
                 return []
 
     def _finish_chunk(self, frame: ChoiceEnd) -> bytes:
-        stop = b"" if frame.detail is None else b',"stop_reason":' + bytes(frame.detail)
+        reason, detail = finish_of(frame)
+        stop = b"" if detail is None else b',"stop_reason":' + bytes(detail)
         return b'%b{"index":%d,%b,%b,"finish_reason":%b%b}%b' % (
             self._head,
             frame.choice,
             self.empty_delta,
             NO_LOGPROBS,
-            json_string(frame.finish_reason),
+            json_string(reason),
             stop,
             self._tail,
         )
@@ -185,7 +187,7 @@ class Encoder:
         return self.open_stream()
 
     def _end_chunks(self, frame: End, cursor: str | None) -> list[bytes]:
-        if frame.status == "completed":
+        if _is_whole(frame):
             if not self.facts.include_usage:
                 return []
             return [b'%b],"usage":%b}' % (self._head, _json(usage_json(frame.usage or Usage())))]
@@ -201,6 +203,21 @@ class Encoder:
         if cursor is not None:
             body["cursor"] = cursor
         return [_json({"error": body})]
+
+
+def _is_whole(end: End) -> bool:
+    """Return whether the stream ended as its finish reasons say, and not by an error or a cancel."""
+    return end.status == "completed" or (end.status == "incomplete" and end.error is None)
+
+
+def finish_of(frame: ChoiceEnd) -> tuple[str, msgspec.Raw | None]:
+    """Return a choice's finish reason in OpenAI's words, and its stop reason as JSON.
+
+    A budget's end is ``length``: some of OpenAI's clients fail at a reason that they do not know.
+    """
+    if frame.finish_reason == "budget":
+        return "length", _BUDGET
+    return frame.finish_reason, frame.detail
 
 
 def tool_call_parts(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any]] | None:

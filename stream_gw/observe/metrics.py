@@ -6,9 +6,9 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
-from stream_fabric.accounts.account import LimitKind
 from stream_fabric.errors import PoolBusy
 from stream_fabric.process import metric_names as listed
+from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
 from stream_gw.observe.trace import ReaderOutcome
 
@@ -43,11 +43,14 @@ class Metrics:
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
         self._limited = make.counter(listed.LIMITED)
+        self._budget_events = make.counter(listed.BUDGET_EVENTS)
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
         self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
+        for kind in BUDGET_EVENT_KINDS:
+            self._budget_events.labels(*kind)
         self._pools = CappedLabels()
 
     @property
@@ -58,9 +61,13 @@ class Metrics:
         """Count a record in Redis that could not be decoded."""
         self.records_skipped.labels(kind).inc()
 
-    def receive_limited(self, subject: str, kind: LimitKind) -> None:
-        """Count a request that a limit of its tenant's plan refused."""
+    def receive_limited(self, subject: str, kind: str) -> None:
+        """Count a request that a limit or a budget of its tenant's plan refused."""
         self._limited.labels(subject, kind).inc()
+
+    def receive_budget_event(self, what: str, budget: str) -> None:
+        """Count a budget of a tenant that has crossed a mark."""
+        self._budget_events.labels(what, budget).inc()
 
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
         """Count a reader that has ended, sampled or not."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from stream_fabric.accounts.account import KINDS, MINUTE_MS, Admitted, Exceeded, LimitKind, Settlement, Subject, Use
+from stream_fabric.accounts.account import (
+    KINDS,
+    MINUTE_MS,
+    Exceeded,
+    LimitKind,
+    Settlement,
+    Spent,
+    Subject,
+    Use,
+)
+from stream_fabric.accounts.budgets import Claim, Crossed
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
 from stream_fabric.errors import RateLimited
+from stream_fabric.pool.records import Work
 from stream_fabric.ports import StreamLog
 from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.streams.budgets.claims import spend_of
+from stream_gw.streams.budgets.report import describe_budgets, over_budget, warning_headers
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -23,6 +36,17 @@ _UNITS: dict[LimitKind, str] = {
 }
 
 
+class Terms(NamedTuple):
+    """The limits and budgets that a request counts against."""
+
+    subjects: Sequence[Subject]
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        return bool(self.subjects or self.claims)
+
+
 class Admission:
     """Admits requests to their tenants' accounts. ``spawn`` runs background work."""
 
@@ -31,24 +55,41 @@ class Admission:
         accounts: Accounts,
         log: StreamLog,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        on_limited: Callable[[str, LimitKind], None],
+        on_limited: Callable[[str, str], None],
+        on_crossed: Callable[[TenantId, Crossed, str], None],
+        now_us: Callable[[], int],
     ) -> None:
-        """``on_limited`` is called with the kind of subject and of limit that refused a request."""
+        """``on_limited`` is called with the kind of subject and of limit that refused a request; ``on_crossed`` with a
+        budget that has crossed a mark, and the model."""
         self._accounts = accounts
         self._log = log
         self._spawn = spawn
         self._on_limited = on_limited
+        self._on_crossed = on_crossed
+        self._now_us = now_us
 
-    async def admit(self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int) -> Headers:
-        """Reserve what the request will use about; return the headers with what is left. Raises RateLimited."""
-        reply = await self._accounts.admit(tenant, stream, subjects, tokens)
+    async def admit(self, work: Work, terms: Terms, tokens: int) -> tuple[Headers, int]:
+        """Reserve what the request will use about.
+
+        Returns the headers with what is left, and the output tokens that its budgets grant it (0: it has none). Raises
+        RateLimited.
+        """
+        tenant, stream, subjects = work.tenant, work.request.stream, terms.subjects
+        spend = spend_of(work, terms.claims)
+        reply = await self._accounts.admit(tenant, stream, subjects, tokens, spend)
         if reply.overdue:
             self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue))
         headers = rate_headers(subjects, reply.uses)
-        if isinstance(reply, Admitted):
-            return headers
-        self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
-        raise _limited(subjects, reply, tokens, headers)
+        if isinstance(reply, Exceeded):
+            self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
+            raise _limited(subjects, reply, tokens, headers)
+        for crossed in reply.crossed:
+            self._on_crossed(tenant, crossed, work.request.model)
+        headers += warning_headers(terms.claims, reply.budgets)
+        if spend is not None and isinstance(reply, Spent):
+            self._on_limited(terms.claims[reply.claim].kind, "money" if reply.unit == "micro" else reply.unit)
+            raise over_budget(spend, reply, self._now_us() // 1000, headers)
+        return headers, 0 if isinstance(reply, Spent) else reply.granted
 
     async def withdraw(self, tenant: TenantId, stream: StreamId) -> None:
         """Give a reservation back whose request was refused later; it counts as never sent."""
@@ -72,6 +113,10 @@ class Admission:
                 }
             described.append(entry)
         return described
+
+    async def describe_budgets(self, tenant: TenantId, claims: Sequence[Claim]) -> list[dict[str, Any]]:
+        """Describe budgets and what is used of them, for ``GET /v1/limits``."""
+        return describe_budgets(claims, await self._accounts.budgets(tenant, [claim.name for claim in claims]))
 
 
 def rate_headers(subjects: Sequence[Subject], uses: Sequence[Use]) -> Headers:

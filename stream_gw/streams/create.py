@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from array import array
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.accounts.account import Subject
 from stream_fabric.errors import (
     BadRequest,
     Draining,
@@ -28,14 +26,15 @@ from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.recovery.failover import placement_record, wait_s
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
+from stream_fabric.stream.ids import StreamId, UserId, created_ms, moved_to, new_stream_id
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
-from stream_gw.streams.admission import Admission, Headers
+from stream_gw.streams.admission import Admission, Headers, Terms
+from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
@@ -115,7 +114,7 @@ class StreamCreation:
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
-        trace.session = _session_key(who.tenant, request.session_id)
+        trace.session = session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = self._new_id(cell, now_ms)
@@ -132,9 +131,13 @@ class StreamCreation:
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
         call.check_facts(facts)  # before anything is kept
-        subjects = records.subjects(who, user, request.model)
-        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=bool(subjects))
-        headers = await self._admit(call, work, subjects) if subjects else ()
+        claims = claims_of(records.plan(who.tenant).budgets, user, trace.session, now_ms)
+        terms = Terms(records.subjects(who, user, request.model), claims)
+        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
+        headers: Headers = ()
+        if terms.any:
+            headers, grant = await self._admit(call, work, terms)
+            work = msgspec.structs.replace(work, grant=grant)
         try:
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
         except BaseException:
@@ -189,13 +192,13 @@ class StreamCreation:
             return call
         return replace(call, request=msgspec.structs.replace(call.request, tier=highest))
 
-    async def _admit(self, call: CreateCall, work: Work, subjects: Sequence[Subject]) -> Headers:
-        """Check the request against the limits of its tenant. Raises RateLimited; its key is then free."""
-        request, tenant, stream = call.request, call.who.tenant, work.request.stream
+    async def _admit(self, call: CreateCall, work: Work, terms: Terms) -> tuple[Headers, int]:
+        """Check the request against the limits and budgets of its tenant. Raises RateLimited; its key is then free."""
+        request, stream = call.request, work.request.stream
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
         try:
-            return await self._admission.admit(tenant, stream, subjects, work.prompt_tokens + output)
+            return await self._admission.admit(work, terms, work.prompt_tokens + output)
         except StreamGwError:
             await self._keys.release(call, stream)
             raise
@@ -350,10 +353,3 @@ def _stream_user(who: Principal, requested: str | None) -> str | None:
     if requested is not None and requested != who.user:
         raise BadRequest(f"this token belongs to user {who.user!r}; leave user out or name that user", param="user")
     return who.user
-
-
-def _session_key(tenant: TenantId, session: str | None) -> str:
-    """Return a hash of tenant and session; empty: there is no session."""
-    if session is None:
-        return ""
-    return hashlib.sha256(f"{tenant}\0{session}".encode()).hexdigest()[:24]

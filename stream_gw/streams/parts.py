@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stream_fabric.accounts.account import LimitKind
+from stream_fabric.accounts.budgets import Crossed
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.ports import Clock, Index, Pools, Random, StreamLog
-from stream_fabric.stream.ids import GatewayId
+from stream_fabric.stream.ids import GatewayId, TenantId
 from stream_gw.auth import Authenticator
 from stream_gw.delivery.hub import Hub
 from stream_gw.observe.content import Contents
@@ -37,8 +37,10 @@ class GatewayParts:
     tracer: Tracer
     contents: Contents | None = None
     """Collects prompts of tenants whose plan includes them in traces; None: no prompt is collected."""
-    on_limited: Callable[[str, LimitKind], None] = lambda subject, kind: None
+    on_limited: Callable[[str, str], None] = lambda subject, kind: None
     """Called with the kind of subject and of limit that refused a request."""
+    on_crossed: Callable[[TenantId, Crossed, str], None] = lambda tenant, crossed, model: None
+    """Called with a budget that has crossed a mark, and the model of the request that did it."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

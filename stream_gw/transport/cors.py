@@ -18,6 +18,7 @@ _EXPOSED = ", ".join(
         "retry-after",
         "retry-after-ms",
         "x-should-retry",
+        "x-budget-warning",
         *_LIMITS,
     ]
 ).encode()

@@ -15,6 +15,7 @@ from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
 from stream_gw.observe.metrics import Metrics
 from stream_gw.routing.directory import Served
+from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
@@ -87,7 +88,10 @@ class ServiceRoutes:
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
 
     async def limits(self, request: Request, send: Send) -> None:
-        """Describe the caller's limits and what is used of them. ``?model=``: also those of a model."""
+        """Describe the caller's limits and budgets and what is used of them.
+
+        ``?model=``, ``?user=``, ``?session=``: also those of a model, a user or a session.
+        """
         who, keys = self._authenticate(request), self._gateway.parts.authenticator.keys
         plan, model = keys.plan(who.tenant), request.query.get("model")
         if model is not None and not who.may_use(model):
@@ -98,10 +102,15 @@ class ServiceRoutes:
             subjects = [each for each in subjects if not each.name.startswith("model:")]
             models = sorted(model for model in plan.model if who.may_use(model))
             subjects += [Subject(f"model:{model}", plan.model[model]) for model in models if model != "*"]
-        described = await self._gateway.admission.describe(who.tenant, subjects)
-        await request.json(
-            200, {"object": "limits", "plan": plan.name, "highest_tier": plan.tier, "data": described}, _NO_STORE
-        )
+        admission, now_ms = self._gateway.admission, int(self._gateway.parts.unix_s() * 1000)
+        described = await admission.describe(who.tenant, subjects)
+        session = session_key(who.tenant, request.query.get("session"))
+        claims = claims_of(plan.budgets, user, session, now_ms)
+        body: dict[str, Any] = {
+            "object": "limits", "plan": plan.name, "highest_tier": plan.tier, "data": described,
+            "budgets": await admission.describe_budgets(who.tenant, claims),
+        }  # fmt: skip
+        await request.json(200, body, _NO_STORE)
 
     async def set_cookie(self, request: Request, send: Send) -> None:
         token = bearer(request.scope["headers"])

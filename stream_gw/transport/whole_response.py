@@ -60,13 +60,13 @@ class WholeResponse:
         pass
 
     def end(self, status: Status) -> None:
-        if status == "completed":
+        recorded = None if self._end is None else self._end.error
+        if status == "completed" or (status == "incomplete" and recorded is None):
             try:
                 self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:
                 self._set_outcome(Collected(error=error))
             return
-        recorded = None if self._end is None else self._end.error
         info = recorded or ErrorInfo(status, f"the stream ended with status {status}", EngineFailed.type, 502)
         self._set_outcome(Collected(error=from_info(info)))
 

@@ -186,9 +186,9 @@ FAILED = ErrorInfo("replica_lost", 'the "replica" died', "server_error", 502, Tr
             '"message":"the stream was cancelled","type":"cancelled","code":"cancelled","param":null,"retriable":false',
         ),
         (
-            End("incomplete", USAGE),
-            '"message":"the stream ended before it was complete","type":"incomplete","code":"incomplete","param":null,'
-            '"retriable":false',
+            End("incomplete", USAGE, FAILED),
+            r'"message":"the \"replica\" died","type":"server_error","code":"replica_lost",'
+            r'"param":null,"retriable":true',
         ),
     ],
     ids=["failed", "cancelled", "incomplete"],
@@ -200,6 +200,17 @@ def test_an_end_other_than_completion(end: End, error: str) -> None:
         encoder = encoder_for(f"openai.{kind}", made)
         assert encoder.sse([encode(end)], 7, 58).decode() == f"data: {body}\nid: 7-58\n\n"
         assert encoder.chunks([encode(end)]) == [body.replace(',"cursor":"7-58"', "").encode()]
+
+
+def test_a_budgets_end_is_a_length_with_a_reason_and_no_error() -> None:
+    for kind, delta in (("chat", '"delta":{}'), ("completions", '"text":""')):
+        encoder = encoder_for(f"openai.{kind}", facts(kind=kind, include_usage=True))
+        encoder.observe(encode(Open(0, 0, "text")))
+        lines = [encode(ChoiceEnd(0, "budget")), encode(End("incomplete", USAGE))]
+        first, *_, usage, done = [line for line in encoder.sse(lines, 1, 5).decode().split("\n") if line[:5] == "data:"]
+        assert f'{{"index":0,{delta},"logprobs":null,"finish_reason":"length","stop_reason":"budget"}}' in first
+        assert '"total_tokens":17' in usage
+        assert done == "data: [DONE]"
 
 
 LOGPROBS = [

@@ -115,7 +115,7 @@ def test_the_raw_iterator_reads_completions(canned: Canned, stream: Stream) -> N
     assert fold(dumped) == fold(encoder(stream).chunks(stream.lines))
 
 
-@pytest.mark.parametrize("status", ["failed", "cancelled", "incomplete"])
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
 def test_an_end_other_than_completion_raises(canned: Canned, status: Any) -> None:
     stream = Stream(StreamFacts(STREAM, 1, "sim-small"), [])
     lines = [encode(Open(0, 0, "text")), encode_text(0, "half"), encode(End(status))]

@@ -14,6 +14,7 @@ from inference.agent.agent import Agent
 from inference.agent.observe.gpus import Gpu
 from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
 from stream_fabric.process import metric_names as listed
+from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metric_names import ITL_BUCKETS_US
 from stream_fabric.process.metrics_registry import MetricsRegistry, Page
 
@@ -43,6 +44,9 @@ class ItlHistogram(Collector):
         total_us = sum(count * middle for count, middle in zip(counts, _MIDDLES_US, strict=True))
         family.add_metric([self._label], [*bounds, ("+Inf", below[-1])], total_us / 1e6)
         yield family
+
+
+_BUDGET_EVENTS = frozenset(what for what, _ in BUDGET_EVENT_KINDS)
 
 
 def _bucket_at(bound_us: int) -> int:
@@ -77,6 +81,9 @@ class AgentMetrics:
         self._queries = _Total(make.counter(listed.PREFIX_QUERIES).labels(pool))
         self._hits = _Total(make.counter(listed.PREFIX_HITS).labels(pool))
         self._prompt = make.counter(listed.TOKENS_PROMPT).labels(pool)
+        self._budget_events = make.counter(listed.BUDGET_EVENTS)
+        for kind in BUDGET_EVENT_KINDS:
+            self._budget_events.labels(*kind)
         self._attempts = make.counter(listed.ATTEMPTS)
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
@@ -90,7 +97,9 @@ class AgentMetrics:
         return self._metrics.registry
 
     def receive(self, event: Event) -> None:
-        """Count an attempt that has ended, or a wake of the engine; ignore other events."""
+        """Count an attempt that has ended, a wake of the engine or an event of a budget; ignore other events."""
+        if isinstance(event, FleetEvent) and event.what in _BUDGET_EVENTS:
+            self._budget_events.labels(event.what, event.state.partition(":")[0]).inc()
         if isinstance(event, FleetEvent) and "wake_s" in event.figures:
             self._wake.observe(event.figures["wake_s"])
         if not isinstance(event, AttemptTrace):

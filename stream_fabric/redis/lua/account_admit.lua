@@ -1,13 +1,18 @@
 -- Admit a request to its tenant's limits, or refuse it. KEYS: the prefix's 'held'.
--- ARGV: stream ('' only read the uses), tokens it will use about; then of each subject: name, requests per minute,
---   tokens per minute, streams ('' no limit).
--- Returns {code, subject, kind, retry ms, overdue streams, …}: 0 admitted, 1 exceeded: index of the subject from 0,
---   kind r, t or s, wait as in Exceeded.retry_ms; then of each subject: spent requests, spent tokens, running streams.
-local id, tokens = ARGV[1], tonumber(ARGV[2])
+-- ARGV: stream ('' only read the uses), tokens it will use about, number of subjects; then of each subject: name,
+--   requests per minute, tokens per minute, streams ('' no limit); then, of a request with budgets: tokens of the
+--   prompt, output tokens to reserve, three prices, and of each claim: name, tokens, micro ('' no limit), expiry, 1 if
+--   it warns.
+-- Returns {code, subject, kind, retry ms, overdue streams, granted, crossed, …}: 0 admitted, 1 exceeded: index of the
+--   subject from 0, kind r, t or s, wait as in Exceeded.retry_ms, 2 over budget: index of the claim, kind t or m;
+--   crossed: each budget that has crossed a mark, and the mark; then of each subject: spent requests, spent tokens,
+--   running streams; then of each claim: its counter's t, m, rt, rm, f.
+local id, tokens, count = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now_ms()
-local names, limits, spent, count = {}, {}, {}, (#ARGV - 2) / 4
+local names, limits, spent, crossed = {}, {}, {}, {}
+local grant = ARGV[4 + count * 4] and grant_of(ARGV, 4 + count * 4)
 for i = 1, count do
-  local a = 3 + (i - 1) * 4
+  local a = 4 + (i - 1) * 4
   names[i] = ARGV[a]
   limits[i] = {r = tonumber(ARGV[a + 1]), t = tonumber(ARGV[a + 2]), s = tonumber(ARGV[a + 3])}
   local v, of = redis.call('HMGET', A .. 'b:' .. names[i], 'r', 'ra', 't', 'ta'), {r = 0, t = 0, s = 0}
@@ -18,9 +23,13 @@ for i = 1, count do
 end
 
 local function reply(code, subject, kind, retry, overdue)
-  local out = {code, subject, kind, number(retry), table.concat(overdue, ' ')}
+  local granted = grant and grant.output or 0
+  local out = {code, subject, kind, number(retry), table.concat(overdue, ' '), granted, table.concat(crossed, ' ')}
   for i = 1, count do
     out[#out + 1], out[#out + 2], out[#out + 3] = number(spent[i].r), number(spent[i].t), spent[i].s
+  end
+  for _, c in ipairs(grant and grant.claims or {}) do
+    for _, field in ipairs({'t', 'm', 'rt', 'rm', 'f'}) do out[#out + 1] = c.use[field] end
   end
   return out
 end
@@ -28,7 +37,34 @@ end
 if id == '' then return reply(0, 0, '', 0, {}) end
 local overdue = redis.call('ZRANGEBYSCORE', A .. 'due', '-inf', now, 'LIMIT', 0, CHECKED_MAX)
 for _, stream in ipairs(overdue) do redis.call('ZADD', A .. 'due', now + CHECK_MS, stream) end
-if redis.call('HEXISTS', KEYS[1], id) == 1 then return reply(0, 0, '', 0, overdue) end
+if grant then read_counters(grant.claims) end
+local record = redis.call('HGET', KEYS[1], id)
+if record then
+  if grant then
+    local _, held = held_parts(record)
+    grant.output = held and held.output or 0
+  end
+  return reply(0, 0, '', 0, overdue)
+end
+
+if grant then
+  local least = math.min(grant.output, OUTPUT_MIN)
+  local wanted = grant.output
+  for i, c in ipairs(grant.claims) do
+    local fits, unit = fitting(c, grant.prompt, wanted, grant.prices, 0, 0)
+    if fits < least then
+      grant.output = 0
+      cross(c, 'exceeded', crossed)
+      if #crossed > 0 then
+        write_counter(c)
+        keep_counter(c, now)
+      end
+      return reply(2, i - 1, unit, 0, overdue)
+    end
+    wanted = fits
+  end
+  grant.fits = wanted
+end
 
 local worst, worst_i, worst_kind
 local function compare(i, kind, wait)
@@ -49,7 +85,10 @@ for i = 1, count do
   end
   if l.s and of.s >= l.s then compare(i, 's', l.s == 0 and -1 or 0) end
 end
-if worst then return reply(1, worst_i - 1, worst_kind, worst, overdue) end
+if worst then
+  if grant then grant.output = 0 end
+  return reply(1, worst_i - 1, worst_kind, worst, overdue)
+end
 
 local held = {ARGV[2]}
 for i = 1, count do
@@ -63,8 +102,22 @@ for i = 1, count do
   end
   held[#held + 1] = names[i]
 end
+local kept = KEPT_MS
+if grant then
+  grant.output = grant.fits
+  for _, c in ipairs(grant.claims) do c.use.exists = true end
+  change_grant(nil, grant, crossed)
+  for _, c in ipairs(grant.claims) do
+    if c.name ~= REQUEST then
+      keep_counter(c, now)
+      kept = math.max(kept, c.expires - now)
+    end
+  end
+  held[#held + 1] = grant_text(grant)
+end
 redis.call('HSET', KEYS[1], id, table.concat(held, UNIT))
 redis.call('ZADD', A .. 'due', now + CHECK_MS, id)
-redis.call('PEXPIRE', KEYS[1], KEPT_MS)
-redis.call('PEXPIRE', A .. 'due', KEPT_MS)
+-- As long as a counter that its streams have reserved in
+keep(KEYS[1], kept)
+keep(A .. 'due', kept)
 return reply(0, 0, '', 0, overdue)

@@ -1,17 +1,19 @@
 -- Count what ended streams used instead of what they reserved, each once. KEYS: the prefix's 'held'.
--- ARGV: of each stream: id, tokens, requests (0: it was withdrawn). Returns the number of reservations it settled.
+-- ARGV: of each stream: id, tokens, requests (0: it was withdrawn), cached prompt tokens, output tokens. Returns the
+--   number of reservations it settled.
 local now, settled = now_ms(), 0
-for a = 1, #ARGV, 3 do
+for a = 1, #ARGV, 5 do
   local record = redis.call('HGET', KEYS[1], ARGV[a])
   if record then
     settled = settled + 1
     redis.call('HDEL', KEYS[1], ARGV[a])
     redis.call('ZREM', A .. 'due', ARGV[a])
-    local reserved
-    for part_ in string.gmatch(record, '[^' .. UNIT .. ']+') do
-      if not reserved then
-        reserved = tonumber(part_)
-      else
+    local parts, grant, at = held_parts(record)
+    local reserved = tonumber(parts[1])
+    for i, part_ in ipairs(parts) do
+      if i == at then
+        settle_grant(grant, tonumber(ARGV[a + 1]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]))
+      elseif i > 1 then
         local key = A .. 'b:' .. part_
         local v = redis.call('HMGET', key, 'r', 'ra', 'rl', 't', 'ta', 'tl')
         local r = v[3] and math.max(0, drained(v[1], v[2], v[3], now) + (ARGV[a + 2] - 1))

@@ -247,7 +247,9 @@ class LimitsQuery(msgspec.Struct):
     model: str | None = None
     """Also describe the limits of this model."""
     user: str | None = None
-    """Also describe the limits of this user."""
+    """Also describe the limits and budgets of this user."""
+    session: str | None = None
+    """Also describe the budget of this session."""
 
 
 class LimitUse(msgspec.Struct):
@@ -265,11 +267,22 @@ class SubjectLimits(msgspec.Struct, omit_defaults=True):
     running_streams: LimitUse | None = None
 
 
+class BudgetState(msgspec.Struct, omit_defaults=True):
+    budget: Literal["request", "session", "user_day", "tenant_hour", "tenant_month"]
+    tokens: LimitUse | None = None
+    """Prompt and output tokens, those of running streams included."""
+    micro: LimitUse | None = None
+    """Millionths of the operator's currency."""
+    resets_at: str = ""
+    """Time in UTC, of a budget of a period."""
+
+
 class LimitsAnswer(msgspec.Struct):
     object: Literal["limits"]
     plan: str
     highest_tier: TierName
     data: list[SubjectLimits]
+    budgets: list[BudgetState]
 
 
 class TokenAnswer(msgspec.Struct):

@@ -33,6 +33,9 @@ HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
     "Link": (("Link", "Path at which the stream can be resumed."),),
     "Set-Cookie": (("Set-Cookie", "The cookie `stream_gw`."),),
     "ETag": (("ETag", "Tag of the document."),),
+    "x-budget-warning": (
+        ("x-budget-warning", "Budgets of which 80 % are used, with their use: `tenant_month 83%, user_day 91%`."),
+    ),
     "x-ratelimit": tuple(
         (f"x-ratelimit-{figure}-{kind}", _RATE)
         for kind in ("requests", "tokens")

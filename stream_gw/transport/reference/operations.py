@@ -29,6 +29,7 @@ _CREATE: Errors = (
 )  # fmt: skip
 _WHOLE: Errors = (e.EngineFailed, e.EngineLost, e.ReplicaLost, e.StreamLost, e.StreamTooLarge, e.DeadlineExceeded)
 _ATTACHED: Errors = (e.CursorInvalid, e.CursorGone)
+_LIMIT_HEADERS = ("x-ratelimit", "x-budget-warning")
 _EMPTY = Answer(204, "The stream has ended, and the client has all of it.")
 _EVENTS_ABOUT = (
     "An event is one `data:` line with a chunk, and an `id:` line with its cursor. `[DONE]` follows the last one. "
@@ -41,7 +42,7 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
         "post", path, "Create", summary,
         (
             Answer(200, "The whole answer or, with `\"stream\": true`, its events.",
-                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, "x-ratelimit")),
+                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, *_LIMIT_HEADERS)),
             _EMPTY,
         ),
         "create",
@@ -55,7 +56,7 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
 def _create_whole(path: str, summary: str, body: Any) -> Operation:
     return Operation(
         "post", path, "Create", summary,
-        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]}, ("X-Stream-Id", "x-ratelimit")),),
+        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]}, ("X-Stream-Id", *_LIMIT_HEADERS)),),
         "create",
         "The answer is not streamed and cannot be followed. It is a stream like any other for queue, cancel and list.",
         (_KEY, _TRACE),
