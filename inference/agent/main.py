@@ -117,6 +117,7 @@ def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, repl
             hardware=settings.hardware,
             revision=settings.revision,
             loaded=loaded,
+            gpu_hour_micro=settings.gpu_hour_micro,
         ),
         lease_renew_s=settings.lease_renew_s,
         drain_s=settings.drain_s,

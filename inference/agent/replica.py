@@ -42,6 +42,8 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     hardware: str = ""
     revision: str = ""
     loaded: Loaded = Loaded()
+    gpu_hour_micro: int = 0
+    """Price of one hour of the replica's GPUs in micro-units, for its attempts' events; 0: none."""
 
 
 class AgentPolicy(msgspec.Struct, frozen=True):

@@ -71,6 +71,13 @@ class AgentSettings(EmitSettings):
     hardware: str = Field(
         "", max_length=64, description="Hardware of the replica, shown by stream-gw replicas and in telemetry"
     )
+    gpu_hour_micro: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000_000,
+        description="Price of one hour of the replica's GPUs together, in micro-units of the operator's currency, for "
+        "the GPU cost in usage; 0: no cost is counted",
+    )
     revision: str = Field(
         "",
         max_length=64,

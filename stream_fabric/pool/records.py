@@ -106,6 +106,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices at the time of the request; None: not billed by price."""
     reserved: bool = False
     """The tenant's account holds a reservation for the stream."""
+    key: str = ""
+    """Id of the API key that made the request, or that minted its capability token; for the bill."""
+    user_hash: str = ""
+    """Short hash of tenant and user, for the bill; empty: there is no user."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""
