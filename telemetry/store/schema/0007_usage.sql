@@ -52,7 +52,7 @@ SELECT
     attempts.gpu_us AS gpu_us,
     attempts.gpu_cost_micro AS gpu_cost_micro
 FROM attempts
-WHERE billed OR gpu_us > 0;
+WHERE billed OR attempts.gpu_us > 0;
 
 -- Bills of earlier releases. A row that the view has made too is replaced, not counted twice.
 INSERT INTO bills
@@ -83,7 +83,7 @@ SELECT
     sum(attempts.gpu_us) AS gpu_us,
     sum(attempts.gpu_cost_micro) AS gpu_cost_micro
 FROM attempts
-WHERE gpu_us > 0
+WHERE attempts.gpu_us > 0
 GROUP BY hour, tenant, model, pool;
 
 -- Rows of lost bills go into the sums by hour as well.
@@ -99,3 +99,16 @@ SELECT
 FROM bills
 WHERE adjusts
 GROUP BY hour, tenant, model;
+
+-- The moment before which all delivered events of a partition are inserted, as its consumer reports it.
+CREATE TABLE IF NOT EXISTS ingest_progress
+(
+    topic LowCardinality(String),
+    partition Int32,
+    complete_until DateTime64(6, 'UTC'),
+    written_at DateTime64(3, 'UTC') DEFAULT now64(3)
+)
+ENGINE = ReplacingMergeTree(written_at)
+ORDER BY (topic, partition)
+TTL toDateTime(written_at) + INTERVAL 7 DAY
+SETTINGS non_replicated_deduplication_window = 10000;

@@ -19,6 +19,7 @@ GRANT SELECT ON attempts_minute TO stream_gw_reader;
 GRANT SELECT ON usage_hour TO stream_gw_reader;
 GRANT SELECT ON bills TO stream_gw_reader;
 GRANT SELECT ON cost_hour TO stream_gw_reader;
+GRANT SELECT ON ingest_progress TO stream_gw_reader;
 GRANT SELECT ON lengths_hour TO stream_gw_reader;
 GRANT SELECT ON speeds_hour TO stream_gw_reader;
 GRANT SELECT ON replicas_latest TO stream_gw_reader;
