@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import uvloop
 
@@ -20,6 +21,7 @@ from stream_fabric.redis.client import RedisClient
 from telemetry.ask.api import api
 from telemetry.ask.named_queries import QUERIES
 from telemetry.ask.queries import SAVED
+from telemetry.ask.usage.settled import open_settled
 from telemetry.consume.blocks import BlockPolicy
 from telemetry.consume.consumer import Consumer
 from telemetry.consume.dlq import DeadLetters
@@ -106,7 +108,9 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
             token = settings.telemetry_token.get_secret_value()
             port, host = settings.telemetry_port, settings.telemetry_host
             kept_days = settings.telemetry_rollup_days
-            async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, port, host, kept_days) as url:
+            settled = partial(open_settled, settings.redis_url)
+            queries = {**QUERIES, **SAVED}
+            async with api(store, metrics, queries, ready.is_set, token, port, host, kept_days, settled) as url:
 
                 def joined() -> None:
                     ready.set()

@@ -39,7 +39,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     to: _Text = ""
     """End, as `from`; rounded up to the hour. Default: now."""
     group_by: _Text = "model"
-    """One or two of `model`, `key`, `user`, `session`, `endpoint`, separated by a comma; empty: one sum."""
+    """One or two of `model`, `key`, `user`, `session`, `endpoint`, separated by a comma; `none`: one sum."""
     bucket: Literal["none", "hour", "day"] = "none"
     """Sums for each hour or day (UTC)."""
     model: _Text = ""
@@ -142,7 +142,7 @@ class Usage:
         """Answer a tenant's query with what its credential may see. Raises StreamGwError."""
         who.require("read")
         if "tenant" in query.group_by.split(","):
-            raise BadRequest("group_by is one or two of model, key, user, session, endpoint", param="group_by")
+            raise BadRequest("group_by is none, or one or two of model, key, user, session, endpoint", param="group_by")
         values = _values(query, who.tenant, _user_of(who, query.user), _key_of(who, query.key))
         page = await self._ask(who.tenant, values)
         rows = [msgspec.convert(row, UsageRow) for row in page.data]  # without what it cost the operator
@@ -199,7 +199,7 @@ def _values(query: UsageQuery, tenant: str, user: str, key: str) -> dict[str, st
         "model": query.model, "key": key, "user": hashed_user(TenantId(tenant), user), "limit": str(query.limit),
         "after": query.after,
     }  # fmt: skip
-    return {name: value for name, value in given.items() if value or name == "group_by"}
+    return {name: value for name, value in given.items() if value}
 
 
 def _user_of(who: Principal, requested: str) -> str:

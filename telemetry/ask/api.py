@@ -19,7 +19,8 @@ from stream_fabric.process.health_server import url_of
 from telemetry.ask import views
 from telemetry.ask.named_queries import Query
 from telemetry.ask.port import StoreAsk
-from telemetry.ask.usage import UsageQuery, usage_page
+from telemetry.ask.usage import UsageRoutes
+from telemetry.ask.usage.routes import OpenSettled
 from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.store.connection import QUERY_ROWS_MAX
 from telemetry.store.store import Rows, Store
@@ -52,10 +53,12 @@ async def api(
     port: int,
     host: str = "127.0.0.1",
     bills_kept_days: int = 400,
+    open_settled: OpenSettled | None = None,
 ) -> AsyncIterator[str]:
     """Serve the API while the context is open, and yield its URL. Raises OSError when the port is in use.
 
-    ``bills_kept_days``: days that bills are kept; usage before them is by model and tenant only.
+    ``bills_kept_days``: days that bills are kept; usage before them is by model and tenant only. ``open_settled``
+    connects to the usage that Redis settled; None: ``POST /reconcile`` is refused.
     """
 
     ask = StoreAsk(store)
@@ -90,13 +93,6 @@ async def api(
         _check_rows_max(select.rows_max)
         return _rows_value(await ask.sql(select.sql, select.rows_max))
 
-    async def usage(request: web.Request) -> Any:
-        try:
-            wanted = msgspec.convert(dict(request.query), UsageQuery, strict=False)
-        except msgspec.ValidationError as error:
-            raise BadRequest(f"query string: {error}") from None
-        return await usage_page(ask, wanted, time.time_ns() // 1000, bills_kept_days)
-
     async def traces(request: web.Request) -> Any:
         given = dict(request.query)
         as_text = given.pop("format", "json") == "text"
@@ -114,7 +110,10 @@ async def api(
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
     app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics_page)])
     app.add_routes([web.post("/query", require_token(query)), web.post("/sql", require_token(sql))])
-    app.add_routes([web.get("/usage", require_token(usage))])
+    usage = UsageRoutes(store, bills_kept_days, open_settled, lambda: time.time_ns() // 1000)
+    app.add_routes([web.get("/usage", require_token(usage.usage))])
+    app.add_routes([web.post("/reconcile", require_token(usage.reconcile))])
+    app.add_routes([web.post("/rebuild", require_token(usage.rebuild))])
     app.add_routes([web.get("/traces{path:(/.*)?}", require_token(traces))])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -11,9 +11,11 @@ import pytest
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.events import AttemptTrace, encode_event
+from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 from telemetry.ask.port import StoreAsk
-from telemetry.ask.usage import UsageQuery, usage_page
+from telemetry.ask.reconcile import reconcile_hours
+from telemetry.ask.usage import UsageQuery, rebuild, usage_page
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.store import Store
@@ -105,7 +107,7 @@ async def test_the_sums_of_each_grouping_are_those_of_the_bills(opened: Store) -
     rows = await rows_of(opened, query(group_by="user,model"))
     found = {(row["user"], row["model"]): Counter({name: row[name] for name in SUMS}) for row in rows}
     assert found == expected(events, "user_hash", "model")
-    rows = await rows_of(opened, query(group_by=""))
+    rows = await rows_of(opened, query(group_by="none"))
     assert [Counter({name: row[name] for name in SUMS}) for row in rows] == list(expected(events).values())
 
 
@@ -113,7 +115,7 @@ async def test_a_bill_that_arrives_twice_is_counted_once(opened: Store) -> None:
     events = attempts(60)
     await put(opened, events, "first")
     await put(opened, events[20:50], "a process died and another one sent its spool")
-    (row,) = await rows_of(opened, query(group_by=""))
+    (row,) = await rows_of(opened, query(group_by="none"))
     assert {name: row[name] for name in SUMS} == dict(expected(events)[()])
 
 
@@ -123,10 +125,10 @@ async def test_filters_and_buckets(opened: Store) -> None:
     rows = await rows_of(opened, query(group_by="key", key="k1", user="u2"))
     mine = [event for event in events if (event.key, event.user_hash) == ("k1", "u2")]
     assert [row["output_tokens"] for row in rows] == [expected(mine)[()]["output_tokens"]]
-    rows = await rows_of(opened, query(group_by="", bucket="hour"))
+    rows = await rows_of(opened, query(group_by="none", bucket="hour"))
     by_hour = {row["begins"]: row["requests"] for row in rows if row["requests"]}
     assert by_hour == Counter(event.at_us // HOUR_US * 3600 for event in events if event.billed and event.tenant == "a")
-    days = await rows_of(opened, query(group_by="", bucket="day"))
+    days = await rows_of(opened, query(group_by="none", bucket="day"))
     assert sum(row["price_micro"] for row in days) == sum(row["price_micro"] for row in rows)
     assert all(row["begins"] % 86_400 == 0 for row in days)
 
@@ -187,6 +189,70 @@ async def test_earlier_bills_are_counted_after_the_migration(opened: Store) -> N
     copy = next(text for text in migrations()[6].statements() if text.startswith("INSERT INTO bills"))
     for _ in range(2):
         await opened.command(copy)
-    (row,) = await rows_of(opened, query(group_by=""))
+    (row,) = await rows_of(opened, query(group_by="none"))
     assert row["requests"] == expected(events)[()]["requests"]
+    assert row["output_tokens"] == expected(events)[()]["output_tokens"]
+
+
+# --- lost bills ----------------------------------------------------------------------------------------------------
+
+
+class SettledFigures:
+    """What Redis settled, by tenant, hour and model."""
+
+    def __init__(self, events: Sequence[AttemptTrace]) -> None:
+        self._sums: dict[tuple[str, int, str], Counter[str]] = {}
+        for event in events:
+            if event.billed:
+                sums = self._sums.setdefault((event.tenant, event.at_us // HOUR_US, event.model), Counter())
+                sums["requests"] += 1
+                for name in SUMS[1:5]:
+                    sums[name] += getattr(event, name)
+
+    async def usage(self, tenant: TenantId, hour: int) -> dict[str, tuple[int, Usage]]:
+        return {
+            model: (
+                s["requests"],
+                Usage(s["prompt_tokens"], s["cached_tokens"], 0, s["output_tokens"], s["reasoning_tokens"]),
+            )
+            for (of, at, model), s in self._sums.items()
+            if (of, at) == (tenant, hour)
+        }
+
+    async def settled(self, stream: StreamId) -> tuple[str, Usage] | None:
+        return None
+
+
+async def test_rebuilt_bills_make_usage_equal_to_what_was_settled(opened: Store) -> None:
+    events = [event for event in attempts() if event.at_us % HOUR_US > 20_000_000]
+    settled = SettledFigures(events)
+    await put(opened, events[: len(events) // 2], "what arrived")
+    window = AT_US - 2 * HOUR_US, NOW_US, NOW_US
+    report = await reconcile_hours(StoreAsk(opened), settled, *window[:2])
+    assert report.found and report.drift_tokens
+    listed = await rebuild(opened, settled, *window, write=False)
+    assert (await rebuild(opened, settled, *window, write=True)) == listed != []
+    assert await rebuild(opened, settled, *window, write=True) == [], "a second run finds nothing to do"
+    for group in ("none", "model"):
+        rows = await rows_of(opened, query(group_by=group))
+        wanted = expected(events, *([] if group == "none" else ["model"]))
+        for row in rows:
+            for name in SUMS[:5]:
+                assert row[name] == wanted[() if group == "none" else (row["model"],)][name]
+    long = query(group_by="tenant", tenant="", from_=str(NOW_US // 10**6 - 1000 * 86_400))
+    assert sum(row["output_tokens"] for row in await rows_of(opened, long)) == sum(
+        e.output_tokens for e in events if e.billed
+    )
+    assert (await reconcile_hours(StoreAsk(opened), settled, *window[:2])).agrees
+
+
+async def test_a_bill_that_arrives_after_the_rebuild_is_balanced_by_the_next_one(opened: Store) -> None:
+    events = [event for event in attempts(40) if event.at_us % HOUR_US > 20_000_000]
+    settled = SettledFigures(events)
+    window = AT_US - 2 * HOUR_US, NOW_US, NOW_US
+    await rebuild(opened, settled, *window, tenant="a", write=True)
+    await put(opened, events, "the spool was found")
+    late = await rebuild(opened, settled, *window, tenant="a", write=True)
+    assert all(lost.output_tokens <= 0 for lost in late)
+    (row,) = await rows_of(opened, query(group_by="none"))
     assert row["output_tokens"] == expected(events)[()]["output_tokens"]

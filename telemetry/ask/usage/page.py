@@ -27,7 +27,7 @@ class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     to: str = ""
     """End; empty: now."""
     group_by: str = "model"
-    """One or two dimensions, separated by a comma."""
+    """One or two dimensions, separated by a comma; ``none``: one sum."""
     bucket: str = "none"
     """``hour`` or ``day``: one row for each of them."""
     tenant: str = ""
@@ -79,9 +79,9 @@ async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -
 
 
 def _groups(query: UsageQuery) -> list[str]:
-    groups = list(dict.fromkeys(filter(None, query.group_by.split(","))))
+    groups = [] if query.group_by == "none" else list(dict.fromkeys(query.group_by.split(",")))
     if len(groups) > 2 or not set(groups) <= set(DIMENSIONS):
-        raise BadRequest(f"group_by is one or two of {', '.join(DIMENSIONS)}", param="group_by")
+        raise BadRequest(f"group_by is none, or one or two of {', '.join(DIMENSIONS)}", param="group_by")
     return groups
 
 
