@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.replica_events import ReplicaEvents
 from stream_fabric.errors import EngineLost
 from stream_fabric.limits import FLUSH_FLOOR_S
@@ -69,13 +70,16 @@ class AgentPorts:
     clock: Clock
     random: Random
     events: EventSink
+    bills: BillGuard | None = None
+    """None: requests are taken whatever becomes of their bills."""
 
 
 class ReplicaStatus:
     """State of the replica: what it was asked to be, how far its engine is, and whether it leaves."""
 
-    def __init__(self, engine: Engine, events: ReplicaEvents, *, standby: bool) -> None:
+    def __init__(self, engine: Engine, events: ReplicaEvents, *, standby: bool, bills: BillGuard | None = None) -> None:
         self._engine = engine
+        self.bills = bills
         self._events = events
         self.started = False
         """True once the agent hears its doorbell: from then on it can take requests."""

@@ -165,6 +165,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time its engine took to wake, the last time; 0: it has not slept."""
     sleepless: str = ""
     """Reason why its engine did not fall asleep when asked; empty: none."""
+    blocked: str = ""
+    """Reason why it takes no requests although it is ready; empty: it takes them."""
 
     def slot(self) -> ReplicaSlot:
         """Make the replica's entry in the load table, without lease and streams in flight, which the pool fills in."""
