@@ -12,7 +12,7 @@ TENANTS = Board(
     "stream-gw: tenants and cost",
     [
         Panel(
-            "Cost", Sql(
+            "Price", Sql(
                 "SELECT hour AS time, tenant, sum(price_micro) / 1e6 AS cost FROM usage_hour "
                 f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
             ), "currencyUSD", about="In the currency of the prices in the keys file.",
@@ -35,6 +35,20 @@ TENANTS = Board(
                 f"sum(weight) AS requests FROM requests WHERE {_AT} AND ended = 'refused' "
                 "GROUP BY time, what ORDER BY time"
             ), about="By tenant and reason. rate_limit_exceeded: a limit of the tenant's plan.",
+        ),
+        Panel(
+            "GPU cost", Sql(
+                "SELECT hour AS time, tenant, sum(gpu_cost_micro) / 1e6 AS cost FROM cost_hour "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ), "currencyUSD", about="Cost of busy time, by STREAM_GW_GPU_HOUR_MICRO. Idle time is not included.",
+        ),
+        Panel(
+            "Margin", Sql(
+                "SELECT hour AS time, tenant, (sum(price_micro) - sum(gpu_cost_micro)) / 1e6 AS margin FROM ("
+                "SELECT hour, tenant, price_micro, 0 AS gpu_cost_micro FROM usage_hour UNION ALL "
+                "SELECT hour, tenant, 0 AS price_micro, gpu_cost_micro FROM cost_hour) "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ), "currencyUSD", about="Price less GPU cost of busy time.",
         ),
         Panel(
             "Usage and cost by tenant and model", Sql(

@@ -42,7 +42,7 @@ class BudgetFloor(Protocol):
 
 
 class BilledMonth(NamedTuple):
-    """What was billed to a tenant in the closed hours of a month."""
+    """Sums of a tenant's bills in the closed hours of a month."""
 
     tenant: TenantId
     tokens: int

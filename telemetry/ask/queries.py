@@ -47,10 +47,10 @@ DIMENSIONS: Mapping[str, str] = {
     "model": "model", "key": "key", "user": "user_hash", "session": "session_hash", "endpoint": "endpoint",
     "tenant": "tenant",
 }  # fmt: skip
-"""What usage can be grouped by, and its column in ``bills``."""
+"""Dimensions that usage can be grouped by, and their columns in ``bills``."""
 USAGE_SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "price_micro")
 LONG_DIMENSIONS = ("model", "tenant")
-"""What usage over long ranges can be grouped by."""
+"""Dimensions of usage over long ranges."""
 
 
 def _group(number: int, names: Iterable[str]) -> str:

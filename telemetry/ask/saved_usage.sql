@@ -1,6 +1,6 @@
 -- Saved queries of usage, in the form of saved.sql. A group is one of the dimensions of queries.py.
 
--- name: usage
+-- name: usage_groups
 -- tells: billed usage and its GPU cost in groups, each bill once; group_1 and group_2 name the dimensions
 -- default: group_1 = 'model'
 -- default: group_2 = ''
@@ -18,8 +18,8 @@ FROM bills FINAL WHERE $hours AND $tenant AND ({model:String} = '' OR model = {m
 GROUP BY bucket_us, name_1, name_2 HAVING $after_group
 ORDER BY bucket_us, name_1, name_2 LIMIT {top:Int64};
 
--- name: usage_long
--- tells: as usage, for long ranges, by model and tenant only, from the sums by hour
+-- name: usage_groups_long
+-- tells: as usage_groups, for long ranges, by model and tenant only, from the sums by hour
 -- default: group_1 = 'model'
 -- default: group_2 = ''
 -- default: bucket = ''

@@ -33,10 +33,9 @@ class AsyncSpool:
         """Used share of the spool's size limit."""
         return self.bytes / self._spool.bytes_max
 
-    @property
-    def bill_share(self) -> float:
-        """Share of the spool's size limit that billing events use."""
-        return self.bill_bytes / self._spool.bytes_max
+    def has_room(self, bill_bytes: int, share: float) -> bool:
+        """Return whether the billing events with ``bill_bytes`` more stay below a share of the spool's size limit."""
+        return self.bill_bytes + bill_bytes < share * self._spool.bytes_max
 
     @property
     def oldest_s(self) -> float:

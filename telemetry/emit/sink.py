@@ -118,7 +118,7 @@ class Sink:
         """True when nearly no room for billing events is left: in memory or, during an outage, in the spool."""
         if self.backlog.bytes >= _RISK * self.backlog.bytes_max:
             return True
-        return self.away and self._spool is not None and self._spool.bill_share >= _RISK
+        return self.away and self._spool is not None and not self._spool.has_room(self.backlog.bill_bytes, _RISK)
 
     @property
     def spool_bytes(self) -> int:

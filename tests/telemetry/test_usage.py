@@ -198,7 +198,7 @@ async def test_earlier_bills_are_counted_after_the_migration(opened: Store) -> N
 
 
 class SettledFigures:
-    """What Redis settled, by tenant, hour and model."""
+    """Settled usage of Redis, by tenant, hour and model."""
 
     def __init__(self, events: Sequence[AttemptTrace]) -> None:
         self._sums: dict[tuple[str, int, str], Counter[str]] = {}

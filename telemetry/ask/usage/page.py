@@ -63,7 +63,7 @@ async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -
     }  # fmt: skip
     if not sums:
         parameters |= {"key": query.key, "user": query.user}
-    rows = await ask.query("usage_long" if sums else "usage", parameters)
+    rows = await ask.query("usage_groups_long" if sums else "usage_groups", parameters)
     complete = await ask.query("complete_until", {})
     data = [_shown(row, groups) for row in rows[: query.limit]]
     return {

@@ -25,7 +25,10 @@ _NONE = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class LostBills:
-    """What an hour of a tenant and model lacks. Figures are below 0 where an earlier row adjusted too much."""
+    """Figures that the bills of an hour, tenant and model lack.
+
+    They are below 0 where an earlier row adjusted too much.
+    """
 
     hour_us: int
     tenant: str
