@@ -326,9 +326,9 @@ ALERTS: tuple[Alert, ...] = (
         {listed.USAGE_DISAGREEMENTS.name: "0x10 2x40"}, {listed.USAGE_DISAGREEMENTS.name: "0x40"},
     ),
     Alert(
-        "ReconciliationMissed", "ticket", f"time() - max({listed.RECONCILED_AT.name}) > 100000", "5m",
+        "ReconciliationMissed", "ticket", f"max({listed.RECONCILED_AGE.name}) > 100000", "5m",
         "Usage was not reconciled for more than a day",
-        {listed.RECONCILED_AT.name: "-200000x40"}, {listed.RECONCILED_AT.name: "0x40"},
+        {listed.RECONCILED_AGE.name: "200000x40"}, {listed.RECONCILED_AGE.name: "80000x40"},
     ),
     Alert(
         "EventsNotDelivered", "ticket",

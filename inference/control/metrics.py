@@ -79,7 +79,7 @@ class ControllerMetrics:
         self._leads = make.gauge(listed.LEADS)
         self._usage_found = make.gauge(listed.USAGE_DISAGREEMENTS)
         self._usage_drift = make.gauge(listed.USAGE_DRIFT)
-        self._reconciled_at = make.gauge(listed.RECONCILED_AT)
+        self._reconciled_age = make.gauge(listed.RECONCILED_AGE)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
@@ -210,9 +210,9 @@ class ControllerMetrics:
         self._usage_found.set(found)
         self._usage_drift.set(drift_tokens)
 
-    def receive_reconciled(self, at_s: float) -> None:
-        """Show the moment of the last reconciliation, in Unix seconds."""
-        self._reconciled_at.set(at_s)
+    def receive_reconciled(self, age_s: float) -> None:
+        """Show the time since the last reconciliation."""
+        self._reconciled_age.set(age_s)
 
     def receive_lost_lead(self) -> None:
         """Show that this controller does not lead, because it could not renew its term."""

@@ -97,20 +97,22 @@ class ReconcileJob:
         self._days = days
         self._look_s = look_s
         self._retry_s = retry_s
+        self._done_us = clock.now_us()
+        """Moment of the last reconciliation, or of the start."""
 
     async def run(self) -> None:
         """Run once a night until cancelled."""
-        now_us = self._clock.now_us()
-        self._metrics.receive_reconciled(now_us / 1e6)  # so that a new controller is not late at once
-        due_us = next_due_us(now_us, self._due_us)
+        self._done_us = self._clock.now_us()
+        due_us = next_due_us(self._done_us, self._due_us)
         while True:
             await asyncio.sleep(self._look_s)
             now_us = self._clock.now_us()
+            self._metrics.receive_reconciled((now_us - self._done_us) / 1e6)
             if now_us < due_us:
                 continue
             if not self._leads():
                 due_us = next_due_us(now_us, self._due_us)
-                self._metrics.receive_reconciled(now_us / 1e6)  # another controller reports this night
+                self._done_us = now_us  # another controller reports this night
                 continue
             try:
                 await self.reconcile(now_us)
@@ -138,7 +140,7 @@ class ReconcileJob:
             for one in billed:
                 await self._floor.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
         self._metrics.receive_comparison(compared.found, compared.drift_tokens)
-        self._metrics.receive_reconciled(self._clock.now_us() / 1e6)
+        self._done_us = self._clock.now_us()
 
     async def billed_month(self, until_us: int) -> tuple[str, list[BilledMonth]]:
         """Return the month that ends at ``until_us`` or later, as 2026-11, and what was billed in it until then.

@@ -417,11 +417,11 @@ USAGE_DRIFT = _controller(
     (),
     only=_RECONCILES,
 )
-RECONCILED_AT = _controller(
-    "usage_reconciled_at_seconds",
+RECONCILED_AGE = _controller(
+    "usage_reconciled_age_seconds",
     "gauge",
     "seconds",
-    "Unix time of the last successful reconciliation, or of the process's start",
+    "Time since the last successful reconciliation, or since the process's start",
     (),
     only=_RECONCILES,
 )

@@ -112,10 +112,11 @@ replica before its first lease, and a state that lasts less than a renewal (a se
 stream-gw traces sql "SELECT model, count() FROM requests WHERE ended = 'failed' GROUP BY model"
 ```
 
-One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `bills`, `cost_hour`,
-`lengths_hour`, `speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most 10,000 rows (`--rows`) and
-30 seconds. Only listed functions may be called, nothing can be written, and no file, address, setting or system table
-can be reached; a server is best asked as a user of its own who may read these tables only.
+One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `bills`,
+`cost_hour`, `lengths_hour`, `speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most
+10,000 rows (`--rows`) and 30 seconds. Only listed functions may be called, nothing can be written, and no file,
+address, setting or system table can be reached; a server is best asked as a user of its own who may read these tables
+only.
 
 ## Does the bill agree?
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from telemetry.ask.usage.page import UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
 from telemetry.store.store import Store
 
+Handler = Callable[[web.Request], Awaitable[Any]]
 OpenSettled = Callable[[], AbstractAsyncContextManager[Settled]]
 SHOWN_MAX = 20
 """Maximum disagreements in an answer; all are counted."""
@@ -51,6 +52,14 @@ class UsageRoutes:
         self._kept_days = kept_days
         self._open_settled = open_settled
         self._comparing = asyncio.Lock()
+
+    def routes(self, protected: Callable[[Handler], Handler]) -> list[web.RouteDef]:
+        """Make the routes. ``protected`` wraps a handler: it checks the token and encodes the answer."""
+        return [
+            web.get("/usage", protected(self.usage)),
+            web.post("/reconcile", protected(self.reconcile)),
+            web.post("/rebuild", protected(self.rebuild)),
+        ]
 
     async def usage(self, request: web.Request) -> Any:
         try:
