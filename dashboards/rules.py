@@ -322,6 +322,22 @@ ALERTS: tuple[Alert, ...] = (
         {f'{listed.BUDGET_EVENTS.name}{{event="budget_warning",budget="tenant_hour"}}': "0x12 1x40"},
     ),
     Alert(
+        "BillsAtRisk", "page", f"max by (pool) ({listed.BILLS_AT_RISK.name}) == 1", "1m",
+        "Agents of pool {{ $labels.pool }} can neither deliver nor spool bills",
+        {f'{listed.BILLS_AT_RISK.name}{{pool="p"}}': "0x10 1x40"}, {f'{listed.BILLS_AT_RISK.name}{{pool="p"}}': "0x40"},
+        labels={"pool": "p"},
+    ),
+    Alert(
+        "UsageDisagrees", "ticket", f"max({listed.USAGE_DISAGREEMENTS.name}) > 0", "0m",
+        "The last nightly reconciliation found hours whose settled and billed usage differ",
+        {listed.USAGE_DISAGREEMENTS.name: "0x10 2x40"}, {listed.USAGE_DISAGREEMENTS.name: "0x40"},
+    ),
+    Alert(
+        "ReconciliationMissed", "ticket", f"max({listed.RECONCILED_AGE.name}) > 100000", "5m",
+        "Usage was not reconciled for more than a day",
+        {listed.RECONCILED_AGE.name: "200000x40"}, {listed.RECONCILED_AGE.name: "80000x40"},
+    ),
+    Alert(
         "EventsNotDelivered", "ticket",
         f"max by (instance) ({listed.EVENTS_AWAY.name}) == 1 or max by (instance) ({listed.SPOOL_OLDEST.name}) > 300",
         "3m", "Events of {{ $labels.instance }} are not delivered; they wait in memory or in the disk spool",

@@ -243,6 +243,17 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     decoding_us: int = 0
     """Sum of decode times of all sequences on the replica during ``decode_us``. Divided by ``decode_us`` it is the mean
     number of sequences that shared a step. 0: unknown."""
+    key: str = ""
+    """Id of the API key that made the request, or that minted its capability token."""
+    user_hash: str = ""
+    """As in ``RequestTrace``; so is ``session_hash``."""
+    session_hash: str = ""
+    endpoint: str = ""
+    """Kind of the request: chat, completions, embeddings, rerank."""
+    gpu_us: int = 0
+    """Share of the replica's busy time: each moment is divided equally among the sequences that it computes."""
+    gpu_cost_micro: int = 0
+    """Cost of ``gpu_us`` in micro-units, by the agent's price for an hour; 0: no price is set."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omit_defaults=True):

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import uvloop
 
@@ -20,10 +21,12 @@ from stream_fabric.redis.client import RedisClient
 from telemetry.ask.api import api
 from telemetry.ask.named_queries import QUERIES
 from telemetry.ask.queries import SAVED
+from telemetry.ask.usage.settled import open_settled
 from telemetry.consume.blocks import BlockPolicy
 from telemetry.consume.consumer import Consumer
 from telemetry.consume.dlq import DeadLetters
 from telemetry.consume.metrics import ConsumerMetrics
+from telemetry.consume.progress import EVERY_S, report_progress
 from telemetry.consume.redis_dlq import RedisDeadLetters
 from telemetry.consume.source import RedisSource, Source, SourceUnavailable
 from telemetry.settings import TelemetrySettings
@@ -104,13 +107,21 @@ async def serve(settings: TelemetrySettings, on_ready: Callable[[str], None]) ->
             consumer = Consumer(source, store, dead_letters, policy, metrics, settings.telemetry_drain_s, random)
             token = settings.telemetry_token.get_secret_value()
             port, host = settings.telemetry_port, settings.telemetry_host
-            async with api(store, metrics, {**QUERIES, **SAVED}, ready.is_set, token, port, host) as url:
+            kept_days = settings.telemetry_rollup_days
+            settled = partial(open_settled, settings.redis_url)
+            queries = {**QUERIES, **SAVED}
+            async with api(store, metrics, queries, ready.is_set, token, port, host, kept_days, settled) as url:
 
                 def joined() -> None:
                     ready.set()
                     on_ready(url)
 
-                await consumer.run(stop, joined)
+                progress = asyncio.create_task(report_progress(consumer, store, clock, random, EVERY_S))
+                try:
+                    await consumer.run(stop, joined)
+                finally:
+                    progress.cancel()
+                    await asyncio.gather(progress, return_exceptions=True)
     finally:
         await store.close()
 

@@ -12,7 +12,7 @@ TENANTS = Board(
     "stream-gw: tenants and cost",
     [
         Panel(
-            "Cost", Sql(
+            "Price", Sql(
                 "SELECT hour AS time, tenant, sum(price_micro) / 1e6 AS cost FROM usage_hour "
                 f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
             ), "currencyUSD", about="In the currency of the prices in the keys file.",
@@ -41,6 +41,20 @@ TENANTS = Board(
                 f"SELECT at, tenant, state AS budget, what FROM fleet WHERE {_AT} "
                 "AND what IN ('budget_warning', 'budget_exceeded', 'velocity_trip') ORDER BY at DESC LIMIT 200"
             ), kind="table", about="Budgets that are used to 80 %, or used up; each once in its period.",
+        ),
+        Panel(
+            "GPU cost", Sql(
+                "SELECT hour AS time, tenant, sum(gpu_cost_micro) / 1e6 AS cost FROM cost_hour "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ), "currencyUSD", about="Cost of busy time, by STREAM_GW_GPU_HOUR_MICRO. Idle time is not included.",
+        ),
+        Panel(
+            "Margin", Sql(
+                "SELECT hour AS time, tenant, (sum(price_micro) - sum(gpu_cost_micro)) / 1e6 AS margin FROM ("
+                "SELECT hour, tenant, price_micro, 0 AS gpu_cost_micro FROM usage_hour UNION ALL "
+                "SELECT hour, tenant, 0 AS price_micro, gpu_cost_micro FROM cost_hour) "
+                f"WHERE {_HOURS} GROUP BY time, tenant ORDER BY time"
+            ), "currencyUSD", about="Price less GPU cost of busy time.",
         ),
         Panel(
             "Usage and cost by tenant and model", Sql(

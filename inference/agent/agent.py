@@ -54,7 +54,7 @@ class Agent:
             standby=policy.standby,
         )
         running: dict[StreamId, RunningStream] = {}
-        self.status = status = ReplicaStatus(engine, events, standby=policy.standby)
+        self.status = status = ReplicaStatus(engine, events, standby=policy.standby, bills=ports.bills)
         self.load = load = LoadTracker(engine, running, events)
         self.lease = lease = Lease(policy.lease, replica, ports.pools, running, status, load, events, tasks)
         self.streams = streams = Streams(

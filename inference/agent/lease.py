@@ -176,6 +176,7 @@ class Lease:
         """Return the record of this replica that the next report sends to the pool."""
         policy, meter, load = self._policy, self._load.meter, self._load.engine.load()
         now = self._loop.time()
+        blocked = self._status.bills.refusal(now) if self._status.bills is not None else ""
         decode_per_s = max(meter.sequence_per_s * load.slots, 1.0)
         return ReplicaInfo(
             self._replica,
@@ -185,7 +186,7 @@ class Lease:
             self._status.state,
             load,
             policy.simulated,
-            room=self._load.breaker.room(max(1, int(load.slots * policy.room_ratio)), now),
+            room=0 if blocked else self._load.breaker.room(max(1, int(load.slots * policy.room_ratio)), now),
             prefill_ms=self._load.pending_prefill_s() * 1000,
             decode_ms=self._load.pending_output_tokens() / decode_per_s * 1000,
             prefill_per_s=meter.prefill.per_s,
@@ -204,4 +205,5 @@ class Lease:
             artifact=policy.loaded.artifact,
             wake_s=self._status.wake_s,
             sleepless=self._status.sleep_refused,
+            blocked=blocked,
         )

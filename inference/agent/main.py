@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 
 import uvloop
 
 from inference.agent.agent import Agent, new_replica_id
 from inference.agent.make_engine import make_engine
+from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.health import health_server
 from inference.agent.observe.metrics import AgentMetrics
 from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
@@ -79,10 +81,13 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         replica = new_replica_id(name, clock, HostRandom())
         policy = _policy(settings, models, engine.loaded(), replica)
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
-        async with open_sink(settings, client, metrics.registry, HostClock(), HostRandom()) as sink:
+        opened = open_sink(settings, client, metrics.registry, HostClock(), HostRandom())
+        async with opened as sink:
             events = CountingSink(metrics.receive, sink)
             settlements = Settlements(RedisAccounts(client))
             ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events, settlements.add)
+            guard = BillGuard(settings.serve_without_bills, lambda: opened.bills_at_risk)
+            ports = replace(ports, bills=guard)
             agent = Agent(policy, replica, engine, ports)
             stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.end_grace_period))
             for number in _SIGNALS:
@@ -117,6 +122,7 @@ def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, repl
             hardware=settings.hardware,
             revision=settings.revision,
             loaded=loaded,
+            gpu_hour_micro=settings.gpu_hour_micro,
         ),
         lease_renew_s=settings.lease_renew_s,
         drain_s=settings.drain_s,

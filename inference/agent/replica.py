@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.replica_events import ReplicaEvents
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import EngineLost
@@ -43,6 +44,8 @@ class LeasePolicy(msgspec.Struct, frozen=True):
     hardware: str = ""
     revision: str = ""
     loaded: Loaded = Loaded()
+    gpu_hour_micro: int = 0
+    """Price of one hour of the replica's GPUs in micro-units, for its attempts' events; 0: none."""
 
 
 class AgentPolicy(msgspec.Struct, frozen=True):
@@ -70,13 +73,16 @@ class AgentPorts:
     events: EventSink
     accounts: Accounts | None = None
     """Where streams with budgets ask for more output tokens; None: they end at their first grant."""
+    bills: BillGuard | None = None
+    """None: requests are taken whatever becomes of their bills."""
 
 
 class ReplicaStatus:
     """State of the replica: what it was asked to be, how far its engine is, and whether it leaves."""
 
-    def __init__(self, engine: Engine, events: ReplicaEvents, *, standby: bool) -> None:
+    def __init__(self, engine: Engine, events: ReplicaEvents, *, standby: bool, bills: BillGuard | None = None) -> None:
         self._engine = engine
+        self.bills = bills
         self._events = events
         self.started = False
         """True once the agent hears its doorbell: from then on it can take requests."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from inference.agent.observe.bill_guard import ServeWithoutBills
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.pool.cells import CELLS_MAX
 from stream_fabric.process.settings import EmitSettings
@@ -70,6 +71,18 @@ class AgentSettings(EmitSettings):
     )
     hardware: str = Field(
         "", max_length=64, description="Hardware of the replica, shown by stream-gw replicas and in telemetry"
+    )
+    gpu_hour_micro: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000_000,
+        description="Price of one hour of the replica's GPUs together, in micro-units of the operator's currency, for "
+        "the GPU cost in usage; 0: no cost is counted",
+    )
+    serve_without_bills: ServeWithoutBills = Field(
+        "reconstruct",
+        description="While bills can be neither delivered nor kept in memory or spool: reconstruct (take requests for "
+        "39 days, as long as stream-gw usage rebuild can reconstruct their bills from Redis) or never (take none)",
     )
     revision: str = Field(
         "",

@@ -57,7 +57,8 @@ class Streams:
         if not self.is_running(stream):
             return
         stream.timing.receive_end()
-        self._attempts.report(stream, _attempt_end(stream), self._load.decode_concurrency(stream))
+        gpu_s = self._load.end_gpu_time(stream)
+        self._attempts.report(stream, _attempt_end(stream), self._load.decode_concurrency(stream), gpu_s)
         del self.running[stream.name]
         self._load.receive_end(stream, whole=keep)
         if listed:

@@ -18,6 +18,7 @@ from inference.control.metrics import ControllerMetrics
 from inference.control.pods import NoMarker, PodMarker
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.control.pool_watch import watch_pools
+from inference.control.reconcile_job import ReconcileJob
 from inference.control.settings import ControllerSettings
 from inference.control.traffic_model_job import TrafficModelJob
 from stream_fabric.ports import Clock, Control, EventSink, Pools, Random
@@ -90,6 +91,16 @@ def _make_leader(
     return Leader(name, policies, control, pools, sink, clock, random, metrics, marker, models), models
 
 
+def _reconcile_job(
+    settings: ControllerSettings, models: TrafficModelJob, metrics: ControllerMetrics, clock: Clock
+) -> ReconcileJob:
+    """Make the nightly job. It leads where the traffic models are learned."""
+    token = settings.telemetry_token.get_secret_value()
+    return ReconcileJob(
+        settings.telemetry_url, token, lambda: models.is_leading, metrics, clock, hour_utc=settings.reconcile_hour
+    )
+
+
 async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
     """Run until SIGTERM. ``on_ready`` gets the URL of the metrics; empty: they are not served.
 
@@ -129,6 +140,9 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 leader, models = _make_leader(settings, policies, control, pools, sink, clock, random, metrics)
                 running.append(tasks.create_task(leader.run(), name="leader"))
                 running.append(tasks.create_task(models.run(), name="traffic models"))
+                if settings.telemetry_url and settings.reconcile_hour >= 0:
+                    job = _reconcile_job(settings, models, metrics, clock)
+                    running.append(tasks.create_task(job.run(), name="reconciliation"))
             if settings.drain_stuck:
                 policy = HealthPolicy(ratio=settings.stuck_ratio)
                 fleet_events = FleetEventReporter(sink, clock, "health")

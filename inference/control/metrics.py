@@ -77,6 +77,9 @@ class ControllerMetrics:
         self._reject_share = make.gauge(listed.SHED_LEVEL)
         self._overload = make.gauge(listed.SURGING)
         self._leads = make.gauge(listed.LEADS)
+        self._usage_found = make.gauge(listed.USAGE_DISAGREEMENTS)
+        self._usage_drift = make.gauge(listed.USAGE_DRIFT)
+        self._reconciled_age = make.gauge(listed.RECONCILED_AGE)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
@@ -201,6 +204,15 @@ class ControllerMetrics:
     def receive_streams(self, count: int) -> None:
         """Show the number of open streams to KEDA."""
         self._streams.set(count)
+
+    def receive_comparison(self, found: int, drift_tokens: int) -> None:
+        """Show the result of the last reconciliation of usage."""
+        self._usage_found.set(found)
+        self._usage_drift.set(drift_tokens)
+
+    def receive_reconciled(self, age_s: float) -> None:
+        """Show the time since the last reconciliation."""
+        self._reconciled_age.set(age_s)
 
     def receive_lost_lead(self) -> None:
         """Show that this controller does not lead, because it could not renew its term."""

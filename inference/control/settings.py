@@ -19,6 +19,12 @@ class ControllerSettings(EmitSettings):
         description="With pools_file: URL of stream-gw telemetry, to learn usual arrivals from; empty: none",
     )
     telemetry_token: SecretStr = Field(SecretStr(""), description="With telemetry_url: its bearer token")
+    reconcile_hour: int = Field(
+        3,
+        ge=-1,
+        le=23,
+        description="With pools_file and telemetry_url: hour (UTC) of the nightly reconciliation of usage; -1: none",
+    )
     pod_deletion_cost: bool = Field(
         False,
         description="With pools_file, in Kubernetes: mark the pod that may go with a deletion cost; needs the rights "

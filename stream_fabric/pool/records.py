@@ -108,6 +108,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tenant's account holds a reservation for the stream."""
     grant: int = 0
     """Output tokens that the tenant's budgets granted at first; 0: the request has no budget."""
+    key: str = ""
+    """Id of the API key that made the request, or that minted its capability token; for the bill."""
+    user_hash: str = ""
+    """Short hash of tenant and user, for the bill; empty: there is no user."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""
@@ -163,6 +167,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time its engine took to wake, the last time; 0: it has not slept."""
     sleepless: str = ""
     """Reason why its engine did not fall asleep when asked; empty: none."""
+    blocked: str = ""
+    """Reason why it takes no requests although it is ready; empty: it takes them."""
 
     def slot(self) -> ReplicaSlot:
         """Make the replica's entry in the load table, without lease and streams in flight, which the pool fills in."""

@@ -293,6 +293,9 @@ WAKE = _agent(
     (),
     _WAKE_S,
 )
+BILLS_AT_RISK = _agent(
+    "agent_bills_at_risk", "gauge", "bool", "1 while bills can neither be delivered nor kept in memory or spool"
+)
 METRICS_MISSING = _agent(
     "engine_metrics_missing",
     "gauge",
@@ -409,6 +412,31 @@ SURGING = _controller(
     only=_DECLARED,
 )
 LEADS = _controller("controller_leads", "gauge", "bool", "1 on the controller that plans the declared pools", ())
+_RECONCILES = "with STREAM_GW_POOLS_FILE and STREAM_GW_TELEMETRY_URL"
+USAGE_DISAGREEMENTS = _controller(
+    "usage_disagreements",
+    "gauge",
+    "hours",
+    "Hours of a tenant and model whose settled and billed usage differ, in the last nightly reconciliation",
+    (),
+    only=_RECONCILES,
+)
+USAGE_DRIFT = _controller(
+    "usage_drift_tokens",
+    "gauge",
+    "tokens",
+    "Tokens by which settled and billed usage differ, in the last nightly reconciliation",
+    (),
+    only=_RECONCILES,
+)
+RECONCILED_AGE = _controller(
+    "usage_reconciled_age_seconds",
+    "gauge",
+    "seconds",
+    "Time since the last successful reconciliation, or since the process's start",
+    (),
+    only=_RECONCILES,
+)
 DECISIONS = _controller(
     "pool_decisions_total",
     "counter",

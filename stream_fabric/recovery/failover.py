@@ -73,6 +73,10 @@ class FailoverReporter:
                 error_code=error.code,
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
+                key=work.key,
+                user_hash=work.user_hash,
+                session_hash=work.session,
+                endpoint=work.request.kind,
             )
         )
 

@@ -47,6 +47,7 @@ def replica_records(uses: Iterable[SlotUse], infos: Mapping[ReplicaId, ReplicaIn
             info.region,
             info.revision,
             info.simulated,
+            info.blocked,
         )
 
 

@@ -37,6 +37,8 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
     region: str = ""
     revision: str = ""
     simulated: bool = False
+    blocked: str = ""
+    """Reason why it takes no requests although it is ready."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):

@@ -58,8 +58,12 @@ class Traces:
             raise NotFound("no such path below /v1/admin/traces")
         if len(query) > _QUERY_CHARS_MAX or not query.isascii():
             raise BadRequest(f"the query string must be ASCII and have at most {_QUERY_CHARS_MAX} characters")
+        return await self.fetch(f"/traces{rest}" + (f"?{query.decode()}" if query else ""))
+
+    async def fetch(self, path_and_query: str, within_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+        """Return (status, body) of a path of telemetry, after its turn. Raises TracesUnavailable or TooMany."""
         async with self._turn():
-            return await self._fetch(f"{self._url}/traces{rest}" + (f"?{query.decode()}" if query else ""))
+            return await self._fetch(f"{self._url}{path_and_query}", within_s)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

@@ -315,7 +315,7 @@ class ReaderTrace:
             stream=stream,
             request_id=self.request_id,
             trace_id=outcome.trace_id,
-            user_hash=_hashed_user(self.tenant, self.user),
+            user_hash=hashed_user(self.tenant, self.user),
             model=model,
             adapter=model if model in loaded.adapters else "",
             artifact=loaded.artifact,
@@ -359,7 +359,7 @@ def _on_our_clock(timing: Timing, offset_us: int) -> Timing:
     return msgspec.structs.replace(timing, handed_us=timing.handed_us - offset_us, taken_us=timing.taken_us - offset_us)
 
 
-def _hashed_user(tenant: TenantId, user: str | None) -> str:
+def hashed_user(tenant: TenantId, user: str | None) -> str:
     """Return a short hash of tenant and user; empty: there is no user."""
     return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:16] if user else ""
 

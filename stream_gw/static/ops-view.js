@@ -174,7 +174,7 @@ const STATES = { ready: "", lost: "bad", draining: "warn", new: "", starting: "w
 
 const COLUMNS = [
   { title: "Replica", name: "name", of: (row) => ({ text: row.replica, sub: row.kind, title: [row.replica, row.kind].join("\n") }) },
-  { title: "State", name: "state", of: (row) => ({ text: row.state, tone: STATES[row.state] ?? "warn" }) },
+  { title: "State", name: "state", of: (row) => (row.blocked ? { text: "takes none", sub: row.blocked, title: row.blocked, tone: "bad" } : { text: row.state, tone: STATES[row.state] ?? "warn" }) },
   {
     title: "Running", name: "number", about: "Sequences that the engine computes / its maximum",
     of: (row) => ({ text: row.slots ? `${row.running} / ${row.slots}` : "–", share: row.slots ? row.running / row.slots : 0 }),

@@ -32,6 +32,7 @@ from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.observe.trace import hashed_user
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
 from stream_gw.streams.budgets.claims import claims_of, session_key
@@ -249,6 +250,8 @@ class StreamCreation:
             prefix=array("I", hashes).tobytes(),
             prices=trace.prices,
             reserved=reserved,
+            key=call.who.key.id if call.who.key is not None else "",
+            user_hash=hashed_user(tenant, trace.user),
         )
 
     def _grace_s(self, call: CreateCall) -> float | None:

@@ -17,6 +17,7 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
+from stream_gw.admin.usage import Usage
 from stream_gw.auth import Principal, Revoked, bearer
 from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.requests import parse_create
@@ -61,10 +62,11 @@ class Edge:
         cors = CorsPolicy(parts.settings.cors_origins)
         self._answering = Answering(parts.clock, parts.random, metrics, access, cors)
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
+        usage = Usage(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
         self.sockets: set[Socket] = set()
         self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
         self._streams = StreamRoutes(gateway, self._answering, metrics)
-        self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, self._update_gauges)
+        self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, usage, self._update_gauges)
         self._tenants = TenancyRoutes(gateway, tenancy)
         self._reference = ReferenceRoutes()
         self._swept_lagging = 0
@@ -99,6 +101,8 @@ class Edge:
                 self._route("/v1/models/{id:path}", get=services.model),
                 self._route("/v1/tokens", post=services.tokens),
                 self._route("/v1/limits", get=services.limits),
+                self._route("/v1/usage", get=services.usage),
+                self._route("/v1/admin/usage", get=services.admin_usage),
                 self._route("/v1/cookie", post=services.set_cookie, delete=services.clear_cookie),
                 self._route("/v1/streams", get=streams.running),
                 self._route("/v1/streams/{id}", get=streams.follow),

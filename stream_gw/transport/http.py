@@ -153,6 +153,14 @@ class ClientGone(Exception):
     """The client left before its request was complete."""
 
 
+def query_as(request: Request, type_: type[_T]) -> _T:
+    """Decode the query string. Raises BadRequest."""
+    try:
+        return msgspec.convert(request.query, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"query string: {error}") from error
+
+
 def parse(body: bytes, type_: type[_T]) -> _T:
     """Decode a JSON body as the type. Raises BadRequest or TooDeep."""
     check_depth(body)

@@ -11,6 +11,7 @@ from stream_fabric.accounts.account import Subject
 from stream_fabric.errors import Forbidden
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.traces import Traces, check_operator
+from stream_gw.admin.usage import AdminUsageQuery, Usage, UsageQuery
 from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
 from stream_gw.observe.metrics import Metrics
@@ -20,7 +21,7 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
 from stream_gw.transport.endpoint import Answering
-from stream_gw.transport.http import JSON, Request, parse
+from stream_gw.transport.http import JSON, Request, parse, query_as
 from stream_gw.transport.pages import no_path
 
 _NO_STORE = [(b"cache-control", b"no-store")]
@@ -51,6 +52,7 @@ class ServiceRoutes:
         metrics: Metrics,
         ops: Ops,
         traces: Traces,
+        usage: Usage,
         measure: Callable[[], None],
     ) -> None:
         """``measure`` updates the gauges before a scrape."""
@@ -59,6 +61,7 @@ class ServiceRoutes:
         self._metrics = metrics
         self._ops = ops
         self._traces = traces
+        self._usage = usage
         self._measure = measure
 
     def _authenticate(self, request: Request) -> Principal:
@@ -111,6 +114,14 @@ class ServiceRoutes:
             "budgets": await admission.describe_budgets(who.tenant, claims),
         }  # fmt: skip
         await request.json(200, body, _NO_STORE)
+
+    async def usage(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        await request.json(200, await self._usage.of_tenant(who, query_as(request, UsageQuery)), _NO_STORE)
+
+    async def admin_usage(self, request: Request, send: Send) -> None:
+        who = self._authenticate(request)
+        await request.json(200, await self._usage.of_fleet(who, query_as(request, AdminUsageQuery)), _NO_STORE)
 
     async def set_cookie(self, request: Request, send: Send) -> None:
         token = bearer(request.scope["headers"])

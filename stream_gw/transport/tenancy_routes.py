@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.types import Send
 
-from stream_fabric.errors import BadRequest
 from stream_gw.admin.traces import check_operator
 from stream_gw.auth import Principal, bearer
 from stream_gw.streams.gateway import Gateway
@@ -25,12 +24,12 @@ from stream_gw.tenancy.models import (
 )
 from stream_gw.transport.endpoint import Handler
 from stream_gw.transport.http import Request, parse
+from stream_gw.transport.http import query_as as _query
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
 _NO_STORE = [(b"cache-control", b"no-store")]
-_T = TypeVar("_T")
 
 
 class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,14 +201,6 @@ class TenancyRoutes:
 def _actor(who: Principal) -> str:
     """Return the name of the caller in audit events."""
     return f"tenant:{who.tenant}" if who.key is None else who.key.id
-
-
-def _query(request: Request, type_: type[_T]) -> _T:
-    """Decode the query string. Raises BadRequest."""
-    try:
-        return msgspec.convert(request.query, type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"query string: {error}") from error
 
 
 async def _answer_page(request: Request, found: Sequence[Any], limit: int, id_: str) -> None:

@@ -1,6 +1,7 @@
 """The HTTP API of ``stream-gw telemetry``: ``/healthz``, ``/metrics``, and with the bearer token the queries.
 
-``POST /query`` runs a query by name, ``POST /sql`` an analyst's SQL. Gateways forward ``GET /traces…`` to operators.
+``POST /query`` runs a query by name, ``POST /sql`` an analyst's SQL. Gateways forward ``GET /traces…`` to operators,
+and ask ``GET /usage``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stream_fabric.process.health_server import url_of
 from telemetry.ask import views
 from telemetry.ask.named_queries import Query
 from telemetry.ask.port import StoreAsk
+from telemetry.ask.usage import UsageRoutes
+from telemetry.ask.usage.routes import OpenSettled
 from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.store.connection import QUERY_ROWS_MAX
 from telemetry.store.store import Rows, Store
@@ -50,8 +53,14 @@ async def api(
     token: str,
     port: int,
     host: str = "127.0.0.1",
+    bills_kept_days: int = 400,
+    open_settled: OpenSettled | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the API while the context is open, and yield its URL. Raises OSError when the port is in use."""
+    """Serve the API while the context is open, and yield its URL. Raises OSError when the port is in use.
+
+    ``bills_kept_days``: days that bills are kept; usage before them is by model and tenant only. ``open_settled``
+    connects to the usage that Redis settled; None: ``POST /reconcile`` is refused.
+    """
 
     ask = StoreAsk(store)
 
@@ -91,17 +100,11 @@ async def api(
         view = await views.answer_path(ask, request.match_info["path"], given, time.time_ns() // 1000)
         return {"text": view.text} if as_text else view.value
 
-    async def healthz(request: web.Request) -> web.Response:
-        well = healthy()
-        return web.Response(text="ok\n" if well else "no log\n", status=200 if well else 503)
-
-    async def metrics_page(request: web.Request) -> web.Response:
-        found = await metrics.scraped()
-        return web.Response(body=found.body, headers={"content-type": found.content_type})
-
     app = web.Application(client_max_size=_BODY_BYTES_MAX)
-    app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics_page)])
+    app.add_routes(_service_routes(healthy, metrics))
     app.add_routes([web.post("/query", require_token(query)), web.post("/sql", require_token(sql))])
+    usage = UsageRoutes(store, bills_kept_days, open_settled, lambda: time.time_ns() // 1000)
+    app.add_routes(usage.routes(require_token))
     app.add_routes([web.get("/traces{path:(/.*)?}", require_token(traces))])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -110,6 +113,20 @@ async def api(
         yield url_of(runner.addresses[0])
     finally:
         await runner.cleanup()
+
+
+def _service_routes(healthy: Callable[[], bool], metrics: ConsumerMetrics) -> list[web.RouteDef]:
+    """Make the routes that need no token."""
+
+    async def healthz(request: web.Request) -> web.Response:
+        well = healthy()
+        return web.Response(text="ok\n" if well else "no log\n", status=200 if well else 503)
+
+    async def metrics_page(request: web.Request) -> web.Response:
+        found = await metrics.scraped()
+        return web.Response(body=found.body, headers={"content-type": found.content_type})
+
+    return [web.get("/healthz", healthz), web.get("/metrics", metrics_page)]
 
 
 async def _run_query(store: Store, queries: Mapping[str, Query], body: bytes) -> dict[str, Any]:

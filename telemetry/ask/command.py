@@ -14,17 +14,18 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, FabricUnavailable
+from stream_fabric.errors import BadRequest
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.redis.client import RedisClient
-from stream_fabric.redis.streams import RedisStreamLog, held_partitions
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.port import Ask, StoreAsk
 from telemetry.ask.queries import COHORT
-from telemetry.ask.reconcile import Report, Settled, reconcile
+from telemetry.ask.reconcile import Report, reconcile
 from telemetry.ask.settings import AskSettings
 from telemetry.ask.text import reconcile_text, request_line, rows_text
 from telemetry.ask.times import window
+from telemetry.ask.usage import LostBills, UsageQuery, usage_page
+from telemetry.ask.usage.settled import open_settled
+from telemetry.ask.usage.text import rebuild_text, usage_text
 from telemetry.ask.views import VIEWS
 from telemetry.store.store import Store
 
@@ -36,6 +37,7 @@ _TAIL_S = 1.0
 _LATE_US = 60_000_000
 """Maximum delay of an event that ``tail`` still prints, in microseconds."""
 _SEEN_MAX = 20_000
+_ROWS_MAX = 100_000
 
 
 async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
@@ -44,6 +46,10 @@ async def run(settings: AskSettings, args: argparse.Namespace, say: Say) -> int:
         if args.command == "usage":
             if args.verb == "reconcile":
                 return await _reconcile(ask, settings, args, say)
+            if args.verb == "show":
+                return await _show_usage(ask, args, say)
+            if args.verb == "rebuild":
+                return await _rebuild(ask, args, say)
             await _print_view(ask, "usage", _flags_given(args, "since", "until", "tenant", "model"), args, say)
         elif args.verb == "tail":
             await _tail(ask, _flags_given(args, *COHORT, "ended"), args, say)
@@ -108,28 +114,41 @@ async def _reconcile(ask: Ask, settings: AskSettings, args: argparse.Namespace, 
     if args.no_redis:
         report = await reconcile(ask, None, from_us, until_us, args.tenant)
     else:
-        async with _open_settled(settings.redis_url) as settled:
+        async with open_settled(settings.redis_url) as settled:
             report = await reconcile(ask, settled, from_us, until_us, args.tenant)
     say(_json(_report_value(report)) if args.json else reconcile_text(report))
     return 0 if report.agrees else DISAGREES
 
 
+async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
+    """Print all pages of usage in groups; as JSON, one object with all rows."""
+    given = _flags_given(args, "to", "group_by", "bucket", "tenant", "model", "key", "user")
+    query = UsageQuery(from_=args.from_, limit=1000, **given)
+    page = await usage_page(ask, query, _now_us(), args.kept_days)
+    rows = page["data"]
+    while page["has_more"] and len(rows) < _ROWS_MAX:
+        query = msgspec.structs.replace(query, after=page["last_id"])
+        page = await usage_page(ask, query, _now_us(), args.kept_days)
+        rows += page["data"]
+    for row in rows:
+        row["margin_micro"] = row["price_micro"] - row["gpu_cost_micro"]
+    say(_json({**page, "data": rows}) if args.json else usage_text(page, rows))
+    return 0
+
+
+async def _rebuild(ask: Ask, args: argparse.Namespace, say: Say) -> int:
+    """Reconstruct lost bills of closed hours from Redis. The telemetry process does it, because it may write."""
+    if not isinstance(ask, HttpAsk):
+        raise BadRequest("the process stream-gw telemetry writes bills: set STREAM_GW_TELEMETRY_URL to it")
+    from_us, until_us = window({"since": args.since, "until": args.until}, _now_us(), "24h")
+    body = {"from_us": from_us, "until_us": until_us, "tenant": args.tenant, "write": args.write}
+    found = msgspec.convert((await ask.post("/rebuild", body))["lost"], list[LostBills])
+    say(_json([asdict(each) for each in found]) if args.json else rebuild_text(found, written=args.write))
+    return 0
+
+
 def _report_value(report: Report) -> dict[str, Any]:
     return {**asdict(report), "agrees": report.agrees}
-
-
-@asynccontextmanager
-async def _open_settled(redis_url: str) -> AsyncIterator[Settled]:
-    """Connect to the settled usage in Redis. Raises FabricUnavailable."""
-    client = RedisClient(redis_url)
-    try:
-        await client.start()
-        partitions = await held_partitions(client)
-        if partitions is None:
-            raise FabricUnavailable("this Redis was never used by stream-gw; set the platform's with --redis-url")
-        yield RedisStreamLog(client, partitions)
-    finally:
-        await client.close()
 
 
 @asynccontextmanager

@@ -29,15 +29,16 @@ class HttpAsk:
 
     async def query(self, name: str, parameters: Mapping[str, Value]) -> list[Row]:
         body = {"query": name, "parameters": saved(name).values(parameters), "rows_max": QUERY_ROWS_MAX}
-        return _decode_rows(await self._post("/query", body)).dicts()
+        return _decode_rows(await self.post("/query", body)).dicts()
 
     async def sql(self, text: str, rows_max: int) -> Rows:
-        return _decode_rows(await self._post("/sql", {"sql": text, "rows_max": rows_max}))
+        return _decode_rows(await self.post("/sql", {"sql": text, "rows_max": rows_max}))
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any], within_s: float = TIMEOUT_S) -> Any:
+        """Post to the telemetry process and return its JSON. Raises the errors of ``Ask``."""
         try:
             async with (
-                open_session(total_s=TIMEOUT_S, headers=self._headers) as session,
+                open_session(total_s=within_s, headers=self._headers) as session,
                 session.post(self._url + path, data=msgspec.json.encode(body)) as answer,
             ):
                 text = await read_body(answer, ANSWER_BYTES_MAX)

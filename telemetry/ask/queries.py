@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from string import Template
@@ -43,6 +43,23 @@ def _in_window(column: str, start: str, end: str) -> str:
     )
 
 
+DIMENSIONS: Mapping[str, str] = {
+    "model": "model", "key": "key", "user": "user_hash", "session": "session_hash", "endpoint": "endpoint",
+    "tenant": "tenant",
+}  # fmt: skip
+"""Dimensions that usage can be grouped by, and their columns in ``bills``."""
+USAGE_SUMS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "price_micro")
+LONG_DIMENSIONS = ("model", "tenant")
+"""Dimensions of usage over long ranges."""
+
+
+def _group(number: int, names: Iterable[str]) -> str:
+    """Return the SQL of a group's name: the column of the dimension that a parameter names; empty for none."""
+    parameter = f"{{group_{number}:String}}"
+    each = ", ".join(f"{parameter} = '{name}', toString({DIMENSIONS[name]})" for name in names)
+    return f"multiIf({each}, '')"
+
+
 _EACH_PHASE = ", ".join(f"{{phase:String}} = '{name.removesuffix('_us')}', {name}" for name in PHASES)
 _PARTS: Mapping[str, str] = {
     "window": _in_window("at", _FROM, _UNTIL),
@@ -55,6 +72,16 @@ _PARTS: Mapping[str, str] = {
     ),
     "means": ", ".join(f"sum({name} * weight) / sum(weight) AS {name}_mean" for name in PHASES),
     "phases": ", ".join(PHASES),
+    "hours": "hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) "
+    "AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))",
+    "bucket": "multiIf({bucket:String} = 'hour', toInt64(toUnixTimestamp(hour)) * 1000000, {bucket:String} = 'day', "
+    "toInt64(toUnixTimestamp(toStartOfDay(hour))) * 1000000, 0)",
+    "group_1": _group(1, DIMENSIONS),
+    "group_2": _group(2, DIMENSIONS),
+    "group_long_1": _group(1, LONG_DIMENSIONS),
+    "group_long_2": _group(2, LONG_DIMENSIONS),
+    "after_group": "(bucket_us, name_1, name_2) > ({after_us:Int64}, {after_1:String}, {after_2:String})",
+    "usage_sums": ", ".join(f"sum(bills.{name}) AS {name}" for name in USAGE_SUMS),
     "phase": f"multiIf({_EACH_PHASE}, {{phase:String}} = 'ttft', ttft_us, requests.wall_us)",
 }
 
@@ -86,8 +113,9 @@ class Saved(Query):
 
 
 def _read_saved() -> dict[str, Saved]:
-    """Parse ``saved.sql`` and insert the common SQL parts."""
-    text = resources.files("telemetry.ask").joinpath("saved.sql").read_text("utf-8")
+    """Parse ``saved.sql`` and ``saved_usage.sql``, and insert the common SQL parts."""
+    folder = resources.files("telemetry.ask")
+    text = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("saved.sql", "saved_usage.sql"))
     found = {}
     for part in text.split("\n-- name: ")[1:]:
         name, _, rest = part.partition("\n")

@@ -71,6 +71,8 @@ class Report:
     """Output tokens sent, of streams received whole."""
     generated: int = 0
     found: int = 0
+    drift_tokens: int = 0
+    """Prompt and output tokens by which settled and billed usage differ in the hours that disagree."""
     disagreements: list[Disagreement] = field(default_factory=list)
 
     @property
@@ -94,6 +96,14 @@ async def reconcile(ask: Ask, settled: Settled | None, from_us: int, until_us: i
     if settled is not None:  # first, so that thousands of streams do not push the few hours off the list
         await _compare_hours(ask, settled, report, tenant)
     await _compare_streams(ask, settled, report, tenant)
+    return report
+
+
+async def reconcile_hours(ask: Ask, settled: Settled, from_us: int, until_us: int) -> Report:
+    """Compare settled with billed usage of whole hours, for one tenant after another. Streams are not compared."""
+    report = Report(from_us - from_us % HOUR_US, until_us - until_us % HOUR_US)
+    for tenant in await _tenant_names(ask, report):
+        await _compare_hours(ask, settled, report, tenant)
     return report
 
 
@@ -208,7 +218,7 @@ async def _compare_hours(ask: Ask, settled: Settled, report: Report, tenant: str
     window: dict[str, Value] = {"from_us": report.from_us, "until_us": report.until_us, "tenant": tenant}
     # The next hour is read too: its first bills may belong to streams that ended in this hour
     wider = {**window, "until_us": report.until_us + HOUR_US}
-    ledger = _by_key(await ask.query("usage_by_hour", window))
+    ledger = _by_key(await ask.query("bills_by_hour", window))
     edges = _by_key(await ask.query("billed_near_hours", wider))
     for name in [tenant] if tenant else await _tenant_names(ask, report):
         for hour_us in range(report.from_us, report.until_us, HOUR_US):
@@ -223,6 +233,7 @@ async def _compare_hours(ask: Ask, settled: Settled, report: Report, tenant: str
                 if not hour_agrees(
                     ours, theirs, edges.get(key, _NONE), edges.get((hour_us + HOUR_US, name, model), _NONE)
                 ):
+                    report.drift_tokens += abs(ours[1] - theirs[1]) + abs(ours[3] - theirs[3])
                     report.add(
                         Disagreement(
                             "", name, model, used.output, None, theirs[3], None, _hour_reason(ours, theirs), hour_us

@@ -97,6 +97,11 @@ class PartitionBlocks(Generic[R]):
             self._since.append((self._seen, now))
 
     @property
+    def oldest_ms(self) -> int | None:
+        """Time of the oldest record that is not inserted, in Unix ms. None: none is held."""
+        return self._records[0].timestamp if self._records else None
+
+    @property
     def held(self) -> int:
         """Number of records in memory."""
         return len(self._records)

@@ -111,6 +111,19 @@ class Consumer:
             await self._source.close()
             self._failed.cancel()
 
+    def complete_until_us(self, now_us: int) -> dict[Part, int]:
+        """Return for each partition the moment before which all of its events are inserted, if that is known."""
+        known = {}
+        for part, held in self._parts.items():
+            if held.blocks is None:
+                continue
+            oldest_ms, end = held.blocks.oldest_ms, self._source.end(part)
+            if oldest_ms is not None:
+                known[part] = oldest_ms * 1000
+            elif end is not None and held.blocks.next >= end:
+                known[part] = now_us
+        return known
+
     # --- partitions come and go ----------------------------------------------------------------------------
 
     def _on_assigned(self, parts: Collection[Part]) -> None:

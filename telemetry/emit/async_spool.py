@@ -20,6 +20,8 @@ class AsyncSpool:
         self._thread = ThreadPoolExecutor(1, "events-spool")
         self.bytes = 0
         """Size after the last call."""
+        self.bill_bytes = 0
+        """Bytes of billing events after the last call."""
         self._oldest: float | None = None
 
     @property
@@ -31,6 +33,10 @@ class AsyncSpool:
         """Used share of the spool's size limit."""
         return self.bytes / self._spool.bytes_max
 
+    def has_room(self, bill_bytes: int, share: float) -> bool:
+        """Return whether the billing events with ``bill_bytes`` more stay below a share of the spool's size limit."""
+        return self.bill_bytes + bill_bytes < share * self._spool.bytes_max
+
     @property
     def oldest_s(self) -> float:
         """Age of the oldest segment in seconds; 0: the spool is empty."""
@@ -39,10 +45,11 @@ class AsyncSpool:
     async def call(self, work: Callable[[Spool], T]) -> T:
         """Run blocking work on the spool in its thread."""
 
-        def measured() -> tuple[T, int, float | None]:
-            return work(self._spool), self._spool.bytes, self._spool.oldest()
+        def measured() -> tuple[T, int, int, float | None]:
+            return work(self._spool), self._spool.bytes, self._spool.bill_bytes, self._spool.oldest()
 
-        result, self.bytes, self._oldest = await asyncio.get_running_loop().run_in_executor(self._thread, measured)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, measured)
+        result, self.bytes, self.bill_bytes, self._oldest = found
         return result
 
     def shutdown(self) -> None:

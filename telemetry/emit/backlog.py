@@ -48,6 +48,11 @@ class Backlog:
         """True when the queue has to go to the spool because events come faster than they leave."""
         return self.bytes > self._crowded_bytes
 
+    @property
+    def bill_bytes(self) -> int:
+        """Bytes of the billing events in the queue. Counted at each call."""
+        return sum(record.size for record in self.queue if record.kept)
+
     def add(self, record: Record) -> None:
         """Queue a record; without room, or after the close, count the record as dropped."""
         size = record.size

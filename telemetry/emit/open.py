@@ -28,6 +28,10 @@ _EVENT_BYTES_TYPICAL = 1200
 class OpenSink(EventSink, Protocol):
     """A sink to use as an async context manager."""
 
+    @property
+    def bills_at_risk(self) -> bool:
+        """True when nearly no room for billing events is left."""
+
     async def __aenter__(self) -> EventSink: ...
 
     async def __aexit__(
@@ -37,6 +41,8 @@ class OpenSink(EventSink, Protocol):
 
 class _NoSink(NoEvents):
     """Sink for ``STREAM_GW_EVENTS=off``; it discards events."""
+
+    bills_at_risk = False
 
     async def __aenter__(self) -> EventSink:
         return self

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _KINDS: dict[type, str] = {RequestTrace: "request", AttemptTrace: "attempt", FleetEvent: "fleet"}
 _UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
+_RISK = 0.95
+"""Used share of the room for billing events from which new ones are at risk."""
 _DISK_S_MAX = 10.0
 """Time for the last writes to the spool when the process ends, in seconds."""
 
@@ -110,6 +112,13 @@ class Sink:
         """Used share of memory or spool, the larger of both. At 1 events are dropped."""
         memory = self.backlog.bytes / self.backlog.bytes_max
         return max(memory, self._spool.share_used) if self._spool is not None else memory
+
+    @property
+    def bills_at_risk(self) -> bool:
+        """True when nearly no room for billing events is left: in memory or, during an outage, in the spool."""
+        if self.backlog.bytes >= _RISK * self.backlog.bytes_max:
+            return True
+        return self.away and self._spool is not None and not self._spool.has_room(self.backlog.bill_bytes, _RISK)
 
     @property
     def spool_bytes(self) -> int:

@@ -110,6 +110,14 @@ class Spool:
     def _now_s(self) -> float:
         return self._clock.now_us() / 1e6
 
+    @property
+    def bill_bytes(self) -> int:
+        """Bytes of billing events, which nothing evicts."""
+        lane = self._lanes[KEPT]
+        held = (segment for segment in self._held if segment.lane == KEPT)
+        opened = (lane.open,) if lane.open is not None else ()
+        return sum(segment.bytes for segment in (*lane.sealed, *opened, *held))
+
     # --- in ------------------------------------------------------------------------------------------------
 
     def put(self, records: Sequence[Record]) -> Spooled:

@@ -129,7 +129,7 @@ class Store:
         """
         wanted = [(table, "toDateTime(at)", raw_days) for table in ("requests", "attempts", "fleet")]
         wanted += [(table, "minute", rollup_days) for table in ("requests_minute", "attempts_minute")]
-        wanted += [(table, "hour", rollup_days) for table in ("lengths_hour", "speeds_hour")]
+        wanted += [(table, "hour", rollup_days) for table in ("lengths_hour", "speeds_hour", "bills")]
 
         def alter(client: Client) -> None:
             sql = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"

@@ -112,17 +112,23 @@ replica before its first lease, and a state that lasts less than a renewal (a se
 stream-gw traces sql "SELECT model, count() FROM requests WHERE ended = 'failed' GROUP BY model"
 ```
 
-One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `lengths_hour`,
-`speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most 10,000 rows (`--rows`) and
-30 seconds. Only listed functions may be called, nothing can be written, and no file, address, setting or system table
-can be reached; a server is best asked as a user of its own who may read these tables only.
+One SELECT over `requests`, `attempts`, `fleet`, `requests_minute`, `attempts_minute`, `usage_hour`, `bills`,
+`cost_hour`, `lengths_hour`, `speeds_hour` and `replicas_latest`; `telemetry/store/schema/` says what they hold. At most
+10,000 rows (`--rows`) and 30 seconds. Only listed functions may be called, nothing can be written, and no file,
+address, setting or system table can be reached; a server is best asked as a user of its own who may read these tables
+only.
 
 ## Does the bill agree?
 
 ```
 stream-gw usage --tenant acme --since 24h
+stream-gw usage show --from 2026-11-01 --tenant acme --group-by key
+stream-gw usage show --from 7d --group-by tenant --bucket day
 stream-gw usage reconcile --since 24h
 ```
+
+`show` sums up requests, tokens, price, GPU cost and margin in groups; tenants ask `GET /v1/usage`
+([protocol.md](protocol.md)).
 
 `reconcile` compares three accounts of the same tokens: settled in Redis (in the step that ends a stream), streamed by
 gateways (readers who together saw a stream from its first frame to its last), made and billed by engines. It lists

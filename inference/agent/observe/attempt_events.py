@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inference.agent.observe.gpu_time import GpuPrice
 from inference.agent.replica import LeasePolicy
 from inference.agent.running import RunningStream
 from stream_fabric.events import AttemptEnd, AttemptTrace
@@ -17,12 +18,15 @@ class AttemptEvents:
         self._clock = clock
         self._replica = replica
         self._policy = policy
+        self._gpu_price = GpuPrice(policy.gpu_hour_micro)
 
-    def report(self, stream: RunningStream, ended: AttemptEnd, batch: float = 0.0) -> None:
+    def report(self, stream: RunningStream, ended: AttemptEnd, batch: float = 0.0, gpu_s: float = 0.0) -> None:
         """Emit the event of an ended attempt, with the stream's bill if the attempt wrote the stream's terminal.
 
         ``batch``: mean number of sequences that decoded together with the stream; 0: unknown.
+        ``gpu_s``: share of the replica's busy time.
         """
+        gpu_us = int(gpu_s * 1e6)
         work, producer, policy = stream.work, stream.producer, self._policy
         billed = ended in ("completed", "cancelled", "failed", "incomplete")
         used = producer.usage if billed else producer.usage_at(producer.acked)
@@ -65,5 +69,11 @@ class AttemptEvents:
                 itl_max_us=stream.timing.itl_max_us,
                 token_us=stream.timing.token_us(),
                 decoding_us=int(batch * timing.decode_us),
+                key=work.key,
+                user_hash=work.user_hash,
+                session_hash=work.session,
+                endpoint=work.request.kind,
+                gpu_us=gpu_us,
+                gpu_cost_micro=self._gpu_price.cost_of(gpu_us),
             )
         )

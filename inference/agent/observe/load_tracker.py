@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from inference.agent.observe.gpu_time import GpuTime
 from inference.agent.observe.meter import Breaker, DecodeConcurrency, Meter
 from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.running import RunningStream
@@ -37,6 +38,7 @@ class LoadTracker:
         """Earliest moment at which the engine can have begun to compute the first of them."""
         self._decoding: set[RunningStream] = set()
         self._concurrency = DecodeConcurrency(now)
+        self._gpu_time = GpuTime(now)
 
     # --- a stream's life -----------------------------------------------------------------------------------
 
@@ -50,6 +52,11 @@ class LoadTracker:
             self._prefilling_since = self._loop.time()
         stream.waits_for_slot = len(self._running) > self.engine.load().slots
         self._prefilling[stream.name] = stream
+        self._gpu_time.begin(stream, self.engine.load().slots, self._loop.time())
+
+    def end_gpu_time(self, stream: RunningStream) -> float:
+        """Return the stream's share of the replica's busy time in seconds, and count no more. Later calls return 0."""
+        return self._gpu_time.end(stream, self.engine.load().slots, self._loop.time())
 
     def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
         """Take the length of the prompt and how much of it was cached, as the engine reported."""

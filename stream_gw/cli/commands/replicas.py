@@ -137,6 +137,9 @@ def as_text(found: Sequence[Pool]) -> str:
         for kind, rows in sorted(kinds.items()):
             lines += textwrap.wrap(kind, _WIDTH, initial_indent="  ", subsequent_indent="    ")
             lines += _aligned([_HEAD, *(_table_cells(row) for row in rows)])
+        for info in (row.info for row in pool.rows if row.info.blocked):
+            line = f"{info.replica} takes no requests: {info.blocked}"
+            lines += textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")
         for info in (row.info for row in pool.rows if row.info.sleepless):
             line = f"{info.replica} cannot sleep as its plan says: {info.sleepless}"
             lines += textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")

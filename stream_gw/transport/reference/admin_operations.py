@@ -6,6 +6,7 @@ from typing import Any
 
 from stream_fabric import errors as e
 from stream_gw.admin.traces import TracesUnavailable
+from stream_gw.admin.usage import AdminUsageAnswer, AdminUsageQuery, UsageUnavailable
 from stream_gw.tenancy import Conflict, DatabaseUnavailable, NoDatabase, SchemaOutdated
 from stream_gw.tenancy import models as m
 from stream_gw.transport.reference.answers import FeedEvent, ListPage
@@ -39,6 +40,11 @@ _FLEET = (
         (Answer(200, "A snapshot at once, and another about every 2 s.", {EVENTS: FeedEvent}),),
         "admin", "The feed of the page `/ops`. Each event is one complete JSON object.",
         errors=(e.TooMany, e.Draining),
+    ),
+    Operation(
+        "get", "/v1/admin/usage", "Fleet", "Sum up billed usage and its GPU cost",
+        (Answer(200, "One page of sums.", {JSON: AdminUsageAnswer}),),
+        "admin", "Of all tenants, or of one.", query=AdminUsageQuery, errors=(e.TooMany, UsageUnavailable),
     ),
     _traces("", "List the newest requests"),
     _traces("/slow", "List the requests that spent the most time in a phase"),

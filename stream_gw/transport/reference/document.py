@@ -139,7 +139,9 @@ def _query_parameters(struct: Any) -> list[dict[str, Any]]:
     [_], components = msgspec.json.schema_components([struct], ref_template=_REF)
     schema = _portable(components[struct.__name__])
     made = []
-    for name, about in _field_docs(struct).items():
+    names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
+    for field_name, about in _field_docs(struct).items():
+        name = names[field_name]
         field = schema["properties"][name]
         field = next((each for each in field.get("anyOf", ()) if each != {"type": "null"}), field)
         made.append({"name": name, "in": "query", "description": about, "required": False, "schema": field})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stream_fabric import errors as e
+from stream_gw.admin.usage import UsageAnswer, UsageQuery, UsageUnavailable
 from stream_gw.auth import TokenRequest
 from stream_gw.dialects import bodies
 from stream_gw.transport.reference import answers as a
@@ -129,6 +130,14 @@ _ACCOUNT = (
         "get", "/v1/limits", "Account", "Show limits and what is left of them",
         (Answer(200, "The limits of the caller's plan.", {JSON: a.LimitsAnswer}),),
         query=a.LimitsQuery, errors=_FABRIC,
+    ),
+    Operation(
+        "get", "/v1/usage", "Account", "Sum up billed usage",
+        (Answer(200, "One page of sums.", {JSON: UsageAnswer}),),
+        "read",
+        "Of the caller's tenant. A token with a user sees that user's usage only, and any token its key's. Bills "
+        "arrive within seconds: `complete_until` tells up to which moment they are counted.",
+        query=UsageQuery, errors=(e.TooMany, UsageUnavailable),
     ),
     Operation(
         "post", "/v1/tokens", "Account", "Mint a capability token",

@@ -11,7 +11,7 @@ def _words(text: str) -> frozenset[str]:
 
 TABLES = _words(
     "requests attempts fleet requests_minute attempts_minute usage_hour lengths_hour speeds_hour "
-    "replicas_latest ingest_state"
+    "replicas_latest ingest_state bills cost_hour ingest_progress"
 )
 """Tables that a query may read. ``store/schema/reader.sql`` grants the same."""
 

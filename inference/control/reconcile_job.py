@@ -1,0 +1,179 @@
+"""Nightly reconciliation: telemetry compares settled with billed usage, and budgets are raised to what was billed.
+
+The comparison runs where the bills are; this job asks for it, shows the result, and corrects the accounts' budgets. It
+runs in the leading controller. A comparison may be repeated: it changes nothing, and budgets are only raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from inference.control.metrics import ControllerMetrics
+from stream_fabric.errors import FabricError
+from stream_fabric.ports import Clock
+from stream_fabric.process.http_client import HTTP_ERRORS, open_session, read_body
+from stream_fabric.stream.ids import TenantId
+
+log = logging.getLogger(__name__)
+
+_HOUR_US = 3_600_000_000
+_DAY_US = 24 * _HOUR_US
+_LATE_US = 600_000_000
+"""Time after its end until an hour is closed: its last bills may be on their way."""
+_COMPARE_S = 3600.0
+_ANSWER_BYTES_MAX = 8 << 20
+_ERROR_CHARS_MAX = 200
+_PAGE = 1500
+_LOOK_S = 30.0
+_RETRY_S = 600.0
+
+
+class BudgetFloor(Protocol):
+    """Raises the settled use of a tenant's budget. A value below the present one changes nothing."""
+
+    async def raise_to(self, tenant: TenantId, counter: str, tokens: int, micro: int) -> None:
+        """Raise a counter, such as ``tenant_month:2026-11``, to at least these sums. Raises FabricError."""
+
+
+class BilledMonth(NamedTuple):
+    """Sums of a tenant's bills in the closed hours of a month."""
+
+    tenant: TenantId
+    tokens: int
+    micro: int
+
+
+class _Compared(msgspec.Struct):
+    found: int
+    drift_tokens: int
+
+
+class _TenantRow(msgspec.Struct, array_like=True):
+    """A row of the query ``billed_tenants``."""
+
+    tenant: str
+    requests: int
+    tokens: int
+    price_micro: int
+
+
+class _Rows(msgspec.Struct):
+    rows: list[_TenantRow]
+
+
+class ReconcileJob:
+    """Runs in every controller; ``leads`` says whether this one acts. ``floor`` None: budgets are not corrected.
+
+    ``hour_utc``: hour of the day at whose 10th minute it runs. ``days``: number of days that it compares.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        leads: Callable[[], bool],
+        metrics: ControllerMetrics,
+        clock: Clock,
+        floor: BudgetFloor | None = None,
+        *,
+        hour_utc: int = 3,
+        days: int = 2,
+        look_s: float = _LOOK_S,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._leads = leads
+        self._metrics = metrics
+        self._clock = clock
+        self._floor = floor
+        self._due_us = hour_utc * _HOUR_US + _LATE_US
+        self._days = days
+        self._look_s = look_s
+        self._retry_s = retry_s
+        self._done_us = clock.now_us()
+        """Moment of the last reconciliation, or of the start."""
+
+    async def run(self) -> None:
+        """Run once a night until cancelled."""
+        self._done_us = self._clock.now_us()
+        due_us = next_due_us(self._done_us, self._due_us)
+        while True:
+            await asyncio.sleep(self._look_s)
+            now_us = self._clock.now_us()
+            self._metrics.receive_reconciled((now_us - self._done_us) / 1e6)
+            if now_us < due_us:
+                continue
+            if not self._leads():
+                due_us = next_due_us(now_us, self._due_us)
+                self._done_us = now_us  # another controller reports this night
+                continue
+            try:
+                await self.reconcile(now_us)
+                due_us = next_due_us(now_us, self._due_us)
+            except (*HTTP_ERRORS, FabricError) as error:
+                log.warning("usage not reconciled, retrying: error=%s", error or type(error).__name__)
+                due_us = now_us + int(self._retry_s * 1e6)
+
+    async def reconcile(self, now_us: int) -> None:
+        """Compare the closed hours and raise budgets. Raises one of ``HTTP_ERRORS`` or FabricError."""
+        until_us = (now_us - _LATE_US) // _HOUR_US * _HOUR_US
+        body = {"from_us": until_us - self._days * _DAY_US, "until_us": until_us}
+        answer = await self._post("/reconcile", body)
+        compared = msgspec.json.decode(answer, type=_Compared)
+        if compared.found:
+            log.error(
+                'usage disagrees: hours=%d tokens=%d; see docs/runbook.md, "Alert: UsageDisagrees"',
+                compared.found,
+                compared.drift_tokens,
+            )
+        else:
+            log.info("usage reconciled: until=%s", datetime.fromtimestamp(until_us / 1e6, UTC).isoformat())
+        if self._floor is not None:
+            month, billed = await self.billed_month(until_us)
+            for one in billed:
+                await self._floor.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
+        self._metrics.receive_comparison(compared.found, compared.drift_tokens)
+        self._done_us = self._clock.now_us()
+
+    async def billed_month(self, until_us: int) -> tuple[str, list[BilledMonth]]:
+        """Return the month that ends at ``until_us`` or later, as 2026-11, and what was billed in it until then.
+
+        Raises one of ``HTTP_ERRORS``.
+        """
+        last = datetime.fromtimestamp((until_us - 1) // 1_000_000, UTC)
+        begin = last.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        found: list[BilledMonth] = []
+        while True:
+            parameters = {
+                "from_us": int(begin.timestamp()) * 1_000_000, "until_us": until_us, "tenant": "",
+                "after": found[-1].tenant if found else "", "top": _PAGE,
+            }  # fmt: skip
+            body = {"query": "billed_tenants", "parameters": parameters, "rows_max": _PAGE}
+            rows = msgspec.json.decode(await self._post("/query", body), type=_Rows).rows
+            found += [BilledMonth(TenantId(row.tenant), row.tokens, row.price_micro) for row in rows]
+            if len(rows) < _PAGE:
+                return begin.strftime("%Y-%m"), found
+
+    async def _post(self, path: str, body: object) -> bytes:
+        async with (
+            open_session(total_s=_COMPARE_S, headers=self._headers) as session,
+            session.post(self._url + path, data=msgspec.json.encode(body), allow_redirects=False) as response,
+        ):
+            answer = await read_body(response, _ANSWER_BYTES_MAX)
+            if response.status != 200:
+                text = answer[:_ERROR_CHARS_MAX].decode(errors="replace")
+                raise ValueError(f"stream-gw telemetry answered {response.status}: {text}")
+            return answer
+
+
+def next_due_us(now_us: int, due_us: int) -> int:
+    """Return the next moment that lies ``due_us`` after midnight, UTC."""
+    today_us = now_us - now_us % _DAY_US + due_us
+    return today_us if today_us > now_us else today_us + _DAY_US

@@ -1,0 +1,38 @@
+"""Texts of ``stream-gw usage show`` and ``rebuild`` for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from telemetry.ask.text import rows_text, time_text
+from telemetry.ask.usage.rebuild import LostBills
+
+
+def usage_text(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format all rows of usage as a table, with the moment up to which it is complete."""
+    until = time_text(int(page["complete_until"] * 1e6))[:19] if page["complete_until"] else "not known"
+    begins, ends = (time_text(page[name] * 1_000_000)[:16] for name in ("from", "to"))
+    head = f"{begins} to {ends}, complete until {until}"
+    shown = [
+        {**({"hour_us": row["begins"] * 1_000_000} if "begins" in row else {}),
+         **{name: value for name, value in row.items() if name != "begins"}}
+        for row in rows
+    ]  # fmt: skip
+    return f"{head}\n{rows_text(shown)}"
+
+
+def rebuild_text(found: Sequence[LostBills], *, written: bool) -> str:
+    """List the bills that Redis has and ClickHouse lacks."""
+    if not found:
+        return "no bill is missing"
+    rows = [
+        {"hour_us": one.hour_us, "tenant": one.tenant, "model": one.model, "requests": one.requests,
+         "prompt": one.prompt_tokens, "cached": one.cached_tokens, "output": one.output_tokens,
+         "price_micro": one.price_micro}
+        for one in found
+    ]  # fmt: skip
+    end = "written" if written else "nothing is written; repeat with --write"
+    unpriced = sum(not one.priced for one in found)
+    note = f"; {unpriced} without a price, because no bill of that tenant and model arrived" if unpriced else ""
+    return f"{rows_text(rows)}\n{len(found)} hours of a tenant and model lack bills{note}: {end}"

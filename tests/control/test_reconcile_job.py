@@ -1,0 +1,135 @@
+"""The nightly job: when it runs, what it asks of telemetry, and what it does with the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from inference.control.metrics import ControllerMetrics
+from inference.control.reconcile_job import ReconcileJob, next_due_us
+from stream_fabric.stream.ids import TenantId
+from tests.support.events import SetClock
+from tests.support.waiting import eventually
+
+HOUR_US = 3_600_000_000
+NIGHT = datetime(2026, 11, 20, 3, 10, tzinfo=UTC)
+NIGHT_US = int(NIGHT.timestamp()) * 1_000_000
+
+
+class Telemetry:
+    """The two paths that the job asks."""
+
+    def __init__(self) -> None:
+        self.found = 0
+        self.status = 200
+        self.bodies: list[dict[str, Any]] = []
+        self.tenants = [[f"t{number:04d}", 3, 10 * number, number] for number in range(2000)]
+        self.url = ""
+
+    async def reconcile(self, request: web.Request) -> web.Response:
+        assert request.headers["authorization"] == "Bearer t"
+        self.bodies.append(await request.json())
+        if self.status != 200:
+            return web.Response(status=self.status, text="ClickHouse is away")
+        return web.json_response({"found": self.found, "drift_tokens": 7 * self.found, "disagreements": []})
+
+    async def query(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["query"] == "billed_tenants"
+        after, top = body["parameters"]["after"], body["parameters"]["top"]
+        rows = [row for row in self.tenants if str(row[0]) > after][:top]
+        return web.Response(body=msgspec.json.encode({"rows": rows}), content_type="application/json")
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Telemetry]:
+        app = web.Application()
+        app.add_routes([web.post("/reconcile", self.reconcile), web.post("/query", self.query)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+class Floor:
+    def __init__(self) -> None:
+        self.raised: dict[tuple[str, str], tuple[int, int]] = {}
+
+    async def raise_to(self, tenant: TenantId, counter: str, tokens: int, micro: int) -> None:
+        self.raised[tenant, counter] = (tokens, micro)
+
+
+@pytest.fixture
+async def telemetry() -> AsyncIterator[Telemetry]:
+    async with Telemetry().open() as opened:
+        yield opened
+
+
+def value(metrics: ControllerMetrics, name: str) -> float:
+    found = metrics.registry.get_sample_value(name)
+    assert found is not None
+    return found
+
+
+async def test_closed_hours_are_compared_and_budgets_raised(telemetry: Telemetry) -> None:
+    metrics, floor, clock = ControllerMetrics(), Floor(), SetClock()
+    job = ReconcileJob(telemetry.url, "t", lambda: True, metrics, clock, floor)
+    telemetry.found = 2
+    await job.reconcile(NIGHT_US)
+    assert telemetry.bodies == [
+        {"from_us": NIGHT_US // HOUR_US * HOUR_US - 48 * HOUR_US, "until_us": NIGHT_US // HOUR_US * HOUR_US}
+    ]
+    assert (value(metrics, "usage_disagreements"), value(metrics, "usage_drift_tokens")) == (2, 14)
+    assert len(floor.raised) == 2000, "all pages"
+    assert floor.raised["t1999", "tenant_month:2026-11"] == (19_990, 1999)
+
+
+async def test_the_first_night_of_a_month_closes_the_month_before(telemetry: Telemetry) -> None:
+    job = ReconcileJob(telemetry.url, "t", lambda: True, ControllerMetrics(), SetClock())
+    midnight = int(datetime(2026, 12, 1, tzinfo=UTC).timestamp()) * 1_000_000
+    assert (await job.billed_month(midnight))[0] == "2026-11"
+    assert (await job.billed_month(midnight + HOUR_US))[0] == "2026-12"
+
+
+async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(telemetry: Telemetry) -> None:
+    metrics, clock, leads = ControllerMetrics(), SetClock(), [False]
+    clock.at_us = NIGHT_US - 60_000_000
+    job = ReconcileJob(telemetry.url, "t", lambda: leads[0], metrics, clock, look_s=0.01, retry_s=60)
+    task = asyncio.create_task(job.run())
+    try:
+        await asyncio.sleep(0.05)
+        clock.at_us = NIGHT_US
+        await asyncio.sleep(0.1)
+        assert not telemetry.bodies, "another controller leads"
+        leads[0], telemetry.status = True, 503
+        clock.at_us = NIGHT_US + 24 * HOUR_US
+        await eventually(lambda: len(telemetry.bodies) == 1)
+        await eventually(lambda: value(metrics, "usage_reconciled_age_seconds") == 86_400)
+        telemetry.status = 200
+        await asyncio.sleep(0.1)
+        assert len(telemetry.bodies) == 1, "it waits before it tries again"
+        clock.at_us += 60_000_000
+        await eventually(lambda: len(telemetry.bodies) == 2)
+        await asyncio.sleep(0.1)
+        assert len(telemetry.bodies) == 2, "once a night"
+        assert value(metrics, "usage_reconciled_age_seconds") == 0
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_the_next_night() -> None:
+    due = 3 * HOUR_US
+    midnight = NIGHT_US // (24 * HOUR_US) * 24 * HOUR_US
+    assert next_due_us(midnight, due) == midnight + due
+    assert next_due_us(midnight + due, due) == midnight + due + 24 * HOUR_US
