@@ -190,6 +190,8 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     """Adjacent pool or batch host that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
+    retention_days: int = 0
+    """Days that the row is kept, by the tenant's plan. 0: as the platform is set. -1: only roll-ups are kept."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):
@@ -239,6 +241,8 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     decoding_us: int = 0
     """Sum of decode times of all sequences on the replica during ``decode_us``. Divided by ``decode_us`` it is the mean
     number of sequences that shared a step. 0: unknown."""
+    retention_days: int = 0
+    """As in ``RequestTrace``; bills by the hour are kept in any case."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omit_defaults=True):

@@ -61,6 +61,7 @@ STREAM_BYTES_MAX: Final = 8 << 20  # output of one stream; over: it ends failed,
 PAGE_ENTRIES_MAX: Final = 64  # entries of one read of the log; more need another read
 LIVE_TTL_S: Final = 3600  # time that Redis keeps a running stream without appends; over: it is gone
 RETENTION_S: Final = 900  # time that an ended stream is kept; over: 404. OpenAI refuses to re-stream after 300 s
+ZERO_RETENTION_S: Final = 60  # as RETENTION_S, of a stream that is deleted once it was read and that nobody has read
 PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
 INPUTS_MAX: Final = 1000  # durable inputs of one stream; over: 429
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
@@ -173,6 +174,7 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
+assert ENDED_KEPT_S * 2 < ZERO_RETENTION_S, "a producer that checks its end finds it"
 assert QUEUE_WAIT_S_MAX < YIELD_WAIT_S_MAX < LIVE_TTL_S - EXPIRY_EVERY_S, "Redis keeps a stream while it waits"
 assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "a viewer sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stream_fabric.accounts.records import Record
+from stream_fabric.accounts.records import Record, row_days
 from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -41,6 +41,7 @@ from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
 from stream_gw.observe.rejections import Rejections
 from stream_gw.observe.trace import ReaderOutcome, Tracer
+from stream_gw.privacy.zero_retention import ZeroRetention
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
@@ -153,6 +154,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     directory = Directory(cells, RedisControl(client, on_skip).plans)
     # Its hot path needs durations only
     hub = Hub(name, log, process.host, _make_subscribe(client, process.partitions), tasks)
+    hub.on_read = ZeroRetention(process.keys, log, name, hub.spawn).receive_read
     if process.partitions.new:
         hub.await_recreation()
     contents = Contents(sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in)
@@ -160,7 +162,10 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     rejections = Rejections(FleetEventReporter(sink, clock, name))
     receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
     region, one_in = settings.region, settings.trace_one_in
-    tracer = Tracer(contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive)
+    tracer = Tracer(
+        contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive,
+        lambda tenant: row_days(process.keys.plan(tenant)),
+    )  # fmt: skip
     positions = QueuePositions(pools, directory, clock.now_us)
     parts = GatewayParts(
         name,

@@ -294,6 +294,7 @@ class Requests:
                 None,
                 work.request.model,
                 reserved=work.reserved,
+                retention_s=work.retention_s,
             )
         except FabricError as error:
             log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)

@@ -106,6 +106,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices at the time of the request; None: not billed by price."""
     reserved: bool = False
     """The tenant's account holds a reservation for the stream."""
+    retention_s: int | None = None
+    """Seconds that Redis keeps the ended stream. 0: until it was read. None: the platform's setting."""
+    retention_days: int = 0
+    """As in ``events.AttemptTrace``."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""

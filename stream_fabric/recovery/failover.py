@@ -73,6 +73,7 @@ class FailoverReporter:
                 error_code=error.code,
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
+                retention_days=work.retention_days,
             )
         )
 

@@ -34,6 +34,7 @@ _UNREFUSED = {
     "append",
     "cancel",
     "fence",
+    "forget",
     "report",
     "state_request",
     "takeover",
@@ -59,6 +60,7 @@ def constants(shared: str) -> str:
     values: dict[str, float] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
+        "ZERO_KEPT_MS": limits.ZERO_RETENTION_S * 1000,
     }
     if shared == "account":
         values |= {

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.accounts.account import Subject
+from stream_fabric.accounts.records import row_days
 from stream_fabric.errors import (
     BadRequest,
     Draining,
@@ -152,9 +153,7 @@ class StreamCreation:
             if await self._keys.adopt(call, stream, replaces_in):
                 return await self._keys.open(call, stream)
             # Others may have waited for the same key: the first to create its stream places it, the rest follow
-            code = await parts.log.create(
-                stream, epoch, who.tenant, work.facts, parts.name, request.model, reserved=work.reserved
-            )
+            code = await self._create_record(who.tenant, work)
             if code is CreateCode.TAKEN:
                 return await self._keys.open(call, stream)
         subscription = parts.hub.expect(stream, who.tenant, epoch, trace)
@@ -178,6 +177,19 @@ class StreamCreation:
             subscription.attach,
             attached=False,
             headers=headers,
+        )
+
+    def _create_record(self, tenant: TenantId, work: Work) -> Coroutine[Any, Any, CreateCode]:
+        """Create the stream's record with this gateway as first watcher."""
+        return self._parts.log.create(
+            work.request.stream,
+            work.parsed_epoch(),
+            tenant,
+            work.facts,
+            self._parts.name,
+            work.request.model,
+            reserved=work.reserved,
+            retention_s=work.retention_s,
         )
 
     # --- limits --------------------------------------------------------------------------------------------
@@ -224,6 +236,7 @@ class StreamCreation:
         reserved: bool,
     ) -> Work:
         """Make the record of the request that a replica will run."""
+        plan = self._parts.authenticator.keys.plan(call.who.tenant)
         request, trace, tenant = call.request, call.trace, call.who.tenant
         estimates = self._parts.directory.estimates(
             cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
@@ -246,6 +259,8 @@ class StreamCreation:
             prefix=array("I", hashes).tobytes(),
             prices=trace.prices,
             reserved=reserved,
+            retention_s=plan.retention_s,
+            retention_days=row_days(plan),
         )
 
     def _grace_s(self, call: CreateCall) -> float | None:
@@ -272,9 +287,7 @@ class StreamCreation:
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(
-                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
-            ),
+            self._create_record(tenant, work),
             place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:

@@ -65,5 +65,6 @@ class AttemptEvents:
                 itl_max_us=stream.timing.itl_max_us,
                 token_us=stream.timing.token_us(),
                 decoding_us=int(batch * timing.decode_us),
+                retention_days=work.retention_days,
             )
         )
