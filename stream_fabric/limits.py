@@ -143,6 +143,7 @@ RETENTION_S_MAX: Final = 7 * 86_400  # time that Redis keeps an ended stream (a 
 TRACE_RETENTION_DAYS_MAX: Final = 3_650  # time that ClickHouse keeps a trace (a tenant's plan)
 CONTENT_BYTES: Final = 16 << 10  # default of the plan's bytes
 CONTENT_PROMPTS_BYTES_MAX: Final = 16 << 20  # prompts held for traces; over: the oldest is dropped
+REDACTIONS_MAX: Final = 64  # prompts and completions that wait for redaction; over: the trace has none
 CONTENT_READS_MAX: Final = 64  # completions read from the log at once; over: the trace has none
 SHED_TOLD_EVERY_S: Final = 10.0  # interval of events about rejected requests, per layer and pool
 SHED_KINDS_MAX: Final = 16  # combinations of layer, pool and reason in these events; over: counted together

@@ -41,6 +41,7 @@ from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
 from stream_gw.observe.rejections import Rejections
 from stream_gw.observe.trace import ReaderOutcome, Tracer
+from stream_gw.privacy.redaction import can_redact
 from stream_gw.privacy.zero_retention import ZeroRetention
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
@@ -54,6 +55,7 @@ from telemetry.emit.open import open_sink
 from telemetry.emit.spans import Spans, open_spans
 
 if TYPE_CHECKING:
+    from stream_gw.privacy.redaction.worker import Redactor
     from stream_gw.tenancy import Tenancy
 
 DEV_TENANT = "dev"
@@ -109,6 +111,7 @@ class _Process:
     spans: Spans
     sink: EventSink
     tenancy: Tenancy | None
+    redactor: Redactor | None
     tasks: asyncio.TaskGroup
 
 
@@ -133,10 +136,12 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         # The sink closes after all that emits, and before the client that may carry its events
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
+        redactor = await stack.enter_async_context(_redactor())
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         process = _Process(
-            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy, tasks
-        )
+            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy,
+            redactor, tasks,
+        )  # fmt: skip
         await _run(process, on_ready)
 
 
@@ -157,7 +162,10 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     hub.on_read = ZeroRetention(process.keys, log, name, hub.spawn).receive_read
     if process.partitions.new:
         hub.await_recreation()
-    contents = Contents(sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in)
+    contents = Contents(
+        sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in,
+        lambda tenant: process.keys.plan(tenant).redact, process.redactor,
+    )  # fmt: skip
     access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
     rejections = Rejections(FleetEventReporter(sink, clock, name))
     receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
@@ -203,6 +211,15 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     for task in background:
         task.cancel()
     await settlements.flush()
+
+
+def _redactor() -> contextlib.AbstractAsyncContextManager[Redactor | None]:
+    """Open the redaction of content, if its packages are installed."""
+    if not can_redact():
+        return contextlib.nullcontext()
+    from stream_gw.privacy.redaction.worker import open_redactor
+
+    return open_redactor()
 
 
 class _Observer(Protocol):
