@@ -131,6 +131,16 @@ ARTIFACT_FILES_MAX: Final = 2000  # files of a model; over: its artifact hash is
 ARTIFACT_PIECE_BYTES: Final = 64 << 10  # bytes hashed at a file's beginning, middle and end
 ARTIFACT_S_MAX: Final = 20.0  # time to hash a model; over: its artifact hash is not reported
 
+# Moderation.
+MODERATION_RULES_MAX: Final = 1000  # patterns and words of a file of rules; over: the process does not start
+MODERATION_PIECE_CHARS: Final = 16_384  # characters of one text of a question to the endpoint; more take several
+MODERATION_INPUTS_MAX: Final = 32  # texts of one question; more take further questions
+MODERATION_ANSWER_BYTES_MAX: Final = 1 << 20  # its answer; over: it counts as failed
+MODERATION_OVERLAP_CHARS: Final = 256  # checked characters that are checked again with the next ones
+MODERATION_HOLD_CHARS: Final = 64  # checked characters of an answer that wait for the next check
+MODERATION_LOCAL_CHARS: Final = 32  # characters of an answer that gather for a check by local rules alone
+MODERATION_HELD_CHARS_MAX: Final = 1 << 20  # characters of an answer that wait for moderation; over: it fails
+
 # Events.
 EVENT_BYTES_MAX: Final = 512 << 10  # over: without prompt and completion; still over: dropped, counted
 EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # a process's undelivered events (a setting); over: dropped
@@ -183,6 +193,7 @@ assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
 assert EVENT_BYTES_MAX <= EVENTS_BATCH_BYTES_MAX <= 768 << 10, "Kafka refuses a batch over 1 MiB"
 assert 4 * EVENTS_BATCH_BYTES_MAX <= EVENTS_MEMORY_BYTES_MAX <= EVENTS_SPOOL_BYTES_MAX
+assert MODERATION_HOLD_CHARS < MODERATION_OVERLAP_CHARS < MODERATION_PIECE_CHARS // 2
 assert CONTENT_BYTES_MAX * 2 < EVENT_BYTES_MAX
 assert EVENTS_LINGER_S < EVENTS_STUCK_S < EVENTS_CLOSE_S_MAX
 assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S

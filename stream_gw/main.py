@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stream_fabric.accounts.records import Record, row_days
+from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -112,6 +113,7 @@ class _Process:
     sink: EventSink
     tenancy: Tenancy | None
     redactor: Redactor | None
+    moderator: Moderator | None
     tasks: asyncio.TaskGroup
 
 
@@ -137,10 +139,11 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
         redactor = await stack.enter_async_context(_redactor())
+        moderator = await stack.enter_async_context(open_moderator(settings, metrics.moderation.receive, host))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         process = _Process(
             settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy,
-            redactor, tasks,
+            redactor, moderator, tasks,
         )  # fmt: skip
         await _run(process, on_ready)
 
@@ -191,6 +194,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         tracer,
         contents,
         metrics.receive_limited,
+        process.moderator,
     )
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
     upkeep = [

@@ -110,6 +110,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds that Redis keeps the ended stream. 0: until it was read. None: the platform's setting."""
     retention_days: int = 0
     """As in ``events.AttemptTrace``."""
+    moderated: bool = False
+    """The answer is moderated before it enters the log."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""

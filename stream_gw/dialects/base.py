@@ -104,7 +104,7 @@ class Encoder:
             end = decode(line)
             assert isinstance(end, End)
             bodies = self._end_chunks(end, f"{epoch}-{seq}")
-            if end.status == "completed":
+            if ends_cleanly(end):
                 bodies.append(b"[DONE]")
         else:
             bodies = self.encode(line)
@@ -185,7 +185,7 @@ class Encoder:
         return self.open_stream()
 
     def _end_chunks(self, frame: End, cursor: str | None) -> list[bytes]:
-        if frame.status == "completed":
+        if ends_cleanly(frame):
             if not self.facts.include_usage:
                 return []
             return [b'%b],"usage":%b}' % (self._head, _json(usage_json(frame.usage or Usage())))]
@@ -201,6 +201,11 @@ class Encoder:
         if cursor is not None:
             body["cursor"] = cursor
         return [_json({"error": body})]
+
+
+def ends_cleanly(end: End) -> bool:
+    """True if every choice has its finish reason: the answer is complete, or moderation has cut it."""
+    return end.status == "completed" or (end.status == "incomplete" and end.error is None)
 
 
 def tool_call_parts(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any]] | None:

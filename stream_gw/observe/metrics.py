@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_fabric.accounts.account import LimitKind
 from stream_fabric.errors import PoolBusy
+from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
 from stream_gw.observe.trace import ReaderOutcome
@@ -48,6 +49,7 @@ class Metrics:
         self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
+        self.moderation = ModerationMetrics(make, "prompt")
         self._pools = CappedLabels()
 
     @property

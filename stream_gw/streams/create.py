@@ -35,6 +35,7 @@ from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
 from stream_gw.streams.cancel import key_revoked
@@ -113,6 +114,7 @@ class StreamCreation:
         pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         if context := parts.directory.context(pool, request.model):
             await off_loop(request.prompt_bytes, lambda: check_context(request, context))
+        await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
@@ -261,6 +263,7 @@ class StreamCreation:
             reserved=reserved,
             retention_s=plan.retention_s,
             retention_days=row_days(plan),
+            moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
         )
 
     def _grace_s(self, call: CreateCall) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stream_fabric.accounts.account import LimitKind
 from stream_fabric.accounts.ports import Accounts
+from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.ports import Clock, Index, Pools, Random, StreamLog
 from stream_fabric.stream.ids import GatewayId
 from stream_gw.auth import Authenticator
@@ -39,6 +40,8 @@ class GatewayParts:
     """Collects prompts of tenants whose plan includes them in traces; None: no prompt is collected."""
     on_limited: Callable[[str, LimitKind], None] = lambda subject, kind: None
     """Called with the kind of subject and of limit that refused a request."""
+    moderator: Moderator | None = None
+    """Checks prompts of plans with moderation; None: such prompts are refused."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

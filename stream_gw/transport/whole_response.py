@@ -11,6 +11,7 @@ from stream_fabric.stream.frames import End, ErrorInfo, Status, decode, is_end
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.accumulate import Accumulator
+from stream_gw.dialects.base import ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.whole import WHOLE, Document
 from stream_gw.transport.connection import EdgeHttp
@@ -60,7 +61,7 @@ class WholeResponse:
         pass
 
     def end(self, status: Status) -> None:
-        if status == "completed":
+        if status == "completed" or (self._end is not None and ends_cleanly(self._end)):
             try:
                 self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:

@@ -69,7 +69,8 @@ def _phone(rng: random.Random) -> str:
 
 def _email(rng: random.Random) -> str:
     name = _some(rng, string.ascii_lowercase, rng.randrange(3, 10))
-    return f"{name}{rng.choice(('', '.', '+tag', '_'))}{name[:2]}@{_some(rng, string.ascii_lowercase, 6)}.{rng.choice(('com', 'co.uk', 'de', 'io'))}"
+    middle, end = rng.choice(("", ".", "+tag", "_")), rng.choice(("com", "co.uk", "de", "io"))
+    return f"{name}{middle}{name[:2]}@{_some(rng, string.ascii_lowercase, 6)}.{end}"
 
 
 def _b64(rng: random.Random, count: int) -> str:

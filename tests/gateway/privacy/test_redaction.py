@@ -119,7 +119,8 @@ class Rig:
 
 def trace(stream: StreamId, role: Role, ended: ReadEnd) -> RequestTrace:
     return RequestTrace(
-        "id", 1, GatewayId("g"), role, ended, ACME, 1, Phases(), stream=stream, streamed_tokens=2, first_seq=1, last_seq=99
+        "id", 1, GatewayId("g"), role, ended, ACME, 1, Phases(), stream=stream, streamed_tokens=2, first_seq=1,
+        last_seq=99,
     )  # fmt: skip
 
 
