@@ -125,7 +125,7 @@ class Contents:
     def _emit_redacted(self, event: RequestTrace, body: str | bytes, bytes_max: int) -> None:
         """Emit the event with redacted content, or without any where it cannot be redacted."""
         redactor = self._redactor
-        # Of a part of an answer, half a secret may remain that no pattern recognizes
+        # A part of an answer may end in half a secret, which no pattern recognizes
         is_whole = event.role == "created" and event.ended in ("completed", "incomplete")
         if redactor is None or redactor.full or not isinstance(body, bytes):
             self._sink.emit(event)
