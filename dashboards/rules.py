@@ -351,6 +351,17 @@ ALERTS: tuple[Alert, ...] = (
         {f'{listed.EVENTS_ROOM.name}{{instance="i"}}': "0.3x40"}, labels={"instance": "i"},
     ),
     Alert(
+        "ModerationFails", "ticket",
+        f'sum by (where) (rate({listed.MODERATION_CHECKS.name}{{outcome="failed"}}[5m])) > '
+        f"0.05 * sum by (where) (rate({listed.MODERATION_CHECKS.name}[5m]))", "5m",
+        "The moderation endpoint fails for more than 5 % of the checks of {{ $labels.where }}s",
+        {f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="failed"}}': "0+10x40",
+         f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="passed"}}': "0+100x40"},
+        {f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="failed"}}': "0+1x40",
+         f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="passed"}}': "0+100x40"},
+        labels={"where": "prompt"},
+    ),
+    Alert(
         "TelemetryDlq", "ticket", _rises(listed.POISON.name, "topic"), "0m",
         "Records of {{ $labels.topic }} that cannot be decoded were put into the dead letters",
         {f"{listed.POISON.name}{_PART}": "_x10 1x40"}, {f"{listed.POISON.name}{_PART}": "1x40"},

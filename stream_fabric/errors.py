@@ -2,6 +2,7 @@
 
     StreamGwError
     ├── BadRequest 400 / 1008
+    │   ├── ContentFiltered          moderation flags the prompt
     │   ├── ContextLengthExceeded    the request exceeds the model's maximum context
     │   ├── CursorInvalid            not a cursor, or a position ahead of the stream
     │   ├── TooDeep                  JSON nested beyond the limit
@@ -25,6 +26,7 @@
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
     │   ├── PoolFull                 the pool's queue is full
     │   └── PoolBusy                 the backlog ahead of the request's tier is too long
+    ├── ModerationUnavailable 503 / 1013   content cannot be checked now; retriable
     ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
     │   ├── FabricUnavailable        Redis cannot be reached in time
     │   ├── FabricFull               Redis is at its memory limit
@@ -71,6 +73,10 @@ class BadRequest(StreamGwError):
     http_status = 400
     close_code = 1008
     type = "invalid_request_error"
+
+
+class ContentFiltered(BadRequest):
+    code = "content_filter"
 
 
 class ContextLengthExceeded(BadRequest):
@@ -223,6 +229,13 @@ class PoolFull(NoReplica):
 
 class PoolBusy(NoReplica):
     code = "pool_busy"
+
+
+class ModerationUnavailable(StreamGwError):
+    code = "moderation_unavailable"
+    http_status = 503
+    close_code = 1013
+    retriable = True
 
 
 class FabricError(StreamGwError):

@@ -194,6 +194,8 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     """Adjacent pool or batch host that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
+    retention_days: int = 0
+    """Days that the row is kept, by the tenant's plan. 0: as the platform is set. -1: only roll-ups are kept."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):
@@ -254,6 +256,8 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     """Share of the replica's busy time: each moment is divided equally among the sequences that it computes."""
     gpu_cost_micro: int = 0
     """Cost of ``gpu_us`` in micro-units, by the agent's price for an hour; 0: no price is set."""
+    retention_days: int = 0
+    """As in ``RequestTrace``; bills by the hour are kept in any case."""
 
 
 class FleetEvent(msgspec.Struct, frozen=True, tag_field="kind", tag="fleet", omit_defaults=True):

@@ -61,6 +61,7 @@ STREAM_BYTES_MAX: Final = 8 << 20  # output of one stream; over: it ends failed,
 PAGE_ENTRIES_MAX: Final = 64  # entries of one read of the log; more need another read
 LIVE_TTL_S: Final = 3600  # time that Redis keeps a running stream without appends; over: it is gone
 RETENTION_S: Final = 900  # time that an ended stream is kept; over: 404. OpenAI refuses to re-stream after 300 s
+ZERO_RETENTION_S: Final = 60  # as RETENTION_S, of a stream that is deleted once it was read and that nobody has read
 PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
 INPUTS_MAX: Final = 1000  # durable inputs of one stream; over: 429
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
@@ -130,6 +131,16 @@ ARTIFACT_FILES_MAX: Final = 2000  # files of a model; over: its artifact hash is
 ARTIFACT_PIECE_BYTES: Final = 64 << 10  # bytes hashed at a file's beginning, middle and end
 ARTIFACT_S_MAX: Final = 20.0  # time to hash a model; over: its artifact hash is not reported
 
+# Moderation.
+MODERATION_RULES_MAX: Final = 1000  # patterns and words of a file of rules; over: the process does not start
+MODERATION_PIECE_CHARS: Final = 16_384  # characters of one text of a question to the endpoint; more take several
+MODERATION_INPUTS_MAX: Final = 32  # texts of one question; more take further questions
+MODERATION_ANSWER_BYTES_MAX: Final = 1 << 20  # its answer; over: it counts as failed
+MODERATION_OVERLAP_CHARS: Final = 256  # checked characters that are checked again with the next ones
+MODERATION_HOLD_CHARS: Final = 64  # checked characters of an answer that wait for the next check
+MODERATION_LOCAL_CHARS: Final = 32  # characters of an answer that gather for a check by local rules alone
+MODERATION_HELD_CHARS_MAX: Final = 1 << 20  # characters of an answer that wait for moderation; over: it fails
+
 # Events.
 EVENT_BYTES_MAX: Final = 512 << 10  # over: without prompt and completion; still over: dropped, counted
 EVENTS_MEMORY_BYTES_MAX: Final = 16 << 20  # a process's undelivered events (a setting); over: dropped
@@ -142,6 +153,7 @@ RETENTION_S_MAX: Final = 7 * 86_400  # time that Redis keeps an ended stream (a 
 TRACE_RETENTION_DAYS_MAX: Final = 3_650  # time that ClickHouse keeps a trace (a tenant's plan)
 CONTENT_BYTES: Final = 16 << 10  # default of the plan's bytes
 CONTENT_PROMPTS_BYTES_MAX: Final = 16 << 20  # prompts held for traces; over: the oldest is dropped
+REDACTIONS_MAX: Final = 64  # prompts and completions that wait for redaction; over: the trace has none
 CONTENT_READS_MAX: Final = 64  # completions read from the log at once; over: the trace has none
 SHED_TOLD_EVERY_S: Final = 10.0  # interval of events about rejected requests, per layer and pool
 SHED_KINDS_MAX: Final = 16  # combinations of layer, pool and reason in these events; over: counted together
@@ -173,6 +185,7 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
+assert ENDED_KEPT_S * 2 < ZERO_RETENTION_S, "a producer that checks its end finds it"
 assert QUEUE_WAIT_S_MAX < YIELD_WAIT_S_MAX < LIVE_TTL_S - EXPIRY_EVERY_S, "Redis keeps a stream while it waits"
 assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "a viewer sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX
@@ -180,6 +193,7 @@ assert 0 < SSE_RETRY_MS_MIN < SSE_RETRY_MS_MAX
 assert ITEM_CHARS_MAX * 6 < FRAME_BYTES_MAX, "a character takes at most 6 bytes in a JSON string"
 assert EVENT_BYTES_MAX <= EVENTS_BATCH_BYTES_MAX <= 768 << 10, "Kafka refuses a batch over 1 MiB"
 assert 4 * EVENTS_BATCH_BYTES_MAX <= EVENTS_MEMORY_BYTES_MAX <= EVENTS_SPOOL_BYTES_MAX
+assert MODERATION_HOLD_CHARS < MODERATION_OVERLAP_CHARS < MODERATION_PIECE_CHARS // 2
 assert CONTENT_BYTES_MAX * 2 < EVENT_BYTES_MAX
 assert EVENTS_LINGER_S < EVENTS_STUCK_S < EVENTS_CLOSE_S_MAX
 assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S

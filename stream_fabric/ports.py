@@ -86,9 +86,10 @@ class StreamLog(Protocol):
         model: str = "",
         *,
         reserved: bool = False,
+        retention_s: int | None = None,
     ) -> CreateCode:
-        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``.
-        ``reserved``: the tenant's account holds a reservation for it, which its end must settle."""
+        """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``. Its
+        end settles what is ``reserved``. It is kept ``retention_s`` after it; 0: until read; None: as is usual."""
 
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
@@ -134,7 +135,6 @@ class StreamLog(Protocol):
 
     async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
         """Add an item to the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``.
-
         None: the tenant has no such stream. Raises TooMany when the stream holds as many inputs as allowed.
         """
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stream_fabric.accounts.records import Record
+from stream_fabric.accounts.records import Record, row_days
+from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import EventSink, Random, Subscribe
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
@@ -42,6 +43,8 @@ from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
 from stream_gw.observe.rejections import Rejections
 from stream_gw.observe.trace import ReaderOutcome, Tracer
+from stream_gw.privacy.redaction import can_redact
+from stream_gw.privacy.zero_retention import ZeroRetention
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
@@ -54,6 +57,7 @@ from telemetry.emit.open import open_sink
 from telemetry.emit.spans import Spans, open_spans
 
 if TYPE_CHECKING:
+    from stream_gw.privacy.redaction.worker import Redactor
     from stream_gw.tenancy import Tenancy
 
 DEV_TENANT = "dev"
@@ -109,6 +113,8 @@ class _Process:
     spans: Spans
     sink: EventSink
     tenancy: Tenancy | None
+    redactor: Redactor | None
+    moderator: Moderator | None
     tasks: asyncio.TaskGroup
 
 
@@ -133,10 +139,13 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         # The sink closes after all that emits, and before the client that may carry its events
         sink = await stack.enter_async_context(open_sink(settings, client, metrics.registry, host, random))
         tenancy = await stack.enter_async_context(_publish_tenants(settings, client, random))
+        redactor = await stack.enter_async_context(_redactor())
+        moderator = await stack.enter_async_context(open_moderator(settings, metrics.moderation.receive, host))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         process = _Process(
-            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy, tasks
-        )
+            settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy,
+            redactor, moderator, tasks,
+        )  # fmt: skip
         await _run(process, on_ready)
 
 
@@ -154,14 +163,21 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     directory = Directory(cells, RedisControl(client, on_skip).plans)
     # Its hot path needs durations only
     hub = Hub(name, log, process.host, _make_subscribe(client, process.partitions), tasks)
+    hub.on_read = ZeroRetention(process.keys, log, name, hub.spawn).receive_read
     if process.partitions.new:
         hub.await_recreation()
-    contents = Contents(sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in)
+    contents = Contents(
+        sink, process.keys.content_bytes, log, hub.spawn, settings.trace_one_in,
+        lambda tenant: process.keys.plan(tenant).redact, process.redactor,
+    )  # fmt: skip
     access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
     rejections = Rejections(FleetEventReporter(sink, clock, name))
     receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
     region, one_in = settings.region, settings.trace_one_in
-    tracer = Tracer(contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive)
+    tracer = Tracer(
+        contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive,
+        lambda tenant: row_days(process.keys.plan(tenant)),
+    )  # fmt: skip
     positions = QueuePositions(pools, directory, clock.now_us)
     parts = GatewayParts(
         name,
@@ -180,6 +196,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         contents,
         metrics.receive_limited,
         BudgetEvents(FleetEventReporter(sink, clock, name), metrics.receive_budget_event).report,
+        process.moderator,
     )
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
     upkeep = [
@@ -200,6 +217,15 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     for task in background:
         task.cancel()
     await settlements.flush()
+
+
+def _redactor() -> contextlib.AbstractAsyncContextManager[Redactor | None]:
+    """Open the redaction of content, if its packages are installed."""
+    if not can_redact():
+        return contextlib.nullcontext()
+    from stream_gw.privacy.redaction.worker import open_redactor
+
+    return open_redactor()
 
 
 class _Observer(Protocol):

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.process.settings import EmitSettings, FabricSettings
 from stream_gw.auth.peppered import PEPPER_BYTES_MIN
 
@@ -44,7 +45,7 @@ class DatabaseSettings(FabricSettings):
         return value
 
 
-class GatewaySettings(DatabaseSettings, EmitSettings):
+class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free port")
     gateway: str = Field(

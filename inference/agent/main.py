@@ -20,6 +20,7 @@ from inference.agent.observe.health import health_server
 from inference.agent.observe.metrics import AgentMetrics
 from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
 from inference.agent.settings import AgentSettings
+from stream_fabric.moderation.moderator import open_moderator
 from stream_fabric.pool.cells import cell_of, pool_of
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
@@ -82,13 +83,15 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         policy = _policy(settings, models, engine.loaded(), replica)
         metrics = AgentMetrics(pool_of(policy.lease.pool), settings.kv_bytes_per_token)
         opened = open_sink(settings, client, metrics.registry, HostClock(), HostRandom())
-        async with opened as sink:
+        async with (
+            opened as sink,
+            open_moderator(settings, metrics.moderation.receive, HostClock()) as moderator,
+        ):
             events = CountingSink(metrics.receive, sink)
             settlements = Settlements(RedisAccounts(client))
             ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events, settlements.add)
             guard = BillGuard(settings.serve_without_bills, lambda: opened.bills_at_risk)
-            ports = replace(ports, bills=guard)
-            agent = Agent(policy, replica, engine, ports)
+            agent = Agent(policy, replica, engine, replace(ports, bills=guard, moderator=moderator))
             stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.end_grace_period))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())
@@ -129,6 +132,7 @@ def _policy(settings: AgentSettings, models: Sequence[str], loaded: Loaded, repl
         standby=settings.standby,
         trace_tokens_one_in=settings.trace_tokens_one_in,
         flush_floor_s=settings.flush_floor_ms / 1000,
+        moderation_window_chars=settings.moderation_window_chars,
     )
 
 

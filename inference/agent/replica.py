@@ -15,6 +15,7 @@ from inference.agent.observe.replica_events import ReplicaEvents
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import EngineLost
 from stream_fabric.limits import FLUSH_FLOOR_S
+from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import (
@@ -58,6 +59,8 @@ class AgentPolicy(msgspec.Struct, frozen=True):
     """Record the time of each token for 1 in N attempts; 0: for none."""
     flush_floor_s: float = FLUSH_FLOOR_S
     """Minimum time between two flushes; see ``Pump``."""
+    moderation_window_chars: int = 200
+    """Characters of an answer in one question to the moderation endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class AgentPorts:
     """Where streams with budgets ask for more output tokens; None: they end at their first grant."""
     bills: BillGuard | None = None
     """None: requests are taken whatever becomes of their bills."""
+    moderator: Moderator | None = None
+    """Checks answers of plans with moderation; None: they fail."""
 
 
 class ReplicaStatus:

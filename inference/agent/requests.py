@@ -24,6 +24,7 @@ from inference.agent.continuation import (
 )
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
+from inference.agent.moderation.moderated_sink import AnswerModeration
 from inference.agent.observe.attempt_timing import AttemptTiming, TokenTiming
 from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.pump import Pump
@@ -83,6 +84,7 @@ class Requests:
         self._budgets = budgets
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
+        self._moderation = AnswerModeration(ports.moderator, engine, tasks, policy.moderation_window_chars)
         self._pump = Pump(ports.log, tasks, policy.flush_floor_s)
 
     async def run(self) -> None:
@@ -144,8 +146,11 @@ class Requests:
         if self._status.asleep is not None:  # after a failover the fabric may place a request here nevertheless
             self._handover.hand_over(stream, EngineLost(f"the engine of replica {self._replica} sleeps"))
             return
+        checked = self._moderation.sink_for(stream, sink)
+        if checked is None:
+            return
         try:
-            self._engine.submit(request, sink)
+            self._engine.submit(request, checked)
         except Exception as error:  # the engine is foreign code: one request must not end the agent with all others
             log.exception("submit to the engine failed: stream=%s", request.stream)
             stream.fail(EngineFailed(f"the engine failed on this request: {error!r}"))
@@ -305,6 +310,7 @@ class Requests:
                 None,
                 work.request.model,
                 reserved=work.reserved,
+                retention_s=work.retention_s,
             )
         except FabricError as error:
             log.warning("creating a lost stream again failed, retrying: stream=%s error=%s", stream.name, error)

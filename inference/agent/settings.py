@@ -8,11 +8,12 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from inference.agent.observe.bill_guard import ServeWithoutBills
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
+from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.pool.cells import CELLS_MAX
 from stream_fabric.process.settings import EmitSettings
 
 
-class AgentSettings(EmitSettings):
+class AgentSettings(EmitSettings, ModerationSettings):
     engine: Literal["sim", "openai", "vllm"] = Field(
         "sim",
         description="Model server: sim (the simulator), openai (a server by URL), vllm (a vLLM that the agent starts)",
@@ -130,6 +131,12 @@ class AgentSettings(EmitSettings):
         le=100,
         description="Minimum milliseconds between two writes of tokens to Redis; tokens wait for it only while others "
         "come faster. A higher floor costs less CPU and more delay",
+    )
+    moderation_window_chars: int = Field(
+        200,
+        ge=40,
+        le=10_000,
+        description="Characters of an answer that gather for one question to moderation_url; readers get them after it",
     )
     kv_bytes_per_token: int = Field(
         0,

@@ -14,7 +14,7 @@ COPY inference inference
 COPY telemetry telemetry
 RUN python3 -m venv --without-pip /opt/stream-gw \
     && python3 -m pip --python /opt/stream-gw/bin/python install --no-cache-dir --disable-pip-version-check \
-        -c requirements.lock ".[vllm,kafka,otel]" \
+        -c requirements.lock ".[vllm,kafka,otel,privacy]" \
     && ln -s /opt/stream-gw/bin/stream-gw /usr/local/bin/stream-gw \
     && rm -rf /src \
     && useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin stream-gw \

@@ -15,7 +15,7 @@ COPY telemetry telemetry
 # The versions that the tests ran with; a ClickHouse server, so without its engine's 530 MB. Then the same again with the
 # hot modules compiled, by a mypy that is not in the image
 RUN export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    && /opt/stream-gw/bin/python -m pip install -c requirements.lock ".[kafka,clickhouse,otel,keda,tenants]" \
+    && /opt/stream-gw/bin/python -m pip install -c requirements.lock ".[kafka,clickhouse,otel,keda,tenants,privacy]" \
     && /opt/stream-gw/bin/python -m pip install --target /opt/mypyc -c requirements.lock mypy setuptools \
     && PYTHONPATH=/opt/mypyc STREAM_GW_COMPILE=1 /opt/stream-gw/bin/python -m pip install \
         --no-build-isolation --no-deps --force-reinstall .

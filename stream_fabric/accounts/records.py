@@ -111,6 +111,22 @@ class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     moderation: Moderation = "off"
 
 
+def row_days(plan: PlanRecord) -> int:
+    """Return the ``retention_days`` of events of the plan's tenants."""
+    days = plan.trace_retention_days
+    return 0 if days is None else days or -1
+
+
+def contradiction(plan: PlanRecord) -> str | None:
+    """Return what is wrong with terms that exclude each other; None: nothing."""
+    if plan.retention_s == 0 and plan.trace_content_bytes:
+        return (
+            f"plan {plan.name!r} keeps nothing (retention_s is 0), so traces cannot store its prompts and completions; "
+            "set trace_content_bytes to 0 or another retention_s"
+        )
+    return None
+
+
 class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One API key. A key that is not in its tenant's record is revoked."""
 

@@ -112,6 +112,12 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """Id of the API key that made the request, or that minted its capability token; for the bill."""
     user_hash: str = ""
     """Short hash of tenant and user, for the bill; empty: there is no user."""
+    retention_s: int | None = None
+    """Seconds that Redis keeps the ended stream. 0: until it was read. None: the platform's setting."""
+    retention_days: int = 0
+    """As in ``events.AttemptTrace``."""
+    moderated: bool = False
+    """The answer is moderated before it enters the log."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""

@@ -149,6 +149,29 @@ SHEDS = _gateway(
     "Requests rejected for lack of capacity, by layer: gateway, rate, pool, queue (waited too long)",
     ("layer",),
 )
+MODERATION_CHECKS = _add(
+    Metric(
+        "moderation_checks_total",
+        "counter",
+        "checks",
+        "Checks by moderation, by what was checked (prompt, answer) and outcome: passed, flagged, failed (endpoint)",
+        ("gateway", "agent"),
+        ("where", "outcome"),
+        only="after the first check",
+    )
+)
+MODERATION_SECONDS = _add(
+    Metric(
+        "moderation_seconds",
+        "histogram",
+        "seconds",
+        "Time of a check by moderation, which a prompt and a window of an answer wait for",
+        ("gateway", "agent"),
+        ("where",),
+        buckets=_WAIT_S,
+        only="after the first check",
+    )
+)
 LIMITED = _add(
     Metric(
         "limited_total",

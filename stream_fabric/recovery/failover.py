@@ -77,6 +77,7 @@ class FailoverReporter:
                 user_hash=work.user_hash,
                 session_hash=work.session,
                 endpoint=work.request.kind,
+                retention_days=work.retention_days,
             )
         )
 

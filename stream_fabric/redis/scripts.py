@@ -38,6 +38,7 @@ _UNREFUSED = {
     "append",
     "cancel",
     "fence",
+    "forget",
     "report",
     "state_request",
     "takeover",
@@ -63,6 +64,7 @@ def constants(shared: str) -> str:
     values: dict[str, float | str] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
+        "ZERO_KEPT_MS": limits.ZERO_RETENTION_S * 1000,
     }
     if shared == "account":
         values |= {

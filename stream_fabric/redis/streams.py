@@ -87,9 +87,11 @@ class RedisStreamLog(StreamLog):
         model: str = "",
         *,
         reserved: bool = False,
+        retention_s: int | None = None,
     ) -> CreateCode:
         slot, key, _ = self._slot_and_keys(stream)
-        args: list[Arg] = [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model, int(reserved)]
+        kept_ms = "" if retention_s is None else retention_s * 1000
+        args: list[Arg] = [str(epoch), tenant, facts, gateway or "", _LIVE_MS, model, int(reserved), kept_ms]
         reply = await script("create")(self._client, slot, [key + "m", key + "l"], args)
         return CreateCode(reply[0])
 
@@ -253,6 +255,13 @@ class RedisStreamLog(StreamLog):
             tuple(entries),
             alone_ms,
         )
+
+    async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
+        """Delete the content of an ended stream that the gateway has read, if its plan keeps nothing and no other
+        gateway reads it."""
+        slot, key, _ = self._slot_and_keys(stream)
+        keys = [key + "m", key + "l", key + "i", key + "p"]
+        return bool(await script("forget")(self._client, slot, keys, [gateway]))
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         slot, key, channel = self._slot_and_keys(stream)

@@ -164,6 +164,10 @@ class StreamState:
     entries: list[Entry] = field(default_factory=list)
     unwatched: Unwatched = ""
     unwatched_since_ms: int = 0
+    retention_s: int | None = None
+    """Seconds that it is kept after its end. 0: until it was read. None: the platform's setting."""
+    forgotten: bool = False
+    """It was read, and its content is deleted."""
 
     def append(self, request: Append, replica: ReplicaId) -> AppendReply:
         if str(self.epoch) != request.epoch or self.replica not in (None, replica):
@@ -218,6 +222,17 @@ class StreamState:
         self.bases.append((self.epoch.n, self.last))
         self.replica = None
         return Takeover(self.epoch, self.last)
+
+    def forget(self, gateway: GatewayId) -> bool:
+        """Delete the content, if nothing is kept of the ended stream and no other gateway reads it."""
+        if self.status == "live" or self.retention_s != 0:
+            return False
+        if gateway in self.watchers:
+            self.watchers.remove(gateway)
+        if self.watchers:
+            return False
+        self.forgotten, self.facts, self.structure, self.entries = True, b"", b"", []
+        return True
 
     def _append_terminal(self, frame: bytes, status: Status) -> None:
         self.last += 1

@@ -149,7 +149,8 @@ class KeyStore:
 
     def content_bytes(self, tenant: TenantId) -> int:
         """Return how many bytes of each prompt and completion the tenant's traces store; 0: none."""
-        return self.plan(tenant).trace_content_bytes
+        plan = self.plan(tenant)
+        return 0 if plan.retention_s == 0 else plan.trace_content_bytes
 
 
 def dev_record(tenant: str, key: str) -> TenantRecord:

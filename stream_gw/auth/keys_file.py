@@ -21,6 +21,7 @@ from stream_fabric.accounts.records import (
     Scope,
     TenantRecord,
     TierName,
+    contradiction,
 )
 from stream_fabric.events import Prices
 from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
@@ -86,7 +87,7 @@ def read_keys_file(path: Path) -> list[Record]:
     [[tenant]]
     id = "acme"
     # plan = "team"              # limits; default: no limits
-    # trace_content = true       # store its prompts and completions in traces; default false
+    # trace_content = true       # (not with retention_s = 0) store its prompts and completions in traces; default false
     # trace_content_bytes = 16384 # at most this much of each
     [[tenant.key]]
     sha256 = "…"              # printed by stream-gw key
@@ -130,7 +131,10 @@ def read_keys_file(path: Path) -> list[Record]:
         tenants.setdefault(tenant.id, []).append(tenant)
     records += [_plan_record(name, plan) for name, plan in parsed.plan.items()]
     for name, entries in tenants.items():
-        records += _tenant_records(name, entries, parsed.plan)
+        try:
+            records += _tenant_records(name, entries, parsed.plan)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return records
 
 
@@ -167,10 +171,10 @@ def _tenant_records(tenant: str, entries: list[_Tenant], plans: dict[str, _Plan]
         return [TenantRecord(tenant, name, keys, prices=prices)]
     own = f"{name or 'default'} of {tenant}"
     plan = _plan_record(own, plans[name] if name else _Plan())
-    return [
-        msgspec.structs.replace(plan, trace_content_bytes=content_bytes),
-        TenantRecord(tenant, own, keys, prices=prices),
-    ]
+    plan = msgspec.structs.replace(plan, trace_content_bytes=content_bytes)
+    if wrong := contradiction(plan):
+        raise ValueError(wrong)
+    return [plan, TenantRecord(tenant, own, keys, prices=prices)]
 
 
 def _plan_record(name: str, plan: _Plan) -> PlanRecord:

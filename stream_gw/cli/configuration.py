@@ -6,6 +6,7 @@ from pydantic import SecretStr
 
 from inference.agent.settings import AgentSettings
 from inference.control.settings import ControllerSettings
+from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.process.settings import EmitSettings, EventSettings, FabricSettings
 from stream_gw.settings import DatabaseSettings, GatewaySettings
 from telemetry.ask.settings import AskSettings
@@ -28,6 +29,7 @@ def table() -> str:
         ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
         ("Telemetry events: gateways, agents, controllers", EmitSettings),
         ("Database of tenants: gateways, `stream-gw tenants`, `keys`, `plans`, `prices`, `audit`", DatabaseSettings),
+        ("Moderation: gateways for prompts, agents for answers", ModerationSettings),
         ("`stream-gw gateway`", GatewaySettings),
         ("`stream-gw agent`", AgentSettings),
         ("`stream-gw controller`", ControllerSettings),
@@ -42,7 +44,7 @@ def table() -> str:
             out.append(
                 f"| `--{name.replace('_', '-')}` | `STREAM_GW_{name.upper()}` | {shown} | {field.description} |\n"
             )
-        if model in (FabricSettings, EventSettings, EmitSettings, DatabaseSettings):
+        if model in (FabricSettings, EventSettings, EmitSettings, DatabaseSettings, ModerationSettings):
             listed |= fields.keys()
     return "".join(out)
 

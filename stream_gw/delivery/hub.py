@@ -45,6 +45,8 @@ class Hub:
         """When the last message came, on the monotonic clock."""
         self.on_return: Callable[[], None] = lambda: None
         """Called when the fabric is back after it was away."""
+        self.on_read: Callable[[StreamId, TenantId], None] = lambda stream, tenant: None
+        """Called when the last reader here has left a stream that was read to its end."""
         self._declining: set[bytes] = set()
         self._subscribed = False
         self._recreation_ends_at = 0.0
@@ -143,7 +145,9 @@ class Hub:
         """Remove a stream whose last reader here has left, and stop watching it."""
         if self.local.get(local.id.encode()) is local:
             del self.local[local.id.encode()]
-            if local.status == "live":
+            if local.was_read:
+                self.on_read(local.id, local.tenant)
+            elif local.status == "live":
                 self.spawn(self._unwatch(local.id.encode()))
 
     def abandon(self, local: LocalStream, error: StreamGwError) -> None:

@@ -97,6 +97,7 @@ class LocalStream:
 
     __slots__ = (
         "epoch", "epoch_n", "head", "heard_us", "hub", "id", "missing_since", "partition", "status", "subs", "tenant",
+        "was_read",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, stream: StreamId, tenant: TenantId, epoch: Epoch) -> None:
@@ -111,6 +112,8 @@ class LocalStream:
         """When the last frames came, on the monotonic clock."""
         self.status: Status = "live"
         self.subs: list[Subscription] = []
+        self.was_read = False
+        """A reader here got everything to the end."""
         self.missing_since: float | None = None
         """When the watchdog first found neither log nor producer, on the loop's clock."""
 
@@ -207,6 +210,7 @@ class LocalStream:
                 assert isinstance(end, End)
                 self.status = end.status
                 sub.finish_trace(end.status, end)
+            self.was_read = True
             outlet.end(self.status)
             self.remove(sub)
         elif outlet.full:

@@ -105,7 +105,7 @@ class Encoder:
             end = decode(line)
             assert isinstance(end, End)
             bodies = self._end_chunks(end, f"{epoch}-{seq}")
-            if _is_whole(end):
+            if ends_cleanly(end):
                 bodies.append(b"[DONE]")
         else:
             bodies = self.encode(line)
@@ -187,7 +187,7 @@ class Encoder:
         return self.open_stream()
 
     def _end_chunks(self, frame: End, cursor: str | None) -> list[bytes]:
-        if _is_whole(frame):
+        if ends_cleanly(frame):
             if not self.facts.include_usage:
                 return []
             return [b'%b],"usage":%b}' % (self._head, _json(usage_json(frame.usage or Usage())))]
@@ -205,8 +205,8 @@ class Encoder:
         return [_json({"error": body})]
 
 
-def _is_whole(end: End) -> bool:
-    """Return whether the stream ended as its finish reasons say, and not by an error or a cancel."""
+def ends_cleanly(end: End) -> bool:
+    """True if every choice has its finish reason: the answer is complete, or moderation or a budget has cut it."""
     return end.status == "completed" or (end.status == "incomplete" and end.error is None)
 
 

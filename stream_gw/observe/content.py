@@ -1,4 +1,4 @@
-"""Adds prompts and completions to traces, only for tenants whose entry in the keys file allows it.
+"""Adds prompts and completions to traces, only for tenants whose plan allows it, redacted where the plan says so.
 
 Nothing here is on the token path. A prompt is kept in memory from create to trace; the completion is read from the log
 after the reader has ended. For other tenants the cost is one dictionary look-up per request.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -27,11 +27,28 @@ log = logging.getLogger(__name__)
 _PROMPT_FIELDS = ("messages", "prompt", "input", "query", "documents", "tools")
 
 
+class Redacts(Protocol):
+    """Removes secrets and personal data."""
+
+    margin_bytes: int
+    """Bytes behind a text's maximum that it looks at."""
+
+    @property
+    def full(self) -> bool:
+        """True while it takes nothing."""
+
+    async def redact(
+        self, body: bytes | msgspec.Raw | None, fields: tuple[str, ...], completion: str, bytes_max: int
+    ) -> tuple[str, str]:
+        """Return prompt and completion, each of at most ``bytes_max`` bytes."""
+
+
 class Contents:
     """An ``EventSink`` that adds prompts and completions to traces, and passes all events on to ``sink``.
 
     ``bytes_of``: bytes of each prompt and completion that a tenant's traces store; 0: none. ``one_in``: the tracer's
-    sampling rate.
+    sampling rate. ``is_redacted``: True for tenants whose content goes through ``redactor`` first; without a redactor
+    it is not stored.
     """
 
     def __init__(
@@ -41,13 +58,19 @@ class Contents:
         streams: StreamLog,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         one_in: int = 1,
+        is_redacted: Callable[[TenantId], bool] = lambda tenant: False,
+        redactor: Redacts | None = None,
     ) -> None:
         self._sink = sink
-        self._bytes_of = bytes_of
+        self._stored_bytes = bytes_of
+        self._is_redacted = is_redacted
+        self._redactor = redactor
+        self._has_warned = False
         self._streams = streams
         self._spawn = spawn
         self._one_in = one_in
-        self._prompts: OrderedDict[str, str] = OrderedDict()
+        self._prompts: OrderedDict[str, str | bytes] = OrderedDict()
+        """Prompts by stream; bodies of requests whose prompt is still to be redacted."""
         self.held_bytes = 0
         """Size of the kept prompts; above the limit the oldest is dropped."""
         self._reading = 0
@@ -58,11 +81,21 @@ class Contents:
         if not bytes_max:
             return
         self._take_prompt(stream)
-        prompt = prompt_of(body, bytes_max)
+        prompt = bytes(body) if self._is_redacted(tenant) else prompt_of(body, bytes_max)
         self._prompts[stream] = prompt
-        self.held_bytes += _utf8_bytes(prompt)
+        self.held_bytes += _size(prompt)
         while self.held_bytes > CONTENT_PROMPTS_BYTES_MAX:
             self._take_prompt(next(iter(self._prompts)))
+
+    def _bytes_of(self, tenant: TenantId) -> int:
+        """Return how many bytes of each prompt and completion are stored; 0: none."""
+        stored = self._stored_bytes(tenant)
+        if stored and self._redactor is None and self._is_redacted(tenant):
+            if not self._has_warned:
+                log.warning("content is not stored, install stream-gw[privacy] to redact it: tenant=%s", tenant)
+            self._has_warned = True
+            return 0
+        return stored
 
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
         """Drop the prompt of a completed reader whose trace is not sampled: ``emit`` will not be called for it."""
@@ -71,19 +104,46 @@ class Contents:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestTrace) and event.stream and (bytes_max := self._bytes_of(event.tenant)):
-            if event.role in ("created", "refused"):
-                event = msgspec.structs.replace(event, prompt=self._take_prompt(event.stream))
+            prompt = self._take_prompt(event.stream) if event.role in ("created", "refused") else ""
+            if self._is_redacted(event.tenant):
+                self._emit_redacted(event, prompt, bytes_max)
+                return
+            assert isinstance(prompt, str)
+            event = msgspec.structs.replace(event, prompt=prompt)
             if event.streamed_tokens and self._reading < CONTENT_READS_MAX:
                 self._reading += 1
                 self._spawn(self._emit_with_completion(event, bytes_max))
                 return
         self._sink.emit(event)
 
-    def _take_prompt(self, stream: str) -> str:
+    def _take_prompt(self, stream: str) -> str | bytes:
         """Remove the kept prompt of a stream and return it; empty: there is none."""
         prompt = self._prompts.pop(stream, "")
-        self.held_bytes -= _utf8_bytes(prompt)
+        self.held_bytes -= _size(prompt)
         return prompt
+
+    def _emit_redacted(self, event: RequestTrace, body: str | bytes, bytes_max: int) -> None:
+        """Emit the event with redacted content, or without any where it cannot be redacted."""
+        redactor = self._redactor
+        # A part of an answer may end in half a secret, which no pattern recognizes
+        is_whole = event.role == "created" and event.ended in ("completed", "incomplete")
+        if redactor is None or redactor.full or not isinstance(body, bytes):
+            self._sink.emit(event)
+        else:
+            self._spawn(self._emit_when_redacted(event, body, bytes_max, redactor, is_whole=is_whole))
+
+    async def _emit_when_redacted(
+        self, event: RequestTrace, body: bytes, bytes_max: int, redactor: Redacts, *, is_whole: bool
+    ) -> None:
+        found = event
+        try:
+            completion = await self._read_completion(event, bytes_max + redactor.margin_bytes) if is_whole else ""
+            prompt, completion = await redactor.redact(body, _PROMPT_FIELDS, completion, bytes_max)
+            found = msgspec.structs.replace(event, prompt=prompt, completion=completion)
+        except (FabricError, ValueError, RecursionError) as error:
+            log.warning("content not redacted, trace goes without it: stream=%s error=%s", event.stream, error)
+        finally:
+            self._sink.emit(found)
 
     async def _emit_with_completion(self, event: RequestTrace, bytes_max: int) -> None:
         """Add the completion from the log to the trace, and pass the trace on."""
@@ -196,6 +256,10 @@ def _block_name(frame: Open) -> str | None:
         case _:
             name = frame.kind
     return f"choice {frame.choice}{' ' if name else ''}{name}" if frame.choice else name
+
+
+def _size(text: str | bytes) -> int:
+    return len(text) if isinstance(text, bytes) else _utf8_bytes(text)
 
 
 def _utf8_bytes(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from stream_fabric.errors import PoolBusy
+from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metrics_registry import CappedLabels, MetricsRegistry, Page
@@ -51,6 +52,7 @@ class Metrics:
             self._rejections.labels(layer)
         for kind in BUDGET_EVENT_KINDS:
             self._budget_events.labels(*kind)
+        self.moderation = ModerationMetrics(make, "prompt")
         self._pools = CappedLabels()
 
     @property

@@ -101,6 +101,10 @@ def _nothing_loaded(replica: str) -> Loaded:
     return Loaded()
 
 
+def _platform_days(tenant: TenantId) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Tracer:
     """Configuration and consumers of one gateway's traces."""
@@ -117,6 +121,8 @@ class Tracer:
     """Adapters and artifact that a replica has loaded."""
     on_trace: Callable[[RequestTrace, str], None] = _ignore
     """Called for every emitted trace with the id of the client's span; empty: it sent none."""
+    retention_days: Callable[[TenantId], int] = _platform_days
+    """Returns the ``retention_days`` of a tenant's traces."""
 
 
 _NO_OVERFLOW = ("", 0.0)
@@ -346,6 +352,7 @@ class ReaderTrace:
             ttft_us=outcome.ttft_us,
             price_micro=prices.of(usage.prompt, usage.cached, usage.output) if prices and usage else 0,
             weight=tracer.one_in if outcome.ended == "completed" else 1,
+            retention_days=tracer.retention_days(self.tenant),
         )
 
 

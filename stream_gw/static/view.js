@@ -6,7 +6,7 @@ import { MarkdownView } from "./markdown.js";
 const PAUSE_MS_MAX = 1000;
 const ENDINGS = {
   cancelled: "Stopped",
-  incomplete: "Cut short by the length limit",
+  incomplete: "Cut short by moderation",
 };
 
 export class MessageView {

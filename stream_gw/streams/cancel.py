@@ -15,6 +15,7 @@ from stream_fabric.stream.ids import StreamId, TenantId
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
+from stream_gw.privacy.prompt_moderation import moderate_input
 from stream_gw.streams.follow import StreamReads, stream_id
 from stream_gw.streams.parts import GatewayParts
 
@@ -33,6 +34,7 @@ class StreamCommands:
     """
 
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
+        self._parts = parts
         self._log = parts.log
         self._accounts = parts.accounts
         self._hub = parts.hub
@@ -76,6 +78,7 @@ class StreamCommands:
         """Add an item to the stream's durable inputs, once per ``input_id``."""
         if not 0 < len(input_id) <= IDEMPOTENCY_KEY_CHARS_MAX:
             raise BadRequest(f"an input's id has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="id")
+        await moderate_input(self._parts.moderator, self._parts.authenticator.keys.plan(who.tenant), item)
         while True:
             await self._reads.read_head(who, stream, "input")
             result = await self._log.input(StreamId(stream), who.tenant, input_id, item)

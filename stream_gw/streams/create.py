@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from stream_fabric.accounts.records import row_days
 from stream_fabric.errors import (
     BadRequest,
     Draining,
@@ -26,13 +27,14 @@ from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.recovery.failover import placement_record, wait_s
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import StreamId, UserId, created_ms, moved_to, new_stream_id
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import Principal
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.trace import hashed_user
+from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
 from stream_gw.streams.budgets.claims import claims_of, session_key
@@ -112,6 +114,7 @@ class StreamCreation:
         pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         if context := parts.directory.context(pool, request.model):
             await off_loop(request.prompt_bytes, lambda: check_context(request, context))
+        await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
@@ -156,9 +159,7 @@ class StreamCreation:
             if await self._keys.adopt(call, stream, replaces_in):
                 return await self._keys.open(call, stream)
             # Others may have waited for the same key: the first to create its stream places it, the rest follow
-            code = await parts.log.create(
-                stream, epoch, who.tenant, work.facts, parts.name, request.model, reserved=work.reserved
-            )
+            code = await self._create_record(who.tenant, work)
             if code is CreateCode.TAKEN:
                 return await self._keys.open(call, stream)
         subscription = parts.hub.expect(stream, who.tenant, epoch, trace)
@@ -182,6 +183,19 @@ class StreamCreation:
             subscription.attach,
             attached=False,
             headers=headers,
+        )
+
+    def _create_record(self, tenant: TenantId, work: Work) -> Coroutine[Any, Any, CreateCode]:
+        """Create the stream's record with this gateway as first watcher."""
+        return self._parts.log.create(
+            work.request.stream,
+            work.parsed_epoch(),
+            tenant,
+            work.facts,
+            self._parts.name,
+            work.request.model,
+            reserved=work.reserved,
+            retention_s=work.retention_s,
         )
 
     # --- limits --------------------------------------------------------------------------------------------
@@ -228,6 +242,7 @@ class StreamCreation:
         reserved: bool,
     ) -> Work:
         """Make the record of the request that a replica will run."""
+        plan = self._parts.authenticator.keys.plan(call.who.tenant)
         request, trace, tenant = call.request, call.trace, call.who.tenant
         estimates = self._parts.directory.estimates(
             cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
@@ -252,6 +267,9 @@ class StreamCreation:
             reserved=reserved,
             key=call.who.key.id if call.who.key is not None else "",
             user_hash=hashed_user(tenant, trace.user),
+            retention_s=plan.retention_s,
+            retention_days=row_days(plan),
+            moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
         )
 
     def _grace_s(self, call: CreateCall) -> float | None:
@@ -278,9 +296,7 @@ class StreamCreation:
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(
-                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
-            ),
+            self._create_record(tenant, work),
             place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:

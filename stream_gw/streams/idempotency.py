@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 import msgspec
 
@@ -34,6 +35,9 @@ class IdempotencyKeys:
         if not 0 < len(call.key or "") <= IDEMPOTENCY_KEY_CHARS_MAX:
             raise BadRequest(f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="key")
         digest = await off_loop(len(bytes(request.body)), lambda: fingerprint(request.body))
+        if self._parts.authenticator.keys.plan(call.who.tenant).retention_s == 0:
+            # The binding outlives the stream: without the caller's key it must not tell which body it was
+            digest = hashlib.sha256(f"{key}\0{digest}".encode()).hexdigest()[: len(digest)]
         print_ = f"{digest}:{int(request.stream)}"
         bound, bound_print = await self._parts.index.claim(call.who.tenant, key, stream, print_)
         if bound_print != print_:
@@ -73,6 +77,7 @@ class IdempotencyKeys:
                     parts.name,
                     model,
                     reserved=work.reserved,
+                    retention_s=work.retention_s,
                 )
                 if code is CreateCode.CANCELLED:
                     raise StreamFailed("the stream was cancelled before it began")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stream_fabric.accounts.budgets import Crossed
 from stream_fabric.accounts.ports import Accounts
+from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.ports import Clock, Index, Pools, Random, StreamLog
 from stream_fabric.stream.ids import GatewayId, TenantId
 from stream_gw.auth import Authenticator
@@ -41,6 +42,8 @@ class GatewayParts:
     """Called with the kind of subject and of limit that refused a request."""
     on_crossed: Callable[[TenantId, Crossed, str], None] = lambda tenant, crossed, model: None
     """Called with a budget that has crossed a mark, and the model of the request that did it."""
+    moderator: Moderator | None = None
+    """Checks prompts of plans with moderation; None: such prompts are refused."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

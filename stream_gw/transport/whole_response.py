@@ -11,6 +11,7 @@ from stream_fabric.stream.frames import End, ErrorInfo, Status, decode, is_end
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.accumulate import Accumulator
+from stream_gw.dialects.base import ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.whole import WHOLE, Document
 from stream_gw.transport.connection import EdgeHttp
@@ -60,13 +61,13 @@ class WholeResponse:
         pass
 
     def end(self, status: Status) -> None:
-        recorded = None if self._end is None else self._end.error
-        if status == "completed" or (status == "incomplete" and recorded is None):
+        if status == "completed" or (self._end is not None and ends_cleanly(self._end)):
             try:
                 self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:
                 self._set_outcome(Collected(error=error))
             return
+        recorded = None if self._end is None else self._end.error
         info = recorded or ErrorInfo(status, f"the stream ended with status {status}", EngineFailed.type, 502)
         self._set_outcome(Collected(error=from_info(info)))
 

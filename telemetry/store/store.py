@@ -33,6 +33,11 @@ class Rows:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
+def _row_expiry(days: int) -> str:
+    """Return when a row expires: at the end of a day, so that a part of one day is written anew once for each term."""
+    return f"toDate(at) + toIntervalDay(if(retention_days = 0, {days}, retention_days) + 1)"
+
+
 class Store:
     """ClickHouse with our schema. Call ``open`` first, ``close`` last. Methods raise StoreUnavailable or StoreRefused.
 
@@ -127,17 +132,22 @@ class Store:
 
         Billed usage, ``usage_hour``, is kept without limit.
         """
-        wanted = [(table, "toDateTime(at)", raw_days) for table in ("requests", "attempts", "fleet")]
-        wanted += [(table, "minute", rollup_days) for table in ("requests_minute", "attempts_minute")]
-        wanted += [(table, "hour", rollup_days) for table in ("lengths_hour", "speeds_hour", "bills")]
+        wanted = [(table, _row_expiry(raw_days)) for table in ("requests", "attempts")]
+        wanted.append(("fleet", f"toDateTime(at) + toIntervalDay({raw_days})"))
+        wanted += [
+            (table, f"minute + toIntervalDay({rollup_days})") for table in ("requests_minute", "attempts_minute")
+        ]
+        wanted += [
+            (table, f"hour + toIntervalDay({rollup_days})") for table in ("lengths_hour", "speeds_hour", "bills")
+        ]
 
         def alter(client: Client) -> None:
             sql = "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()"
             tables = {str(row[0]): str(row[1]) for row in client.query(sql).result_rows}
-            for table, column, days in wanted:
-                if f"toIntervalDay({days})" not in tables[table]:
+            for table, expiry in wanted:
+                if f"TTL {expiry} " not in tables[table]:
                     client.command(
-                        f"ALTER TABLE {table} MODIFY TTL {column} + INTERVAL {days} DAY",
+                        f"ALTER TABLE {table} MODIFY TTL {expiry}",
                         settings={"materialize_ttl_after_modify": 0},
                     )
             sql = (

@@ -58,6 +58,7 @@ SECRET = {
     "STREAM_GW_TOKEN_SECRET": "a secret of sixteen",
     "STREAM_GW_DATABASE_URL": "postgresql://user:secret@database/stream_gw",
     "STREAM_GW_KEY_PEPPER": "a pepper of sixteen",
+    "STREAM_GW_MODERATION_KEY": "secret",
     "STREAM_GW_GATEWAY": "llm-stream-gw-gateway-7c9d8b6f5-x2x4z",
     "STREAM_GW_REPLICA": "llm-stream-gw-pool-qwen3-8b-7c9d8b6f5-x2x4z",
     "STREAM_GW_REVISION": "7c9d8b6f5",

@@ -52,11 +52,16 @@ class StreamDoor:
         model: str = "",
         *,
         reserved: bool = False,
+        retention_s: int | None = None,
     ) -> CreateCode:
         shard = self._shard(stream)
 
         def step() -> CreateCode:
-            return at_once(shard.log.create(stream, epoch, tenant, facts, gateway, model, reserved=reserved))
+            return at_once(
+                shard.log.create(
+                    stream, epoch, tenant, facts, gateway, model, reserved=reserved, retention_s=retention_s
+                )
+            )
 
         return await self._link.call("create", shard, step)
 
@@ -130,6 +135,10 @@ class StreamDoor:
             return None if page is None else page._replace(entries=page.entries[:_PAGE_ENTRIES_MAX])
 
         return await self._link.call("watch", shard, step)
+
+    async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
+        shard = self._shard(stream)
+        return await self._link.call("forget", shard, lambda: at_once(shard.log.forget(stream, gateway)))
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         shard = self._shard(stream)

@@ -84,6 +84,7 @@ class MemoryStreamLog:
         model: str = "",
         *,
         reserved: bool = False,
+        retention_s: int | None = None,
     ) -> CreateCode:
         state = self.streams.get(stream)
         if state is not None:
@@ -91,7 +92,7 @@ class MemoryStreamLog:
         if self._pending(stream) == tenant:
             return CreateCode.CANCELLED
         self.pending.pop(stream, None)
-        state = StreamState(epoch, tenant, facts, [gateway] if gateway else [])
+        state = StreamState(epoch, tenant, facts, [gateway] if gateway else [], retention_s=retention_s)
         if gateway is None:
             state.unwatched, state.unwatched_since_ms = "L", self._now_ms()
         self.streams[stream] = state
@@ -195,12 +196,19 @@ class MemoryStreamLog:
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
     ) -> Page | None:
         state = self._owned(stream, tenant)
-        if state is None:
+        if state is None or state.forgotten:
             return None
         page = state.page(after, PAGE_ENTRIES_MAX, self._now_ms())
         if gateway is not None:
             state.watch(gateway)
         return page
+
+    async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
+        state = self.streams.get(stream)
+        if state is None or not state.forget(gateway):
+            return False
+        self._inputs.pop(stream, None)
+        return True
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         state = self.streams.get(stream)

@@ -179,10 +179,44 @@ async def test_parameters_are_no_sql(opened: Store) -> None:
 async def test_rows_are_kept_for_so_many_days(opened: Store) -> None:
     await opened.set_retention(7, 90)
     sql = "SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = {t:String}"
-    for table, days in (("requests", 7), ("fleet", 7), ("requests_minute", 90)):
+    for table, days in (("requests", "if(retention_days = 0, 7, "), ("fleet", "7)"), ("requests_minute", "90)")):
         ((engine,),) = (await opened.query(sql, {"t": table})).rows
-        assert f"toIntervalDay({days})" in engine
+        assert f"toIntervalDay({days}" in engine
         assert "non_replicated_deduplication_window = 10000" in engine
+
+
+async def test_a_plans_rows_are_kept_for_its_days(opened: Store) -> None:
+    """A plan's days count, whatever the platform's; without any, the row is in the roll-ups and the bill alone."""
+    await opened.set_retention(30, 400)
+    aged = {"new": (0, 0), "old": (29, 0), "older": (32, 0), "short": (1, 2), "shorter": (3, 2), "long": (90, 100)}
+    for id, (age, days) in {**aged, "none": (0, -1)}.items():
+        for table, more in (("requests", "weight"), ("attempts", "billed")):
+            await opened.command(
+                f"INSERT INTO {table} (id, at, tenant, stream, {more}, price_micro, retention_days) "
+                f"SELECT '{id}', now64(6) - INTERVAL {age} DAY, '{id}', 's', 1, 5, {days}"
+            )
+    for table in ("requests", "attempts"):
+        await opened.command(f"OPTIMIZE TABLE {table} FINAL")
+        left = await opened.query(f"SELECT id FROM {table} ORDER BY id")
+        assert [id for (id,) in left.rows] == ["long", "new", "old", "short"], table
+    bills = await opened.query("SELECT tenant, sum(price_micro) FROM usage_hour GROUP BY tenant ORDER BY tenant")
+    assert bills.rows == [(tenant, 5) for tenant in sorted({*aged, "none"})]
+    assert (await opened.query("SELECT sum(requests) FROM requests_minute")).rows == [(len(aged) + 1,)]
+
+
+async def test_rows_of_one_part_expire_each_at_its_time(opened: Store) -> None:
+    await opened.set_retention(30, 400)
+    await opened.command(
+        "INSERT INTO requests (id, at, retention_days) "
+        "SELECT toString(number), now64(6) - INTERVAL 5 DAY, if(number % 2, 7, 0) FROM numbers(4)"
+    )
+    assert (await opened.query("SELECT count() FROM requests")).rows == [(4,)]
+    await opened.command(
+        "ALTER TABLE requests UPDATE retention_days = 3 WHERE retention_days = 7 SETTINGS mutations_sync = 2"
+    )
+    await opened.command("ALTER TABLE requests MATERIALIZE TTL SETTINGS mutations_sync = 2")
+    await opened.command("OPTIMIZE TABLE requests FINAL")
+    assert (await opened.query("SELECT id FROM requests ORDER BY id")).rows == [("0",), ("2",)]
 
 
 async def test_what_was_asked_and_answered_goes_before_its_row(opened: Store) -> None:

@@ -88,7 +88,7 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
     ok(run("plans", "add", "gold", "--tier", "standard", "--models", "a,b", "--tenant-tokens-per-min", "900",
            "--key-streams", "2", "--model-limits", "a:streams=1", "--trace-content-bytes", "10",
            "--kv-isolation", "--budget", "tenant_month:tokens=9,micro=8", "--share", "50", "--fallback", "a:b",
-           "--regions", "eu", "--retention-s", "0", "--trace-retention-days", "3", "--redact",
+           "--regions", "eu", "--retention-s", "60", "--trace-retention-days", "3", "--redact",
            "--moderation", "all"))  # fmt: skip
     assert "keys add --tenant acme" in ok(run("tenants", "add", "acme", "--plan", "gold", "--label", "Acme Inc."))
     key = json.loads(
@@ -114,7 +114,7 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
     assert found["plan:gold"] == PlanRecord(
         "gold", "standard", ("a", "b"), Limits(tokens_per_min=900), Limits(streams=2), model={"a": Limits(streams=1)},
         trace_content_bytes=10, kv_isolation=True, budgets=Budgets(tenant_month=Budget(9, 8)), share=50,
-        fallbacks={"a": ("b",)}, regions=("eu",), retention_s=0, trace_retention_days=3, redact=True, moderation="all",
+        fallbacks={"a": ("b",)}, regions=("eu",), retention_s=60, trace_retention_days=3, redact=True, moderation="all",
     )  # fmt: skip
     assert found["prices"] == PricesRecord({"*": Prices(5, 5, 7)})
     tenant = found["tenant:acme"]
@@ -133,6 +133,16 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
         assert "gold" in line or "acme" in line
         assert all(len(each) <= 200 for each in line.splitlines())
     assert "7" in ok(run("prices", "list")) and "1" in ok(run("prices", "list", "--tenant", "acme"))
+
+
+def test_a_plan_that_keeps_nothing_stores_no_content(run: Run, server: RedisServer) -> None:
+    ok(run("plans", "add", "gold", "--trace-content-bytes", "10"))
+    for command in (("set", "gold"), ("add", "silver", "--trace-content-bytes", "10")):
+        done = run("plans", *command, "--retention-s", "0")
+        assert done.returncode != 0
+        assert "trace_content_bytes" in done.stderr
+    ok(run("plans", "set", "gold", "--retention-s", "0", "--trace-content-bytes", "0"))
+    assert published(server)["plan:gold"] == PlanRecord("gold", retention_s=0)
 
 
 def test_changes_of_a_plan_keep_what_is_not_given(run: Run, server: RedisServer) -> None:

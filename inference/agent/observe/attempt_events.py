@@ -75,5 +75,6 @@ class AttemptEvents:
                 endpoint=work.request.kind,
                 gpu_us=gpu_us,
                 gpu_cost_micro=self._gpu_price.cost_of(gpu_us),
+                retention_days=work.retention_days,
             )
         )

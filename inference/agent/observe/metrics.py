@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from inference.agent.agent import Agent
 from inference.agent.observe.gpus import Gpu
 from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
+from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metric_names import ITL_BUCKETS_US
@@ -63,6 +64,7 @@ class AgentMetrics:
         self._pool = pool
         self._kv_bytes_per_token = kv_bytes_per_token
         self._metrics = make = MetricsRegistry("agent")
+        self.moderation = ModerationMetrics(make, "answer")
         self._ready = make.gauge(listed.REPLICA_READY).labels(pool)
         self._running = make.gauge(listed.RUNNING_SEQS).labels(pool)
         self._waiting = make.gauge(listed.WAITING_SEQS).labels(pool)

@@ -1,5 +1,5 @@
 -- KEYS: meta, log. ARGV: epoch, tenant, facts, gateway ('' none), live ttl ms, model, 1 if its tenant's account holds
---   a reservation for it.
+--   a reservation for it, ms that it is kept after its end (0 until it was read; '' as the platform is set).
 -- Returns {code, last}: 0 created, 1 exists with the same epoch and tenant, 2 exists otherwise, 3 cancelled before.
 local m = KEYS[1]
 local v = redis.call('HMGET', m, 'e', 't', 's', 'cx')
@@ -16,5 +16,6 @@ redis.call('DEL', m, KEYS[2]) -- eviction may have left either
 redis.call('HSET', m, 'e', ARGV[1], 's', '0', 'st', 'live', 't', ARGV[2], 'f', ARGV[3], 'w', watchers,
   'uw', unwatched, 'x', now, 'r', '', 'us', '', 'b', '', 'o', '', 'mo', ARGV[6])
 if ARGV[7] == '1' then redis.call('HSET', m, 'ac', '1') end
+if ARGV[8] ~= '' then redis.call('HSET', m, 'rt', ARGV[8]) end
 redis.call('PEXPIRE', m, ARGV[5])
 return {0, 0}

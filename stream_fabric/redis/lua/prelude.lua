@@ -4,7 +4,8 @@
 --   last reader left, "V<ms>" the last gateway vanished, "" watched   us usage, five integers   b bases "n:seq "
 --   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
 --   mo model that its usage is counted under   ib bytes of its inputs   ac 1 if its tenant's account holds a
---   reservation for it
+--   reservation for it   rt ms that it is kept after its end, where its plan says so; 0: until it was read
+--   fg 1 once it was read and its content is deleted
 local UNIT, RECORD = '\31', '\30'
 local HOUR_MS = 60 * 60 * 1000
 
@@ -57,12 +58,19 @@ local function settle(m, tenant, us, model, now)
   redis.call('PEXPIRE', key, USAGE_TTL_MS)
 end
 
--- Let a stream that has ended expire. Its placement records go with it; no caller names their key, so in a slot that
--- moves to another node this may fail, and they keep their longer life.
-local function expire_ended(m, l, retention_ms)
-  redis.call('PEXPIRE', m, retention_ms)
-  redis.call('PEXPIRE', l, retention_ms)
-  redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', retention_ms)
+-- Time that an ended stream is kept. own: its field rt; default_ms: the platform's.
+local function kept_ms(own, default_ms)
+  return own == '0' and ZERO_KEPT_MS or own or default_ms
+end
+
+-- Let a stream that has ended expire. Its placement records and inputs go with it; no caller names their keys, so in a
+-- slot that moves to another node this may fail, and they keep their longer life.
+local function expire_ended(m, l, default_ms)
+  local ms, prefix = kept_ms(redis.call('HGET', m, 'rt'), default_ms), string.sub(m, 1, -2)
+  redis.call('PEXPIRE', m, ms)
+  redis.call('PEXPIRE', l, ms)
+  redis.pcall('PEXPIRE', prefix .. 'p', ms)
+  redis.pcall('PEXPIRE', prefix .. 'i', ms)
 end
 
 -- Append a terminal in place of the producer. The caller has checked that the stream is live.

@@ -3,8 +3,8 @@
 -- Returns {} when there is no such stream for the tenant, else
 --   {epoch, last, status, facts, bases, structure, tenant, for how many ms nobody had watched it, entries}.
 local m = KEYS[1]
-local v = redis.call('HMGET', m, 'e', 's', 'st', 'f', 'b', 'o', 't', 'w', 'uw')
-if not v[1] or (ARGV[1] ~= '' and v[7] ~= ARGV[1]) then return {} end
+local v = redis.call('HMGET', m, 'e', 's', 'st', 'f', 'b', 'o', 't', 'w', 'uw', 'fg')
+if not v[1] or v[10] or (ARGV[1] ~= '' and v[7] ~= ARGV[1]) then return {} end
 if ARGV[2] ~= '' and v[3] == 'live' and not string.find(' ' .. v[8], ' ' .. ARGV[2] .. ' ', 1, true) then
   redis.call('HSET', m, 'w', v[8] .. ARGV[2] .. ' ', 'uw', '')
 elseif ARGV[2] ~= '' and v[9] ~= '' then

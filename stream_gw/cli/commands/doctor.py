@@ -41,6 +41,7 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     from inference.control.settings import ControllerSettings
     from stream_gw.cli.checks.engine import check_engine
     from stream_gw.cli.checks.files import check_keys, check_pools
+    from stream_gw.cli.checks.privacy import check_privacy
     from stream_gw.cli.checks.redis import check_redis
     from stream_gw.cli.checks.telemetry import check_clickhouse, check_consumer
     from stream_gw.cli.checks.tenancy import check_tenancy
@@ -69,6 +70,7 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     if gateway:
         check_keys(report, gateway)
         await check_tenancy(report, gateway)
+        await check_privacy(report, gateway)
     if controller:
         check_pools(report, controller)
     if agent:

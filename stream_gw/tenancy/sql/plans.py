@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
-from stream_fabric.accounts.records import PlanRecord
-from stream_fabric.errors import NotFound
+from stream_fabric.accounts.records import PlanRecord, contradiction
+from stream_fabric.errors import BadRequest, NotFound
 from stream_gw.tenancy.errors import Conflict
 from stream_gw.tenancy.models import Plan, PlanChange, merged_plan
 from stream_gw.tenancy.sql import tables
@@ -35,7 +35,8 @@ class Plans:
         return [plan_of(row) for row in reply]
 
     async def create(self, plan: Plan) -> Plan:
-        """Raises Conflict when the plan exists."""
+        """Raises Conflict when the plan exists, BadRequest when its terms exclude each other."""
+        _check_terms(plan)
         row = await self._row(plan.name)
         if row is not None and row.deleted_at is None:
             raise Conflict(f"plan {plan.name!r} exists; change it with PATCH or stream-gw plans set", param="name")
@@ -48,9 +49,10 @@ class Plans:
         return plan
 
     async def change(self, name: str, change: PlanChange) -> Plan:
-        """Raises NotFound."""
+        """Raises NotFound, or BadRequest when terms exclude each other."""
         before = await self.find(name)
         after = merged_plan(before, change)
+        _check_terms(after)
         await self._update(name, {"terms": _terms(after), "revision": self._transaction.next_revision()})
         await self._transaction.audit("plan.change", f"plan:{name}", before, after)
         return after
@@ -76,6 +78,11 @@ class Plans:
 def plan_of(row: Row[Any]) -> Plan:
     """Raises msgspec.ValidationError."""
     return msgspec.convert({"name": row.name, **row.terms}, Plan)
+
+
+def _check_terms(plan: Plan) -> None:
+    if wrong := contradiction(plan):
+        raise BadRequest(wrong, param="retention_s")
 
 
 def _terms(plan: Plan) -> dict[str, Any]:

@@ -145,6 +145,40 @@ capabilities: { drop: [ALL] }
 {{- include "sg.kafkaCaVolume" . }}
 {{- end }}
 
+{{/* Moderation, of gateways and agents. */}}
+{{- define "sg.moderationEnv" -}}
+{{- $moderation := .Values.moderation }}
+{{- if $moderation.url }}
+{{ include "sg.plain" (list "STREAM_GW_MODERATION_URL" $moderation.url) }}
+{{ include "sg.plain" (list "STREAM_GW_MODERATION_TIMEOUT_S" (include "sg.number" $moderation.timeoutSeconds)) }}
+{{- if $moderation.model }}
+{{ include "sg.plain" (list "STREAM_GW_MODERATION_MODEL" $moderation.model) }}
+{{- end }}
+{{- if $moderation.secret.name }}
+{{ include "sg.fromSecret" (list "STREAM_GW_MODERATION_KEY" $moderation.secret.name $moderation.secret.key) }}
+{{- end }}
+{{- end }}
+{{- if $moderation.rules.name }}
+{{ include "sg.plain" (list "STREAM_GW_MODERATION_RULES_FILE" (printf "/etc/stream-gw/moderation/%s" $moderation.rules.key)) }}
+{{- end }}
+{{- if or $moderation.url $moderation.rules.name }}
+{{ include "sg.plain" (list "STREAM_GW_MODERATION_FAIL" $moderation.fail) }}
+{{- end }}
+{{- end }}
+
+{{- define "sg.moderationMount" -}}
+{{- if .Values.moderation.rules.name }}
+- { name: moderation, mountPath: /etc/stream-gw/moderation, readOnly: true }
+{{- end }}
+{{- end }}
+
+{{- define "sg.moderationVolume" -}}
+{{- if .Values.moderation.rules.name }}
+- name: moderation
+  configMap: { name: {{ .Values.moderation.rules.name | quote }} }
+{{- end }}
+{{- end }}
+
 {{- define "sg.telemetry" -}}
 {{- if and .Values.telemetry.enabled (ne .Values.events.by "off") }}true{{ end -}}
 {{- end }}

@@ -1,0 +1,1 @@
+"""Moderation of answers, before they enter the log."""

@@ -1,0 +1,1 @@
+"""Moderation of prompts and answers: local rules, an OpenAI-compatible endpoint, or both."""
