@@ -110,6 +110,8 @@ class OverloadTerms(NamedTuple):
     """Replicas that come up before the request's time is over (``relief``). They shorten the wait in the queue."""
     batch_yields: bool = False
     """True: batch work of the pool yields if the request is of a higher tier and would wait longer than its mark."""
+    at_once: bool = False
+    """True: the request is refused rather than queued, because a smaller model may answer it."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -126,7 +128,7 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        flags = self.again + 2 * self.moved + 4 * self.batch_yields
+        flags = self.again + 2 * self.moved + 4 * self.batch_yields + 8 * self.at_once
         return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], flags, *self[6:8])
 
 
