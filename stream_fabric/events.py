@@ -190,6 +190,8 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     """Adjacent pool or batch host that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
+    regions: str = ""
+    """Regions that the request was bound to, separated by commas; empty: none."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):

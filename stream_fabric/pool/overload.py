@@ -220,5 +220,5 @@ def overflow_in_backlog_s(home: OverloadMarks, host: OverloadMarks | None) -> fl
 
     Half of the home pool's mark, or the lowest of the adjacent pool's own marks if that is lower.
     """
-    own = (*host.reject_s, host.overflow_s) if host is not None else ()
+    own = (*host.reject_s[: BATCH_TIER + 1], host.overflow_s) if host is not None else ()
     return min([home.overflow_s / 2, *(mark for mark in own if mark)])

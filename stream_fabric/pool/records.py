@@ -124,9 +124,9 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
         """Index of its tier in ``TIERS``."""
         return FREE_TIER if self.free else self.tier
 
-    def may_run_in(self, region: str) -> bool:
-        """True if a replica of this region may serve the stream."""
-        return not self.regions or region in self.regions
+    def may_run_on(self, info: ReplicaInfo) -> bool:
+        """True if the replica serves the model, in a region that the stream may be served in."""
+        return self.request.model in info.models and (not self.regions or info.region in self.regions)
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stream_fabric.pool.overload import OverloadTerms, PrefillDuty, is_rejected, rejection_draw
 from stream_fabric.pool.placement import Choice, PlacementRequest, Refused, ReplicaSlot
-from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.pool.queue import PoolQueue
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+
+
+def requests_ahead(
+    request: PlacementRequest, choice: Choice, queue: PoolQueue, regions: Mapping[ReplicaId, str]
+) -> Iterator[PlacementRequest]:
+    """Queued requests that go before this one. ``regions``: of the replicas."""
+    of = [regions.get(scored.replica, "") for scored in choice.candidates]
+    alive = [region for region, scored in zip(of, choice.candidates, strict=True) if scored.barred != "dead"]
+    return queue.ahead(request.tier, None if choice.taken < 0 else of[choice.taken], alive)
+
+
+def goes_first_in(
+    request: PlacementRequest, choice: Choice, queue: PoolQueue, regions: Mapping[ReplicaId, str]
+) -> bool:
+    """True if no queued request goes before this one."""
+    return next(requests_ahead(request, choice, queue, regions), None) is None
 
 
 def check_bytes(

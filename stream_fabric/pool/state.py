@@ -6,7 +6,7 @@ float; one contract suite runs on both, and the simulations run on this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_fabric.limits import PIN_S, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
@@ -39,7 +39,14 @@ from stream_fabric.pool.placement import (
     take_in_time,
 )
 from stream_fabric.pool.queue import PoolQueue, admits
-from stream_fabric.pool.refusals import check_bytes, check_overflow_in, is_late, own_prefill_ms
+from stream_fabric.pool.refusals import (
+    check_bytes,
+    check_overflow_in,
+    goes_first_in,
+    is_late,
+    own_prefill_ms,
+    requests_ahead,
+)
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
 
@@ -116,10 +123,10 @@ class PoolState:
         choice = choose(replicas, slots, matched, request, pin, now_ms)
         if request.tier >= BATCH_TIER and self.yields(now_ms):
             choice = choice._replace(taken=-1)
-        goes_first = self._goes_first(request, choice, now_ms)
+        goes_first = goes_first_in(request, choice, self.queue, self.regions)
         if goes_first and is_late(request, slots, choice, terms) and not is_short(slots, terms.reject_s * 1000, now_ms):
             choice = take_in_time(choice, slots, request, terms.reject_s * 1000)
-            goes_first = self._goes_first(request, choice, now_ms)
+            goes_first = goes_first_in(request, choice, self.queue, self.regions)
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
@@ -166,15 +173,6 @@ class PoolState:
             return
         self.arrived = requests + 1, prompt + request.prompt_tokens - hit, output + request.output_tokens
 
-    def _goes_first(self, request: PlacementRequest, choice: Choice, now_ms: float) -> bool:
-        return next(self._ahead(request, choice, now_ms), None) is None
-
-    def _ahead(self, request: PlacementRequest, choice: Choice, now_ms: float) -> Iterator[PlacementRequest]:
-        """Queued requests that go before this one."""
-        regions = [self.regions.get(scored.replica, "") for scored in choice.candidates]
-        alive = [region for region, scored in zip(regions, choice.candidates, strict=True) if scored.barred != "dead"]
-        return self.queue.ahead(request.tier, None if choice.taken < 0 else regions[choice.taken], alive)
-
     def _check_overload(
         self,
         request: PlacementRequest,
@@ -207,7 +205,7 @@ class PoolState:
             decode_per_s += slot.decode_per_s
         count = len(alive)
         replicas = count * max(terms.replicas / len(slots), 1)
-        ahead = list(self._ahead(request, choice, now_ms))
+        ahead = list(requests_ahead(request, choice, self.queue, self.regions))
         prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
         waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
         backlog_s = prefill_ms / count / 1000 + waits_s / (replicas + terms.relief)
@@ -335,12 +333,10 @@ class PoolState:
         )
 
     def yields(self, now_ms: float) -> bool:
-        """True while batch work yields."""
         return self.yields_until_ms > now_ms
 
     def yield_to(self, now_ms: float, replica: ReplicaId | None = None) -> int | None:
-        """Return the queued requests of higher tiers that batch work of the replica, of none for those that any may
-        serve, yields to; None: it does not yield."""
+        """Return the queued requests of higher tiers that the replica's batch work yields to; None: it does not."""
         region = "" if replica is None else self.regions.get(replica, "")
         return self.queue.waiting_for(region, BATCH_TIER) if self.yields(now_ms) else None
 

@@ -129,8 +129,8 @@ class ReaderTrace:
     __slots__ = (
         "arrived", "attempts", "broke", "continued", "expected_us", "facts", "finish_reason", "first", "first_seq",
         "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed", "placing", "pool", "position", "prices",
-        "reason", "received", "replica", "request_id", "role", "scores", "session", "stalled_at", "stalled_us",
-        "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
+        "reason", "received", "regions", "replica", "request_id", "role", "scores", "session", "stalled_at",
+        "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +166,8 @@ class ReaderTrace:
         self.overflow = _NO_OVERFLOW
         self.replica: ReplicaId | Literal[""] = ""
         self.tier = -1
+        self.regions: tuple[str, ...] = ()
+        """Regions that the request is bound to; empty: none."""
         self.prices: Prices | None = None
         self.scores = b""
         """Scores of the candidates, encoded because an object per candidate would cost more memory."""
@@ -323,6 +325,7 @@ class ReaderTrace:
             replica=self.replica,
             session_hash=self.session,
             region=tracer.region,
+            regions=",".join(self.regions),
             dialect="" if facts is None else f"openai.{facts.kind}",
             transport=self.transport,
             tier=outcome.tier,

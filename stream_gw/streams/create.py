@@ -21,7 +21,7 @@ from stream_fabric.errors import (
 )
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.home import home_partition
-from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.placement import BATCH_TIER, FREE_TIER, TIERS, Placed, Queued, Refused
 from stream_fabric.pool.plan import route_key
 from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import EngineRequest, Work
@@ -30,7 +30,7 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
 from stream_fabric.stream.log import CreateCode
-from stream_gw.auth import Principal
+from stream_gw.auth import Principal, check_region, pinned_regions
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
@@ -109,14 +109,17 @@ class StreamCreation:
         request = call.request
         user = _stream_user(who, request.user)
         # The plan of now: a socket's caller was authenticated long ago
-        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
-        if context := parts.directory.context(pool, request.model):
+        allowed = records.regions(who)
+        check_region(parts.settings.region, allowed)
+        regions = trace.regions = pinned_regions(allowed)
+        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
+        if context := parts.directory.context(pool, request.model, regions):
             await off_loop(request.prompt_bytes, lambda: check_context(request, context))
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
         trace.session = _session_key(who.tenant, request.session_id)
-        cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
+        cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes, regions)
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = self._new_id(cell, now_ms)
         if call.key is not None:
@@ -237,7 +240,10 @@ class StreamCreation:
             tenant,
             meta,
             self._grace_s(call),
-            tier=request.tier,
+            tier=min(request.tier, BATCH_TIER),
+            free=request.tier == FREE_TIER,
+            regions=trace.regions,
+            share=self._parts.authenticator.keys.plan(tenant).share,
             session=trace.session,
             prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
             # Most requests stop far below their limit
@@ -266,7 +272,7 @@ class StreamCreation:
         parts, work, trace = self._parts, new.work, new.call.trace
         tenant, model = new.call.who.tenant, work.request.model
         hashes = array("I", work.prefix)
-        candidates = parts.directory.candidates(new.cell, model, hashes)
+        candidates = parts.directory.candidates(new.cell, model, hashes, work.regions)
         trace.placing = trace.placing or parts.clock.monotonic_us()
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
@@ -286,7 +292,7 @@ class StreamCreation:
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
             plan = parts.directory.plans.get(pool_of(outcome.cell))
-            recovery_s = plan.recovery_s(TIERS[work.tier], parts.clock.now_us()) if plan is not None else 0.0
+            recovery_s = plan.recovery_s(TIERS[work.rank], parts.clock.now_us()) if plan is not None else 0.0
             error = refusal(work, placed, recovery_s, parts.random.random())
             # A caller that retries at once must find its key free
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))

@@ -2,7 +2,8 @@
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
 --   terms (packed: reject mark, overflow mark, overflow in, replicas, flags: 1 returned, 2 moved here, 4 batch
---   yields, 8 at once or not at all, prefill duty at most, replicas on their way; '' none), span, under share, miss, bytes of the pool's
+--   yields, 8 at once or not at all, prefill duty at most, replicas on their way; '' none), span, under share, miss,
+--   bytes of the pool's
 --   requests at most, of the tenant's at most, replicas that produced it before (each between two \28),
 --   regions that it is bound to (each after a \27, and one \27 at the end; '' any), its tenant's share; then of each
 --   candidate: replica, matched tokens.
@@ -11,7 +12,8 @@
 --   {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
 --   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
---   much memory, {8, 0, '', scored} because it would have to wait; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
+--   much memory, {8, 0, '', scored} because it would have to wait; scored: of each candidate packed score ms,
+--   matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
 --   3 over, 4 no room in its KV cache).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])

@@ -224,7 +224,8 @@ local function forget(id, tier, ask)
   return true
 end
 
--- Decode a queue entry: model and the regions that it is bound to, end of its wait (ms), start of its wait (us), session, prompt tokens, output tokens, the
+-- Decode a queue entry: model and the regions that it is bound to, end of its wait (ms), start of its wait (us),
+-- session, prompt tokens, output tokens, the
 -- replica that the session is bound to, the most tokens that a replica has cached; held: each replica with its cached
 -- tokens, then the replicas that produced the stream before.
 local function asked(line)
@@ -282,7 +283,8 @@ local function with_lanes(line, tier, lanes, region)
 end
 
 -- The request that a replica with room takes next: among the first ones, the one with most of its prompt cached.
--- last_tier: requests of lower tiers are left; lanes: see waiting_count; region: the replica's. Returns its id, its tier, its queue entry, and the start of the first
+-- last_tier: requests of lower tiers are left; lanes: see waiting_count; region: the replica's. Returns its id, its
+-- tier, its queue entry, and the start of the first
 -- request; nothing when the replica's KV cache has no room for it: then no smaller request overtakes it.
 local function next_waiting(replica, packed, serves, now, last_tier, lanes, region)
   for tier = 0, last_tier do

@@ -2,7 +2,8 @@
 -- flight
 -- are rebuilt from its list and from what it has not read yet, so no count can drift.
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
---   decode ms, prefill tokens/s, decode tokens/s, models and region, info JSON, pin ms, generation, free KV tokens, how many
+--   decode ms, prefill tokens/s, decode tokens/s, models and region, info JSON, pin ms, generation, free KV tokens,
+--   how many
 --   ended, the ended streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- '', 1 when the pool did not know the replica's lease, queued requests that batch work yields to or -1 when it does
