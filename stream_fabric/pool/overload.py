@@ -86,6 +86,14 @@ class OverloadMarks(
     batch_pools: tuple[str, ...] = ()
     """Batch hosts: pools on interruptible or off-peak capacity that batch requests try first, in this order."""
 
+    def of_tier(self, tier: int) -> tuple[float, float]:
+        """Return the backlog and the prefill duty above which the tier's requests are rejected; 0: never.
+
+        A plan of an earlier release knows fewer tiers; the others get the marks of its last one.
+        """
+        last = min(tier, len(self.reject_s) - 1), min(tier, len(self.duty_max) - 1)
+        return self.reject_s[last[0]] if self.reject_s else 0.0, self.duty_max[last[1]] if self.duty_max else 0.0
+
 
 class OverloadTerms(NamedTuple):
     """Overload limits that a gateway sends with one request."""

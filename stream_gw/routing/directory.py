@@ -316,8 +316,7 @@ class Directory:
         count = len(candidates)
         if count >= CANDIDATES_MAX:
             count = self._view(cell).ready_count(model, regions)
-        reject_s = marks.reject_s[tier] if tier < len(marks.reject_s) else 0.0
-        duty_max = marks.duty_max[tier] if tier < len(marks.duty_max) else 0.0
+        reject_s, duty_max = marks.of_tier(tier)
         return OverloadTerms(
             reject_s,
             marks.overflow_s if marks.adjacent else 0.0,
