@@ -176,6 +176,17 @@ class Overflow(NamedTuple):
     """Backlog from which the home pool lets requests overflow."""
 
 
+class Fallback(NamedTuple):
+    """Reason why a smaller model answers a request."""
+
+    home: str
+    to: str
+    model: str
+    """The model that answers."""
+    asked: str
+    """The model that the request names."""
+
+
 class BatchHosted(NamedTuple):
     """Reason why a batch request runs at a batch host of its home pool."""
 

@@ -19,6 +19,7 @@ from stream_fabric.pool.overload import (
     BATCH_HOST_TERMS,
     NO_OVERLOAD_TERMS,
     BatchHosted,
+    Fallback,
     Overflow,
     OverloadTerms,
 )
@@ -288,7 +289,7 @@ def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
 
 
 def placement_record(
-    work: Work, placed: Placed | Queued, now_us: int, elsewhere: Overflow | BatchHosted | None = None
+    work: Work, placed: Placed | Queued, now_us: int, elsewhere: Overflow | BatchHosted | Fallback | None = None
 ) -> bytes:
     """Encode one placement as the JSON record for ``StreamLog.put_placements``. ``now_us``: the fabric's clock.
 
@@ -296,7 +297,8 @@ def placement_record(
     """
     record: dict[str, object] = {}
     if elsewhere is not None:
-        record["shift" if isinstance(elsewhere, Overflow) else "batch_host"] = elsewhere._asdict()
+        names: dict[type, str] = {Overflow: "shift", BatchHosted: "batch_host", Fallback: "fallback"}
+        record[names[type(elsewhere)]] = elsewhere._asdict()
     return msgspec.json.encode(
         record
         | {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import Literal, NamedTuple
@@ -114,7 +115,7 @@ class Directory:
         self._pool_by_replica: dict[ReplicaId, str] = {}
         self._cells: dict[str, list[str]] = {}
         """Cells of each pool."""
-        self._homes = Homes((), {})
+        self.homes = Homes((), {})
         self._seen_models: dict[str, str] = {}
         self._turn = 0
         self._loaded = _LoadedModels()
@@ -147,7 +148,7 @@ class Directory:
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
-        self._homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
+        self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
 
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
@@ -165,11 +166,11 @@ class Directory:
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and models of declared pools without a replica."""
-        declared = {model: Served(pool, False) for model, pool in self._homes.declared.items()}
+        declared = {model: Served(pool, False) for model, pool in self.homes.declared.items()}
         return declared | {
             model: Served(pool, info.simulated, self.context(pool, model))
             for cell, infos in self._by_pool.items() for info in infos for model in info.models
-            if self._homes.live.get(model) == (pool := pool_of(cell))
+            if self.homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 
     def context(self, pool: str, model: str, regions: Lane = ()) -> int:
@@ -185,10 +186,10 @@ class Directory:
         """
         if allowed is not None and model not in allowed:  # no look-up: its time must not tell whether the model exists
             raise self.model_not_found(model, allowed)
-        pool = self._homes.find(model)
+        pool = self.homes.find(model)
         if pool is None:  # its first replica may have joined after the last refresh
             await self._unknown_models.look(self._refreshing, self._refresh)
-            pool = self._homes.find(model)
+            pool = self.homes.find(model)
         if pool is not None:
             if regions:
                 pool = pinned_home(self, model, pool, regions)
@@ -359,6 +360,18 @@ class Directory:
             overflow_in_max=plan.overload_marks.overflow_utilisation_max,
             duty_max=min(theirs.duty_max[: BATCH_TIER + 1], default=0.0) if theirs is not None else 0.0,
         )
+
+    def fallback_pool(self, model: str, regions: Lane) -> str | None:
+        """Return the home pool of a smaller model if it seems to have a free slot; the placement itself decides."""
+        pool = self.homes.find(model)
+        if pool is None or not any(self.serves(cell, model, regions) for cell in self.cells(pool)):
+            return None
+        return next(iter(self.with_capacity([pool], model, 1.0, regions)), None)
+
+    def fallback_terms(self, pool: str, tier: int) -> OverloadTerms:
+        """Return how the pool treats a request of another model's pool: in a free slot, within its own marks."""
+        reject_s, duty_max = self._marks(pool).of_tier(tier)
+        return OverloadTerms(reject_s or math.inf, overflow_in_max=1.0, duty_max=duty_max)
 
     def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
         """Record that a request with this prompt went to the replica, which will have cached its prefix."""

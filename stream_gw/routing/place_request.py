@@ -14,6 +14,7 @@ from stream_fabric.pool.overload import (
     BATCH_HOST_TERMS,
     NO_OVERLOAD_TERMS,
     BatchHosted,
+    Fallback,
     Overflow,
     OverloadTerms,
     spread_retry_s,
@@ -30,8 +31,10 @@ class Outcome(NamedTuple):
     placed: Placed | Queued | Refused
     cell: str
     """Cell, or undivided pool, that gave the reply."""
-    elsewhere: Overflow | BatchHosted | None = None
+    elsewhere: Overflow | BatchHosted | Fallback | None = None
     """Why another pool has the request; None: its home pool has it."""
+    work: Work | None = None
+    """The request as another model answers it; None: the model answers that it names."""
 
 
 async def place(
@@ -43,12 +46,14 @@ async def place(
     hashes: Sequence[int],
     wait_s: float,
     jitter: float,
+    *,
+    at_once: bool = False,
 ) -> Outcome:
     """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool. ``pool`` may be a cell.
 
     A batch request goes to a batch host first, if one starts it at once. A request may overflow when its home is
     overloaded and it tolerates a cache miss. An adjacent pool starts it at once or not at all; if none does, it returns
-    to its home.
+    to its home. ``at_once``: it is refused rather than queued.
 
     Raises FabricUnavailable: any of the pools may then have the request, so the caller must not place it again.
     """
@@ -56,13 +61,15 @@ async def place(
     if work.tier == BATCH_TIER:
         for host in directory.batch_hosts(pool, model, work.regions):
             guest = msgspec.structs.replace(work, home=pool)
-            taken = await _place_at_host(pools, directory, guest, host, hashes, jitter, BATCH_HOST_TERMS)
+            taken = await place_at_host(pools, directory, guest, host, hashes, jitter, BATCH_HOST_TERMS)
             if taken is not None:
                 return Outcome(*taken, BatchHosted(pool_of(pool), host))
     terms = directory.overload_terms(pool, model, work.rank, candidates, work.regions)
     overflow_pools = directory.overflow_pools(pool, model, work.regions) if terms.overflow_s else []
     if not overflow_pools:
         terms = terms._replace(overflow_s=0.0)
+    if at_once:
+        terms = terms._replace(at_once=True)
     placed = await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=terms)
     if isinstance(placed, Queued):
         return await _move_to_other_cell(pools, directory, work, pool, placed, hashes, wait_s, jitter)
@@ -73,14 +80,14 @@ async def place(
             terms_there = directory.overflow_terms(pool, adjacent)
         except NoReplica:  # the pool went away after overflow_pools
             continue
-        taken = await _place_at_host(pools, directory, work, adjacent, hashes, jitter, terms_there)
+        taken = await place_at_host(pools, directory, work, adjacent, hashes, jitter, terms_there)
         if taken is not None:
             return Outcome(*taken, Overflow(pool_of(pool), adjacent, placed.backlog_s, terms.overflow_s))
     again = terms._replace(overflow_s=0.0, again=True)
     return Outcome(await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=again), pool)
 
 
-async def _place_at_host(
+async def place_at_host(
     pools: Pools,
     directory: Directory,
     work: Work,

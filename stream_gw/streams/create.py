@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
 from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
+from stream_gw.streams.ladder import Ladder, ladder_of
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -61,6 +62,7 @@ class _NewStream:
     user: str | None
     created_ms: int
     subscription: Subscription
+    ladder: Ladder | None = None
 
     @property
     def id(self) -> StreamId:
@@ -138,15 +140,23 @@ class StreamCreation:
         subjects = records.subjects(who, user, request.model)
         work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=bool(subjects))
         headers = await self._admit(call, work, subjects) if subjects else ()
+        ladder = ladder_of(parts, call, work, user, salt)
         try:
-            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
+            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers, ladder)
         except BaseException:
             if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
     async def _make_stream(
-        self, call: CreateCall, work: Work, cell: str, user: str | None, replaces_in: str | None, headers: Headers
+        self,
+        call: CreateCall,
+        work: Work,
+        cell: str,
+        user: str | None,
+        replaces_in: str | None,
+        headers: Headers,
+        ladder: Ladder | None,
     ) -> OpenedStream | None:
         """Create the stream and place it. ``replaces_in``: the pool, if it replaces a stream that may exist."""
         who, request, trace, parts = call.who, call.request, call.trace, self._parts
@@ -164,7 +174,7 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription))
+            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder))
         except BaseException as error:
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
@@ -172,6 +182,8 @@ class StreamCreation:
             raise
         trace.role = "created"
         assert trace.facts is not None
+        if trace.facts.model != request.model:
+            headers = (*headers, (b"x-served-model", trace.facts.model.encode()))
         return OpenedStream(
             stream,
             str(epoch),
@@ -277,12 +289,16 @@ class StreamCreation:
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
-        calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(
-                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
-            ),
-            place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
-        ]
+        creating: Awaitable[CreateCode] = parts.log.create(
+            new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
+        )
+        if new.ladder is None:
+            jitter = parts.random.random()
+            placing = place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, jitter)
+        else:
+            creating = asyncio.ensure_future(creating)
+            placing = new.ladder.place(creating, new.cell, candidates, hashes, wait_max_s)
+        calls: list[Awaitable[Any]] = [creating, placing]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
@@ -299,7 +315,7 @@ class StreamCreation:
             raise error
         self._note_placed(new, placed, outcome, hashes)
 
-    async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Awaitable[Any]]) -> list[Any]:
         """Return the results of all calls.
 
         If one call fails or the caller leaves, the others end before the stream is withdrawn: a create that came after
@@ -335,9 +351,11 @@ class StreamCreation:
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, elsewhere = self._parts, outcome.elsewhere
+        parts, elsewhere, work = self._parts, outcome.elsewhere, outcome.work or new.work
         new.call.trace.receive_placed(placed, elsewhere)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
+        if outcome.work is not None:
+            new.call.trace.prices, hashes = work.prices, array("I", work.prefix)
+        self._placements.add(new.id, placement_record(work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:
