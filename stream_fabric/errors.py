@@ -16,6 +16,7 @@
     ├── RequestTimeout 408           the body did not arrive in time; retriable
     ├── CursorGone 410               the log no longer has the frames after the cursor
     ├── BodyTooLarge 413 / 1009
+    ├── WrongRegion 421 / 4403      this gateway is outside the regions that may serve the caller
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
     │   └── RateLimited              a limit of the tenant's plan
@@ -25,7 +26,8 @@
     ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
     ├── NoReplica 503 / 1013         no replica can serve the model now; retriable
     │   ├── PoolFull                 the pool's queue is full
-    │   └── PoolBusy                 the backlog ahead of the request's tier is too long
+    │   ├── PoolBusy                 the backlog ahead of the request's tier is too long
+    │   └── RegionUnavailable        no replica in the regions that may serve the request
     ├── ModerationUnavailable 503 / 1013   content cannot be checked now; retriable
     ├── FabricError 503 / 1013       base of all errors of the fabric's adapter; retriable
     │   ├── FabricUnavailable        Redis cannot be reached in time
@@ -158,6 +160,13 @@ class HeadersTooLarge(StreamGwError):
     type = "invalid_request_error"
 
 
+class WrongRegion(StreamGwError):
+    code = "wrong_region"
+    http_status = 421
+    close_code = 4403
+    type = "invalid_request_error"
+
+
 class IdempotencyMismatch(StreamGwError):
     code = "idempotency_mismatch"
     http_status = 422
@@ -229,6 +238,10 @@ class PoolFull(NoReplica):
 
 class PoolBusy(NoReplica):
     code = "pool_busy"
+
+
+class RegionUnavailable(NoReplica):
+    code = "region_unavailable"
 
 
 class ModerationUnavailable(StreamGwError):

@@ -168,7 +168,8 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     error_code: str = ""
     finish_reason: str = ""
     placement: str = ""
-    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow), batch_host."""
+    """Reason of the placement: pin, prefix, load, spill, only, queued, shift (overflow), batch_host,
+    fallback (a smaller model)."""
     queue_position: int = 0
     scores: tuple[CandidateScore, ...] = ()
     prompt_tokens: int = 0
@@ -191,11 +192,15 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     prompt: str = ""
     completion: str = ""
     shifted_to: str = ""
-    """Adjacent pool or batch host that took the request; empty: none."""
+    """Adjacent pool, batch host or pool of a smaller model that took the request; empty: none."""
     backlog_ms: int = 0
     """Backlog ahead of the request in its home pool when it was rejected or overflowed."""
     retention_days: int = 0
     """Days that the row is kept, by the tenant's plan. 0: as the platform is set. -1: only roll-ups are kept."""
+    regions: str = ""
+    """Regions that the request was bound to, separated by commas; empty: none."""
+    asked_model: str = ""
+    """Model that the request named, if ``model``, a smaller one, answered it; else empty."""
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):

@@ -91,6 +91,9 @@ class StreamLog(Protocol):
         """Create the stream with ``gateway`` as first watcher. Usage is counted for the tenant under ``model``. Its
         end settles what is ``reserved``. It is kept ``retention_s`` after it; 0: until read; None: as is usual."""
 
+    async def restate(self, stream: StreamId, tenant: TenantId, facts: bytes, model: str) -> None:
+        """Replace facts and model of a live stream without frames."""
+
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
 
@@ -115,9 +118,7 @@ class StreamLog(Protocol):
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
     ) -> Page | None:
         """Register the gateway as a watcher (None: only read) and read one page after the cursor.
-
-        Returns None when the tenant has no such stream. ``tenant`` None: of any tenant.
-        """
+        Returns None when the tenant has no such stream. ``tenant`` None: of any tenant."""
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None: ...
 
@@ -134,9 +135,8 @@ class StreamLog(Protocol):
         """Read the stream's status and usage, which is final once the stream has ended. None: no such stream."""
 
     async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
-        """Add an item to the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``.
-        None: the tenant has no such stream. Raises TooMany when the stream holds as many inputs as allowed.
-        """
+        """Add an item to the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``. None: the tenant
+        has no such stream. Raises TooMany when the stream holds as many inputs as allowed."""
 
     async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
         """The stream's inputs (id, item JSON) in the order of acceptance."""

@@ -185,8 +185,8 @@ class BatchYield:
     """Cuts running batch streams when the pool asks for it.
 
     The pool's reply to a report says how many requests of higher tiers wait. As many batch streams are cut as are
-    needed to give each of them a slot and to keep one free. Those with the least output go first: what they have to
-    compute again is the least.
+    needed to give each of them a slot and to keep one free. Tier free goes first, then
+    those with the least output: what they have to compute again is the least.
     """
 
     def __init__(self, engine: Engine, status: ReplicaStatus, streams: Streams, handover: Handover) -> None:
@@ -212,7 +212,7 @@ class BatchYield:
         # A request that came to full slots may have been refused: one slot is kept for the next
         needed = self._status.yield_to + max(len(running) + 1 - self._engine.load().slots, 0) - leaving
         batch = [stream for stream in running if stream.work.tier == BATCH_TIER and not stream.closed]
-        batch.sort(key=lambda stream: stream.tokens)
+        batch.sort(key=lambda stream: (not stream.work.free, stream.tokens))
         cut = 0
         for stream in batch:
             if cut >= needed and stream.first_at is not None:

@@ -108,7 +108,7 @@ class Agent:
         needed = waiting + max(len(self.running) + 1 - slots, 0) - len(self.yielded)
         made: dict[StreamId, int] = {}
         for stream, request in self.running.items():
-            if request.tier == BATCH_TIER and stream not in self.yielded:
+            if request.tier >= BATCH_TIER and stream not in self.yielded:
                 made[stream] = request.said + self.engine.tokens_streamed(request, now_s)
         cut: list[StreamId] = []
         for stream in sorted(made, key=made.__getitem__):

@@ -14,7 +14,7 @@ from stream_fabric.events import Prices
 from stream_fabric.limits import CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
 
 Scope = Literal["create", "read", "cancel", "input", "admin"]
-TierName = Literal["interactive", "standard", "batch"]
+TierName = Literal["interactive", "standard", "batch", "free"]
 Moderation = Literal["off", "prompt", "all"]
 """Content that is checked: nothing, prompts, or prompts and answers."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

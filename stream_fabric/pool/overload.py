@@ -86,6 +86,14 @@ class OverloadMarks(
     batch_pools: tuple[str, ...] = ()
     """Batch hosts: pools on interruptible or off-peak capacity that batch requests try first, in this order."""
 
+    def of_tier(self, tier: int) -> tuple[float, float]:
+        """Return the backlog and the prefill duty above which the tier's requests are rejected; 0: never.
+
+        A plan of an earlier release knows fewer tiers; the others get the marks of its last one.
+        """
+        last = min(tier, len(self.reject_s) - 1), min(tier, len(self.duty_max) - 1)
+        return self.reject_s[last[0]] if self.reject_s else 0.0, self.duty_max[last[1]] if self.duty_max else 0.0
+
 
 class OverloadTerms(NamedTuple):
     """Overload limits that a gateway sends with one request."""
@@ -110,6 +118,8 @@ class OverloadTerms(NamedTuple):
     """Replicas that come up before the request's time is over (``relief``). They shorten the wait in the queue."""
     batch_yields: bool = False
     """True: batch work of the pool yields if the request is of a higher tier and would wait longer than its mark."""
+    at_once: bool = False
+    """True: the request is refused rather than queued, because a smaller model may answer it."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -126,7 +136,7 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        flags = self.again + 2 * self.moved + 4 * self.batch_yields
+        flags = self.again + 2 * self.moved + 4 * self.batch_yields + 8 * self.at_once
         return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], flags, *self[6:8])
 
 
@@ -164,6 +174,17 @@ class Overflow(NamedTuple):
     """Backlog ahead of the request at home; 0: no replica took requests there."""
     shift_s: float
     """Backlog from which the home pool lets requests overflow."""
+
+
+class Fallback(NamedTuple):
+    """Reason why a smaller model answers a request."""
+
+    home: str
+    to: str
+    model: str
+    """The model that answers."""
+    asked: str
+    """The model that the request names."""
 
 
 class BatchHosted(NamedTuple):
@@ -218,5 +239,5 @@ def overflow_in_backlog_s(home: OverloadMarks, host: OverloadMarks | None) -> fl
 
     Half of the home pool's mark, or the lowest of the adjacent pool's own marks if that is lower.
     """
-    own = (*host.reject_s, host.overflow_s) if host is not None else ()
+    own = (*host.reject_s[: BATCH_TIER + 1], host.overflow_s) if host is not None else ()
     return min([home.overflow_s / 2, *(mark for mark in own if mark)])

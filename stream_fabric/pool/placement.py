@@ -15,10 +15,16 @@ from typing import Literal, NamedTuple
 
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
-TIERS = ("interactive", "standard", "batch")
+TIERS = ("interactive", "standard", "batch", "free")
 """Priority classes, the highest first."""
 BATCH_TIER = TIERS.index("batch")
-"""The tier that yields to the others."""
+"""The first of the tiers whose work yields to the others: batch and free."""
+FREE_TIER = TIERS.index("free")
+"""The tier whose requests are no demand: a pool does not grow for them."""
+DEFAULT_SHARE = 100
+"""Weight of a tenant whose plan sets no other."""
+PINNED_QUEUE_SHARE = 0.5
+"""Part of a pool's queue that requests bound to regions may fill, so that a region without room blocks no others."""
 BOUND: float = 1.25
 """Load bound. A cached prefix or a pin never sends a request to a replica whose load exceeds BOUND times the pool's
 mean load, plus the request's own cost, plus the prefill that the replica's cache saves (all in ms)."""
@@ -127,6 +133,10 @@ class PlacementRequest(NamedTuple):
     """Bytes of the encoded request, which the pool keeps until the stream ends."""
     tried: tuple[ReplicaId, ...] = ()
     """Replicas that produced the stream before; in the queue it waits for another one while one serves the model."""
+    regions: tuple[str, ...] = ()
+    """Regions that it is bound to, sorted; empty: any. Candidates are of these regions already."""
+    share: int = DEFAULT_SHARE
+    """Weight of its tenant in the queue."""
 
 
 class Scored(NamedTuple):
@@ -173,11 +183,11 @@ class Refused(NamedTuple):
     """The pool did not take the request."""
 
     retry_after_s: int
-    why: Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes"] = "full"
+    why: Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes", "busy"] = "full"
     """``full``: the queue is full. ``shed``: the backlog is too long for the request's tier. ``elsewhere``: the backlog
     is so long that an adjacent pool may take the request. ``crowded``: the request overflows from another pool, and
     this pool has no room to spare. ``bytes``, ``tenant_bytes``: the pool's or the tenant's requests take as much
-    memory as they may."""
+    memory as they may. ``busy``: the request would have to wait, and it is to be placed at once or not at all."""
     backlog_s: float = 0.0
     """Backlog ahead of the request, in seconds; for ``crowded``, the share of slots in use; for bytes, their number."""
     lacks_kv: bool = False

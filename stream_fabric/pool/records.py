@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from stream_fabric.events import Prices
-from stream_fabric.pool.placement import ReplicaSlot
+from stream_fabric.pool.placement import DEFAULT_SHARE, FREE_TIER, ReplicaSlot
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
@@ -118,12 +118,27 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """As in ``events.AttemptTrace``."""
     moderated: bool = False
     """The answer is moderated before it enters the log."""
+    free: bool = False
+    """True: the request is of tier free. ``tier`` is then batch, as which processes of earlier releases treat it."""
+    regions: tuple[str, ...] = ()
+    """Regions that may serve the stream, sorted; empty: all."""
+    share: int = DEFAULT_SHARE
+    """Weight of its tenant in a pool's queue."""
     home: str = ""
     """Home pool, or its cell, of a request at a batch host, where it goes back to; empty: it is in its home pool, or
     overflowed."""
 
     def parsed_epoch(self) -> Epoch:
         return Epoch.parse(self.epoch)
+
+    @property
+    def rank(self) -> int:
+        """Index of its tier in ``TIERS``."""
+        return FREE_TIER if self.free else self.tier
+
+    def may_run_on(self, info: ReplicaInfo) -> bool:
+        """True if the replica serves the model, in a region that the stream may be served in."""
+        return self.request.model in info.models and (not self.regions or info.region in self.regions)
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,6 +25,7 @@ from stream_fabric.pool.overload import (
 )
 from stream_fabric.pool.placement import (
     BATCH_TIER,
+    FREE_TIER,
     TIERS,
     Choice,
     Placed,
@@ -37,7 +38,15 @@ from stream_fabric.pool.placement import (
     lacks_kv,
     take_in_time,
 )
-from stream_fabric.pool.queue import PoolQueue
+from stream_fabric.pool.queue import PoolQueue, admits
+from stream_fabric.pool.refusals import (
+    check_bytes,
+    check_overflow_in,
+    goes_first_in,
+    is_late,
+    own_prefill_ms,
+    requests_ahead,
+)
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 
 
@@ -60,6 +69,7 @@ class PoolState:
     replicas: dict[ReplicaId, ReplicaSlot] = field(default_factory=dict)
     """The load table."""
     models: dict[ReplicaId, tuple[str, ...]] = field(default_factory=dict)
+    regions: dict[ReplicaId, str] = field(default_factory=dict)
     flights: dict[ReplicaId, dict[StreamId, Flight]] = field(default_factory=dict)
     inboxes: dict[ReplicaId, list[StreamId]] = field(default_factory=dict)
     at: dict[StreamId, ReplicaId | None] = field(default_factory=dict)
@@ -111,28 +121,27 @@ class PoolState:
         pin = bound_to if until_ms > now_ms else ""
         slots = [self.replicas.get(replica) for replica in replicas]
         choice = choose(replicas, slots, matched, request, pin, now_ms)
-        if request.tier == BATCH_TIER and self.yield_to(now_ms) is not None:
+        if request.tier >= BATCH_TIER and self.yields(now_ms):
             choice = choice._replace(taken=-1)
-        goes_first = not any(self.queue.tiers[: request.tier + 1])
-        if (
-            goes_first
-            and _is_late(request, slots, choice, terms)
-            and not is_short(slots, terms.reject_s * 1000, now_ms)
-        ):
+        goes_first = goes_first_in(request, choice, self.queue, self.regions)
+        if goes_first and is_late(request, slots, choice, terms) and not is_short(slots, terms.reject_s * 1000, now_ms):
             choice = take_in_time(choice, slots, request, terms.reject_s * 1000)
+            goes_first = goes_first_in(request, choice, self.queue, self.regions)
         if instead is None and terms.counts_as_demand:
             self._count_demand(request, choice)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
+        if refused is None and terms.at_once and (choice.taken < 0 or not goes_first):
+            refused = Refused(0, "busy")
         if refused is None and instead is None:
             self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
-            refused = _check_bytes(request, self.sizes, self.bytes_max, self.tenant_bytes_max)
+            refused = check_bytes(request, self.sizes, self.bytes_max, self.tenant_bytes_max)
         if refused is not None:
             return refused._replace(lacks_kv=lacks_kv(choice.candidates))
         if instead is not None and self.at.get(request.stream) == instead:  # a refused one stays on its replica's list
             del self.at[request.stream]
             self.flights[instead].pop(request.stream, None)
         if terms.duty_max:
-            self.duty.admit(_own_prefill_ms(request, slots, choice, now_ms), now_ms)
+            self.duty.admit(own_prefill_ms(request, slots, choice, now_ms), now_ms)
         if request.size:
             self.sizes[request.stream] = request.tenant, request.size
         if choice.taken >= 0 and goes_first:
@@ -141,7 +150,7 @@ class PoolState:
             expected_ms = slot.wait_ms + (request.prompt_tokens - hit) / slot.prefill_per_s * 1000
             self._hand(request, replica, hit, now_ms)
             return Placed(replica, choice.reason, choice.candidates, expected_ms)
-        if instead is None and len(self.queue) >= self.queue_max:
+        if instead is None and self.queue.is_full(request, self.queue_max):
             return Refused(self.queue.retry_after_s(), lacks_kv=lacks_kv(choice.candidates))
         hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
         cached = {replica: tokens for replica, tokens in hits.items() if tokens > 0}
@@ -160,6 +169,8 @@ class PoolState:
         hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
         requests, prompt, output = self.arrived
         self.asked[request.tier] += 1
+        if request.tier == FREE_TIER:
+            return
         self.arrived = requests + 1, prompt + request.prompt_tokens - hit, output + request.output_tokens
 
     def _check_overload(
@@ -177,7 +188,7 @@ class PoolState:
             return None
         alive = [slot for slot in slots if slot is not None and slot.takes_requests(now_ms)]
         if terms.overflow_in_max:
-            return _check_overflow_in(alive, choice, len(self.queue), self.duty, now_ms, terms)
+            return check_overflow_in(alive, choice, len(self.queue), self.duty, now_ms, terms)
         pinned = any(
             candidate.replica == pin and slot is not None and slot.takes_requests(now_ms)
             for candidate, slot in zip(choice.candidates, slots, strict=True)
@@ -194,7 +205,7 @@ class PoolState:
             decode_per_s += slot.decode_per_s
         count = len(alive)
         replicas = count * max(terms.replicas / len(slots), 1)
-        ahead = self.queue.ahead(request.tier)
+        ahead = list(requests_ahead(request, choice, self.queue, self.regions))
         prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
         waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
         backlog_s = prefill_ms / count / 1000 + waits_s / (replicas + terms.relief)
@@ -254,6 +265,7 @@ class PoolState:
         ended: Sequence[StreamId],
         running: Mapping[StreamId, str] | None,
         now_ms: float,
+        region: str = "",
     ) -> list[StreamId]:
         """Apply an agent's report; return the streams that moved from the queue to its replica.
 
@@ -284,7 +296,7 @@ class PoolState:
                 return []
             slot = slot._replace(expires_ms=known.expires_ms)
         else:
-            self.models[replica] = tuple(models)
+            self.models[replica], self.regions[replica] = tuple(models), region
         pending = [flight[stream] for stream in dict.fromkeys(inbox) if stream in flight]  # each stream once
         self.replicas[replica] = slot._replace(
             in_flight=len(flight),
@@ -296,10 +308,12 @@ class PoolState:
     def _pull(self, replica: ReplicaId, now_ms: float) -> list[StreamId]:
         """Hand queued requests to the replica while it has room; return their streams."""
         taken: list[StreamId] = []
-        yields = self.yield_to(now_ms) is not None
+        yields, region = self.yields(now_ms), self.regions.get(replica, "")
         while (slot := self.replicas[replica]).ready and slot.in_flight < slot.room:
             tiers = BATCH_TIER if yields or slot.prefill_ms > BATCH_AHEAD_MS else len(TIERS)
-            found = self.queue.next_for(slot, replica, lambda asked: self._may_take(replica, asked, now_ms), tiers)
+            found = self.queue.next_for(
+                slot, replica, region, lambda asked: self._may_take(replica, asked, now_ms), tiers
+            )
             if found is None:
                 break
             request = self.queue.pop(found, now_ms)
@@ -311,14 +325,20 @@ class PoolState:
         if request.model not in self.models[replica] or request.wait_until_ms <= now_ms:
             return False
         return replica not in request.tried or not any(
-            slot.takes_requests(now_ms) and request.model in self.models.get(other, ())
+            slot.takes_requests(now_ms)
+            and request.model in self.models.get(other, ())
+            and admits(request.regions, self.regions.get(other, ""))
             for other, slot in self.replicas.items()
             if other not in request.tried
         )
 
-    def yield_to(self, now_ms: float) -> int | None:
-        """Return the queued requests of higher tiers that batch work yields to; None: it does not yield."""
-        return sum(map(len, self.queue.tiers[:BATCH_TIER])) if self.yields_until_ms > now_ms else None
+    def yields(self, now_ms: float) -> bool:
+        return self.yields_until_ms > now_ms
+
+    def yield_to(self, now_ms: float, replica: ReplicaId | None = None) -> int | None:
+        """Return the queued requests of higher tiers that the replica's batch work yields to; None: it does not."""
+        region = "" if replica is None else self.regions.get(replica, "")
+        return self.queue.waiting_for(region, BATCH_TIER) if self.yields(now_ms) else None
 
     # --- recovery ------------------------------------------------------------------------------------------
 
@@ -333,63 +353,10 @@ class PoolState:
         """Forget a replica; return the streams that it had in flight."""
         self.replicas.pop(replica, None)
         self.models.pop(replica, None)
+        self.regions.pop(replica, None)
         self.inboxes.pop(replica, None)
         streams = sorted(self.flights.pop(replica, {}))
         for stream in streams:
             if self.at.get(stream) == replica:
                 del self.at[stream]
         return streams
-
-
-def _check_bytes(
-    request: PlacementRequest, sizes: Mapping[StreamId, tuple[TenantId, int]], bytes_max: int, tenant_bytes_max: int
-) -> Refused | None:
-    """Refuse the request if the pool or the tenant would exceed its limit in bytes; None: neither does."""
-    total = sum(size for _, size in sizes.values())
-    if total + request.size > bytes_max:
-        return Refused(1, "bytes", float(total))
-    mine = sum(size for tenant, size in sizes.values() if tenant == request.tenant)
-    if mine + request.size > tenant_bytes_max:
-        return Refused(1, "tenant_bytes", float(mine))
-    return None
-
-
-def _own_prefill_ms(
-    request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, now_ms: float
-) -> float:
-    """Prefill that the request brings; one that is queued counts as on the pool's mean replica."""
-    hits = [candidate.matched_tokens for candidate in choice.candidates]
-    taken = slots[choice.taken] if choice.taken >= 0 else None
-    if taken is not None:
-        return (request.prompt_tokens - hits[choice.taken]) / taken.prefill_per_s * 1000
-    alive = [slot.prefill_per_s for slot in slots if slot is not None and slot.takes_requests(now_ms)]
-    if not alive:
-        return 0.0
-    per_s = sum(speed / len(alive) for speed in alive)
-    return (request.prompt_tokens - max(hits)) / per_s * 1000
-
-
-def _is_late(
-    request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, terms: OverloadTerms
-) -> bool:
-    """Return True if the request, before which none is queued, would be rejected for its wait at the chosen replica."""
-    taken = slots[choice.taken] if choice.taken >= 0 else None
-    if taken is None or not terms.reject_s or terms.overflow_in_max:
-        return False
-    return is_rejected(taken.wait_ms / 1000, terms.reject_s, rejection_draw(request.jitter))
-
-
-def _check_overflow_in(
-    alive: Sequence[ReplicaSlot], choice: Choice, queued: int, duty: PrefillDuty, now_ms: float, terms: OverloadTerms
-) -> Refused | None:
-    """Refuse a request that overflows from another pool, unless this pool has room to spare; None: it has."""
-    prefill_ms, slots, in_flight = 0.0, 0, 0
-    for slot in alive:
-        prefill_ms += slot.prefill_ms
-        slots += slot.slots
-        in_flight += slot.in_flight
-    free = choice.taken >= 0 and not queued and in_flight + 1 <= terms.overflow_in_max * slots
-    free = free and not (terms.duty_max and duty.share(now_ms, len(alive)) > terms.duty_max)
-    if free and prefill_ms / len(alive) / 1000 < terms.reject_s:
-        return None
-    return Refused(0, "crowded", in_flight / slots if slots else 1.0)

@@ -218,6 +218,17 @@ POOL_SHIFTS = _add(
         only=_ONLY_SURGE,
     )
 )
+FALLBACKS = _add(
+    Metric(
+        "pool_fallbacks_total",
+        "counter",
+        "requests",
+        "Requests of the pool that a smaller model answered, because the pool was saturated",
+        ("gateway",),
+        _POOL,
+        only="for models with fallbacks in a plan",
+    )
+)
 BATCH_HOSTED = _add(
     Metric(
         "pool_batch_hosted_total",

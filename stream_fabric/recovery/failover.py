@@ -19,6 +19,7 @@ from stream_fabric.pool.overload import (
     BATCH_HOST_TERMS,
     NO_OVERLOAD_TERMS,
     BatchHosted,
+    Fallback,
     Overflow,
     OverloadTerms,
 )
@@ -64,7 +65,7 @@ class FailoverReporter:
                 ended="failed" if billed else "lost",
                 epoch=epoch,
                 attempt=work.attempt,
-                tier=TIERS[work.tier],
+                tier=TIERS[work.rank],
                 trace_id=work.request.traceparent[3:35] or stream[5:],
                 prompt_tokens=used.prompt,
                 cached_tokens=used.cached,
@@ -140,7 +141,7 @@ class Failover:
             await self._pools.remove_in_flight(pool, replica, [stream])
             return
         tried = tuple(dict.fromkeys((*work.tried, replica)))
-        others = await self._candidates(pool, replica, tried, work.request.model)
+        others = await self._candidates(pool, replica, tried, work)
         if work.attempt >= ATTEMPTS_MAX or not (others or comes_back or work.home):
             await self.end(pool, replica, stream, error, await self._current_epoch(stream, work), work)
             return
@@ -184,7 +185,7 @@ class Failover:
             return await self._place(pool, work, candidates, instead)
         if candidates and await self._place(pool, work, candidates, instead, BATCH_HOST_TERMS):
             return True
-        there = await self._candidates(work.home, instead, work.tried, work.request.model)
+        there = await self._candidates(work.home, instead, work.tried, work)
         # The host's list keeps it until it is at home: an unfinished failover is repeated, and finds it there
         placed = await self._place(work.home, msgspec.structs.replace(work, home=""), there, instead)
         await self._pools.remove_in_flight(pool, instead, [work.request.stream])
@@ -235,10 +236,11 @@ class Failover:
         return head.epoch if head is not None and unfinished else epoch
 
     async def _candidates(
-        self, pool: str, replica: ReplicaId, tried: tuple[ReplicaId, ...], model: str
+        self, pool: str, replica: ReplicaId, tried: tuple[ReplicaId, ...], work: Work
     ) -> list[Candidate]:
-        """List other replicas that serve the model, least loaded first; ``tried`` ones only if there are no others."""
-        infos = [i for i in await self._pools.replicas(pool) if i.replica != replica and model in i.models]
+        """List other replicas that may serve the stream, least loaded first; ``tried`` ones only if there are no
+        others."""
+        infos = [info for info in await self._pools.replicas(pool) if info.replica != replica and work.may_run_on(info)]
         infos = [info for info in infos if info.replica not in tried] or infos
         infos.sort(key=lambda info: info.prefill_ms + info.decode_ms)
         return [Candidate(info.replica, 0) for info in infos[:CANDIDATES_MAX]]
@@ -292,7 +294,7 @@ def wait_s(work: Work, now_us: int, most_s: float = QUEUE_WAIT_S_MAX) -> float:
 
 
 def placement_record(
-    work: Work, placed: Placed | Queued, now_us: int, elsewhere: Overflow | BatchHosted | None = None
+    work: Work, placed: Placed | Queued, now_us: int, elsewhere: Overflow | BatchHosted | Fallback | None = None
 ) -> bytes:
     """Encode one placement as the JSON record for ``StreamLog.put_placements``. ``now_us``: the fabric's clock.
 
@@ -300,7 +302,8 @@ def placement_record(
     """
     record: dict[str, object] = {}
     if elsewhere is not None:
-        record["shift" if isinstance(elsewhere, Overflow) else "batch_host"] = elsewhere._asdict()
+        names: dict[type, str] = {Overflow: "shift", BatchHosted: "batch_host", Fallback: "fallback"}
+        record[names[type(elsewhere)]] = elsewhere._asdict()
     return msgspec.json.encode(
         record
         | {

@@ -40,18 +40,21 @@ _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _SEAT = struct.Struct("<dBIIIdddd")
 _BARRED: tuple[Barred, ...] = ("", "dead", "full", "over", "kv")
-_REFUSED: dict[int, Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes"]] = {
+_REFUSED: dict[int, Literal["full", "shed", "elsewhere", "crowded", "bytes", "tenant_bytes", "busy"]] = {
     2: "full",
     3: "shed",
     4: "elsewhere",
     5: "crowded",
     6: "bytes",
     7: "tenant_bytes",
+    8: "busy",
 }
 QUEUE_SAMPLE_MAX = 256
 _REGISTER_EVERY_S = 5.0
 """A pool is registered when a replica joins, and again after this time: the list of pools may be lost alone."""
 UNIT = "\x1f"
+REGION = "\x1b"
+"""Begins a region in the list of a replica's models, and among the regions that a request is bound to."""
 PREFIX_HASH_BYTES = 4
 
 
@@ -63,6 +66,11 @@ _info_decoder = msgspec.json.Decoder(ReplicaInfo)
 def pool_prefix(pool: str) -> str:
     """Prefix of the Redis keys of a pool."""
     return f"sg:{{pool:{pool}}}:"
+
+
+def _region_mark(region: str) -> tuple[str, ...]:
+    """Return how the scripts know a replica's region; nothing for none, or for a name that no plan can have."""
+    return (REGION + region,) if region and region.isprintable() else ()
 
 
 def pool_slot(pool: str) -> int:
@@ -110,7 +118,7 @@ class RedisPools(Pools):
             slot.decode_ms,
             slot.prefill_per_s,
             slot.decode_per_s,
-            UNIT.join(info.models),
+            UNIT.join((*info.models, *_region_mark(info.region))),
             b"" if ttl_s is None else msgspec.json.encode(info),
             PIN_S * 1000,
             info.generation,
@@ -212,7 +220,7 @@ class RedisPools(Pools):
             work.request.stream,
             _work_encoder.encode(work),
             work.tenant,
-            work.tier,
+            work.rank,
             work.request.model,
             work.session,
             work.prompt_tokens,
@@ -233,6 +241,8 @@ class RedisPools(Pools):
             self._bytes_max,
             self._tenant_bytes_max,
             "".join(f"\x1c{replica}\x1c" for replica in work.tried),
+            REGION + REGION.join((*work.regions, "")) if work.regions else "",
+            work.share,
         ]
         for candidate in candidates:
             args += candidate

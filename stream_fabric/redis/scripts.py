@@ -80,6 +80,10 @@ def constants(shared: str) -> str:
     if shared == "pool":
         values |= {
             "TIERS": len(placement.TIERS),
+            "BATCH_TIER": placement.BATCH_TIER,
+            "FREE_TIER": placement.FREE_TIER,
+            "DEFAULT_SHARE": placement.DEFAULT_SHARE,
+            "PINNED_QUEUE_SHARE": placement.PINNED_QUEUE_SHARE,
             "SCAN_MAX": placement.SCAN_MAX,
             "KV_PENDING_WEIGHT": placement.KV_PENDING_WEIGHT,
             "RATE_WINDOW_MS": placement.RATE_WINDOW_MS,

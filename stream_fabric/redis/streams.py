@@ -95,6 +95,10 @@ class RedisStreamLog(StreamLog):
         reply = await script("create")(self._client, slot, [key + "m", key + "l"], args)
         return CreateCode(reply[0])
 
+    async def restate(self, stream: StreamId, tenant: TenantId, facts: bytes, model: str) -> None:
+        slot, key, _ = self._slot_and_keys(stream)
+        await script("restate")(self._client, slot, [key + "m"], [tenant, facts, model])
+
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         client = self._client
         prefix = f"sg:{{p{partition}}}:"

@@ -7,6 +7,7 @@ from stream_gw.auth.feed import Revoked, TenantFeed
 from stream_gw.auth.keys import KeyStore, dev_record, key_digest, new_key
 from stream_gw.auth.keys_file import read_keys_file
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
+from stream_gw.auth.regions import check_region, pinned_regions
 
 __all__ = [
     "ALL_SCOPES",
@@ -21,11 +22,13 @@ __all__ = [
     "TenantFeed",
     "TokenRequest",
     "bearer",
+    "check_region",
     "cookie_cleared",
     "cookie_of",
     "cookie_set",
     "dev_record",
     "key_digest",
     "new_key",
+    "pinned_regions",
     "read_keys_file",
 ]

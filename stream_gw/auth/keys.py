@@ -18,10 +18,12 @@ from stream_fabric.accounts.records import (
     record_name,
 )
 from stream_fabric.events import Prices
+from stream_fabric.pool.queue import Lane
 from stream_fabric.ports import Random
 from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth.peppered import SHA256_PREFIX, peppered_digest
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
+from stream_gw.auth.regions import allowed_regions
 
 KEY_PREFIX = "sgw_"
 """Begins the keys of the database, whose digests are peppered."""
@@ -123,6 +125,12 @@ class KeyStore:
         """Return the tenant's plan; one without limits for a tenant that has none."""
         record = self._tenants.get(tenant)
         return _NO_PLAN if record is None else self._plans.get(record.plan, _NO_PLAN)
+
+    def regions(self, who: Principal) -> Lane | None:
+        """Return the regions that may serve the caller's requests; None: all."""
+        return allowed_regions(
+            self.plan(who.tenant), None if who.key is None else self._by_id.get((who.tenant, who.key.id))
+        )
 
     def subjects(self, who: Principal, user: str | None, model: str) -> list[Subject]:
         """Return everything that a request counts against; empty: nothing.

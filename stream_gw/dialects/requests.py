@@ -17,8 +17,10 @@ Kind = Literal[Generated, "embeddings", "rerank"]
 
 OWN_FIELDS = (
     "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
+    "fallback",
 )  # fmt: skip
-TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2}
+TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2,
+         "free": 3}  # fmt: skip
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
 DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
@@ -47,6 +49,8 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """Body for the engine: the client's, without the fields that only the gateway reads."""
     tier: int = 1
     """Index into ``placement.TIERS``."""
+    fallback: bool = True
+    """True: a smaller model may answer while the pool of the model is saturated, if the plan allows it."""
     deadline_s: float | None = None
     """Seconds after which the stream fails, whether queued or running."""
     max_tokens: int | None = None
@@ -151,6 +155,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         on_disconnect_s=_parse_on_disconnect(field(fields, "on_disconnect", str | None)),
         body=_engine_body(fields),
         tier=TIERS[tier],
+        fallback=field(fields, "fallback", bool | None) is not False,
         deadline_s=deadline_s,
         cache_salt=field(fields, "cache_salt", str | None),
     )

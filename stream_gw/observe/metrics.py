@@ -48,6 +48,7 @@ class Metrics:
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
         self._batch_hosted = make.counter(listed.BATCH_HOSTED)
+        self._fallbacks = make.counter(listed.FALLBACKS)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
         for kind in BUDGET_EVENT_KINDS:
@@ -82,7 +83,8 @@ class Metrics:
         if outcome.error_code == PoolBusy.code and outcome.role == "refused":
             self._pool_rejections.labels(pool, outcome.tier).inc()
         if outcome.overflow_to and outcome.role == "created":
-            (self._batch_hosted if outcome.batch_hosted else self._pool_overflows).labels(pool).inc()
+            moved = {"batch_host": self._batch_hosted, "fallback": self._fallbacks}
+            moved.get(outcome.elsewhere, self._pool_overflows).labels(pool).inc()
         if outcome.role == "created":
             exemplar = {"trace_id": outcome.trace_id}
             self._durations.labels(pool).observe(outcome.wall_us / 1e6)

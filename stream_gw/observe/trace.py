@@ -23,7 +23,7 @@ from stream_fabric.events import (
     Timing,
     sampled,
 )
-from stream_fabric.pool.overload import BatchHosted, Overflow
+from stream_fabric.pool.overload import BatchHosted, Fallback, Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued, Scored
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
@@ -85,8 +85,8 @@ class ReaderOutcome(NamedTuple):
     tier: str = ""
     overflow_to: str = ""
     """The adjacent pool or batch host that took the request; empty: its home did."""
-    batch_hosted: bool = False
-    """True: ``overflow_to`` is a batch host."""
+    elsewhere: str = ""
+    """``batch_host``: ``overflow_to`` is a batch host. ``fallback``: it is the pool of a smaller model."""
     replica: ReplicaId | Literal[""] = ""
     """Replica that the request was placed on."""
     ttft_error_us: int | None = None
@@ -133,10 +133,10 @@ class ReaderTrace:
     """Collects one reader's trace. Timestamps are microseconds on the monotonic clock; 0: has not happened."""
 
     __slots__ = (
-        "arrived", "attempts", "broke", "continued", "expected_us", "facts", "finish_reason", "first", "first_seq",
-        "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed", "placing", "pool", "position", "prices",
-        "reason", "received", "replica", "request_id", "role", "scores", "session", "stalled_at", "stalled_us",
-        "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
+        "arrived", "asked_model", "attempts", "broke", "continued", "expected_us", "facts", "finish_reason", "first",
+        "first_seq", "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed", "placing", "pool",
+        "position", "prices", "reason", "received", "regions", "replica", "request_id", "role", "scores", "session",
+        "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -168,10 +168,14 @@ class ReaderTrace:
         self.attempts = self.first_seq = 1
         self.facts: StreamFacts | None = None
         self.user: str | None = None
+        self.asked_model = ""
+        """Model that the request names, if a smaller one answers; else empty."""
         self.pool = self.session = self.reason = self.finish_reason = ""
         self.overflow = _NO_OVERFLOW
         self.replica: ReplicaId | Literal[""] = ""
         self.tier = -1
+        self.regions: tuple[str, ...] = ()
+        """Regions that the request is bound to; empty: none."""
         self.prices: Prices | None = None
         self.scores = b""
         """Scores of the candidates, encoded because an object per candidate would cost more memory."""
@@ -182,7 +186,9 @@ class ReaderTrace:
 
     # --- on the way ----------------------------------------------------------------------------------------
 
-    def receive_placed(self, placed: Placed | Queued, elsewhere: Overflow | BatchHosted | None = None) -> None:
+    def receive_placed(
+        self, placed: Placed | Queued, elsewhere: Overflow | BatchHosted | Fallback | None = None
+    ) -> None:
         """Record the placement: its time, replica, reason and scores."""
         self.placed = self.tracer.clock.monotonic_us()
         match placed:
@@ -195,6 +201,10 @@ class ReaderTrace:
                 self.reason, self.overflow = "shift", (to, backlog_s)
             case BatchHosted(_, to):
                 self.reason, self.overflow = "batch_host", (to, 0.0)
+            case Fallback(_, to, model, asked):
+                self.reason, self.overflow, self.asked_model = "fallback", (to, 0.0), asked
+                assert self.facts is not None
+                self.facts = msgspec.structs.replace(self.facts, model=model)
         self.scores = _encoded_scores(candidates, self.replica)
 
     def receive_control(self, line: bytes, now_us: int) -> None:
@@ -281,7 +291,7 @@ class ReaderTrace:
             self.tenant,
             TIERS[self.tier] if self.tier >= 0 else "",
             self.overflow[0],
-            self.reason == "batch_host",
+            self.reason if self.reason in ("batch_host", "fallback") else "",
             self.replica,
             self.first - self.placing - self.expected_us if is_expected else None,
         )
@@ -329,6 +339,8 @@ class ReaderTrace:
             replica=self.replica,
             session_hash=self.session,
             region=tracer.region,
+            asked_model=self.asked_model,
+            regions=",".join(self.regions),
             dialect="" if facts is None else f"openai.{facts.kind}",
             transport=self.transport,
             tier=outcome.tier,

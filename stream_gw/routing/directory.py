@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import Literal, NamedTuple
@@ -25,13 +26,16 @@ from stream_fabric.pool.overload import (
     OverloadTerms,
     overflow_in_backlog_s,
 )
+from stream_fabric.pool.placement import BATCH_TIER
 from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.pool.queue import Lane
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.homes import Homes
 from stream_gw.routing.pool_reader import PoolReader, concurrently
 from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
+from stream_gw.routing.regions import pinned_home
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,31 @@ class _LoadedModels:
         return self._by_replica.get(replica, _NOTHING_LOADED)
 
 
+class _UnknownModels:
+    """Refreshes for unknown models, at most once a second: concurrent callers share one refresh, and its failure.
+
+    Anybody can ask for models that do not exist, so the cost for the fleet must not depend on how many do.
+    """
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+        self._error = ""
+
+    async def look(self, refreshing: asyncio.Lock, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Refresh, unless somebody just did. Raises FabricUnavailable."""
+        now = asyncio.get_running_loop().time
+        async with refreshing:
+            if now() - self._at >= _UNKNOWN_MODEL_S:
+                try:
+                    await refresh()
+                    self._error = ""
+                except FabricError as error:
+                    self._error = error.message
+                self._at = now()  # not when cancelled: then the next caller refreshes
+            if self._error:
+                raise FabricUnavailable(self._error)
+
+
 class Directory:
     """Replicas and plans of all pools, as they were at the last refresh."""
 
@@ -86,13 +115,12 @@ class Directory:
         self._pool_by_replica: dict[ReplicaId, str] = {}
         self._cells: dict[str, list[str]] = {}
         """Cells of each pool."""
-        self._homes = Homes((), {})
+        self.homes = Homes((), {})
         self._seen_models: dict[str, str] = {}
         self._turn = 0
         self._loaded = _LoadedModels()
         self._refreshing = asyncio.Lock()
-        self._unknown_model_refresh_at = float("-inf")
-        self._unknown_model_error = ""
+        self._unknown_models = _UnknownModels()
 
     async def run(self) -> None:
         while True:
@@ -120,7 +148,7 @@ class Directory:
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
-        self._homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
+        self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
 
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
@@ -138,30 +166,33 @@ class Directory:
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and models of declared pools without a replica."""
-        declared = {model: Served(pool, False) for model, pool in self._homes.declared.items()}
+        declared = {model: Served(pool, False) for model, pool in self.homes.declared.items()}
         return declared | {
             model: Served(pool, info.simulated, self.context(pool, model))
             for cell, infos in self._by_pool.items() for info in infos for model in info.models
-            if self._homes.live.get(model) == (pool := pool_of(cell))
+            if self.homes.live.get(model) == (pool := pool_of(cell))
         }  # fmt: skip
 
-    def context(self, pool: str, model: str) -> int:
+    def context(self, pool: str, model: str, regions: Lane = ()) -> int:
         """Return the largest maximum context of the pool's ready replicas of the model, in tokens; 0: unknown."""
-        views = (self._view(cell) for cell in self.cells(pool))
-        return largest_context([view.contexts[model] for view in views if model in view.contexts])
+        told = [self._view(cell).context(model, regions) for cell in self.cells(pool)]
+        return largest_context([context for context in told if context is not None])
 
-    async def pool_of(self, model: str, allowed: Set[str] | None = None) -> str:
-        """Return the home pool of a model. ``allowed``: models that the caller may use; None: all.
+    async def pool_of(self, model: str, allowed: Set[str] | None = None, regions: Lane = ()) -> str:
+        """Return the home pool of a model for requests that are bound to ``regions``; empty: to none.
 
-        Raises ModelNotFound, NoReplica or, when the pools cannot be read, FabricUnavailable.
+        ``allowed``: models that the caller may use; None: all. Raises ModelNotFound, NoReplica, RegionUnavailable or,
+        when the pools cannot be read, FabricUnavailable.
         """
         if allowed is not None and model not in allowed:  # no look-up: its time must not tell whether the model exists
             raise self.model_not_found(model, allowed)
-        pool = self._homes.find(model)
+        pool = self.homes.find(model)
         if pool is None:  # its first replica may have joined after the last refresh
-            await self._refresh_for_unknown_model()
-            pool = self._homes.find(model)
+            await self._unknown_models.look(self._refreshing, self._refresh)
+            pool = self.homes.find(model)
         if pool is not None:
+            if regions:
+                pool = pinned_home(self, model, pool, regions)
             await self._note_use(pool)
             return pool
         if model in self._seen_models:
@@ -173,28 +204,6 @@ class Directory:
         names = (name for name in sorted(self._seen_models) if allowed is None or name in allowed)
         known = ", ".join(islice(names, _NAMED_MAX)) or "none"
         return ModelNotFound(f"no such model {model[:128]!r}; models that you may use: {known}", param="model")
-
-    async def _refresh_for_unknown_model(self) -> None:
-        """Refresh at most once a second: concurrent callers share one refresh, and its failure.
-
-        Anybody can ask for models that do not exist, so the cost for the fleet must not depend on how many do.
-        """
-        now = asyncio.get_running_loop().time
-        async with self._refreshing:
-            if now() - self._unknown_model_refresh_at < _UNKNOWN_MODEL_S:
-                self._raise_unknown_model_error()
-                return
-            try:
-                await self._refresh()
-                self._unknown_model_error = ""
-            except FabricError as error:
-                self._unknown_model_error = error.message
-            self._unknown_model_refresh_at = now()  # not when cancelled: then the next caller refreshes
-            self._raise_unknown_model_error()
-
-    def _raise_unknown_model_error(self) -> None:
-        if self._unknown_model_error:
-            raise FabricUnavailable(self._unknown_model_error)
 
     async def _note_use(self, pool: str) -> None:
         """Mark the cells of the pool and its batch hosts as used; read those that were not, with their caches."""
@@ -214,12 +223,16 @@ class Directory:
         """Return the cells of a pool."""
         return self._cells.get(pool) or (pool,)
 
-    def choose_cell(self, pool: str, model: str, session: str, hashes: Sequence[int]) -> str:
+    def serves(self, cell: str, model: str, regions: Lane) -> bool:
+        """True if a live replica of the cell serves the model in one of the regions."""
+        return bool(self._view(cell).serving(model, regions))
+
+    def choose_cell(self, pool: str, model: str, session: str, hashes: Sequence[int], regions: Lane = ()) -> str:
         """Return the cell of the pool for a request; of an undivided pool its own name."""
         cells = self.cells(pool)
         if len(cells) == 1:
             return cells[0]
-        views = [(cell, view) for cell in cells if model in (view := self._view(cell)).models]
+        views = [(cell, self._view(cell)) for cell in cells if self.serves(cell, model, regions)]
         if not views:
             return cells[0]
         if session:
@@ -231,14 +244,14 @@ class Directory:
             key = self._turn.to_bytes(8, "big")
         return choose_cell([view.cell_load(cell, hashes) for cell, view in views], key)
 
-    def other_cell(self, cell: str, model: str, hashes: Sequence[int]) -> str | None:
+    def other_cell(self, cell: str, model: str, hashes: Sequence[int], regions: Lane = ()) -> str | None:
         """Return a cell of the same pool that has room for a request which ``cell`` had to queue; None: there is none.
 
         Until the next refresh ``cell`` counts as full.
         """
         full = self._view(cell)
         full.streams = max(full.streams, full.slots)
-        other = self.choose_cell(pool_of(cell), model, "", hashes)
+        other = self.choose_cell(pool_of(cell), model, "", hashes, regions)
         return other if other != cell and not self._view(other).is_full else None
 
     def _plan(self, cell: str) -> PoolPlan | None:
@@ -284,16 +297,18 @@ class Directory:
             found = Estimates(usual.bytes_per_token, usual.output_tokens) if usual else DEFAULT_ESTIMATES
         return found if known is None else found._replace(output_tokens=known)
 
-    def candidates(self, cell: str, model: str, hashes: Sequence[int]) -> list[Candidate]:
-        """Return the pool's replicas of the model, each with its estimated cached prefix of the prompt.
+    def candidates(self, cell: str, model: str, hashes: Sequence[int], regions: Lane = ()) -> list[Candidate]:
+        """Return the pool's replicas of the model in these regions, each with its estimated cached prefix.
 
         For a large pool return only the replicas with the longest prefix and the least loaded ones. Raises NoReplica.
         """
         self._replicas(cell)
         self._turn += _TURN_STEP
-        return self._view(cell).candidates(model, hashes, self._turn)
+        return self._view(cell).candidates(model, hashes, self._turn, regions)
 
-    def overload_terms(self, cell: str, model: str, tier: int, candidates: Sequence[Candidate]) -> OverloadTerms:
+    def overload_terms(
+        self, cell: str, model: str, tier: int, candidates: Sequence[Candidate], regions: Lane = ()
+    ) -> OverloadTerms:
         """Return how the pool treats a request of this tier under overload."""
         plan = self._plan(cell)
         if plan is None or plan.overload_marks is None:
@@ -301,26 +316,25 @@ class Directory:
         marks = plan.overload_marks
         count = len(candidates)
         if count >= CANDIDATES_MAX:
-            count = self._view(cell).ready[model]
-        reject_s = marks.reject_s[tier] if tier < len(marks.reject_s) else 0.0
-        duty_max = marks.duty_max[tier] if tier < len(marks.duty_max) else 0.0
+            count = self._view(cell).ready_count(model, regions)
+        reject_s, duty_max = marks.of_tier(tier)
         return OverloadTerms(
             reject_s,
             marks.overflow_s if marks.adjacent else 0.0,
             replicas=count,
             duty_max=duty_max,
-            relief=self._view(cell).relief(SPAN * reject_s, plan.victim),
+            relief=self._view(cell).relief(SPAN * reject_s, plan.victim, regions),
             batch_yields=marks.batch_yields,
         )
 
-    def overflow_pools(self, cell: str, model: str) -> list[str]:
+    def overflow_pools(self, cell: str, model: str, regions: Lane = ()) -> list[str]:
         """Return the adjacent pools that serve the model and seem to have capacity; the placement itself decides."""
         marks = self._marks(cell)
-        return self._with_capacity(marks.adjacent, model, marks.overflow_utilisation_max)
+        return self.with_capacity(marks.adjacent, model, marks.overflow_utilisation_max, regions)
 
-    def batch_hosts(self, cell: str, model: str) -> list[str]:
+    def batch_hosts(self, cell: str, model: str, regions: Lane = ()) -> list[str]:
         """Return the pool's batch hosts that serve the model and seem to have a free slot; the placement decides."""
-        return self._with_capacity(self._marks(cell).batch_pools, model, 1.0)
+        return self.with_capacity(self._marks(cell).batch_pools, model, 1.0, regions)
 
     def hosts(self, pool: str) -> Sequence[str]:
         """Return all pools that may have requests of this one: adjacent pools and batch hosts."""
@@ -330,10 +344,10 @@ class Directory:
         plan = self._plan(cell)
         return plan.overload_marks or _NO_MARKS if plan is not None else _NO_MARKS
 
-    def _with_capacity(self, pools: Sequence[str], model: str, utilisation_max: float) -> list[str]:
+    def with_capacity(self, pools: Sequence[str], model: str, utilisation_max: float, regions: Lane) -> list[str]:
         """Return those of the pools that serve the model and use less than ``utilisation_max`` of their slots."""
         views = {pool: [self._view(cell) for cell in self.cells(pool)] for pool in pools}
-        return [pool for pool in pools if has_capacity(views[pool], model, utilisation_max)][:HOSTS_ASKED_MAX]
+        return [pool for pool in pools if has_capacity(views[pool], model, utilisation_max, regions)][:HOSTS_ASKED_MAX]
 
     def overflow_terms(self, home: str, host: str) -> OverloadTerms:
         """Return how pool ``host`` treats a request of ``home``. Raises NoReplica when ``home`` is not declared."""
@@ -344,8 +358,20 @@ class Directory:
         return OverloadTerms(
             overflow_in_backlog_s(plan.overload_marks, theirs),
             overflow_in_max=plan.overload_marks.overflow_utilisation_max,
-            duty_max=min(theirs.duty_max, default=0.0) if theirs is not None else 0.0,
+            duty_max=min(theirs.duty_max[: BATCH_TIER + 1], default=0.0) if theirs is not None else 0.0,
         )
+
+    def fallback_pool(self, model: str, regions: Lane) -> str | None:
+        """Return the home pool of a smaller model if it seems to have a free slot; the placement itself decides."""
+        pool = self.homes.find(model)
+        if pool is None or not any(self.serves(cell, model, regions) for cell in self.cells(pool)):
+            return None
+        return next(iter(self.with_capacity([pool], model, 1.0, regions)), None)
+
+    def fallback_terms(self, pool: str, tier: int) -> OverloadTerms:
+        """Return how the pool treats a request of another model's pool: in a free slot, within its own marks."""
+        reject_s, duty_max = self._marks(pool).of_tier(tier)
+        return OverloadTerms(reject_s or math.inf, overflow_in_max=1.0, duty_max=duty_max)
 
     def sent(self, replica: ReplicaId, hashes: Sequence[int]) -> None:
         """Record that a request with this prompt went to the replica, which will have cached its prefix."""

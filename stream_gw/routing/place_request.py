@@ -14,6 +14,7 @@ from stream_fabric.pool.overload import (
     BATCH_HOST_TERMS,
     NO_OVERLOAD_TERMS,
     BatchHosted,
+    Fallback,
     Overflow,
     OverloadTerms,
     spread_retry_s,
@@ -30,8 +31,10 @@ class Outcome(NamedTuple):
     placed: Placed | Queued | Refused
     cell: str
     """Cell, or undivided pool, that gave the reply."""
-    elsewhere: Overflow | BatchHosted | None = None
+    elsewhere: Overflow | BatchHosted | Fallback | None = None
     """Why another pool has the request; None: its home pool has it."""
+    work: Work | None = None
+    """The request as another model answers it; None: the model answers that it names."""
 
 
 async def place(
@@ -43,26 +46,30 @@ async def place(
     hashes: Sequence[int],
     wait_s: float,
     jitter: float,
+    *,
+    at_once: bool = False,
 ) -> Outcome:
     """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool. ``pool`` may be a cell.
 
     A batch request goes to a batch host first, if one starts it at once. A request may overflow when its home is
     overloaded and it tolerates a cache miss. An adjacent pool starts it at once or not at all; if none does, it returns
-    to its home.
+    to its home. ``at_once``: it is refused rather than queued.
 
     Raises FabricUnavailable: any of the pools may then have the request, so the caller must not place it again.
     """
     model = work.request.model
     if work.tier == BATCH_TIER:
-        for host in directory.batch_hosts(pool, model):
+        for host in directory.batch_hosts(pool, model, work.regions):
             guest = msgspec.structs.replace(work, home=pool)
-            taken = await _place_at_host(pools, directory, guest, host, hashes, jitter, BATCH_HOST_TERMS)
+            taken = await place_at_host(pools, directory, guest, host, hashes, jitter, BATCH_HOST_TERMS)
             if taken is not None:
                 return Outcome(*taken, BatchHosted(pool_of(pool), host))
-    terms = directory.overload_terms(pool, model, work.tier, candidates)
-    overflow_pools = directory.overflow_pools(pool, model) if terms.overflow_s else []
+    terms = directory.overload_terms(pool, model, work.rank, candidates, work.regions)
+    overflow_pools = directory.overflow_pools(pool, model, work.regions) if terms.overflow_s else []
     if not overflow_pools:
         terms = terms._replace(overflow_s=0.0)
+    if at_once:
+        terms = terms._replace(at_once=True)
     placed = await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=terms)
     if isinstance(placed, Queued):
         return await _move_to_other_cell(pools, directory, work, pool, placed, hashes, wait_s, jitter)
@@ -73,14 +80,14 @@ async def place(
             terms_there = directory.overflow_terms(pool, adjacent)
         except NoReplica:  # the pool went away after overflow_pools
             continue
-        taken = await _place_at_host(pools, directory, work, adjacent, hashes, jitter, terms_there)
+        taken = await place_at_host(pools, directory, work, adjacent, hashes, jitter, terms_there)
         if taken is not None:
             return Outcome(*taken, Overflow(pool_of(pool), adjacent, placed.backlog_s, terms.overflow_s))
     again = terms._replace(overflow_s=0.0, again=True)
     return Outcome(await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=again), pool)
 
 
-async def _place_at_host(
+async def place_at_host(
     pools: Pools,
     directory: Directory,
     work: Work,
@@ -90,9 +97,10 @@ async def _place_at_host(
     terms: OverloadTerms,
 ) -> tuple[Placed, str] | None:
     """Place the request in another pool, at once or not at all. Return the placement and the cell that has it."""
-    cell = directory.choose_cell(host, work.request.model, work.session, hashes)
+    model, regions = work.request.model, work.regions
+    cell = directory.choose_cell(host, model, work.session, hashes, regions)
     try:
-        candidates = directory.candidates(cell, work.request.model, hashes)
+        candidates = directory.candidates(cell, model, hashes, regions)
     except NoReplica:  # its last replica has left
         return None
     placed = await pools.place(cell, work, candidates, wait_s=0.0, jitter=jitter, terms=terms)
@@ -111,10 +119,10 @@ async def _move_to_other_cell(
 ) -> Outcome:
     """Take a request out of its cell's queue to another cell of the pool that has room; once, since it may not have."""
     model, stream = work.request.model, work.request.stream
-    other = directory.other_cell(cell, model, hashes)
+    other = directory.other_cell(cell, model, hashes, work.regions)
     if other is None or not await pools.remove_queued(cell, [stream]):  # a replica has taken it meanwhile
         return Outcome(queued, cell)
-    there, terms = directory.candidates(other, model, hashes), NO_OVERLOAD_TERMS._replace(moved=True)
+    there, terms = directory.candidates(other, model, hashes, work.regions), NO_OVERLOAD_TERMS._replace(moved=True)
     return Outcome(await pools.place(other, work, there, wait_s=wait_s, jitter=jitter, terms=terms), other)
 
 
@@ -129,7 +137,7 @@ def refusal(work: Work, refused: Refused, recovery_s: float, draw: float) -> Poo
     if refused.why == "shed":
         retry_after_s = max(retry_after_s, spread_retry_s(recovery_s, draw))
         return PoolBusy(
-            f"pool of model {model!r} is overloaded for tier {TIERS[work.tier]!r} ({refused.backlog_s:.1f} s of work "
+            f"pool of model {model!r} is overloaded for tier {TIERS[work.rank]!r} ({refused.backlog_s:.1f} s of work "
             f"ahead{f', and {needs_kv}' if refused.lacks_kv else ''}); retry after {retry_after_s} s",
             retry_after_s=retry_after_s,
         )

@@ -12,6 +12,7 @@ from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges, decode_s
 from stream_fabric.pool.overload import PROMOTION_S, relief
 from stream_fabric.pool.prefix import PrefixView, unpack_blocks
 from stream_fabric.pool.prefix_index import PrefixIndex
+from stream_fabric.pool.queue import Lane, admits
 from stream_fabric.pool.records import Candidate, ReplicaInfo
 from stream_fabric.stream.ids import ReplicaId
 
@@ -46,6 +47,8 @@ class PoolView:
         self.replicas: Sequence[ReplicaInfo] = ()
         """Live replicas."""
         self._by_model: Mapping[str, Sequence[ReplicaInfo]] = {}
+        self._by_lane: dict[tuple[str, Lane], Sequence[ReplicaInfo]] = {}
+        """Replies of ``serving`` for regions since the replicas changed."""
         self.ready: Counter[str] = Counter()
         """Number of ready replicas by model."""
         self.contexts: Mapping[str, int] = {}
@@ -58,7 +61,7 @@ class PoolView:
         """Streams in flight and queued: at the last read, with those that this gateway has begun and ended since."""
         self.has_older_agents = False
         """True if a replica's agent is older and numbers no changes: they show only in reads of all replicas."""
-        self._reliefs: dict[tuple[float, ReplicaId | None], float] = {}
+        self._reliefs: dict[tuple[float, ReplicaId | None, Lane], float] = {}
         """Replies of ``relief`` since the replicas changed."""
         self._known: dict[ReplicaId, ReplicaInfo | None] = {}
         self._live: dict[ReplicaId, ReplicaInfo] = {}
@@ -93,6 +96,7 @@ class PoolView:
             for model in info.models:
                 by_model.setdefault(model, []).append(info)
         self._by_model = by_model
+        self._by_lane.clear()
         self._reliefs.clear()
         self.has_older_agents = any(not info.generation for info in infos)
         ready = [info for info in infos if info.state == "ready"]
@@ -115,18 +119,41 @@ class PoolView:
         """Models that a live replica serves."""
         return self._by_model.keys()
 
-    def relief(self, horizon_s: float, victim: ReplicaId | None) -> float:
+    def serving(self, model: str, regions: Lane) -> Sequence[ReplicaInfo]:
+        """Return the live replicas that serve the model in these regions; in any if there are none."""
+        infos = self._by_model.get(model, ())
+        if not regions:
+            return infos
+        found = self._by_lane.get((model, regions))
+        if found is None:
+            found = self._by_lane[model, regions] = [info for info in infos if info.region in regions]
+        return found
+
+    def ready_count(self, model: str, regions: Lane) -> int:
+        """Return the number of ready replicas that serve the model in these regions."""
+        if not regions:
+            return self.ready[model]
+        return sum(info.state == "ready" for info in self.serving(model, regions))
+
+    def context(self, model: str, regions: Lane) -> int | None:
+        """Return the largest maximum context of the ready replicas of the model; 0: unknown; None: there are none."""
+        if not regions:
+            return self.contexts.get(model)
+        told = [info.load.max_model_len for info in self.serving(model, regions) if info.state == "ready"]
+        return largest_context(told) if told else None
+
+    def relief(self, horizon_s: float, victim: ReplicaId | None, regions: Lane = ()) -> float:
         """Return the standby replicas that come up within ``horizon_s`` (see ``overload.relief``); 0: no horizon.
 
         ``victim``: the replica that is to leave. Replicas that start are not counted: their time is known to tens of
         seconds, and the horizon is shorter.
         """
-        known = self._reliefs.get((horizon_s, victim))
+        known = self._reliefs.get((horizon_s, victim, regions))
         if known is None:
-            standby = [info for info in self.replicas if info.replica != victim]
+            standby = [info for info in self.replicas if info.replica != victim and admits(regions, info.region)]
             up_in_s = [PROMOTION_S for info in standby if info.state == "warm"]
             up_in_s += [PROMOTION_S + info.wake_s for info in standby if info.state == "sleeping" and info.wake_s]
-            known = self._reliefs[horizon_s, victim] = relief(up_in_s, horizon_s)
+            known = self._reliefs[horizon_s, victim, regions] = relief(up_in_s, horizon_s)
         return known
 
     @property
@@ -137,15 +164,18 @@ class PoolView:
         """Return what decides whether a request with this prompt comes to this cell."""
         return CellLoad(name, self.streams, self.slots, self._index.depth(hashes))
 
-    def candidates(self, model: str, hashes: Sequence[int], turn: int) -> list[Candidate]:
-        """Return the replicas of the model, each with its estimated cached prefix of the prompt.
+    def candidates(self, model: str, hashes: Sequence[int], turn: int, regions: Lane = ()) -> list[Candidate]:
+        """Return the replicas of the model in these regions, each with its estimated cached prefix of the prompt.
 
         Of a large pool only some: those with the longest prefix, then little loaded ones. ``turn`` grows from call to
         call.
         """
-        infos = self._by_model.get(model, ())
+        infos = self.serving(model, regions)
         if len(infos) > CANDIDATES_MAX:
-            infos = self._preselect(infos, self._index.find(hashes, _CACHED_MAX, turn), turn)
+            holders = self._index.find(hashes, _CACHED_MAX, turn)
+            if regions:
+                holders = [name for name in holders if name in self._live and self._live[name].region in regions]
+            infos = self._preselect(infos, holders, turn)
         found: list[Candidate] = []
         for info in infos:
             prefix = self._prefixes.get(info.replica) if hashes else None
@@ -230,7 +260,14 @@ class PoolView:
             self._index.sent(replica, hashes)
 
 
-def has_capacity(cells: Iterable[PoolView], model: str, utilisation_max: float) -> bool:
-    """Return whether those of a pool's cells that serve the model use less than this share of their slots."""
+def has_capacity(cells: Iterable[PoolView], model: str, utilisation_max: float, regions: Lane = ()) -> bool:
+    """Return whether those of a pool's cells that serve the model use less than this share of their slots.
+
+    With ``regions``: whether the ready replicas there do.
+    """
+    if regions:
+        ready = [info for view in cells for info in view.serving(model, regions) if info.state == "ready"]
+        running = sum(info.load.running + info.load.waiting for info in ready)
+        return running < utilisation_max * sum(max(info.load.slots, 1) for info in ready)
     views = [view for view in cells if view.ready[model]]
     return sum(view.running for view in views) < utilisation_max * sum(view.slots for view in views)

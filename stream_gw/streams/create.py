@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from stream_fabric.errors import (
 )
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.home import home_partition
-from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
+from stream_fabric.pool.placement import BATCH_TIER, FREE_TIER, TIERS, Placed, Queued, Refused
 from stream_fabric.pool.plan import route_key
 from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import EngineRequest, Work
@@ -29,7 +29,7 @@ from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
 from stream_fabric.stream.log import CreateCode
-from stream_gw.auth import Principal
+from stream_gw.auth import Principal, check_region, pinned_regions
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
@@ -43,6 +43,7 @@ from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
 from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
+from stream_gw.streams.ladder import Ladder, ladder_of
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
@@ -63,6 +64,7 @@ class _NewStream:
     user: str | None
     created_ms: int
     subscription: Subscription
+    ladder: Ladder | None = None
 
     @property
     def id(self) -> StreamId:
@@ -111,15 +113,18 @@ class StreamCreation:
         request = call.request
         user = _stream_user(who, request.user)
         # The plan of now: a socket's caller was authenticated long ago
-        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
-        if context := parts.directory.context(pool, request.model):
+        allowed = records.regions(who)
+        check_region(parts.settings.region, allowed)
+        regions = trace.regions = pinned_regions(allowed)
+        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
+        if context := parts.directory.context(pool, request.model, regions):
             await off_loop(request.prompt_bytes, lambda: check_context(request, context))
         await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
         trace.session = session_key(who.tenant, request.session_id)
-        cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes)
+        cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes, regions)
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = self._new_id(cell, now_ms)
         if call.key is not None:
@@ -142,15 +147,23 @@ class StreamCreation:
         if terms.any:
             headers, grant = await self._admit(call, work, terms)
             work = msgspec.structs.replace(work, grant=grant)
+        ladder = ladder_of(parts, call, work, user, salt)
         try:
-            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers)
+            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers, ladder)
         except BaseException:
             if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
     async def _make_stream(
-        self, call: CreateCall, work: Work, cell: str, user: str | None, replaces_in: str | None, headers: Headers
+        self,
+        call: CreateCall,
+        work: Work,
+        cell: str,
+        user: str | None,
+        replaces_in: str | None,
+        headers: Headers,
+        ladder: Ladder | None,
     ) -> OpenedStream | None:
         """Create the stream and place it. ``replaces_in``: the pool, if it replaces a stream that may exist."""
         who, request, trace, parts = call.who, call.request, call.trace, self._parts
@@ -166,7 +179,7 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription))
+            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder))
         except BaseException as error:
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
@@ -174,6 +187,8 @@ class StreamCreation:
             raise
         trace.role = "created"
         assert trace.facts is not None
+        if trace.facts.model != request.model:
+            headers = (*headers, (b"x-served-model", trace.facts.model.encode()))
         return OpenedStream(
             stream,
             str(epoch),
@@ -256,7 +271,10 @@ class StreamCreation:
             tenant,
             meta,
             self._grace_s(call),
-            tier=request.tier,
+            tier=min(request.tier, BATCH_TIER),
+            free=request.tier == FREE_TIER,
+            regions=trace.regions,
+            share=plan.share,
             session=trace.session,
             prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
             # Most requests stop far below their limit
@@ -290,15 +308,19 @@ class StreamCreation:
         parts, work, trace = self._parts, new.work, new.call.trace
         tenant, model = new.call.who.tenant, work.request.model
         hashes = array("I", work.prefix)
-        candidates = parts.directory.candidates(new.cell, model, hashes)
+        candidates = parts.directory.candidates(new.cell, model, hashes, work.regions)
         trace.placing = trace.placing or parts.clock.monotonic_us()
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
-        calls: list[Coroutine[Any, Any, Any]] = [
-            self._create_record(tenant, work),
-            place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
-        ]
+        creating: Awaitable[CreateCode] = self._create_record(tenant, work)
+        if new.ladder is None:
+            jitter = parts.random.random()
+            placing = place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, jitter)
+        else:
+            creating = asyncio.ensure_future(creating)
+            placing = new.ladder.place(creating, new.cell, candidates, hashes, wait_max_s)
+        calls: list[Awaitable[Any]] = [creating, placing]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
@@ -308,14 +330,14 @@ class StreamCreation:
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
             plan = parts.directory.plans.get(pool_of(outcome.cell))
-            recovery_s = plan.recovery_s(TIERS[work.tier], parts.clock.now_us()) if plan is not None else 0.0
+            recovery_s = plan.recovery_s(TIERS[work.rank], parts.clock.now_us()) if plan is not None else 0.0
             error = refusal(work, placed, recovery_s, parts.random.random())
             # A caller that retries at once must find its key free
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error
         self._note_placed(new, placed, outcome, hashes)
 
-    async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Awaitable[Any]]) -> list[Any]:
         """Return the results of all calls.
 
         If one call fails or the caller leaves, the others end before the stream is withdrawn: a create that came after
@@ -351,9 +373,11 @@ class StreamCreation:
 
     def _note_placed(self, new: _NewStream, placed: Placed | Queued, outcome: Outcome, hashes: Sequence[int]) -> None:
         """Record the placement in the trace, the log, and the directory or queue positions."""
-        parts, elsewhere = self._parts, outcome.elsewhere
+        parts, elsewhere, work = self._parts, outcome.elsewhere, outcome.work or new.work
         new.call.trace.receive_placed(placed, elsewhere)
-        self._placements.add(new.id, placement_record(new.work, placed, parts.clock.now_us(), elsewhere))
+        if outcome.work is not None:
+            new.call.trace.prices, hashes = work.prices, array("I", work.prefix)
+        self._placements.add(new.id, placement_record(work, placed, parts.clock.now_us(), elsewhere))
         if isinstance(placed, Placed):
             parts.directory.sent(placed.replica, hashes)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_gw.auth import Principal
+from stream_gw.auth import Principal, check_region
 from stream_gw.streams.admission import Admission
 from stream_gw.streams.cancel import StreamCommands
 from stream_gw.streams.create import StreamCreation
@@ -27,5 +27,13 @@ class Gateway:
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the owner of an API key or capability token. Raises Unauthenticated."""
-        return self.parts.authenticator.authenticate(credential, self.parts.unix_s())
+        """Return the owner of an API key or capability token. Raises Unauthenticated or WrongRegion."""
+        return self._checked(self.parts.authenticator.authenticate(credential, self.parts.unix_s()))
+
+    def authenticate_cookie(self, token: str) -> Principal:
+        """Return the owner of a cookie's token. Raises Unauthenticated or WrongRegion."""
+        return self._checked(self.parts.authenticator.authenticate_cookie(token, self.parts.unix_s()))
+
+    def _checked(self, who: Principal) -> Principal:
+        check_region(self.parts.settings.region, self.parts.authenticator.keys.regions(who))
+        return who

@@ -61,8 +61,9 @@ class IdempotencyKeys:
 
         Returns False when no pool holds the request.
         """
-        parts, model = self._parts, call.request.model
-        pools = (pool, *parts.directory.hosts(pool))
+        parts = self._parts
+        smaller = parts.authenticator.keys.plan(call.who.tenant).fallbacks.get(call.request.model, ())
+        pools = (pool, *parts.directory.hosts(pool), *filter(None, map(parts.directory.homes.find, smaller)))
         for cell in [cell for name in pools for cell in parts.directory.cells(name)]:
             try:
                 work = await parts.pools.work(cell, stream)
@@ -75,7 +76,7 @@ class IdempotencyKeys:
                     call.who.tenant,
                     work.facts,
                     parts.name,
-                    model,
+                    work.request.model,
                     reserved=work.reserved,
                     retention_s=work.retention_s,
                 )

@@ -16,6 +16,7 @@ from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
 from stream_gw.observe.metrics import Metrics
 from stream_gw.routing.directory import Served
+from stream_gw.routing.regions import served_in
 from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
@@ -69,15 +70,22 @@ class ServiceRoutes:
 
     async def models(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
-        served = sorted(self._gateway.parts.directory.models().items())
+        served = sorted(self._served(who).items())
         data = [_model_json(model, each) for model, each in served if who.may_use(model)]
         await request.json(200, {"object": "list", "data": data})
+
+    def _served(self, who: Principal) -> dict[str, Served]:
+        """Return the models that the caller's regions serve."""
+        parts = self._gateway.parts
+        directory, regions = parts.directory, parts.authenticator.keys.regions(who)
+        models = directory.models()
+        return models if regions is None else dict(served_in(directory, models, regions) if regions else ())
 
     async def model(self, request: Request, send: Send) -> None:
         who, directory, model = self._authenticate(request), self._gateway.parts.directory, request.path_params["id"]
         if not model:
             raise no_path(request.scope)
-        served = directory.models().get(model)
+        served = self._served(who).get(model)
         if served is None or not who.may_use(model):
             raise directory.model_not_found(model, who.models)
         await request.json(200, _model_json(model, served))

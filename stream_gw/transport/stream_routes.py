@@ -88,8 +88,7 @@ class StreamRoutes:
             return self._authenticate(request)
         if headers.get(b"sec-fetch-site") == b"cross-site":
             raise Unauthenticated("the cookie is not accepted from a page of another site")
-        parts = self._gateway.parts
-        return parts.authenticator.authenticate_cookie(token, parts.unix_s())
+        return self._gateway.authenticate_cookie(token)
 
     def forget(self, subscription: Subscription) -> None:
         """Forget the caller of a response that has ended."""

@@ -18,7 +18,7 @@ SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
 -- tells: every reader of a stream; of a refused request, by its own id
 -- default: stream = ''
 -- default: id = ''
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, shifted_to, backlog_ms, $phases FROM requests
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, shifted_to, backlog_ms, regions, asked_model, $phases FROM requests
 WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.id = {id:String} OR trace_id = {id:String}, stream = {stream:String})
 ORDER BY requests.at, requests.id LIMIT 1000;
 

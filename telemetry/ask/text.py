@@ -198,10 +198,14 @@ def _placement_lines(story: Story) -> list[str]:
             f"placed at batch host {host} of pool {story.fact('pool')}; should it lose its replica there "
             "and no other has room, it goes back to that pool"
         )
+    elif host and reason == "fallback":
+        lines += _wrapped(f"model {story.fact('asked_model')} was saturated: the smaller one answered in pool {host}")
     elif host:
         ahead_s = int(story.fact("backlog_ms") or 0) / 1000
         why = f"{ahead_s:.1f} s of work were ahead of it" if ahead_s else "no replica was ready"
         lines += _wrapped(f"moved to adjacent pool {host}, because in pool {story.fact('pool')} {why}")
+    if story.fact("regions"):
+        lines.append(f"bound to regions: {story.fact('regions')}")
     if scored:
         rows: list[tuple[str, ...]] = [("candidate", "score ms", "matched", "in flight", "load ms", "")]
         rows += [

@@ -106,7 +106,7 @@ def test_a_pool_that_is_lost_counts_anew() -> None:
 
 def test_the_level_is_the_share_of_a_tiers_own_requests_over_the_last_seconds() -> None:
     watch = OverloadWatch()
-    assert watch.reject_shares == [0, 0, 0]
+    assert watch.reject_shares == [0, 0, 0, 0]
 
     def after(seconds: float, asked: tuple[int, ...], rejected: tuple[int, ...]) -> list[float]:
         watch.update(OverloadTotals(rejected, 0, asked), MARKS, seconds)
@@ -121,8 +121,8 @@ def test_the_level_is_the_share_of_a_tiers_own_requests_over_the_last_seconds() 
 
 def test_by_default_the_layers_stand_in_their_order() -> None:
     policy = ScalePolicy(adjacent=("south",))
-    interactive_s, standard_s, batch_s = policy.marks(None).reject_s
-    assert batch_s < policy.overflow_s < standard_s < interactive_s
+    interactive_s, standard_s, batch_s, free_s = policy.marks(None).reject_s
+    assert 0 < free_s < batch_s < policy.overflow_s < standard_s < interactive_s
     assert SPAN * interactive_s <= policy.ttft_objective_s, "who is admitted is served in time"
     assert batch_s <= policy.backlog_s_max and policy.backlog_over_s > 0, "refusing takes no time, growing does"
 

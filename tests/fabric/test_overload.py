@@ -128,7 +128,7 @@ def test_an_unloaded_pool_refuses_nobody_whatever_its_marks() -> None:
     state, names = pool()
     for _ in range(4):
         assert isinstance(place(state, names, asked(tier=BATCH), OverloadTerms(0.45, 0.45)), Placed)
-    assert state.rejected == [0, 0, 0] and state.overflowed == 0
+    assert state.rejected == [0, 0, 0, 0] and state.overflowed == 0
 
 
 def test_what_waits_behind_a_tier_is_not_ahead_of_it() -> None:
@@ -140,7 +140,7 @@ def test_what_waits_behind_a_tier_is_not_ahead_of_it() -> None:
     assert isinstance(place(state, names, asked(tier=0), OverloadTerms(5.0)), Queued), "it goes before them all"
     refused = place(state, names, asked(tier=BATCH), OverloadTerms(5.5))
     assert refused == Refused(7, "shed", 11.0)
-    assert state.rejected == [0, 0, 2]
+    assert state.rejected == [0, 0, 2, 0]
 
 
 def test_what_has_no_first_token_yet_counts_where_there_is_no_line() -> None:
@@ -447,7 +447,7 @@ async def test_of_a_burst_over_many_gateways_no_more_gets_in_than_the_marks_allo
     assert all(answer.backlog_s > mark_s for answer in shed)
     lines = await gateways[0].tier_queues(name)
     assert lines[BATCH].depth == len(queued)
-    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, len(shed))
+    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, len(shed), 0)
     assert (await gateways[0].demand_totals(name)).requests == 400, "who is refused is demand"
 
 
@@ -468,7 +468,7 @@ async def test_of_a_burst_over_many_gateways_no_more_prefill_gets_in_than_the_du
     admitted = sum(isinstance(answer, Placed) for answer in answers)
     room_s = 0.5 * 2 * DUTY_MS / 1000
     assert room_s <= admitted * 0.1 <= room_s * (1 + passed_s * 1000 / DUTY_MS) + 0.2
-    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, 400 - admitted)
+    assert (await gateways[0].overload_totals(name)).rejected == (0, 0, 400 - admitted, 0)
 
 
 async def test_of_guests_over_many_gateways_no_more_get_in_than_there_is_room_for(gateways: list[RedisPools]) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from stream_fabric.pool.overload import BATCH_HOST_TERMS, NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import (
+    BATCH_TIER,
+    FREE_TIER,
     PASSED_MAX,
     Placed,
     PlacementRequest,
@@ -22,6 +24,7 @@ from stream_fabric.pool.placement import (
     ReplicaSlot,
     choose,
 )
+from stream_fabric.pool.queue import admits
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, OverloadTotals, ReplicaInfo, Work
 from stream_fabric.pool.state import PoolState
 from stream_fabric.redis.client import RedisClient
@@ -64,8 +67,8 @@ class LawPool:
     ) -> tuple[int, int]:
         expires = _now_ms() + FAR_S * 1000
         seat = info.slot()._replace(expires_ms=expires)
-        taken = self.state.report(info.replica, seat, info.models, ended, running, _now_ms())
-        self.yield_to = self.state.yield_to(_now_ms())
+        taken = self.state.report(info.replica, seat, info.models, ended, running, _now_ms(), info.region)
+        self.yield_to = self.state.yield_to(_now_ms(), info.replica)
         return len(taken), sum(map(len, self.state.queue.tiers))
 
     async def leave(self, stream: StreamId) -> int:
@@ -141,30 +144,33 @@ def _now_ms() -> float:
 def work_of(ask: PlacementRequest) -> Work:
     request = EngineRequest(ask.stream, "chat", ask.model, msgspec.Raw(b"{}"))
     return Work(
-        request, "1.aa", ask.tenant, b"", 2.0, ask.tier, ask.session, ask.prompt_tokens, ask.output_tokens,
-        tried=ask.tried,
+        request, "1.aa", ask.tenant, b"", 2.0, min(ask.tier, BATCH_TIER), ask.session, ask.prompt_tokens,
+        ask.output_tokens, tried=ask.tried, free=ask.tier == FREE_TIER, regions=ask.regions, share=ask.share,
     )  # fmt: skip
 
 
 def info_of(
     name: str, *, ready: bool = True, slots: int = 4, room: int = 5, prefill_ms: float = 0, decode_ms: float = 0,
     prefill_per_s: float = 8000, decode_per_s: float = 2000, models: tuple[str, ...] = ("m",), kv: int = 0,
-    kv_used: float = 0.0,
+    kv_used: float = 0.0, region: str = "",
 ) -> ReplicaInfo:  # fmt: skip
     state = "ready" if ready else "draining"
     load = EngineLoad(0, 0, slots, kv_capacity_tokens=kv, kv_used_ratio=kv_used)
     return ReplicaInfo(
         ReplicaId(name), "", "sim", models, state, load, room=room, prefill_ms=prefill_ms,
-        decode_ms=decode_ms, prefill_per_s=prefill_per_s, decode_per_s=decode_per_s,
+        decode_ms=decode_ms, prefill_per_s=prefill_per_s, decode_per_s=decode_per_s, region=region,
     )  # fmt: skip
 
 
 def ask(
     *, tenant: str = "acme", tier: int = 1, session: str = "", prompt: int = 1000, output: int = 100,
-    wait_s: float = 60, jitter: float = 0.0, model: str = "m",
+    wait_s: float = 60, jitter: float = 0.0, model: str = "m", regions: tuple[str, ...] = (), share: int = 100,
 ) -> PlacementRequest:  # fmt: skip
     until = _now_ms() + wait_s * 1000
-    return PlacementRequest(new_stream(), TenantId(tenant), tier, model, session, prompt, output, until, jitter)
+    return PlacementRequest(
+        new_stream(), TenantId(tenant), tier, model, session, prompt, output, until, jitter, regions=regions,
+        share=share,
+    )  # fmt: skip
 
 
 Pool = LawPool | RedisPool
@@ -530,18 +536,23 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
     may_yield, yielded = seed % 3 == 0, False
     kv = 50_000 * (seed % 3 == 1)
     barred = Counter[str]()
-    for _ in range(150):
+    places = {name: rng.choice(["", "eu", "us"]) if seed % 2 else "" for name in names}
+    pins: list[tuple[str, ...]] = [(), ("eu",), ("us",), ("eu", "us")] if seed % 2 else [()]
+    for _ in range(400 if may_yield else 150):
         match rng.choice(["place"] * 5 + ["again", "end", "end", "renew", "read", "read", "leave", "move"]):
             case "place":
                 asked = ask(
-                    tenant=rng.choice("xyz"), tier=rng.randrange(3), session=rng.choice(["", "", "s1", "s2"]),
+                    tenant=rng.choice("xyz"), tier=rng.randrange(4), session=rng.choice(["", "", "s1", "s2"]),
                     prompt=rng.choice([1, 50, 3000, 40_000]), output=rng.choice([1, 200, 4000]),
                     wait_s=rng.choice([0, 600, 600]), jitter=rng.random(), model=rng.choice(["m", "m", "lora"]),
+                    regions=rng.choice(pins), share=rng.choice([100, 100, 30, 700]),
                 )  # fmt: skip
                 known.append(asked)
-                some = rng.sample(names, rng.randint(0, len(names)))
+                able = [name for name in names if admits(asked.regions, places[name])]
+                some = rng.sample(able, rng.randint(0, len(able)))
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
+                surge = surge._replace(at_once=surge.counts_as_demand and rng.random() < 0.1)
                 if may_yield and surge.counts_as_demand:
                     surge = surge._replace(batch_yields=rng.random() < 0.8)
                 if rng.random() < 0.05:  # the pressure is over
@@ -561,7 +572,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 if at not in (None, "queue"):
                     assert at is not None
                     running[at].pop(asked.stream, None)
-                    others = to(*(n for n in names if n != at))
+                    others = to(*(n for n in names if n != at and admits(asked.regions, places[n])))
                     asked = asked._replace(
                         tried=tuple(map(ReplicaId, {at, *rng.sample(names, rng.randint(0, 2) % len(names))}))
                     )
@@ -573,11 +584,11 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 ended = [s for s in running[name] if rng.random() < 0.5]
                 for stream in ended:
                     del running[name][stream]
-                info = _random_info(rng, kv, name)
+                info = _random_info(rng, kv, name, places[name])
                 assert await law.report(info, ended, None) == await real.report(info, ended, None)
             case "renew":
                 name = rng.choice(names)
-                info = _random_info(rng, kv, name)
+                info = _random_info(rng, kv, name, places[name])
                 assert await law.report(info, [], running[name]) == await real.report(info, [], running[name])
             case "read":
                 name = rng.choice(names)
@@ -592,7 +603,9 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         if streams:
             assert await law.line(streams) == await real.line(streams)
         for asked in known[-30:]:
-            assert await law.where(asked.stream) == await real.where(asked.stream)
+            at = await law.where(asked.stream)
+            assert at == await real.where(asked.stream)
+            assert at in (None, "queue") or admits(asked.regions, places[str(at)]), "it never leaves its regions"
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
         assert await real.pools.demand_totals(real.name) == law.state.arrived
@@ -607,7 +620,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds
     assert barred["kv"] or not kv, barred
-    assert yielded or not may_yield
+    assert yielded or not may_yield, (places, kinds)
     await client.close()
 
 
@@ -633,13 +646,13 @@ def _random_surge(rng: random.Random) -> OverloadTerms:
             return NO_OVERLOAD_TERMS
 
 
-def _random_info(rng: random.Random, kv: int, name: str) -> ReplicaInfo:
+def _random_info(rng: random.Random, kv: int, name: str, region: str) -> ReplicaInfo:
     return info_of(
         name, ready=rng.random() < 0.85, slots=rng.choice([1, 4]), room=rng.choice([1, 3, 5]),
         prefill_ms=rng.choice([0, 10.5, 4000]), decode_ms=rng.choice([0, 33.25, 90_000]),
         prefill_per_s=rng.choice([800.5, 8000, 20_000]), decode_per_s=rng.choice([100, 2000]),
         models=rng.choice([("m",), ("m", "lora")]), kv=kv,
-        kv_used=rng.random() if kv else 0,
+        kv_used=rng.random() if kv else 0, region=region,
     )  # fmt: skip
 
 

@@ -117,13 +117,13 @@ async def test_who_sits_in_a_pool_is_told_the_dead_too(pool: Pool) -> None:
 async def test_the_lines_of_a_pool_are_told_by_tier(pool: Pool) -> None:
     full = replica("full")
     await pool.renew(full, room=0)
-    assert await pool.pools.tier_queues(pool.name) == [(0, 0.0, 0, 0)] * 3
+    assert await pool.pools.tier_queues(pool.name) == [(0, 0.0, 0, 0)] * 4
     for number in range(QUEUE_SAMPLE_MAX + 4):
         asked = msgspec.structs.replace(work(new_stream()), tier=2 if number else 0, prompt_tokens=10, output_tokens=3)
         candidates = [Candidate(full, 0)]
         assert isinstance(await pool.pools.place(pool.name, asked, candidates, wait_s=60, jitter=0.0), Queued)
-    one, none, many = await pool.pools.tier_queues(pool.name)
-    assert none == (0, 0.0, 0, 0)
+    one, none, many, free = await pool.pools.tier_queues(pool.name)
+    assert none == free == (0, 0.0, 0, 0)
     assert (one.depth, one.prompt_tokens, one.output_tokens) == (1, 10, 3)
     count = QUEUE_SAMPLE_MAX + 3
     assert (many.depth, many.prompt_tokens, many.output_tokens) == (count, 10 * count, 3 * count), (

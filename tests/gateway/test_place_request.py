@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from stream_fabric.errors import RegionUnavailable
 from stream_fabric.pool.overload import BatchHosted, Overflow, OverloadMarks
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan
@@ -20,6 +21,7 @@ from stream_fabric.redis.pools import RedisPools
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.place_request import place, refusal
+from stream_gw.routing.regions import served_in
 
 GATEWAYS = 4
 
@@ -64,10 +66,12 @@ class Edge:
         prefill_ms: float = 0.0,
         models: tuple[str, ...] = ("m",),
         prefill_per_s: float = 1000.0,
+        region: str = "",
     ) -> None:
         info = ReplicaInfo(
             ReplicaId(f"r-{self.pool(name)}"), self.pool(name), "sim", models, "ready", EngineLoad(0, 0, slots),
             room=room, prefill_ms=prefill_ms, prefill_per_s=prefill_per_s, decode_per_s=100.0,
+            region=region,
         )  # fmt: skip
         await self.pools[0].report(info, ttl_s=3600, running={})
 
@@ -80,7 +84,7 @@ class Edge:
         self, name: str, number: int, work: Work
     ) -> tuple[Placed | Queued | Refused, Overflow | BatchHosted | None]:
         pools, directory = self.pools[number % GATEWAYS], self.directories[number % GATEWAYS]
-        candidates = directory.candidates(self.pool(name), work.request.model, ())
+        candidates = directory.candidates(self.pool(name), work.request.model, (), work.regions)
         outcome = await place(pools, directory, work, self.pool(name), candidates, (), 60.0, random.random())
         return outcome.placed, outcome.elsewhere
 
@@ -220,6 +224,36 @@ async def test_batch_requests_go_to_a_batch_host_while_it_has_slots_and_others_n
     assert kept is not None and kept.home == edge.pool("home")
     assert (await edge.pools[0].demand_totals(edge.pool("home"))).requests == 8, "what its host takes is no demand"
     assert (await edge.pools[0].demand_totals(edge.pool("host"))).requests == 0
+
+
+async def test_a_pinned_request_overflows_to_pools_of_its_region_only(edge: Edge) -> None:
+    await edge.declare("home", adjacent="host")
+    await edge.declare("host")
+    await edge.join("home", region="eu", prefill_ms=60_000)
+    await edge.join("host", slots=20, room=25, prefill_per_s=1e6, region="us")
+    await edge.look()
+    pinned, both = (msgspec.structs.replace(work_of(0), regions=regions) for regions in (("eu",), ("eu", "us")))
+    placed, elsewhere = await edge.place("home", 0, pinned)
+    assert elsewhere is None and isinstance(placed, Refused), "it is refused rather than moved"
+    placed, elsewhere = await edge.place("home", 0, both)
+    assert isinstance(elsewhere, Overflow) and isinstance(placed, Placed)
+
+
+async def test_the_home_of_a_pinned_request_is_a_pool_of_its_region(edge: Edge) -> None:
+    await edge.declare("home", adjacent="host", models=("m-pinned",))
+    await edge.declare("host")
+    await edge.join("home", models=("m-pinned",), region="us")
+    await edge.join("host", models=("m-pinned",), region="eu")
+    await edge.look()
+    directory = edge.directories[0]
+    assert await directory.pool_of("m-pinned") == edge.pool("home")
+    assert await directory.pool_of("m-pinned", None, ("us",)) == edge.pool("home")
+    assert await directory.pool_of("m-pinned", None, ("eu",)) == edge.pool("host")
+    with pytest.raises(RegionUnavailable, match="ap"):
+        await directory.pool_of("m-pinned", None, ("ap",))
+    served = directory.models()
+    assert "m-pinned" in dict(served_in(directory, served, ("eu",)))
+    assert "m-pinned" not in dict(served_in(directory, served, ("ap",)))
 
 
 async def test_a_batch_host_is_no_models_home(edge: Edge) -> None:

@@ -66,13 +66,14 @@ class MemoryPool:
                 self.gone.pop(replica, None)
             running = running or {}
         seat = info.slot()._replace(expires_ms=expires_ms)
-        taken = self.law.report(replica, seat, info.models, ended, running if ttl_s is not None else None, now_ms)
+        listed = running if ttl_s is not None else None
+        taken = self.law.report(replica, seat, info.models, ended, listed, now_ms, info.region)
         self._deliver(now_ms)
         return LeaseReport(
             self.desired.get(replica, ""),
             len(taken),
             sum(map(len, self.law.queue.tiers)),
-            yield_to=self.law.yield_to(now_ms),
+            yield_to=self.law.yield_to(now_ms, replica),
         )
 
     def _deliver(self, now_ms: float) -> None:
@@ -127,7 +128,7 @@ class MemoryPool:
         ask = PlacementRequest(
             work.request.stream,
             work.tenant,
-            work.tier,
+            work.rank,
             work.request.model,
             work.session,
             work.prompt_tokens,
@@ -135,6 +136,8 @@ class MemoryPool:
             int(now_ms) + int(wait_s * 1000),
             jitter,
             tried=work.tried,
+            regions=work.regions,
+            share=work.share,
         )
         names, matched = [c.replica for c in candidates], [c.matched_tokens for c in candidates]
         held = self.law.at.get(ask.stream)

@@ -65,6 +65,10 @@ class StreamDoor:
 
         return await self._link.call("create", shard, step)
 
+    async def restate(self, stream: StreamId, tenant: TenantId, facts: bytes, model: str) -> None:
+        shard = self._shard(stream)
+        await self._link.call("restate", shard, lambda: at_once(shard.log.restate(stream, tenant, facts, model)))
+
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         shard = self._w.fabric.of_partition(partition)
 

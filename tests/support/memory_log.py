@@ -74,6 +74,11 @@ class MemoryStreamLog:
         state = self.streams.get(stream)
         return state if state is not None and tenant in (None, state.tenant) else None
 
+    async def restate(self, stream: StreamId, tenant: TenantId, facts: bytes, model: str) -> None:
+        state = self._owned(stream, tenant)
+        if state is not None and state.status == "live" and state.last == 0:
+            state.facts, self._models[stream] = facts, model
+
     async def create(
         self,
         stream: StreamId,

@@ -46,7 +46,7 @@ class AttemptEvents:
                 engine=policy.engine,
                 region=policy.region,
                 hardware=policy.hardware,
-                tier=TIERS[work.tier],
+                tier=TIERS[work.rank],
                 trace_id=work.request.traceparent[3:35] or work.request.stream[5:],
                 waited_us=timing.waited_us,
                 inbox_us=max(timing.taken_us - timing.handed_us, 0),

@@ -13,9 +13,9 @@ from stream_fabric.pool.overload import SPAN, OverloadMarks
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.pool.plan import ReplicaProfile
 
-MARK_SHARES = {"interactive": 1.0, "standard": 0.8, "batch": 0.25}
+MARK_SHARES = {"interactive": 1.0, "standard": 0.8, "batch": 0.25, "free": 0.15}
 """Marks of the tiers as shares of the highest that keeps the objective."""
-DUTY_SHARES = {"interactive": 1.0, "standard": 0.95, "batch": 0.85}
+DUTY_SHARES = {"interactive": 1.0, "standard": 0.95, "batch": 0.85, "free": 0.75}
 """Part of the prefill share up to which each tier is admitted: in a surge the lower one gives way first."""
 PREFILL_SHARE_MIN = 0.1
 
@@ -68,8 +68,10 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Warm replicas that stay awake, ready to be promoted at once."""
     itl_objective_s: float = 0.0
     """Mean time between the tokens of an answer that is promised; 0: none is."""
+    shed_free_s: float | None = None
+    """Backlog from which requests of the tier are rejected, in seconds; 0: never. None: from the objective, and at most
+    ``shed_batch_s``."""
     shed_batch_s: float | None = None
-    """Backlog from which requests of the tier are rejected, in seconds; 0: never. None: from the objective."""
     shed_standard_s: float | None = None
     shed_interactive_s: float | None = None
     shift_backlog_s: float | None = None
@@ -112,7 +114,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("steps must be from 0 to 1", all(0 <= step <= 1 for step in self._step_shares)),
             ("times must be 0 or more", all(time_s >= 0 for time_s in self._times)),
             (
-                "marks other than 0 must rise: shed_batch_s <= shed_standard_s <= shed_interactive_s",
+                "marks other than 0 must rise: shed_free_s <= shed_batch_s <= shed_standard_s <= shed_interactive_s",
                 sorted(self._reject_marks) == self._reject_marks,
             ),
             (
@@ -149,7 +151,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def _reject_marks(self) -> list[float]:
-        """Marks other than 0, from batch to interactive."""
+        """Marks other than 0, from free to interactive."""
         return [mark_s for mark_s in self._marks_by_tier().values() if mark_s]
 
     def _marks_by_tier(self) -> dict[str, float]:
@@ -158,12 +160,16 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Twice the mark rejects all, so a backlog that half the objective begins is never longer than the objective.
         """
         declared = {
+            "free": self.shed_free_s,
             "batch": self.shed_batch_s,
             "standard": self.shed_standard_s,
             "interactive": self.shed_interactive_s,
         }
         highest_s = self.ttft_objective_s / SPAN
-        return {tier: MARK_SHARES[tier] * highest_s if own is None else own for tier, own in declared.items()}
+        marks = {tier: MARK_SHARES[tier] * highest_s if own is None else own for tier, own in declared.items()}
+        if self.shed_free_s is None and marks["batch"]:
+            marks["free"] = min(marks["free"], marks["batch"])
+        return marks
 
     @property
     def overflow_s(self) -> float:

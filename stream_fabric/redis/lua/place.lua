@@ -2,15 +2,18 @@
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
 --   terms (packed: reject mark, overflow mark, overflow in, replicas, flags: 1 returned, 2 moved here, 4 batch
---   yields, prefill duty at most, replicas on their way; '' none), span, under share, miss, bytes of the pool's
---   requests at most, of the tenant's at most, replicas that produced it before (each between two \28); then of each
+--   yields, 8 at once or not at all, prefill duty at most, replicas on their way; '' none), span, under share, miss,
+--   bytes of the pool's
+--   requests at most, of the tenant's at most, replicas that produced it before (each between two \28),
+--   regions that it is bound to (each after a \27, and one \27 at the end; '' any), its tenant's share; then of each
 --   candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored, expected ms to the first token} placed (without the last if it was before),
 --   {1, position, '', scored} queued, {2, retry after s, '', scored} refused because the queue is full,
 --   {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
 --   {4, 0, backlog s, scored} sent to an adjacent pool, {5, 0, share of slots, scored} overflow from another pool
 --   without room here, {6 or 7, retry after s, bytes, scored} because requests of the pool or of the tenant take too
---   much memory; scored: of each candidate packed score ms, matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
+--   much memory, {8, 0, '', scored} because it would have to wait; scored: of each candidate packed score ms,
+--   matched, in flight, load ms, barred (0 no, 1 dead, 2 full,
 --   3 over, 4 no room in its KV cache).
 local id, payload, tenant, tier, model, session = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local prompt, output, jitter = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
@@ -19,8 +22,8 @@ local BOUND, SPILL_AT, DECODE_WEIGHT = tonumber(ARGV[14]), tonumber(ARGV[15]), t
 local REPEAT_WEIGHT = tonumber(ARGV[17])
 local terms, SPAN, UNDER_SHARE, MISS = ARGV[18], tonumber(ARGV[19]), tonumber(ARGV[20]), tonumber(ARGV[21])
 local pool_bytes_max, tenant_bytes_max = tonumber(ARGV[22]), tonumber(ARGV[23])
-local tried = ARGV[24]
-local FIRST = 25
+local tried, regions, share = ARGV[24], ARGV[25], tonumber(ARGV[26])
+local FIRST = 27
 local at_us = now_us()
 local now = math.floor(at_us / 1000)
 
@@ -117,15 +120,40 @@ elseif hits[best] < most then
 elseif hits[best] > 0 then
   reason = 'prefix'
 end
-if tier == BATCH_TIER and batch_yields(now) then taken = 0 end
+if tier >= BATCH_TIER and batch_yields(now) then taken = 0 end
 
 local reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = 0, 0, 0, 0, 0, 0, 0
 if terms ~= '' then
   reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
-local again, may_yield = flags % 4, flags >= 4 and tier < BATCH_TIER
+local again, may_yield, at_once = flags % 4, flags % 8 >= 4 and tier < BATCH_TIER, flags >= 8
+local lanes = pinned_lanes()
+local region_of = {} -- of live candidates, only while pinned requests wait
+if lanes and count > 0 then
+  for i, served in ipairs(redis.call('HMGET', P .. 'models', unpack(names))) do
+    if load[i] then region_of[i] = region_in(served) end
+  end
+end
+local before = {} -- lanes of pinned requests that go before this one
 local ahead = 0
 for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
+local unpinned = ahead
+local function count_ahead() -- as ``queue.goes_before``
+  before, ahead = {}, unpinned
+  for _, lane in ipairs(lanes) do
+    local goes = lane.tier <= tier
+    if goes and taken > 0 then
+      goes = admits(lane.regions, region_of[taken])
+    elseif goes then
+      for _, region in pairs(region_of) do goes = goes and admits(lane.regions, region) end
+    end
+    if goes then
+      before[#before + 1] = lane
+      ahead = ahead + redis.call('ZCARD', P .. 'q' .. lane.name)
+    end
+  end
+end
+if lanes then count_ahead() end
 local draw = jitter * DRAW_SCALE % 1
 local late = taken > 0 and ahead == 0 and reject_s > 0 and overflow_in_max == 0 and waits[taken] / 1000 - reject_s or 0
 local in_time = 0
@@ -144,6 +172,7 @@ if late > 0 and not is_short and draw * (SPAN - 1) * reject_s < late then
   end
   if other > 0 then
     taken, reason = other, hits[other] < most and 'spill' or hits[other] > 0 and 'prefix' or 'load'
+    if lanes then count_ahead() end
   end
 end
 local admitted_ms = 0 -- prefill that was admitted, as far as it is not forgotten
@@ -152,7 +181,11 @@ if duty_max > 0 then
   admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
 end
 if instead == '' and overflow_in_max == 0 and again == 0 then
-  add_to(P .. 'stat', {'n', 'np', 'no', 'n' .. tier}, {1, prompt - (taken > 0 and hits[taken] or most), output, 1})
+  if tier == FREE_TIER then
+    redis.call('HINCRBY', P .. 'stat', 'n' .. tier, 1)
+  else
+    add_to(P .. 'stat', {'n', 'np', 'no', 'n' .. tier}, {1, prompt - (taken > 0 and hits[taken] or most), output, 1})
+  end
   if count == 0 then redis.call('PEXPIRE', P .. 'stat', POOL_TTL_MS) end -- no replica renews it
 end
 
@@ -188,6 +221,10 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
       local tokens = redis.call('HMGET', P .. 'stat', 'qp' .. t, 'qo' .. t)
       waits_p, waits_o = waits_p + (tokens[1] or 0), waits_o + (tokens[2] or 0)
     end
+    for _, lane in ipairs(before) do
+      local tokens = redis.call('HMGET', P .. 'stat', 'qp' .. lane.name, 'qo' .. lane.name)
+      waits_p, waits_o = waits_p + (tokens[1] or 0), waits_o + (tokens[2] or 0)
+    end
     local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
     backlog = backlog + waits_s / (alive * math.max(replicas / count, 1) + relief)
   end
@@ -217,7 +254,14 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
     local mine = math.max((redis.call('HGET', P .. 'f' .. tier, tenant) or 0) - (v[1] or 0), 0)
-    if mine * redis.call('HLEN', P .. 'f' .. tier) < (v[2] or 0) + (v[3] or 0) then mark = mark * UNDER_SHARE end
+    local all = (v[2] or 0) + (v[3] or 0)
+    for _, lane in ipairs(lanes or {}) do
+      if lane.tier == tier then
+        local tokens = redis.call('HMGET', P .. 'stat', 'qp' .. lane.name, 'qo' .. lane.name)
+        all = all + (tokens[1] or 0) + (tokens[2] or 0)
+      end
+    end
+    if mine * redis.call('HLEN', P .. 'f' .. tier) < all then mark = mark * UNDER_SHARE end
     if wait > mark and draw * (SPAN - 1) * mark < wait - mark then
       redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
       local retry = spread_retry(wait - mark, draw)
@@ -234,6 +278,7 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     return {4, 0, string.format('%.17g', backlog), explained}
   end
 end
+if at_once and (taken == 0 or ahead > 0) then return {8, 0, '', explained} end
 if instead == '' then
   local over = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
   if over > 0 and now - (redis.call('HGET', P .. 'stat', 'recounted') or 0) >= RECOUNT_EVERY_MS then
@@ -265,8 +310,9 @@ if taken > 0 and ahead == 0 then
   local expected_ms = waits[taken] + (prompt - hits[taken]) / prefill_s[taken] * 1000
   return {0, names[taken], reason, explained, string.format('%.17g', expected_ms)}
 end
-local waiting = waiting_count()
-if instead == '' and waiting >= tonumber(ARGV[11]) then
+local waiting, queue_max = waiting_count(), tonumber(ARGV[11])
+local is_full = waiting >= queue_max or (regions ~= '' and pinned_count(lanes) >= queue_max * PINNED_QUEUE_SHARE)
+if instead == '' and is_full then
   local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
   drop_work({id})
   return {2, rate <= 0 and 1 or math.max(1, math.min(RETRY_S_MAX, math.ceil((waiting + 1) / rate))), '', explained}
@@ -276,10 +322,11 @@ local begins = 0 -- before all others: somebody is in the middle of reading a st
 if instead == '' then
   local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)
   begins = math.max(virtual, tonumber(redis.call('HGET', P .. 'f' .. tier, tenant) or 0))
-  redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + prompt + output))
+  redis.call('HSET', P .. 'f' .. tier, tenant, string.format('%.17g', begins + (prompt + output) * DEFAULT_SHARE / share))
 end
-count_waiting(tier, prompt, output)
-redis.call('ZADD', P .. 'q' .. tier, string.format('%.17g', begins), id)
+count_waiting(tier .. regions, prompt, output)
+if regions ~= '' then redis.call('SADD', P .. 'lanes', tier .. regions) end
+redis.call('ZADD', P .. 'q' .. tier .. regions, string.format('%.17g', begins), id)
 local wait_until = now + tonumber(ARGV[9])
 redis.call('ZADD', P .. 'late', wait_until, id)
 local believed, most_held = {}, pin and prompt or 0
@@ -288,7 +335,7 @@ for i = 1, count do
   if tokens > 0 then believed[#believed + 1] = '\30' .. names[i] .. '\29' .. string.format('%d', tokens) end
   most_held = math.max(most_held, tokens)
 end
-redis.call('HSET', P .. 'ask', id, table.concat({model, string.format('%d', wait_until), string.format('%d', at_us),
+redis.call('HSET', P .. 'ask', id, table.concat({model .. regions, string.format('%d', wait_until), string.format('%d', at_us),
   session, string.format('%d', prompt), string.format('%d', output), pin or '', string.format('%d', most_held),
   table.concat(believed) .. tried}, '\31'))
 redis.call('HSET', P .. 'at', id, '')

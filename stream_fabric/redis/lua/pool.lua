@@ -1,12 +1,14 @@
 -- Prefix of the scripts of a pool. All its keys begin with KEYS[1], "sg:{pool:<name>}:", and share its slot:
 --   leases zset replica → expiry   board (the load table) hash replica → packed replica slot   models hash replica →
---   names
+--   names, and \27 with the replica's region
 --   work hash stream → request   owner hash stream → tenant   bytes hash tenant → bytes of its requests, '' of all
 --   at hash stream → replica that has it, '' while queued   pin:<session> replica
 --   q<tier> zset stream → start in virtual time   f<tier> hash tenant → finish   ask hash stream → queue entry
+--   q<tier><regions> the same of requests that are bound to regions (each after a \27, and one \27 at the end), which
+--     form a lane; lanes set of "<tier><regions>", the lanes with requests
 --   over hash stream → times that another request overtook it while it was first   late zset stream → end of its wait
---   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<tier>,
---     qo<tier>: queued prompt and output tokens; shed<tier>, sent, back, yielded: overload totals; yields: end of the
+--   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<lane>,
+--     qo<lane>: queued prompt and output tokens; shed<tier>, sent, back, yielded: overload totals; yields: end of the
 --     time that batch work yields
 --   desired hash replica → requested state   asker hash replica → who requested it
 --   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
@@ -94,22 +96,61 @@ local function over_bytes(tenant, size, pool_max, tenant_max)
   return 0
 end
 
-local function waiting_count()
+-- Lanes of requests that are bound to regions; nil: none wait.
+local function pinned_lanes()
+  local names = redis.call('SMEMBERS', P .. 'lanes')
+  if not names[1] then return nil end
+  local found = {}
+  for i, name in ipairs(names) do
+    local tier, regions = string.match(name, '^(%d+)(.*)$')
+    found[i] = {tier = tonumber(tier), regions = regions, name = name}
+  end
+  return found
+end
+
+-- May a replica of the region ('\27' and its name, '' none) serve requests that are bound to these regions?
+local function admits(regions, region)
+  return region ~= '' and string.find(regions, region .. '\27', 1, true) ~= nil
+end
+
+local function region_in(names) return string.match(names or '', '\27[^\31]*') or '' end
+
+-- Number of requests in these lanes.
+local function pinned_count(lanes)
   local count = 0
-  for tier = 0, TIERS - 1 do count = count + redis.call('ZCARD', P .. 'q' .. tier) end
+  for _, lane in ipairs(lanes or {}) do count = count + redis.call('ZCARD', P .. 'q' .. lane.name) end
   return count
 end
 
-local BATCH_TIER = TIERS - 1
+-- How many wait, and the lanes of those that are bound to regions.
+local function waiting_count()
+  local lanes = pinned_lanes()
+  local count = pinned_count(lanes)
+  for tier = 0, TIERS - 1 do count = count + redis.call('ZCARD', P .. 'q' .. tier) end
+  return count, lanes
+end
 
 local function batch_yields(now) return tonumber(redis.call('HGET', P .. 'stat', 'yields') or 0) > now end
 
+-- Its position among the requests of its lane and those that are bound to no region.
 local function position(id)
   local before = 0
   for tier = 0, TIERS - 1 do
     local rank = redis.call('ZRANK', P .. 'q' .. tier, id)
     if rank then return before + rank + 1 end
     before = before + redis.call('ZCARD', P .. 'q' .. tier)
+  end
+  local regions = string.match(redis.call('HGET', P .. 'ask', id) or '', '^[^\31\27]*(\27[^\31]*)')
+  if not regions then return 0 end
+  before = 0
+  for tier = 0, TIERS - 1 do
+    local lane = P .. 'q' .. tier .. regions
+    local rank = redis.call('ZRANK', lane, id)
+    if rank then
+      local start = redis.call('ZSCORE', lane, id)
+      return before + rank + 1 + redis.call('ZCOUNT', P .. 'q' .. tier, '-inf', '(' .. start)
+    end
+    before = before + redis.call('ZCARD', P .. 'q' .. tier) + redis.call('ZCARD', lane)
   end
   return 0
 end
@@ -144,40 +185,53 @@ local function hand(id, payload, replica, packed, prefill_ms, decode_ms, session
   return packed, count < room
 end
 
--- Count a request that joins a tier's queue. An empty queue counts from zero, whatever earlier versions left.
-local function count_waiting(tier, prompt, output)
-  if redis.call('EXISTS', P .. 'q' .. tier) == 0 then
-    redis.call('HSET', P .. 'stat', 'qp' .. tier, string.format('%d', prompt), 'qo' .. tier, string.format('%d', output))
+-- Count a request that joins a lane. An empty one counts from zero, whatever earlier versions left.
+local function count_waiting(lane, prompt, output)
+  if redis.call('EXISTS', P .. 'q' .. lane) == 0 then
+    redis.call('HSET', P .. 'stat', 'qp' .. lane, string.format('%d', prompt), 'qo' .. lane, string.format('%d', output))
   else
-    redis.call('HINCRBY', P .. 'stat', 'qp' .. tier, string.format('%d', prompt))
-    redis.call('HINCRBY', P .. 'stat', 'qo' .. tier, string.format('%d', output))
+    redis.call('HINCRBY', P .. 'stat', 'qp' .. lane, string.format('%d', prompt))
+    redis.call('HINCRBY', P .. 'stat', 'qo' .. lane, string.format('%d', output))
   end
 end
 
--- Take a stream out of its tier's queue. ask: its queue entry.
+local function tier_waits(tier)
+  if redis.call('EXISTS', P .. 'q' .. tier) == 1 then return true end
+  for _, lane in ipairs(pinned_lanes() or {}) do
+    if lane.tier == tier then return true end
+  end
+  return false
+end
+
+-- Take a stream out of its lane. ask: its queue entry. Returns whether its tier is empty then.
 local function forget(id, tier, ask)
-  redis.call('ZREM', P .. 'q' .. tier, id)
+  local lane = tier .. ask.regions
+  redis.call('ZREM', P .. 'q' .. lane, id)
   redis.call('ZREM', P .. 'late', id)
   redis.call('HDEL', P .. 'ask', id)
   redis.call('HDEL', P .. 'over', id)
   redis.call('HDEL', P .. 'at', id)
-  if redis.call('EXISTS', P .. 'q' .. tier) == 1 then
-    redis.call('HINCRBY', P .. 'stat', 'qp' .. tier, string.format('%d', -ask.prompt))
-    redis.call('HINCRBY', P .. 'stat', 'qo' .. tier, string.format('%d', -ask.output))
+  if redis.call('EXISTS', P .. 'q' .. lane) == 1 then
+    redis.call('HINCRBY', P .. 'stat', 'qp' .. lane, string.format('%d', -ask.prompt))
+    redis.call('HINCRBY', P .. 'stat', 'qo' .. lane, string.format('%d', -ask.output))
     return false
   end
+  redis.call('HDEL', P .. 'stat', 'qp' .. lane, 'qo' .. lane)
+  if ask.regions ~= '' then redis.call('SREM', P .. 'lanes', lane) end
+  if tier_waits(tier) then return false end
   redis.call('DEL', P .. 'f' .. tier)
-  redis.call('HDEL', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)
+  redis.call('HDEL', P .. 'stat', 'v' .. tier)
   return true
 end
 
--- Decode a queue entry: model, end of its wait (ms), start of its wait (us), session, prompt tokens, output tokens, the
+-- Decode a queue entry: model and the regions that it is bound to, end of its wait (ms), start of its wait (us),
+-- session, prompt tokens, output tokens, the
 -- replica that the session is bound to, the most tokens that a replica has cached; held: each replica with its cached
 -- tokens, then the replicas that produced the stream before.
 local function asked(line)
-  local model, wait_until, since, session, prompt, output, pin, most, held =
-    string.match(line, '^([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
-  return {model = model, wait_until = tonumber(wait_until), since = tonumber(since), session = session,
+  local model, regions, wait_until, since, session, prompt, output, pin, most, held =
+    string.match(line, '^([^\31\27]*)([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(%d+)\31([^\31]*)\31(%d+)\31(.*)$')
+  return {model = model, regions = regions, wait_until = tonumber(wait_until), since = tonumber(since), session = session,
     prompt = tonumber(prompt), output = tonumber(output), pin = pin, most = tonumber(most), held = held}
 end
 
@@ -195,7 +249,10 @@ local function may_take(replica, serves, ask, now)
     local expires, ready = struct.unpack(SEAT, board[i + 1])
     if ready == 1 and expires > now and not string.find(ask.held, '\28' .. board[i] .. '\28', 1, true) then
       local models = '\31' .. (redis.call('HGET', P .. 'models', board[i]) or '') .. '\31'
-      if string.find(models, '\31' .. ask.model .. '\31', 1, true) then return false end
+      if string.find(models, '\31' .. ask.model .. '\31', 1, true)
+          and (ask.regions == '' or admits(ask.regions, region_in(models))) then
+        return false
+      end
     end
   end
   return true
@@ -207,12 +264,32 @@ local function place_in_line(start, ask, replica)
   return start - LOCALITY * (2 * here - ask.most)
 end
 
+-- Put the first requests of the lanes that a replica of this region may serve among those of the tier.
+local function with_lanes(line, tier, lanes, region)
+  local all, count = {}, 0
+  for i = 1, #line, 2 do all[#all + 1] = {line[i], line[i + 1], tonumber(line[i + 1])} end
+  for _, lane in ipairs(lanes) do
+    if lane.tier == tier and admits(lane.regions, region) then
+      local more = redis.call('ZRANGE', P .. 'q' .. lane.name, 0, SCAN_MAX - 1, 'WITHSCORES')
+      count = count + #more
+      for i = 1, #more, 2 do all[#all + 1] = {more[i], more[i + 1], tonumber(more[i + 1])} end
+    end
+  end
+  if count == 0 then return line end
+  table.sort(all, function(a, b) return a[3] < b[3] or (a[3] == b[3] and a[1] < b[1]) end)
+  local merged = {}
+  for i, item in ipairs(all) do merged[2 * i - 1], merged[2 * i] = item[1], item[2] end
+  return merged
+end
+
 -- The request that a replica with room takes next: among the first ones, the one with most of its prompt cached.
--- last_tier: requests of lower tiers are left. Returns its id, its tier, its queue entry, and the start of the first
+-- last_tier: requests of lower tiers are left; lanes: see waiting_count; region: the replica's. Returns its id, its
+-- tier, its queue entry, and the start of the first
 -- request; nothing when the replica's KV cache has no room for it: then no smaller request overtakes it.
-local function next_waiting(replica, packed, serves, now, last_tier)
+local function next_waiting(replica, packed, serves, now, last_tier, lanes, region)
   for tier = 0, last_tier do
     local line = redis.call('ZRANGE', P .. 'q' .. tier, 0, SCAN_MAX - 1, 'WITHSCORES')
+    if lanes then line = with_lanes(line, tier, lanes, region) end
     local seen, first, first_start, best, best_ask, best_key = 0, nil, nil, nil, nil, nil
     for i = 1, #line, 2 do
       local ask = asked(redis.call('HGET', P .. 'ask', line[i]))
@@ -258,16 +335,19 @@ local function pull(replica, packed, at_us, pin_ms)
   if not packed then return taken end
   local _, ready, _, room, count, _, _, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local has_room = ready == 1 and count < room
-  local serves
+  local serves, lanes, region
   while has_room do
     if not serves then
-      if waiting_count() == 0 then return taken, 0 end
-      serves = {}
-      for name in string.gmatch(redis.call('HGET', P .. 'models', replica) or '', '[^\31]+') do serves[name] = true end
+      local waiting
+      waiting, lanes = waiting_count()
+      if waiting == 0 then return taken, 0 end
+      local names = redis.call('HGET', P .. 'models', replica) or ''
+      serves, region = {}, region_in(names)
+      for name in string.gmatch(names, '[^\31]+') do serves[name] = true end
     end
     local _, _, _, _, _, prefill = struct.unpack(SEAT, packed)
-    local last_tier = (batch_yields(now) or prefill > BATCH_AHEAD_MS) and BATCH_TIER - 1 or BATCH_TIER
-    local id, tier, ask, start = next_waiting(replica, packed, serves, now, last_tier)
+    local last_tier = (batch_yields(now) or prefill > BATCH_AHEAD_MS) and BATCH_TIER - 1 or TIERS - 1
+    local id, tier, ask, start = next_waiting(replica, packed, serves, now, last_tier, lanes, region)
     if not id then break end
     -- Virtual time follows the first request, not one that overtook it: new requests start behind the first
     if not forget(id, tier, ask) and tonumber(start) > tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0) then

@@ -2,7 +2,8 @@
 -- flight
 -- are rebuilt from its list and from what it has not read yet, so no count can drift.
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
---   decode ms, prefill tokens/s, decode tokens/s, models, info JSON, pin ms, generation, free KV tokens, how many
+--   decode ms, prefill tokens/s, decode tokens/s, models and region, info JSON, pin ms, generation, free KV tokens,
+--   how many
 --   ended, the ended streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- '', 1 when the pool did not know the replica's lease, queued requests that batch work yields to or -1 when it does
@@ -100,6 +101,13 @@ local yield_to = -1
 if batch_yields(now) then
   yield_to = 0
   for tier = 0, BATCH_TIER - 1 do yield_to = yield_to + redis.call('ZCARD', P .. 'q' .. tier) end
+  local lanes = pinned_lanes()
+  local region = lanes and region_in(redis.call('HGET', P .. 'models', replica))
+  for _, lane in ipairs(lanes or {}) do
+    if lane.tier < BATCH_TIER and admits(lane.regions, region) then
+      yield_to = yield_to + redis.call('ZCARD', P .. 'q' .. lane.name)
+    end
+  end
 end
 return {redis.call('HGET', P .. 'desired', replica) or '', #taken, waiting or waiting_count(),
   redis.call('HGET', P .. 'asker', replica) or '', joins, yield_to}
