@@ -27,7 +27,7 @@ MARKS = POLICY.marks(None)
 def counts(
     batch: int = 0, standard: int = 0, interactive: int = 0, shifted: int = 0, yielded_to: int = 0
 ) -> OverloadTotals:
-    return OverloadTotals((interactive, standard, batch), shifted, (1000, 1000, 1000), yielded_to)
+    return OverloadTotals((interactive, standard, batch, 0), shifted, (1000, 1000, 1000, 1000), yielded_to)
 
 
 def test_each_layer_begins_and_ends_once_in_the_order_of_the_marks() -> None:
@@ -109,8 +109,10 @@ def test_the_level_is_the_share_of_a_tiers_own_requests_over_the_last_seconds() 
     assert watch.reject_shares == [0, 0, 0, 0]
 
     def after(seconds: float, asked: tuple[int, ...], rejected: tuple[int, ...]) -> list[float]:
-        watch.update(OverloadTotals(rejected, 0, asked), MARKS, seconds)
-        return watch.reject_shares
+        watch.update(OverloadTotals((*rejected, 0), 0, (*asked, 7)), MARKS, seconds)
+        *shares, free = watch.reject_shares
+        assert free == 0
+        return shares
 
     assert after(0.0, (100, 100, 100), (0, 0, 90)) == [0, 0, 0], "what was before is not known"
     assert after(10.0, (100, 140, 120), (0, 10, 110)) == [0, 0.25, 1]
@@ -134,8 +136,8 @@ def test_the_time_between_tokens_leaves_prompts_a_share_of_a_replicas_time() -> 
     assert ScalePolicy(itl_objective_s=0.12).prefill_share(None) == 1.0
     policy = ScalePolicy(itl_objective_s=0.12)
     assert policy.prefill_share(profile) == pytest.approx(0.533, abs=1e-3)
-    interactive, standard, batch = policy.marks(profile).duty_max
-    assert interactive == pytest.approx(0.533, abs=1e-3) and interactive > standard > batch
+    interactive, standard, batch, free = policy.marks(profile).duty_max
+    assert interactive == pytest.approx(0.533, abs=1e-3) and interactive > standard > batch > free
     assert ScalePolicy(itl_objective_s=0.05).prefill_share(profile) == PREFILL_SHARE_MIN, "it cannot be kept anyway"
 
 
@@ -162,6 +164,7 @@ def test_a_pool_keeps_an_objective_only_if_each_of_its_replicas_does() -> None:
     ("wrong", "said"),
     [
         ({"shed_batch_s": 11.0}, "shed_batch_s <= shed_standard_s"),
+        ({"shed_free_s": 0.2, "shed_batch_s": 0.1}, "shed_free_s <= shed_batch_s"),
         ({"adjacent": ("b",), "shift_backlog_s": 0.0}, "shift_backlog_s"),
         ({"adjacent": ("b",), "shift_backlog_s": 0.1}, "shift_backlog_s"),
         ({"shift_utilisation_max": 0.0}, "shift_utilisation_max"),

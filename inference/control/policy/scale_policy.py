@@ -118,8 +118,9 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 sorted(self._reject_marks) == self._reject_marks,
             ),
             (
-                "with adjacent pools shift_backlog_s must be more than 0 and at least the lowest shed_*_s above 0",
-                not self.adjacent or self.overflow_s >= max(min(self._reject_marks, default=0), 1e-9),
+                "with adjacent pools shift_backlog_s must be more than 0 and at least the lowest shed_*_s above 0, "
+                "shed_free_s aside",
+                not self.adjacent or self.overflow_s >= max(self._lowest_paid_mark_s, 1e-9),
             ),
             (
                 f"shed_standard_s and shed_interactive_s must be at most half of ttft_objective_s, which is "
@@ -153,6 +154,11 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _reject_marks(self) -> list[float]:
         """Marks other than 0, from free to interactive."""
         return [mark_s for mark_s in self._marks_by_tier().values() if mark_s]
+
+    @property
+    def _lowest_paid_mark_s(self) -> float:
+        """Lowest mark other than 0 of the tiers above free; 0: they have none."""
+        return min((mark_s for tier, mark_s in self._marks_by_tier().items() if mark_s and tier != "free"), default=0.0)
 
     def _marks_by_tier(self) -> dict[str, float]:
         """Backlogs from which a tier's requests begin to be rejected.
