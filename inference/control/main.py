@@ -21,6 +21,7 @@ from inference.control.pool_watch import watch_pools
 from inference.control.reconcile_job import ReconcileJob
 from inference.control.settings import ControllerSettings
 from inference.control.traffic_model_job import TrafficModelJob
+from stream_fabric.accounts.ports import Accounts
 from stream_fabric.ports import Clock, Control, EventSink, Pools, Random
 from stream_fabric.process.fleet_events import FleetEventReporter
 from stream_fabric.process.health_server import serve_health
@@ -92,13 +93,12 @@ def _make_leader(
 
 
 def _reconcile_job(
-    settings: ControllerSettings, models: TrafficModelJob, metrics: ControllerMetrics, clock: Clock
+    settings: ControllerSettings, models: TrafficModelJob, metrics: ControllerMetrics, clock: Clock, accounts: Accounts
 ) -> ReconcileJob:
     """Make the nightly job. It leads where the traffic models are learned."""
     token = settings.telemetry_token.get_secret_value()
-    return ReconcileJob(
-        settings.telemetry_url, token, lambda: models.is_leading, metrics, clock, hour_utc=settings.reconcile_hour
-    )
+    leads, hour = (lambda: models.is_leading), settings.reconcile_hour
+    return ReconcileJob(settings.telemetry_url, token, leads, metrics, clock, accounts, hour_utc=hour)
 
 
 async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
                 running.append(tasks.create_task(leader.run(), name="leader"))
                 running.append(tasks.create_task(models.run(), name="traffic models"))
                 if settings.telemetry_url and settings.reconcile_hour >= 0:
-                    job = _reconcile_job(settings, models, metrics, clock)
+                    job = _reconcile_job(settings, models, metrics, clock, RedisAccounts(client))
                     running.append(tasks.create_task(job.run(), name="reconciliation"))
             if settings.drain_stuck:
                 policy = HealthPolicy(ratio=settings.stuck_ratio)

@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from inference.control.metrics import ControllerMetrics
+from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import FabricError
 from stream_fabric.ports import Clock
 from stream_fabric.process.http_client import HTTP_ERRORS, open_session, read_body
@@ -32,13 +33,6 @@ _ERROR_CHARS_MAX = 200
 _PAGE = 1500
 _LOOK_S = 30.0
 _RETRY_S = 600.0
-
-
-class BudgetFloor(Protocol):
-    """Raises the settled use of a tenant's budget. A value below the present one changes nothing."""
-
-    async def raise_to(self, tenant: TenantId, counter: str, tokens: int, micro: int) -> None:
-        """Raise a counter, such as ``tenant_month:2026-11``, to at least these sums. Raises FabricError."""
 
 
 class BilledMonth(NamedTuple):
@@ -68,7 +62,7 @@ class _Rows(msgspec.Struct):
 
 
 class ReconcileJob:
-    """Runs in every controller; ``leads`` says whether this one acts. ``floor`` None: budgets are not corrected.
+    """Runs in every controller; ``leads`` says whether this one acts. ``accounts`` None: budgets are not corrected.
 
     ``hour_utc``: hour of the day at whose 10th minute it runs. ``days``: number of days that it compares.
     """
@@ -80,7 +74,7 @@ class ReconcileJob:
         leads: Callable[[], bool],
         metrics: ControllerMetrics,
         clock: Clock,
-        floor: BudgetFloor | None = None,
+        accounts: Accounts | None = None,
         *,
         hour_utc: int = 3,
         days: int = 2,
@@ -92,7 +86,7 @@ class ReconcileJob:
         self._leads = leads
         self._metrics = metrics
         self._clock = clock
-        self._floor = floor
+        self._accounts = accounts
         self._due_us = hour_utc * _HOUR_US + _LATE_US
         self._days = days
         self._look_s = look_s
@@ -135,10 +129,10 @@ class ReconcileJob:
             )
         else:
             log.info("usage reconciled: until=%s", datetime.fromtimestamp(until_us / 1e6, UTC).isoformat())
-        if self._floor is not None:
+        if self._accounts is not None:
             month, billed = await self.billed_month(until_us)
             for one in billed:
-                await self._floor.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
+                await self._accounts.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
         self._metrics.receive_comparison(compared.found, compared.drift_tokens)
         self._done_us = self._clock.now_us()
 

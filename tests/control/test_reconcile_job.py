@@ -14,8 +14,11 @@ from aiohttp import web
 
 from inference.control.metrics import ControllerMetrics
 from inference.control.reconcile_job import ReconcileJob, next_due_us
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.ids import TenantId
 from tests.support.events import SetClock
+from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
 HOUR_US = 3_600_000_000
@@ -61,14 +64,6 @@ class Telemetry:
             await runner.cleanup()
 
 
-class Floor:
-    def __init__(self) -> None:
-        self.raised: dict[tuple[str, str], tuple[int, int]] = {}
-
-    async def raise_to(self, tenant: TenantId, counter: str, tokens: int, micro: int) -> None:
-        self.raised[tenant, counter] = (tokens, micro)
-
-
 @pytest.fixture
 async def telemetry() -> AsyncIterator[Telemetry]:
     async with Telemetry().open() as opened:
@@ -81,17 +76,27 @@ def value(metrics: ControllerMetrics, name: str) -> float:
     return found
 
 
-async def test_closed_hours_are_compared_and_budgets_raised(telemetry: Telemetry) -> None:
-    metrics, floor, clock = ControllerMetrics(), Floor(), SetClock()
-    job = ReconcileJob(telemetry.url, "t", lambda: True, metrics, clock, floor)
+@pytest.fixture
+async def accounts(redis_server: RedisServer) -> AsyncIterator[RedisAccounts]:
+    client = RedisClient(redis_server.url)
+    await client.start()
+    yield RedisAccounts(client)
+    await client.close()
+
+
+async def test_closed_hours_are_compared_and_budgets_raised(telemetry: Telemetry, accounts: RedisAccounts) -> None:
+    metrics, clock, month = ControllerMetrics(), SetClock(), "tenant_month:2026-11"
+    await accounts.raise_to(TenantId("t1998"), month, 50_000, 1)
+    job = ReconcileJob(telemetry.url, "t", lambda: True, metrics, clock, accounts)
     telemetry.found = 2
     await job.reconcile(NIGHT_US)
     assert telemetry.bodies == [
         {"from_us": NIGHT_US // HOUR_US * HOUR_US - 48 * HOUR_US, "until_us": NIGHT_US // HOUR_US * HOUR_US}
     ]
     assert (value(metrics, "usage_disagreements"), value(metrics, "usage_drift_tokens")) == (2, 14)
-    assert len(floor.raised) == 2000, "all pages"
-    assert floor.raised["t1999", "tenant_month:2026-11"] == (19_990, 1999)
+    raised = {number: await accounts.budgets(TenantId(f"t{number:04d}"), [month]) for number in (3, 1998, 1999)}
+    used = {number: (found[month].tokens, found[month].micro) for number, found in raised.items()}
+    assert used == {3: (30, 3), 1998: (50_000, 1998), 1999: (19_990, 1999)}, "all pages; no counter is lowered"
 
 
 async def test_the_first_night_of_a_month_closes_the_month_before(telemetry: Telemetry) -> None:
