@@ -5,7 +5,7 @@ import { MarkdownView } from "./markdown.js";
 
 const ENDINGS = {
   cancelled: "Stopped",
-  incomplete: "Cut short by the length limit",
+  incomplete: "Cut short by a budget",
 };
 
 export class MessageView {
