@@ -6,7 +6,7 @@ import { MarkdownView } from "./markdown.js";
 const PAUSE_MS_MAX = 1000;
 const ENDINGS = {
   cancelled: "Stopped",
-  incomplete: "Cut short by moderation",
+  incomplete: "Cut short by moderation or a budget",
 };
 
 export class MessageView {
