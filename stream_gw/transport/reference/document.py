@@ -19,6 +19,7 @@ from stream_fabric.errors import (
     RequestTimeout,
     StreamGwError,
     Unauthenticated,
+    WrongRegion,
 )
 from stream_gw.transport.reference.answers import Error
 from stream_gw.transport.reference.operation import JSON, Answer, Operation, Parameter
@@ -30,6 +31,7 @@ _RATE = "What is left of the limit of the plan that has the least left, as OpenA
 HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
     "X-Stream-Id": (("X-Stream-Id", "Id of the stream."),),
     "X-Stream-Epoch": (("X-Stream-Epoch", "Epoch of the stream."),),
+    "X-Served-Model": (("X-Served-Model", "The smaller model that answered; absent: the one that was asked."),),
     "Link": (("Link", "Path at which the stream can be resumed."),),
     "Set-Cookie": (("Set-Cookie", "The cookie `stream_gw`."),),
     "ETag": (("ETag", "Tag of the document."),),
@@ -155,7 +157,7 @@ def errors_of(operation: Operation) -> dict[int, list[str]]:
     """Return the codes of the errors that an operation answers with, by status."""
     kinds: list[type[StreamGwError]] = [BadRequest, HeadersTooLarge, *operation.errors]
     if operation.scope is not None:
-        kinds += [Unauthenticated, KeyRevoked, Forbidden]
+        kinds += [Unauthenticated, KeyRevoked, Forbidden, WrongRegion]
     if operation.body is not None:
         kinds += [RequestTimeout, BodyTooLarge]
     codes: dict[int, list[str]] = {}

@@ -22,11 +22,13 @@ _LAST_EVENT = Parameter("Last-Event-ID", "Cursor of the last frame that the clie
 _TRACE = Parameter("traceparent", "W3C trace context; sets the trace id of the request.", "header")
 _STREAM = Parameter("id", "Id of a stream: `resp_` and 32 hex digits.")
 _STREAM_HEADERS = ("X-Stream-Id", "X-Stream-Epoch", "Link")
+_SERVED = "X-Served-Model"
 _FABRIC: Errors = (e.FabricUnavailable, e.FabricFault)
 _ONE_STREAM: Errors = (e.NotFound, *_FABRIC)
 _CREATE: Errors = (
     e.Unsupported, e.TooDeep, e.ContextLengthExceeded, e.ModelNotFound, e.IdempotencyMismatch, e.TooMany, e.RateLimited,
-    e.Draining, e.GatewayFull, e.NoReplica, e.PoolFull, e.PoolBusy, e.FabricFull, *_FABRIC,
+    e.Draining, e.GatewayFull, e.NoReplica, e.PoolFull, e.PoolBusy, e.FabricFull,
+    e.RegionUnavailable, *_FABRIC,
 )  # fmt: skip
 _WHOLE: Errors = (e.EngineFailed, e.EngineLost, e.ReplicaLost, e.StreamLost, e.StreamTooLarge, e.DeadlineExceeded)
 _ATTACHED: Errors = (e.CursorInvalid, e.CursorGone)
@@ -43,7 +45,7 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
         "post", path, "Create", summary,
         (
             Answer(200, "The whole answer or, with `\"stream\": true`, its events.",
-                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, *_LIMIT_HEADERS)),
+                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, _SERVED, *_LIMIT_HEADERS)),
             _EMPTY,
         ),
         "create",
@@ -57,7 +59,8 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
 def _create_whole(path: str, summary: str, body: Any) -> Operation:
     return Operation(
         "post", path, "Create", summary,
-        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]}, ("X-Stream-Id", *_LIMIT_HEADERS)),),
+        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]},
+                ("X-Stream-Id", _SERVED, *_LIMIT_HEADERS)),),
         "create",
         "The answer is not streamed and cannot be followed. It is a stream like any other for queue, cancel and list.",
         (_KEY, _TRACE),
