@@ -9,6 +9,7 @@
     ├── Unauthenticated 401 / 4401
     │   └── KeyRevoked               the API key was revoked while it was in use
     ├── Forbidden 403 / 4403
+    │   └── UserSuspended            the request's user is suspended
     ├── NotFound 404 / 1008          no such stream, or another tenant's
     │   └── ModelNotFound            no pool serves the model
     ├── MethodNotAllowed 405
@@ -104,6 +105,10 @@ class Forbidden(StreamGwError):
     http_status = 403
     close_code = 4403
     type = "permission_error"
+
+
+class UserSuspended(Forbidden):
+    code = "user_suspended"
 
 
 class NotFound(StreamGwError):

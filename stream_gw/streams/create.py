@@ -36,7 +36,6 @@ from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
-from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -103,11 +102,13 @@ class StreamCreation:
         if self._readiness.draining:
             raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
         who.require("create")
-        if not parts.authenticator.is_valid(who, parts.unix_s()):  # revoked while the body came in
-            raise key_revoked()
+        ended = parts.authenticator.reason_to_end(who, parts.unix_s())
+        if ended is not None:  # revoked while the body came in
+            raise ended
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
         user = _stream_user(who, request.user)
+        parts.authenticator.check_user(who.tenant, user)
         # The plan of now: a socket's caller was authenticated long ago
         pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         if context := parts.directory.context(pool, request.model):

@@ -25,5 +25,5 @@ class Gateway:
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the owner of an API key or capability token. Raises Unauthenticated."""
+        """Return the owner of an API key or capability token. Raises Unauthenticated or UserSuspended."""
         return self.parts.authenticator.authenticate(credential, self.parts.unix_s())

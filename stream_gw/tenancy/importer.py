@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from stream_fabric.accounts.records import PlanRecord, PricesRecord, Record, TenantRecord
+from stream_fabric.accounts.records import PlanRecord, Price, PricesRecord, Record, TenantRecord
 from stream_fabric.errors import NotFound
 from stream_fabric.events import Prices
-from stream_gw.tenancy.models import DEFAULT_PLAN, Plan, Price, TenantChange, TenantCreate, checked
+from stream_gw.tenancy.models import DEFAULT_PLAN, Plan, TenantChange, TenantCreate, checked
 from stream_gw.tenancy.sql.keys import Keys
 from stream_gw.tenancy.sql.plans import Plans
 from stream_gw.tenancy.sql.prices import PriceList
