@@ -16,6 +16,7 @@
     ├── RequestTimeout 408           the body did not arrive in time; retriable
     ├── CursorGone 410               the log no longer has the frames after the cursor
     ├── BodyTooLarge 413 / 1009
+    ├── StreamCancelled 499          the stream was cancelled; OpenAI's clients retry no 499
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
     │   └── RateLimited              a limit of the tenant's plan
@@ -147,6 +148,15 @@ class BodyTooLarge(StreamGwError):
     code = "body_too_large"
     http_status = 413
     close_code = 1009
+    type = "invalid_request_error"
+
+
+class StreamCancelled(StreamGwError):
+    """Somebody cancelled the stream, so its caller must not retry. gRPC maps CANCELLED to the same status."""
+
+    code = "cancelled"
+    http_status = 499
+    close_code = 1008
     type = "invalid_request_error"
 
 

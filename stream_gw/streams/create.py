@@ -16,7 +16,7 @@ from stream_fabric.errors import (
     BadRequest,
     Draining,
     FabricUnavailable,
-    StreamFailed,
+    StreamCancelled,
     StreamGwError,
 )
 from stream_fabric.pool.cells import pool_of
@@ -164,11 +164,11 @@ class StreamCreation:
         try:
             await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription))
         except BaseException as error:
+            trace.role = "refused"
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
             subscription.close()
             raise
-        trace.role = "created"
         assert trace.facts is not None
         return OpenedStream(
             stream,
@@ -273,16 +273,14 @@ class StreamCreation:
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(
-                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
-            ),
+            self._create_stream(new),
             place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
         if created is CreateCode.CANCELLED:
-            raise StreamFailed("the stream was cancelled before it began")
+            raise StreamCancelled("the stream was cancelled before it began")
         placed = outcome.placed
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
@@ -293,6 +291,22 @@ class StreamCreation:
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error
         self._note_placed(new, placed, outcome, hashes)
+
+    async def _create_stream(self, new: _NewStream) -> CreateCode:
+        """Create the stream. It may end before the reply of its placement is read: its reader has created it then."""
+        work, parts = new.work, self._parts
+        code = await parts.log.create(
+            new.id,
+            work.parsed_epoch(),
+            new.call.who.tenant,
+            work.facts,
+            parts.name,
+            work.request.model,
+            reserved=work.reserved,
+        )
+        if code is not CreateCode.CANCELLED:
+            new.call.trace.role = "created"
+        return code
 
     async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Return the results of all calls.
@@ -324,6 +338,7 @@ class StreamCreation:
 
         If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
         """
+        new.call.trace.role = "refused"  # before its reader sees the fence
         nonce = self._parts.random.token_hex(4)
         await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
         await self._keys.release(new.call, new.id)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.events import RequestTrace
 from stream_fabric.ports import Clock
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Address, Partitions, RedisClient
@@ -20,7 +21,7 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
-from stream_fabric.stream.ids import GatewayId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.auth import ALL_SCOPES, Authenticator, KeyStore, Principal
 from stream_gw.auth.tokens import TokenSigner
@@ -102,6 +103,12 @@ class InProcess:
     pools: RedisPools
     index: RedisIndex
     model: str
+    replica: ReplicaId
+    heard: Heard
+
+    @property
+    def traces(self) -> list[RequestTrace]:
+        return [event for event in self.heard.events if isinstance(event, RequestTrace)]
 
     def call(self, *, key: str | None = None, **fields: object) -> CreateCall:
         trace = ReaderTrace(self.gateway.parts.tracer, "req", "sse")
@@ -137,6 +144,7 @@ async def in_process(
         await directory.pool_of(model)
         name, linked_log = GatewayId("g"), RedisStreamLog(log_client, Partitions(4))
         hub = Hub(name, linked_log, clock, silent, tasks)
+        heard = Heard()
         parts = GatewayParts(
             name,
             SETTINGS,
@@ -150,10 +158,10 @@ async def in_process(
             hub,
             directory,
             QueuePositions(linked_pools, directory, clock.now_us),
-            Tracer(Heard(), clock, name),
+            Tracer(heard, clock, name),
         )
         try:
-            yield InProcess(Gateway(parts), log_link, pools_link, log, pools, index, model)
+            yield InProcess(Gateway(parts), log_link, pools_link, log, pools, index, model, info.replica, heard)
         finally:
             for link in (log_link, pools_link):
                 link.refuse, link.delay_s = False, 0.0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, literal, null, select, tuple_, union_all
+from sqlalchemy import Row, literal, null, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from stream_fabric.accounts.records import (
@@ -47,7 +47,7 @@ async def records_after(
     """
     named = (
         ("tenant", _TENANTS.c.id, _TENANTS.c.revision),
-        ("user", _USERS.c.tenant + ":" + _USERS.c.id, _USERS.c.revision),
+        ("user", literal(""), _USERS.c.revision),
         ("plan", _PLANS.c.name, _PLANS.c.revision),
     )
     # Each part reads its index and stops at the limit: a union would read 100,000 users for each page
@@ -71,7 +71,7 @@ async def records_after(
         return since, {}
     upto: int = rows[-1].revision
     found = await _tenants(connection, [row.id for row in rows if row.kind == "tenant"])
-    found |= await _users(connection, [row.id for row in rows if row.kind == "user"])
+    found |= await _users(connection, [row.revision for row in rows if row.kind == "user"])
     found |= await _plans(connection, [row.id for row in rows if row.kind == "plan"])
     if any(row.kind == PRICES for row in rows):
         found |= await _prices(connection)
@@ -89,12 +89,11 @@ async def _tenants(connection: AsyncConnection, ids: Sequence[str]) -> dict[str,
     return _encoded((f"tenant:{row.id}", row, partial(_tenant_record, row, keys.get(row.id, ()))) for row in rows)
 
 
-async def _users(connection: AsyncConnection, names: Sequence[str]) -> dict[str, tuple[int, bytes]]:
-    if not names:
+async def _users(connection: AsyncConnection, revisions: Sequence[int]) -> dict[str, tuple[int, bytes]]:
+    """Find users by revision: SQLite has no index for a list of pairs."""
+    if not revisions:
         return {}
-    ids = [tuple(name.split(":", 1)) for name in names]
-    query = select(_USERS).where(tuple_(_USERS.c.tenant, _USERS.c.id).in_(ids))
-    rows = (await connection.execute(query)).all()
+    rows = (await connection.execute(select(_USERS).where(_USERS.c.revision.in_(revisions)))).all()
     return _encoded((f"user:{row.tenant}:{row.id}", row, partial(_user_record, row)) for row in rows)
 
 
