@@ -179,6 +179,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         tracer,
         contents,
         metrics.receive_limited,
+        metrics.limits_failed_open.inc,
     )
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
     upkeep = [

@@ -136,6 +136,11 @@ class GatewaySettings(DatabaseSettings, EmitSettings):
         le=3600,
         description="Maximum seconds in the queue before a request fails, longer while its pool starts; 0: at once",
     )
+    limits_fail_open: bool = Field(
+        False,
+        description="Admit requests without their limits while Redis does not answer for their account, except "
+        "where the plan has budgets; false: they get 503 fabric_unavailable",
+    )
     plain_grace_s: float = Field(
         2.0,
         ge=0,

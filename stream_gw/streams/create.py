@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.accounts.account import Subject
+from stream_fabric.accounts.records import NO_BUDGETS
 from stream_fabric.errors import (
     BadRequest,
     Draining,
@@ -195,8 +196,11 @@ class StreamCreation:
         request, tenant, stream = call.request, call.who.tenant, work.request.stream
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
+        plan = self._parts.authenticator.keys.plan(tenant)
+        fail_open = self._parts.settings.limits_fail_open and plan.budgets == NO_BUDGETS
         try:
-            return await self._admission.admit(tenant, stream, subjects, work.prompt_tokens + output)
+            tokens = work.prompt_tokens + output
+            return await self._admission.admit(tenant, stream, subjects, tokens, fail_open=fail_open)
         except StreamGwError:
             await self._keys.release(call, stream)
             raise

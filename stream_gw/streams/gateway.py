@@ -20,7 +20,7 @@ class Gateway:
         self.readiness = Readiness(parts.pools, parts.settings.ready_without_redis_s)
         placements = PlacementRecords(parts.log, parts.hub)
         self.reads = StreamReads(parts, placements)
-        self.admission = Admission(parts.accounts, parts.log, parts.hub.spawn, parts.on_limited)
+        self.admission = Admission(parts.accounts, parts.log, parts.hub.spawn, parts.on_limited, parts.on_failed_open)
         self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)
         self.commands = StreamCommands(parts, self.reads)
 

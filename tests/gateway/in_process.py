@@ -99,6 +99,7 @@ class InProcess:
     gateway: Gateway
     log_link: Proxy
     pools_link: Proxy
+    accounts_link: Proxy
     log: RedisStreamLog
     pools: RedisPools
     index: RedisIndex
@@ -121,7 +122,10 @@ class InProcess:
 
 @asynccontextmanager
 async def in_process(
-    client: RedisClient, clock: Clock | None = None, keys: KeyStore | None = None
+    client: RedisClient,
+    clock: Clock | None = None,
+    keys: KeyStore | None = None,
+    settings: GatewaySettings = SETTINGS,
 ) -> AsyncIterator[InProcess]:
     """A gateway whose pool has one replica with room. ``client``: the test's own connection to the same Redis."""
     address = Address(*client.url.addresses[0])
@@ -129,11 +133,14 @@ async def in_process(
     async with (
         Proxy.before(address.port, address.host) as log_link,
         Proxy.before(address.port, address.host) as pools_link,
+        Proxy.before(address.port, address.host) as accounts_link,
         asyncio.TaskGroup() as tasks,
     ):
         log_client, pools_client = RedisClient(log_link.url), RedisClient(pools_link.url, timeout_s=TIMEOUT_S)
         await log_client.start()
         await pools_client.start()
+        accounts_client = RedisClient(accounts_link.url, timeout_s=TIMEOUT_S)
+        await accounts_client.start()
         log, pools, index = RedisStreamLog(client, Partitions(4)), RedisPools(client), RedisIndex(client)
         model = f"m-{HostRandom().token_hex(4)}"
         info = msgspec.structs.replace(info_of("a", models=(model,)), pool=model)
@@ -147,12 +154,12 @@ async def in_process(
         heard = Heard()
         parts = GatewayParts(
             name,
-            SETTINGS,
+            settings,
             Authenticator(keys or KeyStore(), TokenSigner(bytes(16))),
             linked_log,
             linked_pools,
             index,
-            RedisAccounts(client),
+            RedisAccounts(accounts_client),
             clock,
             HostRandom(),
             hub,
@@ -161,11 +168,13 @@ async def in_process(
             Tracer(heard, clock, name),
         )
         try:
-            yield InProcess(Gateway(parts), log_link, pools_link, log, pools, index, model, info.replica, heard)
+            gateway = Gateway(parts)
+            yield InProcess(gateway, log_link, pools_link, accounts_link, log, pools, index, model, info.replica, heard)
         finally:
-            for link in (log_link, pools_link):
+            for link in (log_link, pools_link, accounts_link):
                 link.refuse, link.delay_s = False, 0.0
                 link.resume()
             await pools.retire(model, info.replica, leaving=True)
             await log_client.close()
             await pools_client.close()
+            await accounts_client.close()
