@@ -32,12 +32,12 @@ class Setup(NamedTuple):
     operator: str
 
     def run(self, *flags: str, **env: str) -> str:
-        done = run_cli(*flags, **self.env, **env)
+        done = run_cli(*flags, **(self.env | env))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def key(self, *flags: str) -> str:
-        out = self.run("keys", "add", *flags)
+    def key(self, *flags: str, **env: str) -> str:
+        out = self.run("keys", "add", *flags, **env)
         return out.split("shown once: ")[1].split()[0]
 
     def gateway(self) -> Process:
@@ -100,7 +100,7 @@ async def test_a_database_that_is_silent_is_told_within_its_time_limit(setup: Se
         setup.postgres.freeze()
         try:
             began = time.monotonic()
-            reply = await gate.ask("GET", "/v1/admin/tenants", timeout_s=3 * DATABASE_S)
+            reply = await gate.ask("GET", "/v1/admin/tenants")
             refusal(reply, 503, "database_unavailable")
             assert time.monotonic() - began < 2 * DATABASE_S
             assert await is_taken(gate), "other callers do not wait"
@@ -121,7 +121,7 @@ async def test_an_outage_of_redis_refuses_within_its_time_limit_and_ends_with_it
         await eventually(answers, "a first answer")
         setup.redis.stop()
         began = time.monotonic()
-        asked = (gate.ask("POST", "/v1/chat/completions", chat(2), timeout_s=30) for _ in range(5))
+        asked = (gate.ask("POST", "/v1/chat/completions", chat(2)) for _ in range(5))
         replies = await asyncio.gather(*asked)
         took_s = time.monotonic() - began
         for reply in replies:
