@@ -158,7 +158,7 @@ class TenantRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UserRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What differs for one user of a tenant. Most users have no record.
+    """Settings of one user that differ from its tenant's other users. Most users have no record.
 
     It is a record of its own: a change of one user must not publish its tenant's 100,000 others again.
     """
