@@ -184,6 +184,12 @@ LIMITED = _add(
         only="after the first refusal",
     )
 )
+LIMITS_FAILED_OPEN = _gateway(
+    "limits_failed_open_total",
+    "counter",
+    "requests",
+    "Requests admitted without their limits, because Redis did not answer for their tenant's account",
+)
 BUDGET_EVENTS = _add(
     Metric(
         "budget_events_total",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
@@ -19,13 +21,17 @@ from stream_fabric.accounts.account import (
 from stream_fabric.accounts.budgets import Claim, Crossed
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
-from stream_fabric.errors import RateLimited
+from stream_fabric.errors import FabricUnavailable, RateLimited
+from stream_fabric.limits import LIMITS_WAIT_S_MAX
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import StreamLog
 from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.streams.budgets.claims import spend_of
 from stream_gw.streams.budgets.report import describe_budgets, over_budget, warning_headers
+
+_LOG_EVERY_S = 10.0
+_log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -56,27 +62,41 @@ class Admission:
         log: StreamLog,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_limited: Callable[[str, str], None],
+        on_failed_open: Callable[[], None],
         on_crossed: Callable[[TenantId, Crossed, str], None],
         now_us: Callable[[], int],
     ) -> None:
-        """``on_limited`` is called with the kind of subject and of limit that refused a request; ``on_crossed`` with a
-        budget that has crossed a mark, and the model."""
+        """``on_limited`` is called with the kind of subject and of limit that refused a request; ``on_failed_open`` for
+        each request that was admitted without its limits; ``on_crossed`` with a budget that has crossed a mark, and the
+        model."""
         self._accounts = accounts
         self._log = log
         self._spawn = spawn
         self._on_limited = on_limited
+        self._on_failed_open = on_failed_open
         self._on_crossed = on_crossed
         self._now_us = now_us
+        self._log_at = 0.0
 
-    async def admit(self, work: Work, terms: Terms, tokens: int) -> tuple[Headers, int]:
+    async def admit(self, work: Work, terms: Terms, tokens: int, *, fail_open: bool) -> tuple[Headers, int]:
         """Reserve what the request will use about.
 
         Returns the headers with what is left, and the output tokens that its budgets grant it (0: it has none). Raises
-        RateLimited.
+        RateLimited. ``fail_open``: while Redis does not answer for the account, a request without budgets is admitted
+        without a reservation. Else that raises FabricUnavailable.
         """
         tenant, stream, subjects = work.tenant, work.request.stream, terms.subjects
         spend = spend_of(work, terms.claims)
-        reply = await self._accounts.admit(tenant, stream, subjects, tokens, spend)
+        asking = self._accounts.admit(tenant, stream, subjects, tokens, spend)
+        if fail_open and spend is None:
+            try:
+                async with asyncio.timeout(LIMITS_WAIT_S_MAX):
+                    reply = await asking
+            except (FabricUnavailable, TimeoutError) as error:
+                self._report_failed_open(tenant, error)
+                return (), 0
+        else:
+            reply = await asking
         if reply.overdue:
             self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue))
         headers = rate_headers(subjects, reply.uses)
@@ -90,6 +110,14 @@ class Admission:
             self._on_limited(terms.claims[reply.claim].kind, "money" if reply.unit == "micro" else reply.unit)
             raise over_budget(spend, reply, self._now_us() // 1000, headers)
         return headers, 0 if isinstance(reply, Spent) else reply.granted
+
+    def _report_failed_open(self, tenant: TenantId, error: Exception) -> None:
+        """Count the request; log one of them every few seconds."""
+        self._on_failed_open()
+        now = asyncio.get_running_loop().time()
+        if now >= self._log_at:
+            self._log_at = now + _LOG_EVERY_S
+            _log.warning("limits not checked, request admitted: tenant=%s error=%r", tenant, error)
 
     async def withdraw(self, tenant: TenantId, stream: StreamId) -> None:
         """Give a reservation back whose request was refused later; it counts as never sent."""

@@ -15,7 +15,7 @@ from stream_fabric.errors import (
     BadRequest,
     Draining,
     FabricUnavailable,
-    StreamFailed,
+    StreamCancelled,
     StreamGwError,
 )
 from stream_fabric.pool.cells import pool_of
@@ -38,7 +38,6 @@ from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
 from stream_gw.streams.budgets.claims import claims_of, session_key
-from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -107,11 +106,13 @@ class StreamCreation:
         if self._readiness.draining:
             raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
         who.require("create")
-        if not parts.authenticator.is_valid(who, parts.unix_s()):  # revoked while the body came in
-            raise key_revoked()
+        ended = parts.authenticator.reason_to_end(who, parts.unix_s())
+        if ended is not None:  # revoked while the body came in
+            raise ended
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
         user = _stream_user(who, request.user)
+        parts.authenticator.check_user(who.tenant, user)
         # The plan of now: a socket's caller was authenticated long ago
         allowed = records.regions(who)
         check_region(parts.settings.region, allowed)
@@ -181,11 +182,11 @@ class StreamCreation:
         try:
             await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder))
         except BaseException as error:
+            trace.role = "refused"
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
             subscription.close()
             raise
-        trace.role = "created"
         assert trace.facts is not None
         if trace.facts.model != request.model:
             headers = (*headers, (b"x-served-model", trace.facts.model.encode()))
@@ -227,8 +228,9 @@ class StreamCreation:
         request, stream = call.request, work.request.stream
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
+        fail_open = self._parts.settings.limits_fail_open
         try:
-            return await self._admission.admit(work, terms, work.prompt_tokens + output)
+            return await self._admission.admit(work, terms, work.prompt_tokens + output, fail_open=fail_open)
         except StreamGwError:
             await self._keys.release(call, stream)
             raise
@@ -313,7 +315,7 @@ class StreamCreation:
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
-        creating: Awaitable[CreateCode] = self._create_record(tenant, work)
+        creating: Awaitable[CreateCode] = self._create_stream(new.call, work)
         if new.ladder is None:
             jitter = parts.random.random()
             placing = place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, jitter)
@@ -325,7 +327,7 @@ class StreamCreation:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
         if created is CreateCode.CANCELLED:
-            raise StreamFailed("the stream was cancelled before it began")
+            raise StreamCancelled("the stream was cancelled before it began")
         placed = outcome.placed
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
@@ -336,6 +338,13 @@ class StreamCreation:
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error
         self._note_placed(new, placed, outcome, hashes)
+
+    async def _create_stream(self, call: CreateCall, work: Work) -> CreateCode:
+        """Create the stream. It may end before the reply of its placement is read: its reader has created it then."""
+        code = await self._create_record(work.tenant, work)
+        if code is not CreateCode.CANCELLED:
+            call.trace.role = "created"
+        return code
 
     async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Awaitable[Any]]) -> list[Any]:
         """Return the results of all calls.
@@ -367,6 +376,7 @@ class StreamCreation:
 
         If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
         """
+        new.call.trace.role = "refused"  # before its reader sees the fence
         nonce = self._parts.random.token_hex(4)
         await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
         await self._keys.release(new.call, new.id)

@@ -21,17 +21,23 @@ class Gateway:
         placements = PlacementRecords(parts.log, parts.hub)
         self.reads = StreamReads(parts, placements)
         self.admission = Admission(
-            parts.accounts, parts.log, parts.hub.spawn, parts.on_limited, parts.on_crossed, parts.clock.now_us
+            parts.accounts,
+            parts.log,
+            parts.hub.spawn,
+            parts.on_limited,
+            parts.on_failed_open,
+            parts.on_crossed,
+            parts.clock.now_us,
         )
         self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the owner of an API key or capability token. Raises Unauthenticated or WrongRegion."""
+        """Return the owner of an API key or capability token. Raises Unauthenticated, UserSuspended or WrongRegion."""
         return self._checked(self.parts.authenticator.authenticate(credential, self.parts.unix_s()))
 
     def authenticate_cookie(self, token: str) -> Principal:
-        """Return the owner of a cookie's token. Raises Unauthenticated or WrongRegion."""
+        """Return the owner of a cookie's token. Raises Unauthenticated, UserSuspended or WrongRegion."""
         return self._checked(self.parts.authenticator.authenticate_cookie(token, self.parts.unix_s()))
 
     def _checked(self, who: Principal) -> Principal:

@@ -40,6 +40,8 @@ class GatewayParts:
     """Collects prompts of tenants whose plan includes them in traces; None: no prompt is collected."""
     on_limited: Callable[[str, str], None] = lambda subject, kind: None
     """Called with the kind of subject and of limit that refused a request."""
+    on_failed_open: Callable[[], None] = lambda: None
+    """Called for each request that was admitted without its limits."""
     on_crossed: Callable[[TenantId, Crossed, str], None] = lambda tenant, crossed, model: None
     """Called with a budget that has crossed a mark, and the model of the request that did it."""
     moderator: Moderator | None = None
