@@ -10,30 +10,26 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.accounts.records import row_days
 from stream_fabric.errors import (
-    BadRequest,
     Draining,
     FabricUnavailable,
     StreamCancelled,
     StreamGwError,
 )
 from stream_fabric.pool.cells import pool_of
-from stream_fabric.pool.home import home_partition
-from stream_fabric.pool.placement import BATCH_TIER, FREE_TIER, TIERS, Placed, Queued, Refused
-from stream_fabric.pool.plan import route_key
+from stream_fabric.pool.placement import TIERS, Placed, Queued, Refused
 from stream_fabric.pool.prefix import block_hashes
-from stream_fabric.pool.records import EngineRequest, Work
+from stream_fabric.pool.records import Work
 from stream_fabric.recovery.failover import placement_record, wait_s
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, moved_to, new_stream_id
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms
 from stream_fabric.stream.log import CreateCode
-from stream_gw.auth import Principal, check_region, pinned_regions
+from stream_gw.auth import check_region, pinned_regions
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.observe.trace import hashed_user
+from stream_gw.privacy.kv_isolation import cache_salt, prefix_scope
 from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
@@ -41,15 +37,14 @@ from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
-from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
 from stream_gw.streams.ladder import Ladder, ladder_of
+from stream_gw.streams.new_work import make_work, new_id, stream_user
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.streams.placements import PlacementRecords
 from stream_gw.streams.readiness import Readiness
 
-_NO_LIMIT = 1 << 31
 _RETRY_S = 0.05
 
 
@@ -111,7 +106,7 @@ class StreamCreation:
             raise ended
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
-        user = _stream_user(who, request.user)
+        user = stream_user(who, request.user)
         parts.authenticator.check_user(who.tenant, user)
         # The plan of now: a socket's caller was authenticated long ago
         allowed = records.regions(who)
@@ -127,7 +122,7 @@ class StreamCreation:
         trace.session = session_key(who.tenant, request.session_id)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes, regions)
         now_ms = parts.clock.now_us() // 1000
-        stream = claimed = self._new_id(cell, now_ms)
+        stream = claimed = new_id(parts, cell, now_ms)
         if call.key is not None:
             bound = await self._keys.claim(call, stream)
             if bound != stream:
@@ -143,7 +138,7 @@ class StreamCreation:
         call.check_facts(facts)  # before anything is kept
         claims = claims_of(records.plan(who.tenant).budgets, user, trace.session, now_ms)
         terms = Terms(records.subjects(who, user, request.model), claims)
-        work = self._work(call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
+        work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         if terms.any:
             headers, grant = await self._admit(call, work, terms)
@@ -236,71 +231,6 @@ class StreamCreation:
             raise
 
     # --- a new stream --------------------------------------------------------------------------------------
-
-    def _new_id(self, cell: str, now_ms: int) -> StreamId:
-        """Make the id of a new stream, in one of the home partitions of its cell."""
-        parts, entropy = self._parts, self._parts.random.token_bytes(10)
-        stream, draw = new_stream_id(now_ms, entropy), int.from_bytes(entropy[4:8], "big")
-        partitions, replicas = parts.log.partitions, len(parts.directory.by_pool.get(cell, ()))
-        home = home_partition(cell, replicas, partitions, draw)
-        return stream if home is None else moved_to(stream, home, partitions)
-
-    def _work(
-        self,
-        call: CreateCall,
-        stream: StreamId,
-        epoch: Epoch,
-        meta: bytes,
-        cell: str,
-        now_ms: int,
-        hashes: Sequence[int],
-        *,
-        salt: str,
-        reserved: bool,
-    ) -> Work:
-        """Make the record of the request that a replica will run."""
-        plan = self._parts.authenticator.keys.plan(call.who.tenant)
-        request, trace, tenant = call.request, call.trace, call.who.tenant
-        estimates = self._parts.directory.estimates(
-            cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
-        )
-        limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
-        deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
-        body = salted_body(request.body, salt)
-        return Work(
-            EngineRequest(stream, request.kind, request.model, body, deadline_ms, trace.traceparent(stream)),
-            str(epoch),
-            tenant,
-            meta,
-            self._grace_s(call),
-            tier=min(request.tier, BATCH_TIER),
-            free=request.tier == FREE_TIER,
-            regions=trace.regions,
-            share=plan.share,
-            session=trace.session,
-            prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
-            # Most requests stop far below their limit
-            output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
-            output_limit=min(limit * request.n, _NO_LIMIT),
-            prefix=array("I", hashes).tobytes(),
-            prices=trace.prices,
-            reserved=reserved,
-            key=call.who.key.id if call.who.key is not None else "",
-            user_hash=hashed_user(tenant, trace.user),
-            retention_s=plan.retention_s,
-            retention_days=row_days(plan),
-            moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
-        )
-
-    def _grace_s(self, call: CreateCall) -> float | None:
-        """Seconds that the stream runs on after its last reader has left; None: to its end."""
-        request, settings = call.request, self._parts.settings
-        if request.on_disconnect_s is not msgspec.UNSET:
-            return request.on_disconnect_s
-        if request.background:
-            return None
-        kept = call.kept or call.key is not None or request.session_id is not None
-        return settings.kept_grace_s if kept else settings.plain_grace_s
 
     async def _create_and_place(self, new: _NewStream) -> None:
         """Create the stream and place its request at the same time.
@@ -397,12 +327,3 @@ class StreamCreation:
         """Maximum seconds in the queue; longer while the pool has a cold start."""
         warming = self._parts.directory.warming(pool)
         return max(self._parts.settings.queue_wait_s, warming.patience_s if warming else 0.0)
-
-
-def _stream_user(who: Principal, requested: str | None) -> str | None:
-    """Return the user of a new stream. Raises BadRequest when the token belongs to another user."""
-    if who.user is None:
-        return requested
-    if requested is not None and requested != who.user:
-        raise BadRequest(f"this token belongs to user {who.user!r}; leave user out or name that user", param="user")
-    return who.user

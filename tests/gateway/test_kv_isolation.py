@@ -12,7 +12,7 @@ import pytest
 from stream_fabric.process.host import HostRandom
 from stream_fabric.stream.ids import TenantId
 from stream_gw.auth import key_digest, new_key
-from stream_gw.streams.kv_isolation import cache_salt, prefix_scope, salted_body
+from stream_gw.privacy.kv_isolation import cache_salt, prefix_scope, salted_body
 from tests.gateway.processes import Process, Running
 from tests.gateway.wire import Gate, refusal
 

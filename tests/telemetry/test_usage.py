@@ -186,7 +186,7 @@ async def test_earlier_bills_are_counted_after_the_migration(opened: Store) -> N
     await opened.command("TRUNCATE TABLE bills")
     from telemetry.store.migrations import migrations
 
-    copy = next(text for text in migrations()[6].statements() if text.startswith("INSERT INTO bills"))
+    copy = next(text for text in migrations()[7].statements() if text.startswith("INSERT INTO bills"))
     for _ in range(2):
         await opened.command(copy)
     (row,) = await rows_of(opened, query(group_by="none"))

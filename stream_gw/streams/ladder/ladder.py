@@ -19,9 +19,9 @@ from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.stream.log import CreateCode
 from stream_gw.dialects.context import check_context
+from stream_gw.privacy.kv_isolation import prefix_scope
 from stream_gw.routing.place_request import Outcome, place, place_at_host
 from stream_gw.streams.create_call import CreateCall
-from stream_gw.streams.kv_isolation import prefix_scope
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import StreamMeta, meta_encoder
 from stream_gw.streams.parts import GatewayParts
