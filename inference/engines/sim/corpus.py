@@ -87,28 +87,28 @@ SENTENCES = (
 TABLES = (
     """
 | What fails | Who notices | What happens |
-| --- | --- | --- |
-| a gateway | its readers | they resume elsewhere |
-| a replica | the lease | another continues |
-| Redis | the next command | the tail is sent again |
+|---|---|---|
+| gateway | its readers | they resume |
+| replica | its lease | another continues |
+| Redis | its clients | repeats |
 """,
     """
 | Transport | Good for | Resume |
-| --- | --- | --- |
+|---|---|---|
 | SSE | SDKs, curl | by event id |
 | WebSocket | many streams | by cursor |
 | plain HTTP | short answers | by key |
 """,
     """
 | Tier | Waits | Yields |
-| --- | ---: | --- |
+|---|---:|---|
 | interactive | 0.2 s | never |
 | standard | 2 s | to interactive |
 | batch | 60 s | to both |
 """,
     """
 | Step | Time | Where |
-| --- | ---: | --- |
+|---|---:|---|
 | admission | 0.4 ms | gateway |
 | placement | 0.3 ms | Redis |
 | prefill | 90 ms | engine |
@@ -116,10 +116,10 @@ TABLES = (
 """,
     """
 | Position | Epoch | Meaning |
-| --- | ---: | --- |
-| 1-0 | 1 | nothing was read |
-| 1-42 | 1 | 42 frames were read |
-| 2-43 | 2 | a second replica wrote |
+|---|---:|---|
+| 1-0 | 1 | beginning |
+| 1-42 | 1 | 42 frames read |
+| 2-43 | 2 | second replica |
 """,
 )
 

@@ -131,15 +131,15 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
         env.setdefault("STREAM_GW_DRAIN_S", str(_DRAIN_S))
         if sys.stderr.isatty():  # the children write to a pipe
             env.setdefault("STREAM_GW_LOG_FORMAT", "text")
-        # The stack ends the last group first: gateways and agents still send events while they end
-        for _ in range(2):
-            running.children.append(group := Children(log))
-            stack.push_async_callback(group.end)
-        consumers, others = running.children
         with_telemetry = _with_telemetry(options)
         if with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka":
             running.state_folder = stack.enter_context(open_state_folder(options.telemetry_folder))
             env.setdefault("STREAM_GW_EVENTS_SPOOL", str(running.state_folder.path / "spool"))
+        # They end before the folder that they use goes, and the consumers last: gateways and agents send events to the end
+        for _ in range(2):
+            running.children.append(group := Children(log))
+            stack.push_async_callback(group.end)
+        consumers, others = running.children
         starts: list[Start] = []
         token = os.environ.get("STREAM_GW_TELEMETRY_TOKEN") or secrets.token_hex(16)
         consumer: dict[str, str] = {}
