@@ -1,4 +1,4 @@
-"""What the pages say is run: Python and curl on a platform, and every command with the parser of its flags."""
+"""The pages' snippets run: Python and curl on a platform, and every command with the parser of its flags."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from inference.engines.sim.corpus import (
 )
 
 Task = Literal["explanation", "table", "function", "list"]
-"""What a prompt asks for."""
+"""Kind of text that a prompt asks for."""
 
 _LOOKED_AT = 400
 """Characters at the end of a prompt that tell its topic."""
@@ -67,7 +67,7 @@ _TEXTS: dict[Task, Sequence[str]] = {
 
 
 class Topic(NamedTuple):
-    """What a prompt asks for."""
+    """Kind of text that a prompt asks for, and the text nearest to it."""
 
     task: Task
     nearest: int | None

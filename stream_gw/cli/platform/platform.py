@@ -135,7 +135,7 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
         if with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka":
             running.state_folder = stack.enter_context(open_state_folder(options.telemetry_folder))
             env.setdefault("STREAM_GW_EVENTS_SPOOL", str(running.state_folder.path / "spool"))
-        # They end before the folder that they use goes, and the consumers last: gateways and agents send events to the end
+        # The consumers end last, because gateways and agents send events to the end, and the folder goes after them
         for _ in range(2):
             running.children.append(group := Children(log))
             stack.push_async_callback(group.end)
