@@ -13,7 +13,7 @@ from tests.house.tree import ROOT, files
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)((?: {4}.*\n)+)")
 _PLACEHOLDER = re.compile(r"<[a-z ]+>|(?<=\S)…(?=\s|$)|(?<=-url )…|(?<=-token )…|(?<=--since )…")
-"""What the reader replaces; a lone ``…`` stands for more flags."""
+"""Words that the reader replaces; a lone ``…`` stands for more flags."""
 _OPEN_QUOTE = "No closing quotation"
 
 
