@@ -9,8 +9,11 @@ Build it where ``requirements.lock`` is installed, because mypyc reads the types
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 # Per token or chunk, and without coroutines: those of mypyc are not asyncio's in every detail
 COMPILED = (
@@ -26,9 +29,39 @@ COMPILED = (
     "inference/engines/upstream/chunk_template.py",
 )
 
+EXPORTED = (
+    "infra/helm",
+    "infra/compose",
+    "infra/compose.yaml",
+    "dashboards/grafana",
+    "dashboards/alerts/alerts.yaml",
+    "dashboards/alerts/recording.yaml",
+)
+"""Files of the source tree that the wheel carries for ``stream-gw export``; an image's build has none of them."""
+
+
+class BuildWithExported(build_py):
+    """Puts the files into the package, at the same paths below ``stream_gw/exported``."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for name in EXPORTED:
+            source, target = Path(name), Path(self.build_lib, "stream_gw", "exported", name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            elif source.exists():
+                shutil.copyfile(source, target)
+
+
+COMMANDS = {"build_py": BuildWithExported}
+
 if os.environ.get("STREAM_GW_COMPILE") == "1":
     from mypyc.build import mypycify
 
-    setup(ext_modules=mypycify(["--config-file", "pyproject.toml", *COMPILED], group_name="stream_gw", opt_level="3"))
+    modules = mypycify(["--config-file", "pyproject.toml", *COMPILED], group_name="stream_gw", opt_level="3")
+    setup(ext_modules=modules, cmdclass=COMMANDS)
 else:
-    setup()
+    setup(cmdclass=COMMANDS)

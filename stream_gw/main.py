@@ -33,6 +33,7 @@ from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.stream.ids import GatewayId
+from stream_fabric.system_errors import reason
 from stream_gw.auth import Authenticator, KeyStore, TenantFeed, dev_record, read_keys_file
 from stream_gw.auth.tokens import TokenSigner
 from stream_gw.delivery.hub import Hub
@@ -73,7 +74,10 @@ def key_store(settings: GatewaySettings) -> KeyStore:
             raise ValueError("set keys_file or dev_key, not both")
         try:
             records = read_keys_file(settings.keys_file)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            why = f"{settings.keys_file}: {reason(error)}"
+            raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {why}") from error
+        except ValueError as error:
             raise ValueError(f"--keys-file (STREAM_GW_KEYS_FILE): {error}") from error
     elif dev_key:
         records = [dev_record(DEV_TENANT, dev_key)]

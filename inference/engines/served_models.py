@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from stream_fabric.errors import EngineFailed
+from stream_fabric.system_errors import reason
 
 
 class ServedModels(NamedTuple):
@@ -38,9 +39,7 @@ async def list_models(session: aiohttp.ClientSession, base_url: str, timeout_s: 
             names = [item["id"] for item in data]
             adapters = tuple(item["id"] for item in data if item.get("parent"))
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise EngineFailed(
-            f"{url} does not answer ({str(error) or 'timed out'}); start the model server first"
-        ) from error
+        raise EngineFailed(f"{url} does not answer ({reason(error)}); start the model server first") from error
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise EngineFailed(
             f"{url} did not answer with a list of models; check that it is an OpenAI-compatible server"

@@ -17,6 +17,8 @@ from typing import Any
 
 import hiredis
 
+from stream_fabric.system_errors import reason
+
 Arg = str | bytes | int | float
 Push = Callable[[list[Any]], None]
 
@@ -146,7 +148,7 @@ class Connection(asyncio.Protocol):
         except (OSError, TimeoutError) as error:
             if isinstance(error, ssl_module.SSLError) and not isinstance(error, _ENDED):
                 raise login.distrusted(server, error) from error
-            text = str(error) or ("timed out" if isinstance(error, TimeoutError) else type(error).__name__)
+            text = reason(error)
             # A server without TLS takes the handshake for an unfinished command and waits
             hint = "; if it speaks no TLS, the URL begins with redis" if login.ssl and text == "timed out" else ""
             raise ConnectionLost(f"cannot connect to {login.what} at {server}: {text}{hint}") from error

@@ -2,7 +2,11 @@
 
 import sys
 
-from stream_gw.cli.main import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from stream_gw.cli.main import main
+
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

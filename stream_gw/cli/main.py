@@ -1,20 +1,21 @@
 """The command line ``stream-gw``: picks one command, reads its flags, runs it.
 
-Only the chosen command's module is imported, so that ``stream-gw key`` starts without any server's code.
+Only the chosen command's module is imported, so that ``stream-gw key`` starts without any server's code. This module
+imports nothing but the standard library, so that Ctrl-C in the first tenths of a second ends the command without a
+traceback.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import shlex
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from stream_fabric.errors import StreamGwError
-from stream_fabric.process.logs import configure
-from stream_gw.cli.flags import UsageError
+if TYPE_CHECKING:
+    from stream_gw.cli.parser import Parser
 
 _COMMANDS = {
     "up": "run the whole platform on this machine",
@@ -38,10 +39,15 @@ _COMMANDS = {
     "pools": "list pools with their plans; hold or release one",
     "capacity": "compute replicas, GPUs and dollars for a workload",
     "simulate": "replay recorded traffic against scaling policies",
+    "export": "write the Helm chart, the compose file or the dashboards to a folder",
+    "completion": "print the completion script of a shell",
 }
 """Help text by command. The command ``name`` is the module ``stream_gw.cli.commands.name``."""
-_OF_TENANCY = ("tenants", "users", "keys", "plans", "prices", "audit")
-"""Commands whose modules are in ``stream_gw.cli.tenancy``."""
+_FOLDERS = {
+    **dict.fromkeys(("tenants", "users", "keys", "plans", "prices", "audit"), "tenancy"),
+    **dict.fromkeys(("export", "completion"), "package"),
+}
+"""Folder in ``stream_gw.cli`` of a command's module, where it is not ``commands``."""
 
 _WITH_VLLM_FLAGS = ("agent", "up")
 _INTERRUPTED = 130
@@ -60,36 +66,77 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    flags, vllm_flags = _split_vllm_flags(list(sys.argv[1:] if argv is None else argv))
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _main(argv: list[str]) -> int:
+    flags, vllm_flags = _split_vllm_flags(argv)
     name = next((flag for flag in flags if not flag.startswith("-")), "")
-    parser = argparse.ArgumentParser(
-        prog="stream-gw", description="Streams LLM tokens from GPU replicas to readers, through any gateway."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    parsers = {each: commands.add_parser(each, help=text) for each, text in _COMMANDS.items()}
+    parser, parsers = make_parsers()
     if name not in parsers:
-        parser.parse_args(flags)  # prints the help or the error, and exits
-    room = "tenancy" if name in _OF_TENANCY else "commands"
-    command = cast(Command, importlib.import_module(f"stream_gw.cli.{room}.{name}"))
+        parser.check_flags(flags)
+        parser.parse_args(flags)  # prints the help, the version or the error, and exits
+    parser.check_flags(flags[: flags.index(name)])
+    command = load_command(name)
     command.add_flags(parsers[name])
+    parsers[name].check_flags(flags[flags.index(name) :])
     args = parser.parse_args(flags)
     if vllm_flags:
+        import shlex
+
         args.vllm_flags = shlex.join(vllm_flags)
+    return _run(command, name, args, parsers[name])
+
+
+def make_parsers() -> tuple[Parser, Mapping[str, Parser]]:
+    """Make the parser of the command line, and those of the commands by name; the latter have no flags yet."""
+    from stream_gw.cli.parser import Parser
+
+    parser = Parser(
+        prog="stream-gw", description="Streams LLM tokens from GPU replicas to readers, through any gateway."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    return parser, {each: commands.add_parser(each, help=text) for each, text in _COMMANDS.items()}
+
+
+def load_command(name: str) -> Command:
+    """Import the module of one command."""
+    return cast(Command, importlib.import_module(f"stream_gw.cli.{_FOLDERS.get(name, 'commands')}.{name}"))
+
+
+class _Version(argparse.Action):
+    """Prints the version of the installed package; the import that finds it is slow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object, **options: object) -> None:
+        from stream_gw.version import version
+
+        print(f"stream-gw {version()}")
+        parser.exit()
+
+
+def _run(command: Command, name: str, args: argparse.Namespace, parser: Parser) -> int:
+    """Run the command; print an error that is meant for the user as one line, and return the exit code."""
+    from stream_fabric.errors import StreamGwError
+    from stream_fabric.process.logs import configure
+    from stream_gw.cli.flags import UsageError
+
     configure()
     try:
         return command.run(args)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except UsageError as error:
-        parsers[name].error(str(error))
+        parser.error(str(error))
     except ExceptionGroup as group:
         expected, rest = group.split((StreamGwError, OSError, ValueError))
         if rest is not None or expected is None:
             raise
         for leaf in _leaf_errors(expected):
-            _print_error(name, leaf)
+            _print_error(name, leaf, args, parser)
     except (StreamGwError, OSError, ValueError) as error:
-        _print_error(name, error)
+        _print_error(name, error, args, parser)
     return 1
 
 
@@ -109,8 +156,26 @@ def _leaf_errors(group: BaseExceptionGroup[Any]) -> list[BaseException]:
     return found
 
 
-def _print_error(command: str, error: BaseException) -> None:
-    print(f"stream-gw {command}: {error}", file=sys.stderr)
+def _print_error(command: str, error: BaseException, args: argparse.Namespace, parser: Parser) -> None:
+    print(f"stream-gw {command}: {_error_text(error, args, parser)}", file=sys.stderr)
+
+
+def _error_text(error: BaseException, args: argparse.Namespace, parser: Parser) -> str:
+    """Return the error's text; for a file that cannot be used, with the flag or the variable that names the file."""
+    if not isinstance(error, OSError) or error.strerror is None or not isinstance(error.filename, str | os.PathLike):
+        return str(error)
+    from stream_fabric.system_errors import reason
+    from stream_gw.cli.parser import flag_of
+
+    file = os.fspath(error.filename)
+    dest = next((name for name, value in vars(args).items() if _names_file(value, file)), "")
+    variable = next((name for name, value in os.environ.items() if name.startswith("STREAM_GW_") and value == file), "")
+    where = flag_of(parser, dest) or variable
+    return f"{where + ': ' if where else ''}{file}: {reason(error)}"
+
+
+def _names_file(value: object, file: str) -> bool:
+    return any(str(each) == file for each in value) if isinstance(value, list) else str(value) == file
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from collections.abc import Iterator, Sized
@@ -32,6 +33,7 @@ from stream_fabric.limits import (
     WS_MESSAGE_BYTES_MAX,
     WS_PROTOCOL_PING_S,
 )
+from stream_fabric.system_errors import reason
 from stream_gw.transport.stall import StallTimer
 
 CONNECTION = "stream_gw.connection"
@@ -505,6 +507,10 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
             self.transport.write(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload))
 
 
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
+
+
 class EdgeServer(uvicorn.Server):
     """uvicorn without its signal handlers: the gateway handles SIGTERM."""
 
@@ -520,11 +526,16 @@ class EdgeServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the address. Raises OSError when the address cannot be bound."""
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(_is_no_error)  # the error is raised, and need not be logged too
         try:
             await super().startup(sockets)
-        except SystemExit:
-            config = self.config
-            raise OSError(f"cannot listen on {config.host} port {config.port}; the reason is logged above") from None
+        except SystemExit as ended:
+            where = f"{self.config.host} port {self.config.port}"
+            why = reason(ended.__context__ or ended)
+            raise OSError(f"cannot listen on {where}: {why}; choose another --port or --host") from None
+        finally:
+            log.removeFilter(_is_no_error)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

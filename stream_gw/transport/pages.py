@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ _CONTENT_SECURITY = (
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _METHODS = ("GET", "HEAD")
+_API_PATH = re.compile(r"/(chat/completions|completions|embeddings|rerank|models|streams)(/[^/]+)?/?$")
+"""End of a path that a client has put behind a base URL without ``/v1``, or with one too many."""
 
 RequestMaker = Callable[[Scope, Receive, Send], Request]
 
@@ -70,5 +73,9 @@ def _read(path: str) -> bytes:
 
 
 def no_path(scope: Scope) -> NotFound:
-    """Make the error of a path that does not exist."""
+    """Make the error of a path that does not exist. A path of the API at another base URL is answered with its own."""
+    path = scope["path"][:200]
+    if (found := _API_PATH.search(path)) and path != f"/v1{found[0]}":
+        what_to_do = "set the client's base URL to this server's address followed by /v1"
+        return NotFound(f"no such path {path!r}; did you mean /v1{found[0]}? {what_to_do}")
     return NotFound(f"no such path {scope['path'][:200]!r}; docs/protocol.md lists the API's paths")

@@ -9,6 +9,7 @@ import msgspec
 
 from stream_fabric.errors import Forbidden, NotFound, StreamGwError, Unauthenticated
 from stream_fabric.process.http_client import HTTP_ERRORS, BodyTooLarge, open_session, read_body
+from stream_fabric.system_errors import reason
 from telemetry.ask.port import Row
 from telemetry.ask.queries import Value, saved
 from telemetry.store.connection import QUERY_ROWS_MAX
@@ -46,7 +47,10 @@ class HttpAsk:
         except BodyTooLarge as error:
             raise StoreUnavailable(f"the answer is larger than {ANSWER_BYTES_MAX} bytes; request fewer rows") from error
         except HTTP_ERRORS as error:
-            raise StoreUnavailable(f"stream-gw telemetry at {self._url} does not answer: {error!r}") from error
+            raise StoreUnavailable(
+                f"stream-gw telemetry at {self._url} does not answer: {reason(error)}; is stream-gw telemetry or "
+                "stream-gw up running there? --telemetry-url names another address"
+            ) from error
         try:
             value = msgspec.json.decode(text)
         except msgspec.MsgspecError as error:

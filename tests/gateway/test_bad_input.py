@@ -277,6 +277,20 @@ async def test_an_unknown_path(gate: Gate, path: str) -> None:
         refusal(await gate.ask(method, path), 404, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/models/sim-small", "/v1/models/sim-small"),
+    ],
+)
+async def test_a_base_url_without_v1_is_answered_with_the_right_one(one: Gate, path: str, meant: str) -> None:
+    error = refusal(await one.ask("POST", path, chat(1)), 404, "not_found")
+    assert f"did you mean {meant}?" in error["message"] and "base URL" in error["message"]
+
+
 async def test_a_model_needs_an_id(one: Gate) -> None:
     refusal(await one.ask("GET", "/v1/models/"), 404, "not_found")
 

@@ -68,7 +68,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             ["--port", "--plain-grace-s"],
         ),
         ([], {}, ["STREAM_GW_KEYS_FILE", "stream-gw key"]),
-        (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "No such file"]),
+        (["--keys-file", "/nonexistent/keys.toml"], {}, ["--keys-file", "/nonexistent/keys.toml", "no such file"]),
         (["--keys-file", "/dev/null"], {}, ["--keys-file", "STREAM_GW_KEYS_FILE", "/dev/null", "tenant"]),
         (["--keys-file", "keys.toml", "--dev-key", "sk-dev"], {}, ["keys_file", "dev_key"]),
         (["--events", "kafka"], {}, ["STREAM_GW_KAFKA_SERVERS", "host:port"]),
@@ -256,8 +256,13 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
 
 
 def test_up_says_where_its_pages_are(capsys: pytest.CaptureFixture[str]) -> None:
-    up._print_addresses(Platform(UpOptions(), "redis://r", None, gateways=[{"url": "http://127.0.0.1:8080"}]))
+    telemetry = {"url": "http://127.0.0.1:9", "token": "tt", "pid": 1}
+    here = Platform(UpOptions(), "redis://r", None, gateways=[{"url": "http://127.0.0.1:8080"}], telemetry=telemetry)
+    up.print_addresses(here)
     out = capsys.readouterr().out
+    assert "redis    redis://r\n" in out
+    assert "stream-gw replicas --redis-url redis://r\n" in out
+    assert "stream-gw traces why resp_… --telemetry-url http://127.0.0.1:9 --telemetry-token tt\n" in out
     assert "http://127.0.0.1:8080/#key=sk-dev\n" in out
     assert "http://127.0.0.1:8080/ops#key=sk-dev\n" in out
 
@@ -289,6 +294,49 @@ async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
             assert b"is up" not in out
             assert b"Traceback" not in err, err.decode()
             await _ended(pids)
+
+
+def test_up_that_cannot_start_says_why_once() -> None:
+    """Five processes fail of the same cause, and only one of them is told of."""
+    done = run_cli("up", "--port", "0", "--redis-url", NOWHERE, "--no-telemetry")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "127.0.0.1:1" in done.stderr and "connection refused" in done.stderr
+
+
+def test_up_names_the_port_that_is_taken() -> None:
+    need_redis()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_cli("up", "--port", str(port), "--gateways", "1", "--no-telemetry")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"stream-gw up: gateway0: cannot listen on 127.0.0.1 port {port}: address already in use; "
+        "choose another --port or --host\n"
+    )
+
+
+async def test_up_ends_soon_also_while_an_answer_runs() -> None:
+    """Neither a gateway nor an agent takes the half minute that it would give a stream elsewhere."""
+    need_redis()
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
+        (gateway,) = up.facts["gateways"]
+        async with Gate(gateway["url"], gateway["pid"], up.facts["key"]).create(chat(4000)) as exchange:
+            await exchange.events(3)
+            up.signal(signal.SIGINT)
+            assert await asyncio.to_thread(up.wait, 10) == 0
+        assert "stream-gw up: stopping" in up.log
+
+
+async def test_a_second_interrupt_kills_what_does_not_end() -> None:
+    need_redis()
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
+        (agent,) = up.facts["agents"]
+        os.kill(agent["pid"], signal.SIGSTOP)
+        up.signal(signal.SIGINT)
+        await eventually(lambda: "waiting for replica0; Ctrl-C again kills them" in up.log, "the wait to be told")
+        up.signal(signal.SIGINT)
+        assert await asyncio.to_thread(up.wait, 5) == 0
 
 
 async def test_up_that_cannot_start_leaves_nothing_behind(platform: Running) -> None:

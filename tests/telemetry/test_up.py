@@ -94,6 +94,18 @@ def test_a_fresh_folder_is_deleted_at_the_end(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_fresh_folder_outlives_the_processes_that_use_it() -> None:
+    need_redis()
+    flags = ["up", "--port", "0", "--gateways", "1", "--replicas", "1", "--telemetry", "--telemetry-folder", "fresh"]
+    with Process(*flags) as up:
+        (gateway,) = up.facts["gateways"]
+        gate = Gate(gateway["url"], gateway["pid"], up.facts["key"])
+        assert (await gate.ask("POST", "/v1/chat/completions", {**chat(7), "stream": False})).status == 200
+        folder = Path(up.facts["telemetry_folder"])
+        assert folder.exists()
+    assert not folder.exists()
+
+
 def test_a_named_folder_that_another_run_has_is_refused(tmp_path: Path) -> None:
     need_redis()
     with open_state_folder(str(tmp_path)):

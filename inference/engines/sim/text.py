@@ -1,4 +1,4 @@
-"""The simulator's output text. It depends on the prompt and the seed alone, so runs are equal byte for byte."""
+"""The simulator's prompts and tokens. They depend on the request and the seed alone: runs are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from typing import Any
 
 import msgspec
 
+from inference.engines.sim.prose import tokens_of, topic_of
+
 _VOCABULARY = (
-    "the stream carries every token in order and the reader sees it once while a gateway holds only its cursor so "
-    "that any other may continue where this one stopped because the log keeps what was said until somebody has read "
-    "it whole naïve café über 流れる 日本語 поток 🙂 🚀 a slow client costs constant memory and its engine never waits "
-    "for a lease expires within seconds then another replica answers with clear words about what happened"
+    "the stream carries every token in order and a reader sees it once while the log keeps what was said naïve café "
+    "über 流れる 日本語 поток 🙂"
 )
 _WORDS = tuple(_VOCABULARY.split())
-_BREAKS = (
-    "\n\n## On streams\n\n",
-    "\n\n- first,",
-    "\n- then,",
-    "\n\n```python\nread(log)\n```\n\n",
-    "\n\n1. **Note**:",
-    "\n\n> Quoted:",
-)
+"""Strings in JSON values."""
 _BYTES_PER_TOKEN = 4
 _VALUES_MAX = 1000
 _ANY = {"type": "object", "properties": {"answer": {"type": "string"}}}
@@ -46,6 +39,8 @@ class Prompt:
             parts = [_content_text(body.get("prompt"))]
         asked = "".join(parts).encode("utf-8", "replace")
         self.digest = hashlib.blake2b(asked, digest_size=16).digest()
+        self.last = parts[-1] if parts else ""
+        """The last message, or the whole prompt of a completion."""
         self.data = asked + self.continued.encode("utf-8", "replace")
         self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
 
@@ -65,24 +60,8 @@ class Prompt:
 
 
 def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
-    """Yield tokens of readable nonsense with some markdown and multi-byte characters, without end."""
-    block = 0
-    capital, worded = True, 0
-    while True:
-        key = prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)) + block.to_bytes(4, "big")
-        digest = hashlib.blake2b(key, digest_size=64).digest()
-        for byte, other in zip(digest[::2], digest[1::2], strict=True):
-            if worded >= 4 and byte > 248:
-                capital, worded = True, 0
-                yield _BREAKS[other % len(_BREAKS)]
-            elif worded >= 4 and byte > 215:
-                capital, worded = byte > 230, 0
-                yield "." if capital else ","
-            else:
-                word = _WORDS[other % len(_WORDS)]
-                yield " " + (word.capitalize() if capital else word)
-                capital, worded = False, worded + 1
-        block += 1
+    """Yield the tokens of a readable text that looks like what the prompt asks for, without end."""
+    return tokens_of(topic_of(prompt.last), prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)))
 
 
 def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:

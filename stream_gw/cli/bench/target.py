@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from stream_fabric.process.http_client import open_session, read_start
+from stream_fabric.system_errors import reason
 from stream_gw.cli.bench.events import BadAnswer, Event, EventReader
 from stream_gw.cli.bench.workload import sample_text
 
@@ -122,7 +123,7 @@ class HttpTarget:
                 self.server = response.headers.get("server", "")
                 return [str(item["id"]) for item in msgspec.json.decode(body)["data"]]
         except (aiohttp.ClientError, OSError) as error:
-            raise ValueError(f"{url} does not answer: {str(error) or 'timed out'}; is the server running?") from error
+            raise ValueError(f"{url} does not answer: {reason(error)}; is the server running?") from error
         except (msgspec.MsgspecError, KeyError, TypeError) as error:
             raise ValueError(f"{url} gave no list of models; is it an OpenAI-compatible server?") from error
 
@@ -142,7 +143,7 @@ class HttpTarget:
                     tokens, stream = await self._count_tokens(model, sample_text(words))
                     counts.append(tokens)
         except (aiohttp.ClientError, OSError, BadAnswer, Refused) as error:
-            raise ValueError(f"model {model} does not answer: {str(error) or 'timed out'}") from error
+            raise ValueError(f"model {model} does not answer: {reason(error)}") from error
         more = counts[1] - counts[0]
         words_per_token = (_SAMPLE_WORDS[1] - _SAMPLE_WORDS[0]) / more if more > 0 else 1.0
         return Facts(self.urls, model, self.server, bool(stream), words_per_token)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stream_fabric.process.host import HostClock, HostRandom
+from stream_fabric.system_errors import reason
 from stream_gw.cli.checks.report import Report
 from telemetry.settings import TelemetrySettings
 from telemetry.store.errors import StoreRefused, StoreUnavailable
@@ -91,7 +92,7 @@ async def check_consumer(report: Report, url: str, token: str) -> None:
             async with session.post(f"{url}/query", json={"query": "doctor"}) as answer:
                 asked = answer.status
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        remedy = f"{error or 'it does not answer'}; start stream-gw telemetry, or correct STREAM_GW_TELEMETRY_URL"
+        remedy = f"{reason(error)}; start stream-gw telemetry, or correct STREAM_GW_TELEMETRY_URL"
         report.missing(f"telemetry consumer at {url}", remedy)
         return
     if health != 200:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from typing import Any
 
 from stream_gw.cli.flags import port
@@ -16,6 +17,8 @@ from stream_gw.client import Ack, Data, Position, StreamGateway
 from stream_gw.client.items import text_of
 
 _SIM = "itl_ms=15,ttft_ms=80,max_num_seqs=64"
+_LOG_LINES_MAX = 200
+"""Newest log lines of the processes, which are shown when a check fails and would interrupt the text before."""
 _PROMPT = "Explain how a stream survives the death of its gateway."
 
 
@@ -53,13 +56,14 @@ async def _demo(first_port: int) -> int:
     started = time.monotonic()
     print("Starting Redis, two simulated replicas, a controller and two gateways …", flush=True)
     options = UpOptions(gateways=2, replicas=2, sim=_SIM, port=first_port, telemetry=False)
-    async with platform(options) as running:
+    held: deque[str] = deque(maxlen=_LOG_LINES_MAX)
+    async with platform(options, held.append) as running:
         urls = [gateway["url"] for gateway in running.gateways]
         print(f"Ready in {time.monotonic() - started:.1f} s: {urls[0]} and {urls[1]}\n")
         try:
             await _run_steps(running, urls)
         except _CheckFailed as failure:
-            print(f"\nFAILED: {failure}", file=sys.stderr)
+            print(f"\nFAILED: {failure}\n\nThe processes logged:", *held, sep="\n", file=sys.stderr)
             return 1
     print(f"\nAll checks held. {time.monotonic() - started:.1f} s in total; every process has ended.")
     return 0

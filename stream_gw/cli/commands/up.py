@@ -14,6 +14,8 @@ from stream_gw.cli.flags import VLLM_EPILOG, UsageError, count, port, read_setti
 from stream_gw.cli.platform.platform import Platform, UpOptions, platform
 
 _INTERRUPTED = 130
+_PATIENCE_S = 1.0
+"""After this time, the user is told what the end waits for."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -104,10 +106,14 @@ async def _serve(options: UpOptions) -> int:
 
 async def _run_platform(options: UpOptions, stop: asyncio.Event, starting: asyncio.Task[Any]) -> int:
     """Start the platform and wait for a signal. A signal before all is ready cancels ``starting``."""
-    ready = False
+    up: Platform | None = None
 
     def on_signal() -> None:
-        if not (stop.is_set() or ready):
+        if stop.is_set():
+            _say("killing what has not ended")
+            if up is not None:
+                up.kill()
+        elif up is None:
             starting.cancel()
         stop.set()
 
@@ -115,28 +121,46 @@ async def _run_platform(options: UpOptions, stop: asyncio.Event, starting: async
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
     if options.engine == "vllm":
-        print(f"stream-gw up: vLLM loads {options.model}, which may take minutes", file=sys.stderr)
+        _say(f"vLLM loads {options.model}, which may take minutes")
+    telling: asyncio.Task[None] | None = None
     async with platform(options) as running:
-        ready = True
+        up = running
         if running.state_folder:
-            print(f"stream-gw up: traces and undelivered events are in {_folder_text(running)}", file=sys.stderr)
+            _say(f"traces and undelivered events are in {_folder_text(running)}")
         if options.json:
             print(json.dumps(running.facts()), flush=True)
         else:
-            _print_addresses(running)
-        stopping = asyncio.create_task(stop.wait())
-        ended = {asyncio.create_task(process.wait()): process for process in running.processes}
-        await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
-        # A child that dies is reported and not restarted: the rest survives it, and the user may want to see that
-        while not stop.is_set():
-            dead = {task for task in ended if task.done()}
-            for task in dead:
-                print(f"stream-gw up: process {ended.pop(task).pid} ended with {task.result()}", file=sys.stderr)
-            await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        for task in ended:
-            task.cancel()
+            print_addresses(running)
+        await _watch(running, stop)
+        _say("stopping")
+        telling = asyncio.create_task(_tell_what_is_waited_for(running))
+    telling.cancel()
     return 0
+
+
+async def _watch(running: Platform, stop: asyncio.Event) -> None:
+    """Wait for ``stop``. A process that dies is reported and not restarted: the rest survives it, and the user may want
+    to see that."""
+    stopping = asyncio.create_task(stop.wait())
+    ended = {asyncio.create_task(process.wait()): process for process in running.processes}
+    while not stop.is_set():
+        await asyncio.wait([*ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in ended if task.done()]:
+            _say(f"process {ended.pop(task).pid} ended with {task.result()}")
+    stopping.cancel()
+    for task in ended:
+        task.cancel()
+
+
+async def _tell_what_is_waited_for(running: Platform) -> None:
+    while True:
+        await asyncio.sleep(_PATIENCE_S)
+        if running.alive:
+            _say(f"waiting for {', '.join(running.alive)}; Ctrl-C again kills them")
+
+
+def _say(text: str) -> None:
+    print(f"stream-gw up: {text}", file=sys.stderr, flush=True)
 
 
 def _folder_text(running: Platform) -> str:
@@ -144,23 +168,26 @@ def _folder_text(running: Platform) -> str:
     return f"{running.state_folder.path} ({running.state_folder.note})"
 
 
-def _print_addresses(running: Platform) -> None:
+def print_addresses(running: Platform) -> None:
+    """Print the pages, the key and the commands that look at this platform, each ready to be pasted."""
     options = running.options
     engines = {"sim": "the simulator (no GPU, no real model)", "vllm": f"vLLM with {options.model}"}
     engine = engines.get(options.engine, options.upstream)
     parts = [(options.gateways, "gateway"), (options.replicas, "replica")]
     counted = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in parts)
     print(f"stream-gw is up: {counted} on {engine}\n")
-    for gateway in running.gateways:
-        print(f"  gateway  {gateway['url']}")
     first = running.gateways[0]["url"]
-    print(f"  key      {options.dev_key}")
+    lines = [("gateway", gateway["url"]) for gateway in running.gateways]
+    lines += [("key", options.dev_key), ("redis", running.redis_url), ("", "")]
+    lines += [("chat", f"{first}/#key={options.dev_key}"), ("ops", f"{first}/ops#key={options.dev_key}")]
+    lines += [("API", f"{first}/docs"), ("SDK", f"OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")]
+    lines.append(("", ""))
     if running.telemetry:
-        url, token = running.telemetry["url"], running.telemetry["token"]
-        print(f"  traces   stream-gw traces list --telemetry-url {url} --telemetry-token {token}")
+        flags = f"--telemetry-url {running.telemetry['url']} --telemetry-token {running.telemetry['token']}"
+        lines += [("traces", f"stream-gw traces list {flags}"), ("why", f"stream-gw traces why resp_… {flags}")]
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
-        print("  traces   not kept: pip install 'stream-gw[chdb]'")
-    print(f"\n  chat     {first}/#key={options.dev_key}")
-    print(f"  ops      {first}/ops#key={options.dev_key}")
-    print(f"  SDK      OPENAI_BASE_URL={first}/v1 OPENAI_API_KEY={options.dev_key}")
+        lines.append(("traces", "not kept: pip install 'stream-gw[chdb]'"))
+    lines.append(("replicas", f"stream-gw replicas --redis-url {running.redis_url}"))
+    for name, text in lines:
+        print(f"  {name:<8} {text}".rstrip())
     print("\nCtrl-C stops everything.", flush=True)

@@ -11,12 +11,31 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 START_S = 60.0
 STOP_S = 10.0
 _HURRY_S = 3.0
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 0.5
+"""Time for what an ended process has written to arrive."""
+_LINE_BYTES_MAX = 1 << 16
+
+
+class ChildFailed(OSError):
+    """A process of the platform could not start."""
+
+
+@dataclass
+class _Child:
+    process: asyncio.subprocess.Process
+    name: str
+    role: str
+    stop_s: float
+    relay: asyncio.Task[None] | None = None
+    error: str = ""
+    """The line in which the process said why it ends."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -40,31 +59,95 @@ def free_port() -> int:
         return port
 
 
-async def start(
-    stack: contextlib.AsyncExitStack,
-    flags: list[str],
-    env: dict[str, str],
-    start_s: float | None = START_S,
-    stop_s: float = STOP_S,
-) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
-    """Start ``stream-gw`` with these flags; return the process and its ready line. ``stack`` ends the process.
+class Children:
+    """Child processes that start and end side by side.
 
-    Raises OSError when the process ends, or is not ready within ``start_s`` (None: no limit).
+    ``log`` takes each line that a child writes to stderr, but its error line: that is part of this process's own error.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "stream_gw.cli", *flags, "--json",
-        env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent(),
-    )  # fmt: skip
-    stack.push_async_callback(end, process, stop_s)
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(start_s):
-            line = await process.stdout.readline()
-    except TimeoutError:
-        raise OSError(f"{flags[0]} was not ready within {start_s:g} s") from None
-    if not line:
-        raise OSError(f"{flags[0]} ended at its start (exit code {await process.wait()}); its message is above")
-    return process, json.loads(line)
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._children: list[_Child] = []
+        self._muted = False
+
+    async def start(
+        self,
+        flags: list[str],
+        env: dict[str, str],
+        start_s: float | None = START_S,
+        stop_s: float = STOP_S,
+        name: str = "",
+    ) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
+        """Start ``stream-gw`` with these flags; return the process and its ready line. ``name``: for the user.
+
+        Raises ChildFailed when the process ends, or is not ready within ``start_s`` (None: no limit).
+        """
+        role = flags[0]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stream_gw.cli", *flags, "--json", env=env, start_new_session=True,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=die_with_parent(),
+        )  # fmt: skip
+        child = _Child(process, name or role, role, stop_s)
+        child.relay = asyncio.create_task(self._relay(child))
+        self._children.append(child)
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(start_s):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            raise ChildFailed(f"{child.name} was not ready within {start_s:g} s") from None
+        if not line:
+            code = await process.wait()
+            await asyncio.wait([child.relay], timeout=_LAST_WORDS_S)
+            self._muted = True  # the others fail of the same cause, or because this process ends them
+            raise ChildFailed(f"{child.name}: {child.error or f'ended at its start with exit code {code}'}")
+        return process, json.loads(line)
+
+    def error_of(self, pid: int) -> str:
+        """Return the name of the child with this process id, and the error line that it has written."""
+        child = next(each for each in self._children if each.process.pid == pid)
+        return f"{child.name}: {child.error}" if child.error else child.name
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of the children that have not ended."""
+        return [child.name for child in self._children if child.process.returncode is None]
+
+    async def end(self) -> None:
+        """End every child, all at once."""
+        await asyncio.gather(*(end(child.process, child.stop_s) for child in self._children))
+        relays = [child.relay for child in self._children if child.relay is not None]
+        if relays:
+            await asyncio.wait(relays, timeout=_LAST_WORDS_S)  # a grandchild may hold the pipe open
+        for relay in relays:
+            relay.cancel()
+
+    def kill(self) -> None:
+        """Kill every child that has not ended."""
+        for child in self._children:
+            if child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+
+    async def _relay(self, child: _Child) -> None:
+        """Pass the lines of a child's stderr on, until it closes."""
+        assert child.process.stderr is not None
+        rest = b""
+        while piece := await child.process.stderr.read(_LINE_BYTES_MAX):
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > _LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._take(child, line.decode("utf-8", "replace"))
+        if rest:
+            self._take(child, rest.decode("utf-8", "replace"))
+
+    def _take(self, child: _Child, line: str) -> None:
+        prefix = f"stream-gw {child.role}: "
+        if line.startswith(prefix):
+            child.error = line.removeprefix(prefix)
+        elif not self._muted:
+            self._log(line)
 
 
 async def end(process: asyncio.subprocess.Process, stop_s: float = STOP_S) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from stream_fabric.process.http_client import open_session
-from stream_gw.cli.platform import child
+from stream_gw.cli.platform.child import START_S, STOP_S, Children, free_port
 from stream_gw.cli.platform.redis_server import redis_server
 from stream_gw.cli.platform.state_folder import StateFolder, open_state_folder
 
@@ -22,12 +23,18 @@ _VLLM_STOP_S = 20.0
 """Longer than vLLM takes to end, because what is left when its agent is killed would outlive the platform."""
 _PARTITIONS = 4
 """More slots bring nothing on one Redis, and fewer let more streams share a script call."""
+_DRAIN_S = 0.2
+"""Time for open streams at the end: on one machine there is no other gateway or replica to go to."""
 _MODELS_S = 10.0
 _LOOK_S = 0.05
 _OWN_SETTINGS = ("PORT", "HOST", "ENGINE", "SIM", "UPSTREAM", "REPLICA", "GATEWAY", "KEYS_FILE", "METRICS_PORT")
 """Settings of one process, which children must not inherit from the environment that all share."""
 
 Start: TypeAlias = Coroutine[Any, Any, tuple[asyncio.subprocess.Process, dict[str, Any]]]
+
+
+def log_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,17 @@ class Platform:
     telemetry: dict[str, Any] | None = None
     state_folder: StateFolder | None = None
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+    children: list[Children] = field(default_factory=list)
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of the child processes that have not ended."""
+        return [name for group in self.children for name in group.alive]
+
+    def kill(self) -> None:
+        """Kill every child process, when the user does not want to wait."""
+        for group in self.children:
+            group.kill()
 
     def facts(self) -> dict[str, Any]:
         """Addresses and process ids of all processes, and the API key, for ``--json``."""
@@ -94,9 +112,10 @@ class Platform:
 
 
 @contextlib.asynccontextmanager
-async def platform(options: UpOptions) -> AsyncIterator[Platform]:
+async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stderr) -> AsyncIterator[Platform]:
     """Start everything, yield when all processes are ready and the gateways list a model, end every child.
 
+    ``log`` takes each line that a child process writes to stderr.
     Raises ValueError for options that cannot work, OSError or StreamGwError when a process cannot start.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -109,27 +128,35 @@ async def platform(options: UpOptions) -> AsyncIterator[Platform]:
         env = {name: value for name, value in os.environ.items() if name not in _variables_of_one_process()}
         env["STREAM_GW_REDIS_URL"] = redis_url
         env.setdefault("STREAM_GW_PARTITIONS", str(_PARTITIONS))
+        env.setdefault("STREAM_GW_DRAIN_S", str(_DRAIN_S))
+        if sys.stderr.isatty():  # the children write to a pipe
+            env.setdefault("STREAM_GW_LOG_FORMAT", "text")
         with_telemetry = _with_telemetry(options)
         if with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka":
             running.state_folder = stack.enter_context(open_state_folder(options.telemetry_folder))
             env.setdefault("STREAM_GW_EVENTS_SPOOL", str(running.state_folder.path / "spool"))
+        # The consumers end last, because gateways and agents send events to the end, and the folder goes after them
+        for _ in range(2):
+            running.children.append(group := Children(log))
+            stack.push_async_callback(group.end)
+        consumers, others = running.children
         starts: list[Start] = []
         token = os.environ.get("STREAM_GW_TELEMETRY_TOKEN") or secrets.token_hex(16)
         consumer: dict[str, str] = {}
         if with_telemetry and running.state_folder:
             # Gateways start at the same time and need its address, so the port is chosen here
-            port = os.environ.get("STREAM_GW_TELEMETRY_PORT") or str(child.free_port())
+            port = os.environ.get("STREAM_GW_TELEMETRY_PORT") or str(free_port())
             consumer = {"STREAM_GW_TELEMETRY_URL": f"http://127.0.0.1:{port}", "STREAM_GW_TELEMETRY_TOKEN": token}
             own = {"STREAM_GW_TELEMETRY_TOKEN": token, "STREAM_GW_TELEMETRY_PORT": port}
             if not env.get("STREAM_GW_CLICKHOUSE"):
                 own["STREAM_GW_CLICKHOUSE"] = f"chdb://{running.state_folder.path / 'telemetry'}"
-            starts.append(child.start(stack, ["telemetry"], env | own))
+            starts.append(consumers.start(["telemetry"], env | own))
         else:
             # Events that nobody consumes would only fill Redis
             env.setdefault("STREAM_GW_EVENTS", "off")
-        starts += _agent_starts(stack, options, env)
-        starts.append(child.start(stack, ["controller", "--metrics-port", "0"], env))
-        starts += _gateway_starts(stack, options, env | consumer)
+        starts += _agent_starts(others, options, env)
+        starts.append(others.start(["controller", "--metrics-port", "0"], env))
+        starts += _gateway_starts(others, options, env | consumer)
         for process, facts in await asyncio.gather(*starts):
             running.add(process, facts)
         if running.telemetry:
@@ -158,25 +185,26 @@ def _variables_of_one_process() -> set[str]:
     return {f"STREAM_GW_{name}" for name in _OWN_SETTINGS}
 
 
-def _agent_starts(stack: contextlib.AsyncExitStack, options: UpOptions, env: dict[str, str]) -> list[Start]:
+def _agent_starts(children: Children, options: UpOptions, env: dict[str, str]) -> list[Start]:
     """Coroutines that each start one agent."""
     flags = ["agent", "--engine", options.engine, "--metrics-port", "0"]
     for name in ("sim", "upstream", "model", "vllm_python", "vllm_flags"):
         value = getattr(options, name)
         flags += [f"--{name.replace('_', '-')}={value}"] if value else []
     # A model loads for minutes, and the agent bounds its engine's start itself
-    times = (None, _VLLM_STOP_S) if options.engine == "vllm" else (child.START_S, child.STOP_S)
-    return [child.start(stack, [*flags, "--replica", f"replica{k}"], env, *times) for k in range(options.replicas)]
+    start_s, stop_s = (None, _VLLM_STOP_S) if options.engine == "vllm" else (START_S, STOP_S)
+    names = [f"replica{k}" for k in range(options.replicas)]
+    return [children.start([*flags, "--replica", name], env, start_s, stop_s, name) for name in names]
 
 
-def _gateway_starts(stack: contextlib.AsyncExitStack, options: UpOptions, env: dict[str, str]) -> list[Start]:
+def _gateway_starts(children: Children, options: UpOptions, env: dict[str, str]) -> list[Start]:
     """Coroutines that each start one gateway."""
     own = {"STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secrets.token_hex(32)}
     starts = []
     for k in range(options.gateways):
         port = str(options.port + k if options.port else 0)
         flags = ["gateway", "--host", options.host, "--port", port, "--gateway", f"gateway{k}"]
-        starts.append(child.start(stack, flags, env | own))
+        starts.append(children.start(flags, env | own, name=f"gateway{k}"))
     return starts
 
 

@@ -1,0 +1,1 @@
+"""Commands about the installed package: its files, and the completion of its flags."""

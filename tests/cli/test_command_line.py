@@ -1,0 +1,128 @@
+"""The command line itself: version, unknown flags, files that are missing, an early Ctrl-C, completion of a shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from stream_gw.cli.main import main
+
+_INTERRUPTED_IMPORT = """
+import runpy, sys
+
+class Interrupting:
+    module = sys.argv[1]
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.module:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["stream-gw", "up", "--port", "0", "--no-telemetry"]
+runpy.run_module("stream_gw.cli", run_name="__main__")
+"""
+"""Runs ``stream-gw up`` with a Ctrl-C in the moment when it imports a module."""
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    """The command in this process: its exit code, stdout and stderr."""
+    try:
+        code = main(flags)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"stream-gw {version('stream-gw')}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--versoin"], "stream-gw: unknown flag --versoin; did you mean --version?\n"),
+        (["--frobnicate", "up"], "stream-gw: unknown flag --frobnicate; there are --help, --version\n"),
+        (["up", "--gatway", "2"], "stream-gw up: unknown flag --gatway; did you mean --gateways?\n"),
+        (["key", "--tenent=acme"], "stream-gw key: unknown flag --tenent; did you mean --tenant?\n"),
+        (["replicas", "drain", "r", "--wait", "3", "--froce"], "stream-gw replicas: unknown flag --froce; there are"),
+        (["traces", "lsit"], "stream-gw traces: unknown verb 'lsit'; did you mean list?\n"),
+        (["upp"], "stream-gw: unknown command 'upp'; did you mean up?\n"),
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_word_is_named_first(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+    code, out, err = run(capsys, *flags)
+    assert (code, out) == (2, "")
+    assert err.startswith(says), err
+    assert len(err.splitlines()) == 2, "the error, and where the flags are listed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "says"),
+    [
+        (["simulate", "--trace", "/nope.csv", "--policy", "ours"], {}, "simulate: --trace: /nope.csv: no such file"),
+        (["capacity", "--trace", "/nope.csv"], {}, "capacity: --trace: /nope.csv: no such file"),
+        (["controller", "--pools-file", "/nope.toml"], {}, "controller: --pools-file: /nope.toml: no such file"),
+        (["controller"], {"STREAM_GW_POOLS_FILE": "/nope"}, "controller: STREAM_GW_POOLS_FILE: /nope: no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_missing_file_is_named_with_its_flag(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    env: dict[str, str],
+    says: str,
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = run(capsys, *flags)
+    assert code == 1
+    assert err.startswith(f"stream-gw {says}"), err
+    assert "Errno" not in err
+
+
+def test_traces_say_in_words_that_telemetry_is_down(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "traces", "list", "--telemetry-url", "http://127.0.0.1:1", "--telemetry-token", "t")
+    assert code == 1
+    assert err.startswith("stream-gw traces: stream-gw telemetry at http://127.0.0.1:1 does not answer: connection ref")
+    assert "--telemetry-url" in err and "(" not in err
+
+
+@pytest.mark.parametrize("module", ["stream_gw.cli.main", "stream_gw.cli.parser", "pydantic", "aiohttp", "hiredis"])
+def test_ctrl_c_while_modules_load_leaves_no_traceback(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT, module], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def complete(tmp_path: Path, *words: str) -> set[str]:
+    """Words that bash offers after these; the last one is what was typed of the next."""
+    script = tmp_path / "completion.bash"
+    if not script.exists():
+        made = subprocess.run([sys.executable, "-m", "stream_gw.cli", "completion", "bash"], capture_output=True)
+        assert made.returncode == 0, made.stderr
+        script.write_bytes(made.stdout)
+    code = f'. {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _stream_gw; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", code, "bash", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_verbs_flags_and_values(tmp_path: Path) -> None:
+    assert complete(tmp_path, "stream-gw", "tr") == {"traces"}
+    assert complete(tmp_path, "stream-gw", "traces", "w") == {"why"}
+    assert complete(tmp_path, "stream-gw", "replicas", "drain", "--wait") == {"--wait-s"}
+    assert complete(tmp_path, "stream-gw", "up", "--engine", "") == {"sim", "openai", "vllm"}
+    assert complete(tmp_path, "stream-gw", "up", "--engine", "sim", "--gat") == {"--gateways"}
+    assert complete(tmp_path, "stream-gw", "capacity", "--trace", "completion") == {"completion.bash"}, "a file"
+
+
+@pytest.mark.parametrize(("shell", "says"), [("zsh", "#compdef stream-gw\n"), ("fish", "complete -c stream-gw -f\n")])
+def test_other_shells_get_a_script(capsys: pytest.CaptureFixture[str], shell: str, says: str) -> None:
+    code, out, _ = run(capsys, "completion", shell)
+    assert code == 0
+    assert out.startswith(says) and "telemetry-url" in out

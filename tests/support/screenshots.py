@@ -1,0 +1,50 @@
+"""Writes the screenshots of README: ``python -m tests.support.screenshots``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import ClientSession
+
+from tests.client.browser import chromium
+from tests.gateway.processes import Process
+from tests.house.tree import ROOT
+
+_FLAGS = ["up", "--port", "0", "--telemetry", "--telemetry-folder", "fresh", "--sim", "itl_ms=12,max_num_seqs=16"]
+_REQUESTS = 200
+_PAUSE_S = 0.12
+
+
+async def _ask(session: ClientSession, url: str, number: int) -> None:
+    body = {"model": "sim-small", "max_tokens": 60 + number % 7 * 40, "messages": [{"role": "user", "content": "Hi"}]}
+    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+
+
+async def _load(url: str, key: str) -> None:
+    async with ClientSession(headers={"authorization": f"Bearer {key}"}) as session, asyncio.TaskGroup() as group:
+        for number in range(_REQUESTS):
+            group.create_task(_ask(session, url, number))
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def main() -> None:
+    with Process(*_FLAGS) as up:
+        url, key = up.facts["gateways"][0]["url"], up.facts["key"]
+        async with chromium() as browser:
+            page = await browser.new_page(viewport={"width": 1100, "height": 680})
+            await page.goto(f"{url}/#key={key}")
+            await page.click("text=Compare SSE and WebSocket in a table")
+            await page.wait_for_selector("td >> text=plain HTTP")
+            await page.wait_for_timeout(500)
+            await page.screenshot(path=ROOT / "docs" / "chat.png")
+            load = asyncio.create_task(_load(url, key))
+            page = await browser.new_page(viewport={"width": 1280, "height": 760})
+            await page.goto(f"{url}/ops#key={key}")
+            await page.wait_for_timeout(18_000)
+            await page.screenshot(path=ROOT / "docs" / "ops.png")
+            await load
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
