@@ -1,4 +1,4 @@
-"""Responses that are one JSON document of the engine, passed on unchanged: embeddings and rerank."""
+"""Responses that are one JSON document of the engine, passed on unchanged: embeddings, rerank and counts of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_fabric.stream.frames import Open, decode, is_text, text_parts
 from stream_gw.dialects.requests import CreateRequest, Kind
 
-WHOLE: tuple[Kind, ...] = ("embeddings", "rerank")
+WHOLE: tuple[Kind, ...] = ("embeddings", "rerank", "tokenize")
 
 
 def whole_request(request: CreateRequest, input_bytes: int) -> CreateRequest:

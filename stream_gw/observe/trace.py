@@ -323,7 +323,7 @@ class ReaderTrace:
             replica=self.replica,
             session_hash=self.session,
             region=tracer.region,
-            dialect="" if facts is None else f"openai.{facts.kind}",
+            dialect="" if facts is None else facts.own_dialect,
             transport=self.transport,
             tier=outcome.tier,
             http_status=status,

@@ -226,7 +226,7 @@ class StreamCreation:
         """Make the record of the request that a replica will run."""
         request, trace, tenant = call.request, call.trace, call.who.tenant
         estimates = self._parts.directory.estimates(
-            cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier])
+            cell, route_key(request.model, request.own_dialect, TIERS[request.tier])
         )
         limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
         deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
