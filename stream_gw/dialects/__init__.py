@@ -8,7 +8,7 @@ from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import ENCODER_SET, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
 from stream_gw.dialects.openai_completions import CompletionsEncoder, MeasuringEncoder
-from stream_gw.dialects.whole import WHOLE
+from stream_gw.dialects.whole import WHOLE, path_of
 
 _FIRST: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.completions": CompletionsEncoder}
 ENCODERS: dict[int, dict[str, type[Encoder]]] = {1: _FIRST, 2: {**_FIRST, "anthropic.messages": MessagesEncoder}}
@@ -31,8 +31,8 @@ def encoder_class(dialect: str, facts: StreamFacts) -> type[Encoder]:
     """Return the class of encoder that serves readers of the dialect. Raises like ``encoder_for``."""
     if facts.kind in WHOLE:
         raise Unsupported(
-            f"this stream is the response to a request of kind {facts.kind}, which is not streamed; repeat the request "
-            "with its Idempotency-Key to read it again"
+            f"this stream is the response to {path_of(facts.kind)}, which is not streamed; repeat the request with its "
+            "Idempotency-Key to read it again"
         )
     if dialect not in DIALECTS:
         raise BadRequest(f"unknown dialect {dialect[:64]!r}; known: {', '.join(DIALECTS)}", param="dialect")
