@@ -14,12 +14,59 @@ from stream_fabric.limits import MESSAGES_MAX, USER_CHARS_MAX
 from stream_gw.dialects.bodies import Common, Tier, Tokens
 from stream_gw.dialects.requests import MODEL_CHARS_MAX, STOPS_MAX
 
+_TEXT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_IMAGE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image"},
+        "source": {
+            "type": "object",
+            "properties": {"type": {"const": "url"}, "url": {"type": "string"}},
+            "required": ["type", "url"],
+        },
+    },
+    "required": ["type", "source"],
+}
+_CALL: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "tool_use"},
+        "id": {"type": "string"},
+        "name": {"type": "string"},
+        "input": {"type": "object"},
+    },
+    "required": ["type", "id", "name", "input"],
+}
+_RESULT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "tool_result"},
+        "tool_use_id": {"type": "string"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT}]},
+    },
+    "required": ["type", "tool_use_id"],
+}
 
-class MessagesTurn(msgspec.Struct):
-    role: Annotated[Literal["user", "assistant"], Meta(examples=["user"])]
-    content: str | list[dict[str, Any]]
-    """Text, or blocks: `text`, `image`, `document` (plain text), `search_result`, `tool_use`, `tool_result`, `thinking`
-    and `redacted_thinking`."""
+
+def _content(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": blocks[0] if len(blocks) == 1 else {"anyOf": blocks}}]
+    }
+
+
+class UserTurn(msgspec.Struct, tag_field="role", tag="user"):
+    content: Annotated[Any, Meta(extra_json_schema=_content(_TEXT, _IMAGE, _RESULT))]
+    """Text, or blocks. Images may also be base64; `document` (plain text) and `search_result` are accepted."""
+
+
+class AssistantTurn(msgspec.Struct, tag_field="role", tag="assistant"):
+    content: Annotated[Any, Meta(extra_json_schema=_content(_TEXT, _CALL))]
+    """Text, or blocks; also `thinking` and `redacted_thinking`. If it is the last message and calls no tool, the answer
+    goes on from its text."""
 
 
 class MessagesTool(msgspec.Struct):
@@ -28,11 +75,24 @@ class MessagesTool(msgspec.Struct):
     description: str | None = None
 
 
-class MessagesToolChoice(msgspec.Struct, omit_defaults=True):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str = ""
-    """Name of the tool, with the type `tool`."""
+class AutoChoice(msgspec.Struct, tag_field="type", tag="auto", omit_defaults=True):
     disable_parallel_tool_use: bool = False
+
+
+class AnyChoice(msgspec.Struct, tag_field="type", tag="any", omit_defaults=True):
+    disable_parallel_tool_use: bool = False
+
+
+class NoChoice(msgspec.Struct, tag_field="type", tag="none"):
+    pass
+
+
+class ToolChoice(msgspec.Struct, tag_field="type", tag="tool", omit_defaults=True):
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+MessagesToolChoice = AutoChoice | AnyChoice | NoChoice | ToolChoice
 
 
 class MessagesThinking(msgspec.Struct):
@@ -41,10 +101,13 @@ class MessagesThinking(msgspec.Struct):
     """Accepted, but no limit: engines differ in how they take one."""
 
 
+class MessagesFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    schema: dict[str, Any]
+
+
 class MessagesOutputConfig(msgspec.Struct):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: dict[str, Any] | None = None
-    """`{"type": "json_schema", "schema": {…}}`."""
+    format: MessagesFormat | None = None
 
 
 class MessagesMetadata(msgspec.Struct):
@@ -52,8 +115,8 @@ class MessagesMetadata(msgspec.Struct):
     """Your user on whose behalf you ask. One of over 128 characters is stored as its SHA-256 in hex."""
 
 
-_Turns = Annotated[list[MessagesTurn], Meta(min_length=1, max_length=MESSAGES_MAX)]
-_System = str | list[dict[str, Any]] | None
+_Turns = Annotated[list[UserTurn | AssistantTurn], Meta(min_length=1, max_length=MESSAGES_MAX)]
+_System = Annotated[Any, Meta(extra_json_schema={"anyOf": [*_content(_TEXT)["anyOf"], {"type": "null"}]})]
 
 
 class MessagesBody(Common, kw_only=True):
