@@ -21,7 +21,7 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     created: int
     model: str
     kind: Kind = "chat"
-    """What the engine was asked for."""
+    """Task of the engine."""
     n: int = 1
     include_usage: bool = False
     encoder: int = 1

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_encode_as_is = msgspec.json.Encoder().encode
 _messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
 _THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
 """Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
@@ -27,6 +28,8 @@ def chat_prompt(messages: bytes | msgspec.Raw, tools: bytes | msgspec.Raw | None
 
 
 def _message(message: dict[str, Any]) -> bytes:
+    if len(message) == 2 and isinstance(text := message.get("content"), str) and "role" in message:  # most messages
+        return _encode_as_is({"role": message["role"], "content": text})
     kept = {name: value for name, value in sorted(message.items()) if value is not None and name not in _THOUGHTS}
     role, content, calls = kept.pop("role", None), kept.pop("content", None), kept.get("tool_calls")
     if isinstance(content, list) and len(content) == 1:

@@ -27,6 +27,7 @@ from stream_gw.dialects.anthropic.encoder import MessagesEncoder
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import ENCODER_SET, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
+from stream_gw.dialects.openai_completions import CompletionsEncoder
 from stream_gw.dialects.requests import CreateRequest
 from tests.dialects.strategies import STREAM, raw
 
@@ -387,12 +388,9 @@ def test_the_registry() -> None:
 
 
 def test_a_stream_is_read_with_the_set_of_encoders_that_it_was_begun_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NewChat(ChatEncoder):
-        pass
-
-    monkeypatch.setitem(ENCODERS, 2, {**ENCODERS[2], "openai.chat": NewChat})
+    monkeypatch.setitem(ENCODERS, 2, {**ENCODERS[2], "openai.chat": CompletionsEncoder})
     assert type(encoder_for("openai.chat", facts())) is ChatEncoder
-    assert type(encoder_for("openai.chat", facts(encoder=2))) is NewChat
+    assert type(encoder_for("openai.chat", facts(encoder=2))) is CompletionsEncoder
     assert type(encoder_for("anthropic.messages", facts())) is MessagesEncoder, "it came after set 1"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -185,3 +188,14 @@ async def test_a_stream_is_followed_in_either_dialect_from_any_cursor(aclient: A
     chunks = [json.loads(line[6:]) for line in chat.body.decode().splitlines() if line.startswith("data: {")]
     said = "".join(json.loads(e.split(b"\n")[1][6:])["delta"].get("text", "") for e in events if b"text_delta" in e)
     assert text_of_chunks(chunks) == said != ""
+
+
+async def test_the_example_runs(one: Gate) -> None:
+    example = Path(__file__).parents[2] / "examples" / "anthropic_messages.py"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, example, one.url, one.key, MODEL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert "stopped: max_tokens" in out.decode() and out.decode().splitlines()[-1] == "data: [DONE]"

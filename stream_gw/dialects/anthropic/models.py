@@ -10,7 +10,7 @@ _EPOCH = "1970-01-01T00:00:00Z"
 
 
 class Served(Protocol):
-    """What is known of a model that is served."""
+    """Model that is served."""
 
     @property
     def max_model_len(self) -> int: ...
