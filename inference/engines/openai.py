@@ -14,7 +14,7 @@ from inference.engines.served_models import list_models
 from inference.engines.server_load import ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer
-from inference.engines.upstream.answers import put_item, upstream_error
+from inference.engines.upstream.answers import only_count, put_item, upstream_error
 from inference.engines.upstream.chunks import ChunkReader
 from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
@@ -41,6 +41,7 @@ _PATHS = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "rerank": "/v1/rerank",
+    "tokenize": "/tokenize",
 }
 
 
@@ -322,12 +323,14 @@ class OpenAIEngine:
     async def _serve_document(self, request: EngineRequest, sink: FrameSink) -> tuple[ErrorInfo | None, Usage | None]:
         """Request an answer that is one JSON document, and put it into the stream as one item."""
         with contextlib.closing(await self._post(request, bytes(request.body))) as answer:
+            if request.kind == "tokenize" and answer.status in (404, 405):
+                return ErrorInfo.of(Unsupported("the model server cannot count tokens: it has no /tokenize")), None
             if (refused := await _refusal(answer)) is not None:
                 return refused, None
             body = await answer.read_start(STREAM_BYTES_MAX + 1)
         if len(body) > STREAM_BYTES_MAX:
             return ErrorInfo.of(StreamTooLarge(f"the answer is larger than {STREAM_BYTES_MAX >> 20} MiB")), None
-        return None, put_item(sink, body)
+        return None, put_item(sink, only_count(body) if request.kind == "tokenize" else body)
 
     async def _post(self, request: EngineRequest, body: bytes) -> Answer:
         assert self._client is not None

@@ -25,8 +25,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """A request as the engine gets it."""
 
     stream: StreamId
-    kind: Literal["chat", "completions", "embeddings", "rerank"]
-    """For embeddings and rerank the answer is one block of kind ``item``, whose deltas are the server's JSON body."""
+    kind: Literal["chat", "completions", "embeddings", "rerank", "tokenize"]
+    """For the last three the answer is one block of kind ``item``, whose deltas are the server's JSON body."""
     model: str
     body: msgspec.Raw
     """Request body in OpenAI's format as the client sent it, without ``stream`` and our own fields."""

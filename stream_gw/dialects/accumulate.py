@@ -7,9 +7,21 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, Usage, decode, is_text, json_string
+from stream_fabric.stream.frames import (
+    ChoiceEnd,
+    Delta,
+    End,
+    Note,
+    Open,
+    Usage,
+    coalesce,
+    decode,
+    is_text,
+    json_string,
+)
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects import openai_chat, openai_completions
+from stream_gw.dialects.anthropic.encoder import MessagesEncoder
 from stream_gw.dialects.base import finish_of, tool_call_parts, usage_json
 from stream_gw.dialects.facts import StreamFacts
 
@@ -48,11 +60,14 @@ class _Choice:
 
 
 class Accumulator:
-    """Collects a response. Memory is linear in the output. Raises KeyError for text of a block that was never
-    opened."""
+    """Collects a response of OpenAI's API; ``chat`` None: as the engine was asked. Memory is linear in the output.
 
-    def __init__(self, facts: StreamFacts) -> None:
+    Raises KeyError for text of a block that was never opened.
+    """
+
+    def __init__(self, facts: StreamFacts, *, chat: bool | None = None) -> None:
         self.facts = facts
+        self._chat = facts.kind == "chat" if chat is None else chat
         self._choices = [_Choice() for _ in range(facts.n)]
         self._buffers: dict[bytes, bytearray | None] = {}
         """Text buffer by the block's number in digits; None: the dialect cannot express the block."""
@@ -100,9 +115,9 @@ class Accumulator:
     def _open_block(self, frame: Open) -> None:
         choice = self._choice(frame.choice)
         buffer: bytearray | None = None
-        if frame.kind == "text" or (self.facts.kind == "chat" and frame.kind in ("reasoning", "refusal")):
+        if frame.kind == "text" or (self._chat and frame.kind in ("reasoning", "refusal")):
             buffer = choice.texts.setdefault(frame.kind, bytearray())
-        elif self.facts.kind == "chat" and frame.kind == "tool":
+        elif self._chat and frame.kind == "tool":
             parts = tool_call_parts(frame, self.facts)
             if parts is not None:
                 buffer = bytearray()
@@ -111,7 +126,7 @@ class Accumulator:
         self._blocks[frame.block] = choice, frame.kind
 
     def _add_logprobs(self, choice: _Choice, kind: str, text: bytearray, logprobs: bytes) -> None:
-        if self.facts.kind == "chat":
+        if self._chat:
             choice.add_logprobs("refusal" if kind == "refusal" else "content", logprobs)
             return
         legacy = openai_completions.legacy_logprobs(msgspec.json.decode(logprobs), choice.chars(text))
@@ -123,7 +138,7 @@ class Accumulator:
 
     def result(self) -> bytes:
         """Return the body of a response that is not streamed, as JSON."""
-        chat = self.facts.kind == "chat"
+        chat = self._chat
         return self._response_body(
             "chat.completion" if chat else "text_completion",
             [(self._message_choice if chat else self._completion_choice)(i, c) for i, c in enumerate(self._choices)],
@@ -132,7 +147,7 @@ class Accumulator:
 
     def snapshot(self) -> bytes:
         """Return one streaming chunk equal to all chunks so far."""
-        chat = self.facts.kind == "chat"
+        chat = self._chat
         return self._response_body(
             "chat.completion.chunk" if chat else "text_completion",
             [(self._delta_choice if chat else self._completion_choice)(i, c) for i, c in enumerate(self._choices)],
@@ -142,7 +157,7 @@ class Accumulator:
     def _response_body(self, object_name: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
         return msgspec.json.encode(
             {
-                "id": derived_id(_ENCODERS[self.facts.kind].id_prefix, self.facts.stream),
+                "id": derived_id(_ENCODERS["chat" if self._chat else "completions"].id_prefix, self.facts.stream),
                 "object": object_name,
                 "created": self.facts.created,
                 "model": self.facts.model,
@@ -214,9 +229,14 @@ def _add_finish_reason(document: dict[str, Any], choice: _Choice) -> dict[str, A
     return document
 
 
-def snapshot(facts: StreamFacts, lines: list[bytes]) -> list[bytes]:
-    """One chunk equal to all chunks of ``lines``; empty when these produce none."""
-    accumulator = Accumulator(facts)
+def snapshot(facts: StreamFacts, lines: list[bytes], dialect: str | None = None) -> list[bytes]:
+    """Return as few chunks as are equal to all chunks of ``lines``; empty when these produce none.
+
+    One in OpenAI's dialects. In Anthropic's, one event for each that begins or ends something, and one a text.
+    """
+    if (dialect or facts.own_dialect) == "anthropic.messages":
+        return MessagesEncoder(facts).chunks(coalesce(lines))
+    accumulator = Accumulator(facts, chat=None if dialect is None else dialect == "openai.chat")
     for line in lines:
         accumulator.add(line)
     return [accumulator.snapshot()] if accumulator.begun else []

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from stream_fabric.errors import StreamGwError
+from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
     Delta,
@@ -25,6 +27,7 @@ from stream_fabric.stream.frames import (
     json_string,
 )
 from stream_fabric.stream.ids import derived_id
+from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
 
 _json = msgspec.json.Encoder().encode
@@ -33,7 +36,10 @@ NO_LOGPROBS = b'"logprobs":null'
 
 _BUDGET = msgspec.Raw(b'"budget"')
 
-_ENDED = {
+HEARTBEAT = b": hb\n"
+"""A comment, which every client ignores."""
+
+ENDED = {
     "cancelled": "the stream was cancelled",
     "failed": "the stream failed",
 }
@@ -46,6 +52,8 @@ class Encoder:
     id_prefix: ClassVar[str]
     empty_delta: ClassVar[bytes]
     """The delta of a chunk that ends a choice."""
+    needs_history: ClassVar[bool] = False
+    """Whether a reader that starts in the middle must ``observe`` every frame before; else structural ones suffice."""
 
     __slots__ = ("_blocks", "_head", "_opened", "_refusals", "_tail", "_tools", "facts")
 
@@ -79,6 +87,16 @@ class Encoder:
     def logprobs(self, raw: msgspec.Raw, block: int) -> bytes:
         """Return the dialect's JSON of a delta's logprobs, from the engine's."""
         raise NotImplementedError
+
+    # --- what surrounds the frames ---------------------------------------------------------------------------
+
+    def heartbeat(self) -> bytes:
+        """Return the bytes that show a silent reader that the stream lives."""
+        return HEARTBEAT
+
+    def failure(self, error: StreamGwError, request_id: str, cursor: Cursor) -> bytes:
+        """Return the event that tells that this gateway cannot deliver the stream beyond the cursor."""
+        return b"data: %b\n\n" % error_body(error, request_id, stream_id=self.facts.stream, cursor=cursor)
 
     # --- out -----------------------------------------------------------------------------------------------
 
@@ -193,7 +211,7 @@ class Encoder:
             return [b'%b],"usage":%b}' % (self._head, _json(usage_json(frame.usage or Usage())))]
         error = frame.error
         body: dict[str, Any] = {
-            "message": error.message if error else _ENDED[frame.status],
+            "message": error.message if error else ENDED[frame.status],
             "type": error.type if error else frame.status,
             "code": error.code if error else frame.status,
             "param": None,

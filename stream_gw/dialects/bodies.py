@@ -36,13 +36,15 @@ _Prompt = Annotated[
 _Input = Annotated[Any, Meta(extra_json_schema={"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
 _SECONDS = r"(([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2})(\.[0-9]+)?|3600)"
 _OnDisconnect = Annotated[str, Meta(pattern=rf"^(continue|cancel_after={_SECONDS})$", examples=["cancel_after=30"])]
-_Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch"]
-_Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
+Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch"]
+Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _NotStreamed = Annotated[bool | None, Meta(extra_json_schema={"type": ["boolean", "null"], "enum": [False, None]})]
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class Common(msgspec.Struct, kw_only=True):
+    """Fields of every body that creates a stream."""
+
     model: Annotated[str, Meta(min_length=1, max_length=MODEL_CHARS_MAX, examples=["sim-small"])]
     """Name of the model; `GET /v1/models` lists them."""
     user: Annotated[str, Meta(max_length=USER_CHARS_MAX)] | None = None
@@ -53,7 +55,7 @@ class _Body(msgspec.Struct, kw_only=True):
     """True: the stream runs on when its last reader has left."""
     on_disconnect: _OnDisconnect | None = None
     """`continue`, or `cancel_after=<0 to 3600 seconds>`: what happens when the last reader has left."""
-    service_tier: _Tier | None = None
+    service_tier: Tier | None = None
     """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`) or `flex` (`batch`)."""
     deadline_s: Annotated[float, Meta(gt=0, le=DEADLINE_S_MAX)] | None = None
     """After this many seconds the stream fails with `deadline_exceeded`, wherever it is."""
@@ -66,15 +68,15 @@ class StreamOptions(msgspec.Struct):
     """True: the last chunk has the usage."""
 
 
-class _Generation(_Body, kw_only=True):
+class _Generation(Common, kw_only=True):
     stream: bool | None = None
     """True: the answer is a stream of server-sent events."""
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     """Number of choices."""
-    max_tokens: _Tokens | None = None
+    max_tokens: Tokens | None = None
     """Maximum tokens of one choice."""
-    max_completion_tokens: _Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     """Maximum tokens of one choice; goes before `max_tokens`."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -103,7 +105,7 @@ class CompletionsBody(_Generation, kw_only=True):
     """A string, or a list of one string, of token ids, or of one list of token ids."""
 
 
-class EmbeddingsBody(_Body, kw_only=True):
+class EmbeddingsBody(Common, kw_only=True):
     """Body of `POST /v1/embeddings` in OpenAI's format. Other fields go to the engine unchanged."""
 
     input: _Input
@@ -118,7 +120,7 @@ class RerankDocument(msgspec.Struct):
     text: str
 
 
-class RerankBody(_Body, kw_only=True):
+class RerankBody(Common, kw_only=True):
     """Body of `POST /v1/rerank` in the format of Cohere, Jina and vLLM. Other fields go to the engine unchanged."""
 
     query: str

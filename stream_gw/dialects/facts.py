@@ -7,21 +7,33 @@ import msgspec
 from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.requests import CreateRequest, Kind
 
-ENCODER_VERSION = 1
+ENCODER_SET = 2
+"""Newest set of encoders (``stream_gw.dialects.ENCODERS``)."""
+_CHANGED_IN = {"anthropic.messages": 2}
+"""The set in which a dialect's encoder came or last changed its bytes; 1 for all others. A stream is marked with its
+dialect's, so that gateways of the release before go on reading what they can."""
 
 
 class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fixed when the stream is created. ``created``: unix seconds. ``encoder``: version of the encoder.
-    ``logprobs``: the request wants them."""
+    """Fixed when the stream is created. ``created``: unix seconds. ``logprobs``: the request wants them."""
 
     stream: StreamId
     created: int
     model: str
     kind: Kind = "chat"
+    """Task of the engine."""
     n: int = 1
     include_usage: bool = False
-    encoder: int = ENCODER_VERSION
+    encoder: int = 1
+    """Set of encoders that the stream was begun with. A stream without the field was begun with set 1."""
     logprobs: bool = False
+    dialect: str = ""
+    """Dialect of the request; empty: OpenAI's of the kind."""
+
+    @property
+    def own_dialect(self) -> str:
+        """Dialect in which a reader gets the stream that names none."""
+        return self.dialect or f"openai.{self.kind}"
 
     @classmethod
     def of(cls, stream: StreamId, created: int, request: CreateRequest) -> StreamFacts:
@@ -33,5 +45,7 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
             request.kind,
             request.n,
             request.include_usage,
+            _CHANGED_IN.get(request.dialect, 1),
             logprobs=request.logprobs,
+            dialect=request.dialect,
         )

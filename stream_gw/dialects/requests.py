@@ -11,9 +11,10 @@ from msgspec import UNSET, UnsetType
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
 from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, MESSAGES_MAX, USER_CHARS_MAX
+from stream_gw.dialects.prompt import chat_prompt
 
 Generated = Literal["chat", "completions"]
-Kind = Literal[Generated, "embeddings", "rerank"]
+Kind = Literal[Generated, "embeddings", "rerank", "tokenize"]
 
 OWN_FIELDS = (
     "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
@@ -56,11 +57,18 @@ class CreateRequest(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     """Maximum tokens of one choice."""
     prompt: tuple[bytes, ...] = ()
-    """The parts that determine the KV prefix, as the client wrote them: tools and each message, or the prompt."""
+    """The parts that determine the KV prefix, in one form for all dialects: tools and each message, or the prompt."""
     cache_salt: str | None = None
     """The client's salt of the KV cache: requests of different salts share none. The engine gets a hash of it."""
     input_bytes: int = 0
     """Bytes of other input, which shares no KV prefix with another request."""
+    dialect: str = ""
+    """Dialect of the request; empty: OpenAI's of the kind."""
+
+    @property
+    def own_dialect(self) -> str:
+        """Dialect of the request and, without another wish, of its answer."""
+        return self.dialect or f"openai.{self.kind}"
 
     @property
     def prompt_bytes(self) -> int:
@@ -165,9 +173,7 @@ def _prompt(fields: dict[str, msgspec.Raw], kind: Generated) -> tuple[bytes, ...
     """Return the parts of the prompt. The next request of a conversation begins with the same parts."""
     if kind == "completions":
         return (bytes(fields["prompt"]),)
-    messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
-    tools = [bytes(fields["tools"])] if "tools" in fields else []
-    return (*tools, *map(bytes, messages))
+    return chat_prompt(fields["messages"], fields.get("tools"))
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:

@@ -1,4 +1,4 @@
-"""Responses that are one JSON document of the engine, passed on unchanged: embeddings and rerank."""
+"""Responses that are one JSON document of the engine, passed on unchanged: embeddings, rerank and counts of tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_fabric.stream.frames import Open, decode, is_text, text_parts
 from stream_gw.dialects.requests import CreateRequest, Kind
 
-WHOLE: tuple[Kind, ...] = ("embeddings", "rerank")
+WHOLE: tuple[Kind, ...] = ("embeddings", "rerank", "tokenize")
+
+_PATHS = {"tokenize": "/v1/messages/count_tokens"}
+
+
+def path_of(kind: Kind) -> str:
+    """Return the path of requests of a kind whose answer is one document."""
+    return _PATHS.get(kind, f"/v1/{kind}")
 
 
 def whole_request(request: CreateRequest, input_bytes: int) -> CreateRequest:
     """Return the request with the size of its input and one output token. Raises Unsupported for a streamed request."""
     if request.stream:
-        raise Unsupported(f"stream must be false: the response to /v1/{request.kind} is not streamed", param="stream")
+        raise Unsupported(
+            f"stream must be false: the response to {path_of(request.kind)} is not streamed", param="stream"
+        )
     return msgspec.structs.replace(request, max_tokens=1, input_bytes=input_bytes)
 
 

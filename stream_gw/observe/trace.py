@@ -341,7 +341,7 @@ class ReaderTrace:
             region=tracer.region,
             asked_model=self.asked_model,
             regions=",".join(self.regions),
-            dialect="" if facts is None else f"openai.{facts.kind}",
+            dialect="" if facts is None else facts.own_dialect,
             transport=self.transport,
             tier=outcome.tier,
             http_status=status,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stream_fabric.errors import IdempotencyMismatch
 from stream_fabric.stream.cursor import Cursor
 from stream_gw.auth import Principal
-from stream_gw.dialects import encoder_for
+from stream_gw.dialects import encoder_class
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.trace import ReaderTrace
@@ -27,14 +27,14 @@ class CreateCall:
     after: Cursor | None = None
     """Where a caller that attaches continues; None: at the beginning."""
     dialect: str | None = None
-    """The dialect that the caller reads; None: the caller reads the whole answer of ``request.kind``."""
+    """The dialect that the caller reads; None: the caller reads the whole answer."""
 
     def check_facts(self, facts: StreamFacts) -> None:
         """Check that the caller can read such a stream. Raises BadRequest, Unsupported or IdempotencyMismatch."""
+        if facts.own_dialect != self.request.own_dialect:
+            raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.own_dialect}; use a new key")
         if self.dialect is not None:
-            encoder_for(self.dialect, facts)
-        elif facts.kind != self.request.kind:
-            raise IdempotencyMismatch(f"this Idempotency-Key was used for {facts.kind}; use a new key")
+            encoder_class(self.dialect, facts)
 
     @property
     def scoped_key(self) -> str:

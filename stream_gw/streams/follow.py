@@ -18,6 +18,7 @@ from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import check_cursor
 from stream_gw.auth import Principal, Scope
 from stream_gw.delivery.hub import no_stream
+from stream_gw.dialects import encoder_class
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
@@ -63,17 +64,19 @@ class StreamReads:
         return page, meta
 
     async def follow(
-        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, *, exact: bool
+        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, *, exact: bool, dialect: str | None
     ) -> OpenedStream | None:
         """Open a stream for a reader that continues after the cursor; None: the stream has ended there.
+
+        ``dialect`` None: the stream's own.
 
         Raises CursorInvalid and CursorGone.
         """
         trace.tenant, trace.role = who.tenant, "resumed"
-        return await self.open(who, stream, after, trace, exact=exact)
+        return await self.open(who, stream, after, trace, exact=exact, dialect=dialect)
 
     async def open(
-        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, *, exact: bool
+        self, who: Principal, stream: str, after: Cursor, trace: ReaderTrace, *, exact: bool, dialect: str | None
     ) -> OpenedStream | None:
         """Do the same as ``follow``, but leave the trace's role to the caller."""
         page, meta = await self.read_head(who, stream)
@@ -86,6 +89,8 @@ class StreamReads:
         check_cursor(after, page.epoch, page.head, page.bases)
         self._note_opened(trace, page, meta, after)
         seen = _structure_frames(page.structure, after.seq)
+        if after.seq and encoder_class(dialect or meta.facts.own_dialect, meta.facts).needs_history:
+            seen = await self._read_before(who, StreamId(stream), after)
         return self._make_opened_stream(StreamId(stream), page, meta, after, seen, trace, exact=exact)
 
     async def follow_whole(self, who: Principal, stream: str, trace: ReaderTrace) -> OpenedStream:
@@ -178,6 +183,16 @@ class StreamReads:
                 if frames:
                     at = Cursor(entry.epoch, len(lines))
         return at, lines
+
+    async def _read_before(self, who: Principal, stream: StreamId, after: Cursor) -> tuple[bytes, ...]:
+        """Read all frames up to the cursor. Raises CursorGone when the log has not all of them."""
+        lines: list[bytes] = []
+        async for page in self._pages(who, stream):
+            for entry in page.entries:
+                lines[entry.first - 1 :] = entry.frames.split(b"\n")
+            if len(lines) >= after.seq:
+                return tuple(lines[: after.seq])
+        raise CursorGone(f"the log has not all frames before cursor {after}; read the stream from the beginning")
 
     async def _pages(self, who: Principal, stream: StreamId) -> AsyncIterator[Page]:
         after = BEGINNING

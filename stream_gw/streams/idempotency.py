@@ -87,7 +87,9 @@ class IdempotencyKeys:
 
     async def open(self, call: CreateCall, stream: StreamId) -> OpenedStream | None:
         """Open the existing stream that the key is bound to, after checking that the caller can read it."""
-        opened = await self._reads.open(call.who, stream, call.after or BEGINNING, call.trace, exact=True)
+        opened = await self._reads.open(
+            call.who, stream, call.after or BEGINNING, call.trace, exact=True, dialect=call.dialect
+        )
         if opened is not None:
             call.check_facts(opened.facts)
             if call.trace.role == "refused":

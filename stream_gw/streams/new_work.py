@@ -49,7 +49,7 @@ def make_work(
     """Make the record of the request that a replica will run."""
     plan = parts.authenticator.keys.plan(call.who.tenant)
     request, trace, tenant = call.request, call.trace, call.who.tenant
-    estimates = parts.directory.estimates(cell, route_key(request.model, f"openai.{request.kind}", TIERS[request.tier]))
+    estimates = parts.directory.estimates(cell, route_key(request.model, request.own_dialect, TIERS[request.tier]))
     limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
     deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
     body = salted_body(request.body, salt)

@@ -53,7 +53,7 @@ class OpenedStream:
 
         Raises BadRequest for an unknown dialect, Unsupported for a dialect that cannot express this stream.
         """
-        encoder = encoder_for(dialect or f"openai.{self.facts.kind}", self.facts)
+        encoder = encoder_for(dialect or self.facts.own_dialect, self.facts)
         for line in self.seen:
             encoder.observe(line)
         return encoder

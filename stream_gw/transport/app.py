@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,7 @@ from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
 from stream_gw.admin.usage import Usage
 from stream_gw.auth import Principal, Revoked, bearer
-from stream_gw.dialects.embeddings import parse_embeddings
-from stream_gw.dialects.requests import parse_create
-from stream_gw.dialects.rerank import parse_rerank
+from stream_gw.dialects.parsers import PATHS
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
@@ -32,7 +29,7 @@ from stream_gw.transport.endpoint import Answering, Endpoint, Handler
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.reference.served import ReferenceRoutes
 from stream_gw.transport.service_routes import ServiceRoutes
-from stream_gw.transport.stream_routes import SWEEP_BATCH, Parser, StreamRoutes
+from stream_gw.transport.stream_routes import SWEEP_BATCH, StreamRoutes
 from stream_gw.transport.tenancy_routes import TenancyRoutes
 from stream_gw.transport.ws_socket import Socket
 
@@ -85,14 +82,8 @@ class Edge:
         streams, services = self._streams, self._services
         # Starlette's router without its middleware: Endpoint answers errors, and each layer would cost every open
         # stream a frame
-        parsers: dict[str, Parser] = {
-            "/v1/chat/completions": partial(parse_create, kind="chat"),
-            "/v1/completions": partial(parse_create, kind="completions"),
-            "/v1/embeddings": parse_embeddings,
-            "/v1/rerank": parse_rerank,
-        }
         direct: dict[str, ASGIApp] = {
-            path: self._endpoint(path, post=streams.creator(parser)) for path, parser in parsers.items()
+            path: self._endpoint(path, post=streams.creator(parser)) for path, parser in PATHS.items()
         }
         router = Router(
             routes=[

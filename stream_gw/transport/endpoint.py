@@ -90,7 +90,7 @@ class Endpoint:
                 finally:
                     opened.close()
         except StreamGwError as error:
-            status = error.http_status
+            status = request.status_of(error)
             answering.access.receive_refused(request.id, self._path, request.traced, error)
             await request.refuse(error)
         except ClientGone:

@@ -16,6 +16,7 @@ from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_fabric.ports import Clock, Random
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
@@ -50,6 +51,21 @@ class Request:
     def query(self) -> dict[str, str]:
         """Parameters of the query string. Raises BadRequest."""
         return query_of(self.scope["query_string"])
+
+    @property
+    def is_anthropic(self) -> bool:
+        """Whether the caller expects Anthropic's shapes of errors and models."""
+        return anthropic_errors.is_anthropic(self.scope["path"], self.headers)
+
+    def id_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers with the request's id; Anthropic's clients read another name."""
+        name = self.id.encode()
+        own = (b"x-request-id", name)
+        return [own, (b"request-id", name)] if self.is_anthropic else [own]
+
+    def status_of(self, error: StreamGwError) -> int:
+        """Return the status with which the caller gets the error."""
+        return anthropic_errors.http_status(error) if self.is_anthropic else error.http_status
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -103,7 +119,7 @@ class Request:
         self, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None, *, close: bool = False
     ) -> None:
         """Send a complete response. ``close``: the connection ends after the response."""
-        all_headers = [(b"x-request-id", self.id.encode()), *(headers or [])]
+        all_headers = [*self.id_headers(), *(headers or [])]
         if status not in (204, 304):
             all_headers.append((b"content-length", str(len(body)).encode()))
         if close:
@@ -136,9 +152,10 @@ class Request:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, WrongMethod):
             headers.append((b"allow", ", ".join(error.allowed).encode()))
-        body = error_body(error, self.id, stream_id=stream, cursor=cursor)
+        shape = anthropic_errors.error_body if self.is_anthropic else error_body
+        body = shape(error, self.id, stream_id=stream, cursor=cursor)
         # The rest of a refused body is not read
-        await self.answer(error.http_status, body, headers, close=isinstance(error, BodyTooLarge))
+        await self.answer(self.status_of(error), body, headers, close=isinstance(error, BodyTooLarge))
 
 
 class WrongMethod(MethodNotAllowed):

@@ -14,6 +14,7 @@ from stream_gw.admin.traces import Traces, check_operator
 from stream_gw.admin.usage import AdminUsageQuery, Usage, UsageQuery
 from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cookie_set
+from stream_gw.dialects.anthropic.models import model_json, model_list
 from stream_gw.observe.metrics import Metrics
 from stream_gw.routing.directory import Served
 from stream_gw.routing.regions import served_in
@@ -71,8 +72,11 @@ class ServiceRoutes:
     async def models(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
         served = sorted(self._served(who).items())
-        data = [_model_json(model, each) for model, each in served if who.may_use(model)]
-        await request.json(200, {"object": "list", "data": data})
+        mine = [(model, each) for model, each in served if who.may_use(model)]
+        if request.is_anthropic:
+            await request.json(200, model_list(mine))
+        else:
+            await request.json(200, {"object": "list", "data": [_model_json(model, each) for model, each in mine]})
 
     def _served(self, who: Principal) -> dict[str, Served]:
         """Return the models that the caller's regions serve."""
@@ -88,7 +92,8 @@ class ServiceRoutes:
         served = self._served(who).get(model)
         if served is None or not who.may_use(model):
             raise directory.model_not_found(model, who.models)
-        await request.json(200, _model_json(model, served))
+        shape = model_json if request.is_anthropic else _model_json
+        await request.json(200, shape(model, served))
 
     async def tokens(self, request: Request, send: Send) -> None:
         who, parts = self._authenticate(request), self._gateway.parts

@@ -10,12 +10,10 @@ from stream_fabric.errors import StreamGwError
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
 from stream_fabric.stream.reader import Gap, Reset
-from stream_gw.dialects.base import Encoder
-from stream_gw.dialects.errors import error_body
+from stream_gw.dialects.base import HEARTBEAT, Encoder
 from stream_gw.transport.connection import EdgeHttp
 from stream_gw.transport.stall import StallTimer
 
-_HEARTBEAT = b": hb\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store, no-transform"),
@@ -51,7 +49,7 @@ class SseBody:
         """
         early, self._early = self._early, None
         retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
-        self._write(chunk(_HEARTBEAT + retry + b"".join(early or ())))
+        self._write(chunk(HEARTBEAT + retry + b"".join(early or ())))
 
     def drained(self) -> None:
         """Receive that the connection takes data again; subclasses continue their delivery."""
@@ -62,6 +60,10 @@ class SseBody:
             self._early.append(data)
         elif not self._connection.transport.is_closing():
             self._write(chunk(data))
+
+    def _heartbeat(self) -> bytes:
+        """Return what shows a silent reader that the response lives."""
+        return HEARTBEAT
 
     def _end(self) -> None:
         """Mark the body as complete."""
@@ -98,7 +100,7 @@ class SseBody:
             if self.done.done() or self._early is not None:
                 return
             if self._silent:
-                self._write(chunk(_HEARTBEAT))
+                self._write(chunk(self._heartbeat()))
             self._silent = True
             return
         self._stall = self._stall or StallTimer()
@@ -120,6 +122,9 @@ class SseOutlet(SseBody):
 
     def drained(self) -> None:
         self.resume()
+
+    def _heartbeat(self) -> bytes:
+        return self.encoder.heartbeat()
 
     def close(self) -> None:
         """Let the subscription go: each would keep the other until the cycle collector finds them."""
@@ -155,8 +160,7 @@ class SseOutlet(SseBody):
         self._end()
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        body = error_body(error, self._request_id, stream_id=self.encoder.facts.stream, cursor=cursor)
-        self._put(b"data: " + body + b"\n\n")
+        self._put(self.encoder.failure(error, self._request_id, cursor))
         self._end()
 
 

@@ -13,7 +13,8 @@ from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
 from stream_gw.delivery.local_stream import Subscription
-from stream_gw.dialects import encoder_for
+from stream_gw.dialects import encoder_class
+from stream_gw.dialects.parsers import Parser
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import cancel_json
@@ -32,7 +33,6 @@ from stream_gw.transport.whole_response import WholeResponse
 
 SWEEP_BATCH = 500
 """Connections that a sweep looks at in one loop turn."""
-Parser = Callable[[bytes], CreateRequest]
 
 
 class OpenStreamResponse:
@@ -121,7 +121,7 @@ class StreamRoutes:
             request.trace(self._gateway.parts.tracer, "sse"),
             key=request.header(b"idempotency-key"),
             after=Cursor.parse(last_event_id) if last_event_id else None,
-            dialect=f"openai.{parsed.kind}",
+            dialect=parsed.own_dialect,
         )
         return await self._stream(request, send, who, await self._gateway.streams.create(call), call.dialect)
 
@@ -172,7 +172,7 @@ class StreamRoutes:
                     "status": 200,
                     "headers": [
                         *sse.HEADERS,
-                        (b"x-request-id", request.id.encode()),
+                        *request.id_headers(),
                         (b"x-stream-id", opened.id.encode()),
                         (b"x-stream-epoch", opened.epoch.encode()),
                         (b"link", b'</v1/streams/%b>; rel="resume"' % opened.id.encode()),
@@ -191,9 +191,10 @@ class StreamRoutes:
 
     async def follow(self, request: Request, send: Send) -> OpenStreamResponse | None:
         who, stream = self._reader(request), request.path_params["id"]
+        dialect = request.query.get("dialect")
         if request.scope["method"] == "HEAD":
             _, meta = await self._gateway.reads.read_head(who, stream)
-            encoder_for(f"openai.{meta.facts.kind}", meta.facts)  # raises if GET could not follow it
+            encoder_class(dialect or meta.facts.own_dialect, meta.facts)  # raises if GET could not follow it
             await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None
@@ -204,8 +205,8 @@ class StreamRoutes:
         if after.seq:
             self.metrics.resumes.inc()
         trace = request.trace(self._gateway.parts.tracer, "sse")
-        opened = await self._gateway.reads.follow(who, stream, after, trace, exact=mode == "tokens")
-        return await self._stream(request, send, who, opened, request.query.get("dialect"))
+        opened = await self._gateway.reads.follow(who, stream, after, trace, exact=mode == "tokens", dialect=dialect)
+        return await self._stream(request, send, who, opened, dialect)
 
     async def info(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)

@@ -11,6 +11,7 @@ from stream_fabric.stream.frames import End, ErrorInfo, Status, decode, is_end
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.accumulate import Accumulator
+from stream_gw.dialects.anthropic.whole import MessageCollector, TokenCount
 from stream_gw.dialects.base import ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.whole import WHOLE, Document
@@ -33,7 +34,7 @@ class WholeResponse:
 
     def __init__(self, connection: EdgeHttp, stream: StreamId, facts: StreamFacts) -> None:
         self.stream = stream
-        self._collected: Accumulator | Document = Document() if facts.kind in WHOLE else Accumulator(facts)
+        self._collected = _collector(facts)
         self.done: asyncio.Future[Collected] = asyncio.get_running_loop().create_future()
         self._end: End | None = None
         connection.listener = self
@@ -92,3 +93,12 @@ class WholeResponse:
 
     def connection_lost(self) -> None:
         self._set_outcome(Collected())
+
+
+def _collector(facts: StreamFacts) -> Accumulator | MessageCollector | Document:
+    """Make what collects the answer in the dialect of its request."""
+    if facts.kind == "tokenize":
+        return TokenCount()
+    if facts.kind in WHOLE:
+        return Document()
+    return MessageCollector(facts) if facts.own_dialect == "anthropic.messages" else Accumulator(facts)

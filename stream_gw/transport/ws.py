@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,8 @@ from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal
 from stream_gw.dialects.accumulate import snapshot
-from stream_gw.dialects.requests import check_depth, parse_create
+from stream_gw.dialects.parsers import PARSERS
+from stream_gw.dialects.requests import check_depth
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall
@@ -275,9 +276,9 @@ class Session:
                 socket.reply_error(error, ch=channel.number)
 
     async def _create(self, who: Principal, message: Create, channel: Channel, trace: ReaderTrace) -> None:
-        kind: Literal["chat", "completions"] = "completions" if message.dialect == "openai.completions" else "chat"
         body = bytes(message.body)
-        request = await off_loop(len(body), lambda: parse_create(body, kind))
+        parser = PARSERS.get(message.dialect, PARSERS["openai.chat"])  # an unknown dialect is refused with the stream
+        request = await off_loop(len(body), lambda: parser(body))
         channel.reports_queue = message.queued
         # Readers leave with their socket, so its streams get the longer grace
         call = CreateCall(who, request, trace, key=message.key, kept=True, dialect=message.dialect)
@@ -297,7 +298,9 @@ class Session:
                     opened = await reads.follow_whole(who, message.stream, trace)
                     subscribe(channel, opened, message.dialect, whole=True)
                     return
-        found = await reads.follow(who, message.stream, after, trace, exact=message.mode == "tokens")
+        found = await reads.follow(
+            who, message.stream, after, trace, exact=message.mode == "tokens", dialect=message.dialect
+        )
         if found is not None:
             subscribe(channel, found, message.dialect)
             return
@@ -314,7 +317,7 @@ def subscribe(channel: Channel, opened: OpenedStream, dialect: str, *, whole: bo
     """Deliver a stream to a channel. ``whole``: first send its frames so far as one snapshot. Raises StreamGwError."""
     if whole:
         channel.set_stream(opened.id, opened.encoder(dialect), 0)
-        channel.snapshot(opened.after.seq, snapshot(opened.facts, list(opened.seen)))
+        channel.snapshot(opened.after.seq, snapshot(opened.facts, list(opened.seen), dialect))
     else:
         channel.set_stream(opened.id, opened.encoder(dialect), opened.after.seq)
     socket = channel.socket

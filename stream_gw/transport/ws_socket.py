@@ -130,12 +130,20 @@ class Channel:
         else:
             self.socket.send(text)
 
+    def _is_positional(self) -> bool:
+        """Whether the dialect's chunks only make sense after all chunks before them."""
+        return self.encoder is not None and self.encoder.needs_history
+
     def gap(self, gap: Gap) -> bool:
+        if self._is_positional():
+            return False
         self._send_or_hold(encode({"t": "gap", "ch": self.number, "from": gap.start, "to": gap.stop}))
         self.seq = gap.stop
         return True
 
     def reset(self, reset: Reset) -> bool:
+        if self._is_positional():
+            return False
         self._send_or_hold(encode({"t": "reset", "ch": self.number, "epoch": str(reset.epoch), "to": reset.to}))
         self.seq = reset.to
         return True

@@ -30,6 +30,8 @@ _OPERATIONS = {
     "openai.completions": "text_completion",
     "openai.embeddings": "embeddings",
     "openai.rerank": "rerank",
+    "anthropic.messages": "chat",
+    "anthropic.count_tokens": "count_tokens",
 }
 
 

@@ -106,7 +106,18 @@ def _deltas(draw: st.DrawFn, kind: BlockKind, chat: bool, logprobs: bool) -> lis
 
 
 @st.composite
-def _block(draw: st.DrawFn, choice: int, kinds: list[BlockKind], chat: bool, logprobs: bool) -> list[Frame]:
+def _arguments(draw: st.DrawFn) -> list[Frame]:
+    """Deltas that spell a JSON object."""
+    value = draw(st.dictionaries(texts, st.integers(-9, 9) | texts | st.booleans(), max_size=3))
+    text = msgspec.json.encode(value).decode()
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [Delta(0, text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@st.composite
+def _block(
+    draw: st.DrawFn, choice: int, kinds: list[BlockKind], chat: bool, logprobs: bool, spelled: bool
+) -> list[Frame]:
     kind = draw(st.sampled_from(kinds))
     form: Any = None
     name: str | None = None
@@ -119,7 +130,10 @@ def _block(draw: st.DrawFn, choice: int, kinds: list[BlockKind], chat: bool, log
     elif kind == "item":
         item = raw({"type": "web_search_call"})
     id_ = draw(st.none() | st.just("call_1")) if kind == "tool" else None
-    body = [] if kind == "item" else draw(_deltas(kind, chat, logprobs))
+    if spelled and kind == "tool":
+        body = draw(_arguments())
+    else:
+        body = [] if kind == "item" else draw(_deltas(kind, chat, logprobs))
     opaque = draw(st.none() | st.just("c2lnbmF0dXJl")) if kind == "reasoning" else None
     return [Open(0, choice, kind, form, id_, name, item), *body, Close(0, opaque)]
 
@@ -134,15 +148,17 @@ def streams(
     draw: st.DrawFn,
     kind: Literal["chat", "completions"] | None = None,
     status: TerminalStatus | None = None,
+    *,
+    single: bool = False,
 ) -> Stream:
-    """A stream from its first frame to its terminal."""
+    """A stream from its first frame to its terminal. ``single``: one choice, no logprobs, arguments that are JSON."""
     spelled = draw(_KINDS if kind is None else st.just(kind))
     chat = spelled == "chat"
     kinds: list[BlockKind] = ["text", "text", "reasoning", "refusal", "tool", "item"] if chat else ["text"]
-    logprobs = draw(st.booleans())
-    n = draw(st.integers(1, 3))
+    logprobs = not single and draw(st.booleans())
+    n = 1 if single else draw(st.integers(1, 3))
     choices = [choice for choice in range(n) for _ in range(draw(st.integers(0, 3)))]
-    lanes = [(choice, draw(_block(choice, kinds, chat, logprobs))) for choice in choices]
+    lanes = [(choice, draw(_block(choice, kinds, chat, logprobs, single))) for choice in choices]
     order = draw(st.permutations([index for index, (_, lane) in enumerate(lanes) for _ in lane]))
     left = [sum(len(lane) for at, lane in lanes if at == choice) for choice in range(n)]
     frames: list[Frame] = [Note("started")] if draw(st.booleans()) else []

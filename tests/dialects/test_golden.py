@@ -21,10 +21,14 @@ from stream_fabric.stream.frames import (
     Usage,
     encode,
 )
-from stream_gw.dialects import DIALECTS, encoder_for
+from stream_gw.dialects import DIALECTS, ENCODERS, encoder_for
 from stream_gw.dialects.accumulate import Accumulator
+from stream_gw.dialects.anthropic.encoder import MessagesEncoder
 from stream_gw.dialects.errors import error_body
-from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.facts import ENCODER_SET, StreamFacts
+from stream_gw.dialects.openai_chat import ChatEncoder
+from stream_gw.dialects.openai_completions import CompletionsEncoder
+from stream_gw.dialects.requests import CreateRequest
 from tests.dialects.strategies import STREAM, raw
 
 HEX = STREAM[5:]
@@ -377,15 +381,37 @@ def test_a_whole_completion_counts_its_offsets_over_the_whole_text() -> None:
 
 
 def test_the_registry() -> None:
-    assert set(DIALECTS) == {"openai.chat", "openai.completions"}
+    assert set(DIALECTS) == {"openai.chat", "openai.completions", "anthropic.messages"}
     with pytest.raises(BadRequest, match=r"'openai.chatt'.*openai\.chat, openai\.completions") as unknown:
         encoder_for("openai.chatt", facts())
     assert unknown.value.param == "dialect"
-    for dialect, kind in (("openai.completions", "chat"), ("openai.chat", "completions")):
-        with pytest.raises(Unsupported, match=f"created as openai.{kind} and cannot be read as {dialect}"):
-            encoder_for(dialect, facts(kind=kind))
-    with pytest.raises(Unsupported, match="encoder 2"):
-        encoder_for("openai.chat", facts(encoder=2))
+    for dialect, more in (
+        ("openai.completions", {"kind": "chat"}),
+        ("openai.chat", {"kind": "completions", "logprobs": True}),
+        ("anthropic.messages", {"n": 2}),
+        ("anthropic.messages", {"logprobs": True}),
+    ):
+        made = facts(**more)
+        with pytest.raises(Unsupported, match=f"created as openai.{made.kind} and cannot be read as {dialect}: "):
+            encoder_for(dialect, made)
+    with pytest.raises(Unsupported, match="encoder 3"):
+        encoder_for("openai.chat", facts(encoder=3))
+
+
+def test_a_stream_is_read_with_the_set_of_encoders_that_it_was_begun_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, 2, {**ENCODERS[2], "openai.chat": CompletionsEncoder})
+    assert type(encoder_for("openai.chat", facts())) is ChatEncoder
+    assert type(encoder_for("openai.chat", facts(encoder=2))) is CompletionsEncoder
+    assert type(encoder_for("anthropic.messages", facts())) is MessagesEncoder, "it came after set 1"
+
+
+def test_a_stream_is_marked_with_the_set_that_its_dialect_last_changed_in() -> None:
+    for dialect, encoder in ENCODERS[ENCODER_SET].items():
+        same = [number for number, encoders in ENCODERS.items() if encoders.get(dialect) is encoder]
+        request = CreateRequest("chat", "m", True, 1, False, False, None, None, False, None, raw({}), dialect=dialect)
+        assert StreamFacts.of(STREAM, 1, request).encoder == min(same)
+    old = msgspec.json.decode(b'{"stream":"%b","created":1,"model":"m"}' % STREAM.encode(), type=StreamFacts)
+    assert (old.encoder, old.own_dialect) == (1, "openai.chat")
 
 
 def test_facts_are_json_and_back() -> None:

@@ -35,7 +35,7 @@ def two(platform: Running) -> Gate:
 def node() -> str:
     """The path of Node, with the official clients installed."""
     binary = shutil.which("node")
-    if binary is not None and (NODE_FOLDER / "node_modules" / "openai").exists():
+    if binary is not None and (NODE_FOLDER / "node_modules" / "@anthropic-ai").exists():
         return binary
     reason = "needs node on PATH and the packages of tests/node; run: make node"
     if os.environ.get("CI"):

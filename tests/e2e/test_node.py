@@ -1,4 +1,4 @@
-"""The official Node packages, unmodified: ``openai`` and ``eventsource``. Their scripts are in tests/node."""
+"""The official Node packages, unmodified: ``openai``, ``@anthropic-ai/sdk``, ``eventsource``. See tests/node."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ async def test_openai_aborts_cancel(node: str, one: Gate, two: Gate) -> None:
     assert len(set(ids)) == 3
     for stream in ids:
         await two.until_status(stream, "cancelled")
+
+
+async def test_anthropic(node: str, one: Gate, two: Gate) -> None:
+    async with script(node, "anthropic_messages.mjs", one) as process:
+        told = await result(process)
+    reply = await two.ask("POST", "/v1/chat/completions", {**chat(20, 1), "stream": False})
+    assert reply.json["choices"][0]["message"]["content"] == told["text"]
+    await two.until_status(told["aborted"], "cancelled")
 
 
 async def test_eventsource_resumes_and_ends(node: str, one: Gate, two: Gate) -> None:

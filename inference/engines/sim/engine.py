@@ -14,7 +14,7 @@ from inference.engines.sim.metrics import SimMetrics
 from inference.engines.sim.model import Replica
 from inference.engines.sim.settings import SimSettings
 from inference.engines.sim.text import Prompt
-from inference.engines.sim.whole import Embeddings, Part, Rerank, Whole
+from inference.engines.sim.whole import Part, Whole, whole_answer
 from inference.engines.upstream.answers import put_item
 from stream_fabric.errors import ContextLengthExceeded, EngineFailed, EngineLost, Unsupported
 from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
@@ -33,7 +33,7 @@ Key = tuple[StreamId, int]
 class _Request:
     """One request on the engine.
 
-    ``fails_at``: fail after this number of tokens; None: never. ``whole``: the answer of an embedding or rerank.
+    ``fails_at``: fail after this number of tokens; None: never. ``whole``: the answer that is one document.
     """
 
     __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at", "whole")
@@ -128,10 +128,10 @@ class SimEngine:
         self._work.set()
 
     def _parse_request(self, request: EngineRequest) -> tuple[Prompt, Sequence[Answer | Part], Whole | None]:
-        """Return the request's prompt, its answers or inputs, and the document of an embedding or rerank."""
+        """Return the request's prompt, its answers or inputs, and the document of an answer that is one."""
         body = msgspec.json.decode(request.body)
-        if request.kind in ("embeddings", "rerank"):
-            whole: Whole = Embeddings(body) if request.kind == "embeddings" else Rerank(request.stream, body)
+        whole: Whole | None = whole_answer(request, body)
+        if whole is not None:
             return whole.prompt, whole.parts, whole
         prompt = Prompt(body)
         choices = int(body.get("n") or 1)

@@ -1,4 +1,4 @@
-"""Simulated answers to embeddings and rerank: one JSON document that depends on the inputs alone."""
+"""Simulated answers that are one JSON document (embeddings, rerank, token counts). They depend on the inputs alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from inference.engines.sim.answer import Piece
 from inference.engines.sim.text import Prompt
+from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId, derived_id
 
 _DIMENSIONS = 64
@@ -140,3 +141,27 @@ class Rerank:
         ]
         name = derived_id("rerank-", self._stream)
         return _document(self._model, self.prompt.tokens, id=name, results=results)
+
+
+class TokenCount:
+    """Answer with the number of a prompt's simulated tokens."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.prompt = Prompt(body)
+        self._tokens, self.prompt.tokens = self.prompt.tokens, 0  # nothing is computed, so nothing is billed
+        self.parts: Sequence[Part] = [Part(0, 1, lambda number: None)]
+
+    def body(self) -> bytes:
+        return msgspec.json.encode({"count": self._tokens, "simulated": True})
+
+
+def whole_answer(request: EngineRequest, body: dict[str, Any]) -> Whole | None:
+    """Make the answer of a request that is answered by one document; None: it is answered by tokens."""
+    match request.kind:
+        case "embeddings":
+            return Embeddings(body)
+        case "rerank":
+            return Rerank(request.stream, body)
+        case "tokenize":
+            return TokenCount(body)
+    return None

@@ -22,6 +22,11 @@ class _Document(msgspec.Struct):
     usage: _DocumentUsage | None = None
 
 
+class _Count(msgspec.Struct):
+    count: int
+
+
+_count_decoder = msgspec.json.Decoder(_Count)
 _document_decoder = msgspec.json.Decoder(_Document)
 _ENGINE_DEAD = "EngineCore encountered an issue"
 """Start of vLLM's error message after its engine process has died."""
@@ -50,6 +55,11 @@ def put_item(sink: FrameSink, body: bytes) -> Usage:
     sink.frame(ChoiceEnd(0, "stop"))
     # For a rerank some servers send only the total, which is the prompt's
     return Usage(prompt=usage.prompt_tokens or usage.total_tokens or 0)
+
+
+def only_count(body: bytes) -> bytes:
+    """Return vLLM's answer of ``/tokenize`` without the tokens themselves. Raises msgspec.MsgspecError for another."""
+    return msgspec.json.encode(_count_decoder.decode(body))
 
 
 def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:

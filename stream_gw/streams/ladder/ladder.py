@@ -116,7 +116,7 @@ class Ladder:
         scope = prefix_scope(model, self.salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
         cell = parts.directory.choose_cell(pool, model, work.session, hashes, work.regions)
-        route = route_key(model, f"openai.{request.kind}", TIERS[work.rank])
+        route = route_key(model, request.own_dialect, TIERS[work.rank])
         estimates = parts.directory.estimates(cell, route)
         facts = self.call.trace.facts
         assert facts is not None

@@ -16,7 +16,7 @@ CursorText = Annotated[str, Meta(pattern=f"^{_NUMBER}-{_NUMBER}$", examples=["1-
 IdText = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": IDEMPOTENCY_KEY_CHARS_MAX})]
 """Checked where it is used, with an error that names the field."""
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
-Dialect = Literal["openai.chat", "openai.completions"]
+Dialect = Literal["openai.chat", "openai.completions", "anthropic.messages"]
 
 
 class ErrorObject(msgspec.Struct, kw_only=True):
@@ -49,6 +49,8 @@ class StreamEvent(msgspec.Struct, omit_defaults=True):
 
     data: str
     """A chunk of the dialect as JSON, `[DONE]`, or an error object as JSON."""
+    event: str = ""
+    """Type of the event, in the dialect `anthropic.messages`."""
     id: CursorText = ""
     """Cursor of the frame. An event without it is a part of the frame whose cursor follows."""
 
@@ -69,7 +71,7 @@ class FollowQuery(msgspec.Struct):
     after: CursorText | None = None
     """Cursor of the last frame that the client has; `1-0` is the beginning. `Last-Event-ID` goes before it."""
     dialect: Dialect | None = None
-    """Format of the chunks; it must be that of the create."""
+    """Format of the chunks; by default that of the create. One that cannot express the stream is 400 `unsupported`."""
     mode: Literal["tokens", "coalesce"] = "tokens"
     """`coalesce` joins adjacent deltas while the reader catches up."""
 

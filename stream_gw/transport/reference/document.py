@@ -21,6 +21,8 @@ from stream_fabric.errors import (
     Unauthenticated,
     WrongRegion,
 )
+from stream_gw.dialects.anthropic.bodies import AnthropicError
+from stream_gw.dialects.anthropic.errors import OVERLOADED_STATUS, http_status
 from stream_gw.transport.reference.answers import Error
 from stream_gw.transport.reference.operation import JSON, Answer, Operation, Parameter
 from stream_gw.transport.ws_messages import ClientMessage
@@ -33,6 +35,7 @@ HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
     "X-Stream-Epoch": (("X-Stream-Epoch", "Epoch of the stream."),),
     "X-Served-Model": (("X-Served-Model", "The smaller model that answered; absent: the one that was asked."),),
     "Link": (("Link", "Path at which the stream can be resumed."),),
+    "request-id": (("request-id", "Id of the request, under the name that Anthropic's clients read."),),
     "Set-Cookie": (("Set-Cookie", "The cookie `stream_gw`."),),
     "ETag": (("ETag", "Tag of the document."),),
     "x-budget-warning": (
@@ -49,8 +52,9 @@ _ABOUT = """\
 stream-gw streams tokens of language models. Any gateway delivers, resumes or cancels any stream.
 
 Send `Authorization: Bearer <API key or capability token>`. A cursor `<epoch>-<seq>` names the last frame that a client
-has. Each `GET` also takes `HEAD`. A body has 8 MiB at most. Errors have one shape; `code` names the error, and
-`retriable` tells whether the same request may succeed later. 429 and 503 have `Retry-After`.
+has. Each `GET` also takes `HEAD`. A body has 8 MiB at most. `code` names an error, and `retriable` tells whether the
+same request may succeed later. 429 and 503 have `Retry-After`. Errors have OpenAI's shape; those of `/v1/messages`, and
+all for a request with the header `anthropic-version`, have Anthropic's.
 
 Streams are also read over the WebSocket `GET /v1/stream`, subprotocol `tokenstream.v1`; `x-websocket` has its messages.
 """
@@ -162,23 +166,27 @@ def errors_of(operation: Operation) -> dict[int, list[str]]:
         kinds += [RequestTimeout, BodyTooLarge]
     codes: dict[int, list[str]] = {}
     for kind in kinds:
-        codes.setdefault(kind.http_status, []).append(kind.code)
+        status = http_status(kind) if operation.anthropic else kind.http_status
+        codes.setdefault(status, []).append(kind.code)
     return {status: sorted(names) for status, names in sorted(codes.items())}
 
 
 def _responses(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
     made = {str(answer.status): _answer(answer, by_type) for answer in operation.answers}
+    error = by_type[_key(AnthropicError if operation.anthropic else Error)]
+    if not operation.anthropic and any(each.name == "anthropic-version" for each in operation.parameters):
+        error = {"anyOf": [error, by_type[_key(AnthropicError)]]}
     for status, codes in errors_of(operation).items():
         told = ", ".join(f"`{code}`" for code in codes)
         if str(status) in made:  # one status has two shapes
             both = made[str(status)]
             both["description"] += f" Or an error: {told}."
-            schema = both["content"].setdefault(JSON, {"schema": by_type[_key(Error)]})["schema"]
-            if schema != by_type[_key(Error)]:
-                both["content"][JSON]["schema"] = {"anyOf": [schema, by_type[_key(Error)]]}
+            schema = both["content"].setdefault(JSON, {"schema": error})["schema"]
+            if schema != error:
+                both["content"][JSON]["schema"] = {"anyOf": [schema, error]}
         else:
-            made[str(status)] = {"description": told, "content": {JSON: {"schema": by_type[_key(Error)]}}}
-        if status in (429, 503):
+            made[str(status)] = {"description": told, "content": {JSON: {"schema": error}}}
+        if status in (429, 503, OVERLOADED_STATUS):
             header = {"description": "Seconds after which to ask again.", "schema": {"type": "integer"}}
             made[str(status)]["headers"] = {"Retry-After": header}
     return dict(sorted(made.items()))
@@ -190,8 +198,17 @@ def _answer(answer: Answer, by_type: dict[str, Any]) -> dict[str, Any]:
     if headers:
         made["headers"] = {name: {"description": about, "schema": {"type": "string"}} for name, about in headers}
     if answer.media:
-        made["content"] = {media: {"schema": by_type[_key(type_)]} for media, type_ in answer.media.items()}
+        shapes = {media: [by_type[_key(type_)] for type_ in _each(types)] for media, types in answer.media.items()}
+        made["content"] = {
+            media: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+            for media, schemas in shapes.items()
+        }
     return made
+
+
+def _each(types: Any) -> tuple[Any, ...]:
+    """Return the types that a body may have."""
+    return types if isinstance(types, tuple) else (types,)
 
 
 # --- schemas -------------------------------------------------------------------------------------------------------
@@ -203,10 +220,10 @@ def _key(type_: Any) -> str:
 
 def _types_of(operations: tuple[Operation, ...]) -> list[Any]:
     """Return every type that the document names, each once."""
-    found: list[Any] = [Error, ClientMessage]
+    found: list[Any] = [Error, AnthropicError, ClientMessage]
     for operation in operations:
         found += [each.type for each in operation.parameters]
-        found += [type_ for answer in operation.answers for type_ in answer.media.values()]
+        found += [type_ for answer in operation.answers for types in answer.media.values() for type_ in _each(types)]
         if operation.body is not None:
             found.append(operation.body)
     return list({_key(type_): type_ for type_ in found}.values())

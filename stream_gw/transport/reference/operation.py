@@ -28,7 +28,8 @@ class Parameter(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A response that is no error. ``media``: type of the body by its media type; empty: there is no body."""
+    """A response that is no error. ``media``: type of the body by its media type, or a tuple of the
+    types that it may have; empty: there is no body."""
 
     status: int
     about: str
@@ -57,5 +58,7 @@ class Operation(NamedTuple):
     """Errors beside those that follow from ``scope`` and ``body``."""
     cookie: bool = False
     """Whether the cookie of ``POST /v1/cookie`` is also accepted."""
+    anthropic: bool = False
+    """Whether errors have Anthropic's shape and statuses whatever headers the request has."""
     route: str = ""
     """Path in the router where it differs."""

@@ -8,6 +8,7 @@ from stream_fabric import errors as e
 from stream_gw.admin.usage import UsageAnswer, UsageQuery, UsageUnavailable
 from stream_gw.auth import TokenRequest
 from stream_gw.dialects import bodies
+from stream_gw.dialects.anthropic import bodies as anthropic
 from stream_gw.transport.reference import answers as a
 from stream_gw.transport.reference.admin_operations import ADMIN
 from stream_gw.transport.reference.operation import EVENTS, JSON, TEXT, Answer, Errors, Operation, Parameter
@@ -20,6 +21,7 @@ _KEY = Parameter(
 )
 _LAST_EVENT = Parameter("Last-Event-ID", "Cursor of the last frame that the client has.", "header", a.CursorText)
 _TRACE = Parameter("traceparent", "W3C trace context; sets the trace id of the request.", "header")
+_VERSION = Parameter("anthropic-version", "Version of Anthropic's API. Every date is accepted.", "header")
 _STREAM = Parameter("id", "Id of a stream: `resp_` and 32 hex digits.")
 _STREAM_HEADERS = ("X-Stream-Id", "X-Stream-Epoch", "Link")
 _SERVED = "X-Served-Model"
@@ -72,9 +74,36 @@ def _create_whole(path: str, summary: str, body: Any) -> Operation:
 _CREATES = (
     _create("/v1/chat/completions", "Create a chat completion", bodies.ChatBody, a.ChatCompletion),
     _create("/v1/completions", "Create a text completion", bodies.CompletionsBody, a.Completion),
+    Operation(
+        "post", "/v1/messages", "Create", "Create a message in Anthropic's format",
+        (
+            Answer(200, "The whole message or, with `\"stream\": true`, its events.",
+                   {JSON: anthropic.AnthropicMessage, EVENTS: anthropic.MessageEvent},
+                   (*_STREAM_HEADERS, "request-id", "x-ratelimit")),
+            _EMPTY,
+        ),
+        "create",
+        "An event has an `event:` line with its type. Pings come after 10 s of silence at most. The stream can be "
+        "followed and cancelled like any other, in this dialect or another one.",
+        (_KEY, _LAST_EVENT, _TRACE, _VERSION),
+        body=anthropic.MessagesBody,
+        errors=(*_CREATE, *_WHOLE, *_ATTACHED),
+        anthropic=True,
+    ),
+    Operation(
+        "post", "/v1/messages/count_tokens", "Create", "Count the tokens of a message's prompt",
+        (Answer(200, "The number of tokens, from the model's own tokenizer.", {JSON: anthropic.TokenCountAnswer},
+                ("X-Stream-Id", "request-id", "x-ratelimit")),),
+        "create",
+        "A replica of the model counts. Nothing is generated, and no tokens are charged.",
+        (_KEY, _TRACE, _VERSION),
+        body=anthropic.CountTokensBody,
+        errors=(*_CREATE, *_WHOLE),
+        anthropic=True,
+    ),
     _create_whole("/v1/embeddings", "Embed texts", bodies.EmbeddingsBody),
     _create_whole("/v1/rerank", "Rank documents by a query", bodies.RerankBody),
-)
+)  # fmt: skip
 
 _STREAMS = (
     Operation(
@@ -121,12 +150,14 @@ _STREAMS = (
 _ACCOUNT = (
     Operation(
         "get", "/v1/models", "Account", "List the models",
-        (Answer(200, "The models that the credential may use.", {JSON: a.ModelList}),),
+        (Answer(200, "The models that the credential may use.", {JSON: (a.ModelList, anthropic.AnthropicModelList)}),),
+        about="With the header `anthropic-version` in Anthropic's format.", parameters=(_VERSION,),
     ),
     Operation(
         "get", "/v1/models/{id}", "Account", "Describe a model",
-        (Answer(200, "The model.", {JSON: a.Model}),),
-        parameters=(Parameter("id", "Id of the model; it may contain slashes."),),
+        (Answer(200, "The model.", {JSON: (a.Model, anthropic.AnthropicModel)}),),
+        about="With the header `anthropic-version` in Anthropic's format.",
+        parameters=(Parameter("id", "Id of the model; it may contain slashes."), _VERSION),
         errors=(e.ModelNotFound,), route="/v1/models/{id:path}",
     ),
     Operation(

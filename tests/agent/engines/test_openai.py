@@ -855,6 +855,30 @@ async def test_a_refused_question_keeps_the_status_and_the_message() -> None:
     assert sink.error == ErrorInfo("invalid_request", "Not Found", "invalid_request_error", 404)
 
 
+async def count(handler: Handler) -> Recorder:
+    async with engine_on(handler, "/tokenize") as engine:
+        sink = Recorder()
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        engine.submit(EngineRequest(stream_id(1), "tokenize", "m", msgspec.Raw(msgspec.json.encode(body))), sink)
+        return await sink.wait()
+
+
+async def test_a_count_of_tokens_comes_without_the_tokens() -> None:
+    answer = {"count": 3, "max_model_len": 4096, "tokens": [1, 2, 3], "token_strs": None}
+    sink = await count(play(msgspec.json.encode(answer)))
+    assert sink.body("item") == '{"count":3}'
+    assert (sink.status, sink.end_usage) == ("completed", Usage())
+
+
+async def test_a_server_that_cannot_count_tokens_says_so() -> None:
+    sink = await count(play(b'{"detail":"Not Found"}', status=404))
+    assert sink.error is not None
+    assert (sink.error.code, sink.error.http_status) == ("unsupported", 400)
+    for junk in (b"{}", b"[]", b'{"count":"many"}'):
+        failed = (await count(play(junk))).error
+        assert failed is not None and failed.http_status == 502
+
+
 # --- the codes of errors ---------------------------------------------------------------------------------------
 
 

@@ -404,6 +404,21 @@ def test_vectors_are_of_their_inputs_alone() -> None:
     assert run_virtual(main(one, [1, 2], [12])) != run_virtual(main(one, [12], [1, 2]))
 
 
+def test_a_prompt_s_tokens_are_counted_and_nothing_is_billed() -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=1,ttft_ms=0")
+        body = {"model": "sim-small", "messages": [{"role": "user", "content": "x" * 394}]}
+        sink = Recorder()
+        request = EngineRequest(stream_id(1), "tokenize", "sim-small", msgspec.Raw(msgspec.json.encode(body)))
+        engine.submit(request, sink)
+        await sink.wait()
+        assert msgspec.json.decode(sink.body("item")) == {"count": 100, "simulated": True}
+        assert sink.end_usage == Usage() and sink.prompt == (0, 0)
+        await engine.close()
+
+    run_virtual(main())
+
+
 def test_an_input_s_tokens_are_counted() -> None:
     async def main() -> None:
         engine = await started("itl_ms=1,ttft_ms=0")

@@ -63,12 +63,13 @@ def narrowed(stream: str) -> dict[str, Any]:
     """Return the document with fewer values, so that generated requests reach a model and streams, and end soon."""
     document = copy.deepcopy(DOCUMENT)
     schemas = document["components"]["schemas"]
-    for name in ("ChatBody", "CompletionsBody", "EmbeddingsBody", "RerankBody"):
+    for name in ("ChatBody", "CompletionsBody", "EmbeddingsBody", "RerankBody", "MessagesBody", "CountTokensBody"):
         schemas[name]["properties"]["model"] = {"enum": ["sim-small"]}
     for name in ("ChatBody", "CompletionsBody"):
         schemas[name]["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 20}
         schemas[name]["properties"]["max_completion_tokens"] = {"type": "null"}
         schemas[name]["required"].append("max_tokens")
+    schemas["MessagesBody"]["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 20}
     for path, item in document["paths"].items():
         for operation in item.values():
             for parameter in operation.get("parameters", ()):

@@ -1,0 +1,135 @@
+"""Parses ``POST /v1/messages`` and its ``count_tokens``, and derives the engine's body: a chat in OpenAI's format."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from stream_fabric.errors import BadRequest, Unsupported
+from stream_fabric.limits import USER_CHARS_MAX
+from stream_gw.dialects.anthropic.translate import chat_messages, chat_tool_choice, chat_tools
+from stream_gw.dialects.prompt import chat_prompt
+from stream_gw.dialects.requests import STOPS_MAX, CreateRequest, bounded, field, read_common, read_fields
+from stream_gw.dialects.whole import whole_request
+
+DIALECT = "anthropic.messages"
+_TOKENS_MAX = 1 << 31
+_TRANSLATED = (
+    "max_tokens", "messages", "metadata", "output_config", "service_tier", "stop_sequences", "system", "thinking",
+    "tool_choice", "tools",
+)  # fmt: skip
+_IGNORED = ("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed")
+"""Fields of Anthropic's own service: they change neither what is asked nor what is answered."""
+_UNSUPPORTED = ("container", "mcp_servers")
+_COUNTED = (
+    "model", "messages", "tools", "user", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+"""Fields of the engine's body that a count of tokens depends on, and the user for whom it is made."""
+_encode = msgspec.json.encode
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _Format(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class _OutputConfig(msgspec.Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: _Format | None = None
+
+
+def parse_messages(body: bytes) -> CreateRequest:
+    """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
+    fields = read_fields(body)
+    limit = bounded(fields, "max_tokens", 1, _TOKENS_MAX)
+    if limit is None:
+        raise BadRequest("max_tokens is missing", param="max_tokens")
+    for name, high in (("temperature", 2.0), ("top_p", 1.0)):
+        value = field(fields, name, float | None)
+        if value is not None and not 0 <= value <= high:
+            raise BadRequest(f"{name} must be 0 to {high:g}, got {value:g}", param=name)
+    made = _chat(fields) | {"max_tokens": Raw(_encode(limit))}
+    stops = field(fields, "stop_sequences", list[str] | None)
+    if stops:
+        if len(stops) > STOPS_MAX:
+            raise BadRequest(
+                f"stop_sequences must have at most {STOPS_MAX} strings, got {len(stops)}", param="stop_sequences"
+            )
+        made["stop"] = Raw(_encode(stops))
+    return msgspec.structs.replace(
+        read_common(made, "chat"),
+        max_tokens=limit,
+        prompt=chat_prompt(made["messages"], made.get("tools")),
+        dialect=DIALECT,
+    )
+
+
+def parse_count_tokens(body: bytes) -> CreateRequest:
+    """Parse and check the body of a request to count the tokens of a prompt. Raises like ``parse_messages``."""
+    made = _chat(read_fields(body))
+    kept = {name: raw for name, raw in made.items() if name in _COUNTED}
+    return msgspec.structs.replace(whole_request(read_common(kept, "tokenize"), 0), dialect="anthropic.count_tokens")
+
+
+def _chat(fields: dict[str, Raw]) -> dict[str, Raw]:
+    """Return the fields of the body in OpenAI's format: what both kinds of request share, and what is unknown."""
+    for name in _UNSUPPORTED:
+        if field(fields, name, Any) not in (None, []):
+            raise Unsupported(f"{name} is not supported: no server tools run here", param=name)
+    skipped = (*_TRANSLATED, *_IGNORED, *_UNSUPPORTED)
+    made = {name: raw for name, raw in fields.items() if name not in skipped}
+    messages, is_begun = chat_messages(field(fields, "system", Any), field(fields, "messages", Any, required=True))
+    made["messages"] = Raw(_encode(messages))
+    if is_begun:  # the last message begins the answer
+        made |= {"add_generation_prompt": Raw(b"false"), "continue_final_message": Raw(b"true")}
+    tools = chat_tools(field(fields, "tools", Any))
+    if tools:
+        made["tools"] = Raw(_encode(tools))
+    choice, parallel = chat_tool_choice(field(fields, "tool_choice", Any))
+    if choice is not None and tools:
+        made["tool_choice"] = Raw(_encode(choice))
+    if not parallel:
+        made["parallel_tool_calls"] = Raw(b"false")
+    _add_reasoning(fields, made)
+    _add_settings(fields, made)
+    return made
+
+
+def _add_reasoning(fields: dict[str, Raw], made: dict[str, Raw]) -> None:
+    """Translate ``thinking`` and ``output_config`` into what chat templates and vLLM read."""
+    config = field(fields, "output_config", _OutputConfig | None) or _OutputConfig()
+    if config.effort is not None:
+        made.setdefault(
+            "reasoning_effort", Raw(_encode("high" if config.effort in ("xhigh", "max") else config.effort))
+        )
+    if config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema, "strict": True}
+        made["response_format"] = Raw(_encode({"type": "json_schema", "json_schema": schema}))
+    thinking = field(fields, "thinking", _Thinking | None)
+    if thinking is not None:
+        is_on = thinking.type != "disabled"
+        own = field(fields, "chat_template_kwargs", dict[str, Any] | None) or {}
+        # Models name their switch differently; a template passes over a name that it does not know
+        made["chat_template_kwargs"] = Raw(_encode({"enable_thinking": is_on, "thinking": is_on, **own}))
+
+
+def _add_settings(fields: dict[str, Raw], made: dict[str, Raw]) -> None:
+    metadata = field(fields, "metadata", _Metadata | None)
+    if metadata is not None and metadata.user_id:
+        user = metadata.user_id
+        made["user"] = Raw(_encode(user if len(user) <= USER_CHARS_MAX else hashlib.sha256(user.encode()).hexdigest()))
+    tier = field(fields, "service_tier", str | None)
+    if tier is not None:
+        made["service_tier"] = Raw(_encode("default" if tier == "standard_only" else tier))

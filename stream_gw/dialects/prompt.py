@@ -1,0 +1,61 @@
+"""Brings the prompt of a chat into one form, from which prefix hints are hashed.
+
+Dialects write the same conversation in different bytes, and clients of one dialect do too: key order, spaces, a text as
+a string or as a part. Engines build the same prompt of them, so their KV cache serves all of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_encode_as_is = msgspec.json.Encoder().encode
+_messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
+_THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
+"""Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
+
+
+def chat_prompt(messages: bytes | msgspec.Raw, tools: bytes | msgspec.Raw | None) -> tuple[bytes, ...]:
+    """Return the tools and each message of a body in OpenAI's format, in the form that is hashed."""
+    parts = [_message(message) for message in _messages_decoder.decode(messages)]
+    if tools is not None:
+        offered = msgspec.json.decode(tools)
+        if offered:
+            parts.insert(0, _encode(offered))
+    return tuple(parts)
+
+
+def _message(message: dict[str, Any]) -> bytes:
+    if len(message) == 2 and isinstance(text := message.get("content"), str) and "role" in message:  # most messages
+        return _encode_as_is({"role": message["role"], "content": text})
+    kept = {name: value for name, value in sorted(message.items()) if value is not None and name not in _THOUGHTS}
+    role, content, calls = kept.pop("role", None), kept.pop("content", None), kept.get("tool_calls")
+    if isinstance(content, list) and len(content) == 1:
+        content = _only_text(content[0], content)
+    if isinstance(calls, list):
+        content = content or None
+        kept["tool_calls"] = [_call(call) for call in calls]
+    said = {"role": role, **({} if content is None else {"content": content})}
+    return b"{%b}" % b",".join([_encode(name) + b":" + _encode(value) for name, value in (said | kept).items()])
+
+
+def _only_text(part: Any, otherwise: list[Any]) -> Any:
+    """Return the text of a message that has one text part and nothing else."""
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    return otherwise
+
+
+def _call(call: Any) -> Any:
+    """Return a tool call with its arguments as a value: templates write them anew."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"])
+    except msgspec.DecodeError:
+        return call
+    called = {"name": function.get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": called}

@@ -1,0 +1,115 @@
+"""The form of a prompt from which prefix hints are hashed: one for all dialects and ways of writing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_fabric.pool.prefix import block_hashes
+from stream_gw.dialects.anthropic.requests import parse_messages
+from stream_gw.dialects.requests import parse_create
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief. " * 80},
+    {"role": "user", "content": "What is in the picture, and the weather? " * 30},
+    {"role": "assistant", "content": "I look. " * 40, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "Rain. " * 90},
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+            {"type": "text", "text": "And here? " * 60},
+        ],
+    },
+]
+MESSAGES: dict[str, Any] = {
+    "system": [{"type": "text", "text": "Be brief. " * 80, "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "What is in the picture, and the weather? " * 30},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "I look. " * 40},
+                {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Paris"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "Rain. " * 90}]},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+                {"type": "text", "text": "And here? " * 60},
+            ],
+        },
+    ],
+}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def test_a_conversation_has_the_same_hashes_in_both_dialects() -> None:
+    tool = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+    chat = parse_create(
+        msgspec.json.encode({"model": "m", "messages": CHAT, "tools": [{"type": "function", "function": tool}]}), "chat"
+    )
+    other = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
+    messages = parse_messages(msgspec.json.encode({"model": "m", "max_tokens": 9, **MESSAGES, "tools": [other]}))
+    assert messages.prompt == chat.prompt
+    hashes = block_hashes(b"m", messages.prompt)
+    assert hashes == block_hashes(b"m", chat.prompt) and len(hashes) > 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"role": "user", "content": "hi"}, {"content": [{"type": "text", "text": "hi"}], "role": "user"}),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "b"},
+            {"role": "assistant", "content": "a", "refusal": None},
+        ),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [CALL | {"function": {"arguments": '{"city":"Paris"}', "name": "weather"}}],
+            },
+        ),
+    ],
+)
+def test_ways_of_writing_one_message(one: Any, other: Any) -> None:
+    def prompt(message: Any, **spaces: Any) -> tuple[bytes, ...]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}, message]}
+        return parse_create(json.dumps(body, **spaces).encode(), "chat").prompt
+
+    assert prompt(one) == prompt(other, indent=2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"role": "user", "content": "ho"},
+        {"role": "system", "content": "hi"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": ""}]},
+        {"role": "user", "content": "hi", "name": "ann"},
+    ],
+)
+def test_different_messages_stay_different(other: Any) -> None:
+    one = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    different = {"model": "m", "messages": [other]}
+    prompts = [parse_create(msgspec.json.encode(body), "chat").prompt for body in (one, different)]
+    assert prompts[0] != prompts[1]
+
+
+@given(st.text(max_size=40))
+def test_the_role_and_the_text_are_in_the_prompt(text: str) -> None:
+    (part,) = parse_create(
+        msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": text}]}), "chat"
+    ).prompt
+    assert part == b'{"role":"user","content":%b}' % msgspec.json.encode(text)
