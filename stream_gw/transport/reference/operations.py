@@ -57,7 +57,10 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
 def _create_whole(path: str, summary: str, body: Any) -> Operation:
     return Operation(
         "post", path, "Create", summary,
-        (Answer(200, "The engine's document, unchanged.", {JSON: dict[str, Any]}, ("X-Stream-Id", _SERVED, "x-ratelimit")),),
+        (
+            Answer(200, "The engine's document, unchanged.",
+                   {JSON: dict[str, Any]}, ("X-Stream-Id", _SERVED, "x-ratelimit")),
+        ),
         "create",
         "The answer is not streamed and cannot be followed. It is a stream like any other for queue, cancel and list.",
         (_KEY, _TRACE),
