@@ -54,7 +54,7 @@ class _Body(msgspec.Struct, kw_only=True):
     on_disconnect: _OnDisconnect | None = None
     """`continue`, or `cancel_after=<0 to 3600 seconds>`: what happens when the last reader has left."""
     service_tier: _Tier | None = None
-    """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`), `flex` (`batch`) or `free`."""
+    """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`), `flex` (`batch`), `free`."""
     fallback: bool | None = None
     """False: no smaller model of the plan's ladder answers."""
     deadline_s: Annotated[float, Meta(gt=0, le=DEADLINE_S_MAX)] | None = None
