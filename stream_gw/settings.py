@@ -64,7 +64,11 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
     gateway: str = Field(
         "", max_length=64, description="Name of the gateway, to which its process id is added; empty: the host's name"
     )
-    region: str = Field("", max_length=64, description="Region of the gateway, shown in traces")
+    region: str = Field(
+        "",
+        max_length=64,
+        description="Region of the gateway, shown in traces; tenants bound to other regions are refused",
+    )
     trace_one_in: int = Field(
         1,
         ge=1,

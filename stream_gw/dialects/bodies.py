@@ -36,7 +36,7 @@ _Prompt = Annotated[
 _Input = Annotated[Any, Meta(extra_json_schema={"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
 _SECONDS = r"(([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2})(\.[0-9]+)?|3600)"
 _OnDisconnect = Annotated[str, Meta(pattern=rf"^(continue|cancel_after={_SECONDS})$", examples=["cancel_after=30"])]
-Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch"]
+Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch", "free"]
 Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _NotStreamed = Annotated[bool | None, Meta(extra_json_schema={"type": ["boolean", "null"], "enum": [False, None]})]
@@ -56,7 +56,9 @@ class Common(msgspec.Struct, kw_only=True):
     on_disconnect: _OnDisconnect | None = None
     """`continue`, or `cancel_after=<0 to 3600 seconds>`: what happens when the last reader has left."""
     service_tier: Tier | None = None
-    """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`) or `flex` (`batch`)."""
+    """Tier in the queue: `priority` (also `interactive`), `default` (`auto`, `standard`), `flex` (`batch`), `free`."""
+    fallback: bool | None = None
+    """False: no smaller model of the plan's ladder answers."""
     deadline_s: Annotated[float, Meta(gt=0, le=DEADLINE_S_MAX)] | None = None
     """After this many seconds the stream fails with `deadline_exceeded`, wherever it is."""
     cache_salt: str | None = None

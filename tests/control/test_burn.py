@@ -78,7 +78,7 @@ def test_a_look_stands_for_the_time_since_the_one_before() -> None:
 def test_it_is_a_figure_of_every_decision_and_an_operator_sees_it() -> None:
     policy = ScalePolicy(replicas_min=1, ttft_objective_s=1.0, slo_share=0.9)
     scaler, now = PoolScaler(policy), 0.0
-    lines = [TierQueue(0, 0.0, 0, 0)] * 3
+    lines = [TierQueue(0, 0.0, 0, 0)] * 4
     for running in [5] * 150 + [10] * 50:
         now += 1
         busy = msgspec.structs.replace(replica(above=30, le_0_5=70), load=EngineLoad(running, 0, 10))

@@ -259,7 +259,7 @@ def replica(state: str = "ready", **changes: object) -> ReplicaInfo:
     return ReplicaInfo(ReplicaId("r"), "p", "sim", ("m",), state, load, **told)  # type: ignore[arg-type]
 
 
-NONE_WAIT = [TierQueue(0, 0.0, 0, 0)] * 3
+NONE_WAIT = [TierQueue(0, 0.0, 0, 0)] * 4
 
 
 def test_a_pools_backlog_is_what_runs_and_what_waits() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, Open, coalesce, decode, encode
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, Frame, Open, coalesce, decode, encode
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.accumulate import snapshot
 from stream_gw.dialects.anthropic.whole import MessageCollector
@@ -137,8 +137,8 @@ def test_text_of_a_block_that_never_opened_is_a_fault() -> None:
 @pytest.mark.parametrize(("reason", "stop"), [("budget", "max_tokens"), ("content_filter", "refusal")])
 def test_an_answer_that_a_budget_or_moderation_has_cut_ends_as_a_message(reason: str, stop: str) -> None:
     facts = StreamFacts("s", 0, "m", dialect=DIALECT)
-    frames = [Open(0, 0, "text"), Delta(0, "half"), Close(0), ChoiceEnd(0, reason), End("incomplete")]
-    stream = Stream(facts, [encode(frame) for frame in frames])
+    frames: list[Frame] = [Open(0, 0, "text"), Delta(0, "half"), Close(0), ChoiceEnd(0, reason), End("incomplete")]
+    stream = Stream(facts, frames)
     types = [msgspec.json.decode(chunk)["type"] for chunk in encoder(stream).chunks(stream.lines)]
     assert types[-2:] == ["message_delta", "message_stop"]
     assert collected(stream, stream.lines)["stop_reason"] == stop
