@@ -113,7 +113,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
         n=bounded(fields, "n", 1, CHOICES_MAX) or 1,
         include_usage=bool(options and options.include_usage),
         logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
-        max_tokens=field(fields, "max_completion_tokens", int | None) or field(fields, "max_tokens", int | None),
+        max_tokens=integer(fields, "max_completion_tokens") or integer(fields, "max_tokens"),
         prompt=_prompt(fields, kind),
     )
 
@@ -229,9 +229,19 @@ def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
 
 def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
     """Read an optional integer within ``low`` to ``high``. Raises BadRequest."""
-    value: int | None = field(fields, name, int | None)
+    value = integer(fields, name)
     if value is not None and not low <= value <= high:
         raise BadRequest(f"{name} must be {low} to {high}, got {_shortened(str(value))}", param=name)
+    return value
+
+
+def integer(fields: dict[str, msgspec.Raw], name: str) -> int | None:
+    """Read an optional integer, which may be written as ``18.0``, as OpenAI and vLLM allow. Raises BadRequest."""
+    value: int | float | None = field(fields, name, int | float | None)
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise BadRequest(f"{name} must be an integer, got {_shortened(str(value))}", param=name)
+        return int(value)
     return value
 
 
