@@ -434,6 +434,32 @@ async def test_many_who_rescue_a_stream_at_once_hand_it_to_one_that_can_go_on(po
     await pool.renew(late)
 
 
+async def test_a_pinned_stream_is_rescued_in_its_region_or_ends(pool: Pool) -> None:
+    async def join(name: ReplicaId, region: str) -> None:
+        await pool.pools.report(msgspec.structs.replace(pool.info(name), region=region), ttl_s=30, running={})
+
+    dead, far, near = replica("dead"), replica("far"), replica("near")
+    streams = Streams(pool, dead)
+    await join(dead, "eu")
+    await join(far, "us")
+
+    async def lose() -> StreamId:
+        stream = await streams.begin()
+        pinned = msgspec.structs.replace(work(stream), regions=("eu",))
+        await pool.pools.place(pool.name, pinned, [Candidate(dead, 0)], wait_s=60, jitter=0.0)
+        await failover_of(pool, streams.log).rescue(pool.name, dead, stream, LOST)
+        return stream
+
+    stream = await lose()
+    assert await streams.status(stream) == "failed", "only a replica of another region lives: it is not moved"
+    await join(near, "eu")
+    stream = await lose()
+    assert await pool.pools.holder(pool.name, stream) == near
+    work_there = await pool.pools.work(pool.name, stream)
+    assert work_there is not None and work_there.regions == ("eu",), "the next failover keeps the pin"
+    assert await pool.flight(far) == set()
+
+
 async def test_a_rescue_looks_at_no_more_candidates_than_placement_may(pool: Pool) -> None:
     dead = replica("dead")
     streams = Streams(pool, dead)
