@@ -127,7 +127,7 @@ async def test_replicas_are_listed_while_their_lease_lives_and_hear_the_requeste
 async def test_queues_and_demand_are_counted(ports: Ports, pool: str) -> None:
     pools = ports.pools
     assert await pools.demand_totals(pool) == (0, 0, 0)
-    assert [queue.depth for queue in await pools.tier_queues(pool)] == [0, 0, 0]
+    assert [queue.depth for queue in await pools.tier_queues(pool)] == [0, 0, 0, 0]
     assert await pools.overload_totals(pool) == ((0, 0, 0), 0, (0, 0, 0), 0)
     for tier, tokens in ((1, 30), (2, 50)):
         stream = new_stream_id(0, os.urandom(10))

@@ -271,7 +271,7 @@ def test_what_waits_for_a_pool_without_replicas_is_reckoned_by_what_was_learned(
     seconds for a start, ten are needed."""
     policy = ScalePolicy(replicas_min=0, replicas_max=50, warm_share=0, cold_start_s=100, utilisation_aimed=1.0,
                          utilisation_max=1.0)  # fmt: skip
-    lines = [TierQueue(2000, 1.0, 2000, 2000 * 500), TierQueue(0, 0, 0, 0), TierQueue(0, 0, 0, 0)]
+    lines = [TierQueue(2000, 1.0, 2000, 2000 * 500), *[TierQueue(0, 0, 0, 0)] * 3]
     known = PoolTrafficModel(speeds=(Speed(2, 200), Speed(20, 1000)), prefill_per_s=100_000, routes=(a_route(500),))
     wanted = []
     for snapshot in (known, None):

@@ -250,13 +250,18 @@ async def test_a_snapshot_shows_pools_and_replicas(desk: Desk) -> None:
     desk.pools.add("llama", "a", state="draining")
     desk.pools.add("llama", "gone", left_s=-4.0, known=False)
     desk.pools.add("qwen", "fresh", known=False)
-    desk.pools.lined["llama"] = [TierQueue(2, 8.25, 0, 0), TierQueue(0, 0.0, 0, 0), TierQueue(5, 40.0, 0, 0)]
+    desk.pools.lined["llama"] = [
+        TierQueue(2, 8.25, 0, 0),
+        TierQueue(0, 0.0, 0, 0),
+        TierQueue(5, 40.0, 0, 0),
+        TierQueue(1, 3.0, 0, 0),
+    ]
     told = await desk.snapshot()
     llama, qwen = told["fleet"]["pools"]
     assert llama["states"] == {"ready": 1, "draining": 1, "lost": 1}
     assert (llama["slots"], llama["asked"], llama["tokens_per_s"]) == (8, 2 * 3 + 7, 100.0)
     assert [(tier["tier"], tier["waiting"], tier["oldest_s"]) for tier in llama["tiers"]] == [
-        ("interactive", 2, 8.2), ("standard", 0, 0.0), ("batch", 5, 40.0),
+        ("interactive", 2, 8.2), ("standard", 0, 0.0), ("batch", 5, 40.0), ("free", 1, 3.0),
     ]  # fmt: skip
     assert [row["replica"] for row in llama["replicas"]] == ["a", "b", "gone"]
     ready = llama["replicas"][1]

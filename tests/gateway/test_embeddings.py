@@ -259,7 +259,7 @@ async def test_a_cancel_ends_it_with_an_error(one: Gate, two: Gate) -> None:
         (stream,) = await eventually(running_there, "the stream to run")
         assert (await two.cancel(stream["id"]))["result"] in ("accepted", "pending")
         reply = await exchange.answer()
-    refusal(reply, 502, "cancelled")
+    refusal(reply, 499, "cancelled")
 
 
 # --- the document, from frames -------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ async def test_prices_of_the_tenant_come_first(gateway: Gateway) -> None:
 
 async def test_a_record_of_a_newer_release_is_skipped_and_counted(gateway: Gateway) -> None:
     await gateway.publish(PlanRecord("pro"), TenantRecord("acme", "pro", (key(),)))
-    await gateway.publish(deleted={"plan:pro": b'{"name":"pro","tier":"free"}', "quota:x": b"{}"})
+    await gateway.publish(deleted={"plan:pro": b'{"name":"pro","tier":"paid"}', "quota:x": b"{}"})
     assert sorted(gateway.skipped) == ["plan", "quota"]
     assert gateway.taken(), "what is known of the plan holds"
 

@@ -23,7 +23,7 @@ from tests.gateway.in_process import Reading, silent
 from tests.support.events import Heard, SetClock
 from tests.support.waiting import eventually
 
-BYTES_MAX = 680
+BYTES_MAX = 700
 """Size limit of a trace with two candidates, without objects that traces share."""
 
 

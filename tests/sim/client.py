@@ -265,7 +265,7 @@ class Client:
                 opened = await gateway.streams.create(CreateCall(WHO, spec.request, trace, key=spec.key))
             else:
                 after = Cursor(self.epoch, self.seq)
-                opened = await gateway.reads.follow(WHO, self.stream, after, trace, exact=not self.plain)
+                opened = await gateway.reads.follow(WHO, self.stream, after, trace, exact=not self.plain, dialect=None)
             if opened is None:
                 self._answer(reading, lambda: self.finish("past"))
                 return
