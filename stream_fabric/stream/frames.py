@@ -123,6 +123,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
 
 END_PREFIX = b'{"k":"end"'
+CHOICE_END_PREFIX = b'{"k":"choice-end"'
 STARTED_PREFIX = b'{"k":"note","kind":"started"'
 
 

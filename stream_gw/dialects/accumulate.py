@@ -99,6 +99,11 @@ class Accumulator:
             case End(_, usage):
                 self._usage = usage or self._usage
 
+    @property
+    def has_all_reasons(self) -> bool:
+        """True if every choice has its finish reason."""
+        return all(choice.finish is not None for choice in self._choices)
+
     def _add_delta(self, frame: Delta) -> None:
         buffer = self._buffers[b"%d" % frame.block]
         if buffer is not None:

@@ -42,6 +42,7 @@ HEARTBEAT = b": hb\n"
 ENDED = {
     "cancelled": "the stream was cancelled",
     "failed": "the stream failed",
+    "incomplete": "the stream ended before it was complete",
 }
 
 
@@ -55,7 +56,7 @@ class Encoder:
     needs_history: ClassVar[bool] = False
     """Whether a reader that starts in the middle must ``observe`` every frame before; else structural ones suffice."""
 
-    __slots__ = ("_blocks", "_head", "_opened", "_refusals", "_tail", "_tools", "facts")
+    __slots__ = ("_blocks", "_finished", "_head", "_opened", "_refusals", "_tail", "_tools", "facts")
 
     def __init__(self, facts: StreamFacts) -> None:
         self.facts = facts
@@ -65,6 +66,8 @@ class Encoder:
         self._refusals: frozenset[int] = frozenset()  # most streams have neither, and an empty set is 216 bytes
         self._tools: frozenset[tuple[int, int]] = frozenset()
         """(choice, block) of each tool call."""
+        self._finished: frozenset[int] = frozenset()
+        """Choices that have their finish reason."""
         self._opened = False
         self._head = b'{"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             _json(derived_id(self.id_prefix, facts.stream)),
@@ -123,7 +126,7 @@ class Encoder:
             end = decode(line)
             assert isinstance(end, End)
             bodies = self._end_chunks(end, f"{epoch}-{seq}")
-            if ends_cleanly(end):
+            if ends_cleanly(end, len(self._finished) >= self.facts.n):
                 bodies.append(b"[DONE]")
         else:
             bodies = self.encode(line)
@@ -175,7 +178,8 @@ class Encoder:
                     return [whole]
                 before, _, after = whole.rpartition(NO_LOGPROBS)
                 return [b'%b"logprobs":%b%b' % (before, self.logprobs(logprobs, number), after)]
-            case ChoiceEnd():
+            case ChoiceEnd(choice=choice):
+                self._finished |= {choice}
                 return [*self._opening_chunks(), self._finish_chunk(frame)]
             case Note(kind):
                 return self._opening_chunks() if kind == "prompt" else []
@@ -205,7 +209,7 @@ class Encoder:
         return self.open_stream()
 
     def _end_chunks(self, frame: End, cursor: str | None) -> list[bytes]:
-        if ends_cleanly(frame):
+        if ends_cleanly(frame, len(self._finished) >= self.facts.n):
             if not self.facts.include_usage:
                 return []
             return [b'%b],"usage":%b}' % (self._head, _json(usage_json(frame.usage or Usage())))]
@@ -223,9 +227,9 @@ class Encoder:
         return [_json({"error": body})]
 
 
-def ends_cleanly(end: End) -> bool:
-    """True if every choice has its finish reason: the answer is complete, or moderation or a budget has cut it."""
-    return end.status == "completed" or (end.status == "incomplete" and end.error is None)
+def ends_cleanly(end: End, has_all_reasons: bool) -> bool:
+    """True if the answer is complete, or was cut and every choice says why by its finish reason."""
+    return end.status == "completed" or (end.status == "incomplete" and end.error is None and has_all_reasons)
 
 
 def finish_of(frame: ChoiceEnd) -> tuple[str, msgspec.Raw | None]:

@@ -62,7 +62,9 @@ class WholeResponse:
         pass
 
     def end(self, status: Status) -> None:
-        if status == "completed" or (self._end is not None and ends_cleanly(self._end)):
+        found = self._collected
+        has_reasons = not isinstance(found, Document) and found.has_all_reasons
+        if status == "completed" or (self._end is not None and ends_cleanly(self._end, has_reasons)):
             try:
                 self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:

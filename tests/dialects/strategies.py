@@ -62,7 +62,7 @@ class Stream:
         return [
             encode(frame)
             for frame in self.frames[:seq]
-            if isinstance(frame, Open) or (isinstance(frame, Note) and frame.kind == "prompt")
+            if isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
         ]
 
 

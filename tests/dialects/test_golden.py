@@ -217,6 +217,21 @@ def test_a_budgets_end_is_a_length_with_a_reason_and_no_error() -> None:
         assert done == "data: [DONE]"
 
 
+def test_an_answer_that_moderation_cut_ends_with_its_reasons_and_done() -> None:
+    """Only where every choice says why: a truncated stream is never a clean one."""
+    ends = [encode(ChoiceEnd(choice, "content_filter")) for choice in range(2)]
+    for kind in ("chat", "completions"):
+        made = facts(kind=kind, n=2, include_usage=True)
+        for before, clean in ((ends, True), (ends[:1], False), ([], False)):
+            encoder = encoder_for(f"openai.{kind}", made)
+            for line in before[:1]:  # a reader that resumes between the two
+                encoder.observe(line)
+            told = encoder.sse([*before[1:], encode(End("incomplete", USAGE))], 1, 3)
+            assert (b"data: [DONE]" in told) is clean
+            assert (b'"error"' in told) is not clean
+            assert (b'"completion_tokens":5' in told) is clean
+
+
 LOGPROBS = [
     {"token": "A", "logprob": -0.5, "top_logprobs": [{"token": "A", "logprob": -0.5}, {"token": "B", "logprob": -2}]},
     {"token": " river", "logprob": -1.5, "top_logprobs": []},

@@ -12,7 +12,7 @@ from stream_fabric.redis.scripts import Script
 
 FOLDER = Path(__file__).parents[2] / "stream_fabric" / "redis" / "lua"
 ALLOWED = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19",
-           "20", "21", "22", "23", "24", "25", "26"}  # fmt: skip
+           "20", "21", "22", "23", "24", "25", "26", "27"}  # fmt: skip
 """Indices, return codes and doublings."""
 UNITS = {"60", "1000", "1024", "1000000", "64"}
 """Conversions of time and event ids, and the overhead of an event: no part of the law."""

@@ -259,7 +259,7 @@ async def test_a_snapshot_shows_pools_and_replicas(desk: Desk) -> None:
     told = await desk.snapshot()
     llama, qwen = told["fleet"]["pools"]
     assert llama["states"] == {"ready": 1, "draining": 1, "lost": 1}
-    assert (llama["slots"], llama["asked"], llama["tokens_per_s"]) == (8, 2 * 3 + 7, 100.0)
+    assert (llama["slots"], llama["asked"], llama["tokens_per_s"]) == (8, 2 * 3 + 8, 100.0)
     assert [(tier["tier"], tier["waiting"], tier["oldest_s"]) for tier in llama["tiers"]] == [
         ("interactive", 2, 8.2), ("standard", 0, 0.0), ("batch", 5, 40.0), ("free", 1, 3.0),
     ]  # fmt: skip

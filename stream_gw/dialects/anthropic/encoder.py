@@ -264,7 +264,7 @@ class MessagesEncoder(Encoder):
     def _end_bodies(self, line: bytes, cursor: str | None) -> list[bytes]:
         end = decode(line)
         assert isinstance(end, End)
-        if not ends_cleanly(end):
+        if not ends_cleanly(end, self._finish is not None):
             info = end.error or ErrorInfo(end.status, ENDED[end.status])
             return [error_body(from_info(info), None, stream_id=self.facts.stream, cursor=cursor)]
         bodies = [*self._opening_chunks(), *self._close_all()]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import EngineFailed
-from stream_fabric.stream.frames import coalesce
+from stream_fabric.stream.frames import CHOICE_END_PREFIX, coalesce
 from stream_gw.dialects.anthropic.encoder import MessagesEncoder
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.whole import Document
@@ -29,6 +29,11 @@ class MessageCollector:
         if len(self._fresh) >= _JOIN_EVERY:
             self._joined += coalesce(self._fresh)
             self._fresh.clear()
+
+    @property
+    def has_all_reasons(self) -> bool:
+        """True if the message has its stop reason."""
+        return any(line.startswith(CHOICE_END_PREFIX) for line in (*self._joined, *self._fresh))
 
     def result(self) -> bytes:
         """Return the message as JSON."""

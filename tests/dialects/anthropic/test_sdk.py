@@ -121,7 +121,7 @@ def test_both_official_helpers_build_the_same_answer(canned: Canned, chat: Canne
         assert used.input_tokens + cached + written == usage.get("prompt_tokens", 0)
 
 
-@pytest.mark.parametrize("status", ["failed", "cancelled"])
+@pytest.mark.parametrize("status", ["failed", "cancelled", "incomplete"])
 def test_an_end_other_than_completion_raises(canned: Canned, status: Any) -> None:
     stream = Stream(StreamFacts(STREAM, 1, "sim-small"), [])
     lines = [encode(Open(0, 0, "text")), encode_text(0, "half"), encode(End(status))]
