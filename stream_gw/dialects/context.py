@@ -5,6 +5,7 @@ A prompt's tokens are bounded from below: what is refused here, every engine ref
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -14,6 +15,8 @@ from stream_gw.dialects.requests import CreateRequest
 
 _TOKEN_CHARS_MAX = 128
 """Longest token of the vocabularies in use: a run of spaces or of one other character."""
+_WIDE_SPACES = re.compile("[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+"""Spaces that are no ASCII space; tokenizers take a run of any spaces as one piece."""
 _SPACES = b" \t\n\r\x0b\x0c"
 _AS_WORDS = bytes(0x20 if byte in _SPACES else 0x78 for byte in range(256))
 """Maps each byte to a space or to a letter."""
@@ -110,5 +113,6 @@ def _least_tokens(text: str) -> int:
 
     Tokenizers split at spaces first, so no token has letters of two words; and no token is longer than a known length.
     """
+    text = _WIDE_SPACES.sub(" ", text)
     words = (b" " + text.encode("utf-8", "replace").translate(_AS_WORDS)).count(b" x")
     return max(words, len(text) // _TOKEN_CHARS_MAX)

@@ -128,7 +128,7 @@ async def test_queues_and_demand_are_counted(ports: Ports, pool: str) -> None:
     pools = ports.pools
     assert await pools.demand_totals(pool) == (0, 0, 0)
     assert [queue.depth for queue in await pools.tier_queues(pool)] == [0, 0, 0, 0]
-    assert await pools.overload_totals(pool) == ((0, 0, 0), 0, (0, 0, 0), 0)
+    assert await pools.overload_totals(pool) == ((0, 0, 0, 0), 0, (0, 0, 0, 0), 0)
     for tier, tokens in ((1, 30), (2, 50)):
         stream = new_stream_id(0, os.urandom(10))
         request = EngineRequest(stream, "chat", "m", msgspec.Raw(b"{}"))
@@ -140,6 +140,7 @@ async def test_queues_and_demand_are_counted(ports: Ports, pool: str) -> None:
         (0, 0, 0),
         (1, 30, 60),
         (1, 50, 100),
+        (0, 0, 0),
     ]
     assert pool in await pools.pools(), "a pool whose requests wait is listed without a replica"
 

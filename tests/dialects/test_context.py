@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stream_fabric.errors import ContextLengthExceeded
@@ -76,6 +76,7 @@ def test_embeddings_are_left_to_the_engine_which_may_cut_them() -> None:
     check_context(parse_embeddings(msgspec.json.encode({"model": "m", "input": WORDS * 9})), CONTEXT)
 
 
+@example("\x85 \x85")
 @given(st.text(st.sampled_from("aé流🙂 \t\n\r\x0b\x1c\x85\u3000.,-_'1")) | st.text())
 def test_the_bound_is_never_above_the_pieces_of_a_tokenizer(text: str) -> None:
     try:

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         command.run_capacity(args, print)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         print(f"stream-gw capacity: {error}", file=sys.stderr)
         return 2
     return 0
