@@ -26,6 +26,11 @@ TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1
 DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_INTEGERS = (
+    "n", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions", "top_n",
+)  # fmt: skip
+_EXACT_MAX = 1 << 53
+"""Integers that a JSON number with a fraction has exactly are below this."""
 STOPS_MAX = 16
 _FIELDS_MAX = 1000
 MODEL_CHARS_MAX = 256
@@ -125,13 +130,14 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
         n=bounded(fields, "n", 1, CHOICES_MAX) or 1,
         include_usage=bool(options and options.include_usage),
         logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
-        max_tokens=integer(fields, "max_completion_tokens") or integer(fields, "max_tokens"),
+        max_tokens=field(fields, "max_completion_tokens", int | None) or field(fields, "max_tokens", int | None),
         prompt=_prompt(fields, kind),
     )
 
 
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
+    _write_integers(fields)
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
@@ -240,20 +246,21 @@ def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
 
 def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> int | None:
     """Read an optional integer within ``low`` to ``high``. Raises BadRequest."""
-    value = integer(fields, name)
+    value: int | None = field(fields, name, int | None)
     if value is not None and not low <= value <= high:
         raise BadRequest(f"{name} must be {low} to {high}, got {_shortened(str(value))}", param=name)
     return value
 
 
-def integer(fields: dict[str, msgspec.Raw], name: str) -> int | None:
-    """Read an optional integer, which may be written as ``18.0``, as OpenAI and vLLM allow. Raises BadRequest."""
-    value: int | float | None = field(fields, name, int | float | None)
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise BadRequest(f"{name} must be an integer, got {_shortened(str(value))}", param=name)
-        return int(value)
-    return value
+def _write_integers(fields: dict[str, msgspec.Raw]) -> None:
+    """Write ``18.0`` as ``18``: OpenAI and vLLM take both, and the agent and the simulator read integers."""
+    for name in _INTEGERS:
+        raw = bytes(fields.get(name, b""))
+        if not raw or raw.isdigit():
+            continue
+        value: object = msgspec.json.decode(raw)
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_MAX:
+            fields[name] = msgspec.Raw(b"%d" % int(value))
 
 
 def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:
