@@ -275,6 +275,12 @@ ALERTS: tuple[Alert, ...] = (
         {_INTERACTIVE: "0x5 0.2x40"}, {_INTERACTIVE: "0.2 0x40"}, labels=_P,
     ),
     Alert(
+        "LimitsFailOpen", "ticket",
+        f"sum by (job, namespace) (increase({listed.LIMITS_FAILED_OPEN.name}[5m])) > 0", "1m",
+        "{{ $value }} requests were admitted without their limits in 5 minutes: Redis does not answer for some tenants",
+        {listed.LIMITS_FAILED_OPEN.name: "0x5 5+5x40"}, {listed.LIMITS_FAILED_OPEN.name: "5x40"},
+    ),
+    Alert(
         "TtftPredictionOff", "ticket",
         f"{_TTFT_ERROR_SHARE} > 0.2 and on (pool) sum by (pool) (increase({listed.TTFT_ERROR.name}_count[30m])) > 100",
         "15m",

@@ -9,12 +9,14 @@
     ├── Unauthenticated 401 / 4401
     │   └── KeyRevoked               the API key was revoked while it was in use
     ├── Forbidden 403 / 4403
+    │   └── UserSuspended            the request's user is suspended
     ├── NotFound 404 / 1008          no such stream, or another tenant's
     │   └── ModelNotFound            no pool serves the model
     ├── MethodNotAllowed 405
     ├── RequestTimeout 408           the body did not arrive in time; retriable
     ├── CursorGone 410               the log no longer has the frames after the cursor
     ├── BodyTooLarge 413 / 1009
+    ├── StreamCancelled 499          the stream was cancelled; OpenAI's clients retry no 499
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
     │   └── RateLimited              a limit of the tenant's plan
@@ -106,6 +108,10 @@ class Forbidden(StreamGwError):
     type = "permission_error"
 
 
+class UserSuspended(Forbidden):
+    code = "user_suspended"
+
+
 class NotFound(StreamGwError):
     code = "not_found"
     http_status = 404
@@ -142,6 +148,15 @@ class BodyTooLarge(StreamGwError):
     code = "body_too_large"
     http_status = 413
     close_code = 1009
+    type = "invalid_request_error"
+
+
+class StreamCancelled(StreamGwError):
+    """Somebody cancelled the stream, so its caller must not retry. gRPC maps CANCELLED to the same status."""
+
+    code = "cancelled"
+    http_status = 499
+    close_code = 1008
     type = "invalid_request_error"
 
 

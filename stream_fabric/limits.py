@@ -97,6 +97,7 @@ TENANT_RECORDS_MAX: Final = 500  # records of tenants and plans in one read; mor
 TENANT_RECORDS_PUBLISHED_MAX: Final = 100  # records of one publish, which blocks Redis; more take further calls
 TENANT_KEYS_MAX: Final = 1000  # keys of one tenant that are not revoked, all in its record; over: 409
 TENANT_LIST_MAX: Final = 1000  # rows of one page of the admin API; more need another page
+LIMITS_WAIT_S_MAX: Final = 1.0  # wait for a tenant's account where limits may fail open; over: admitted without limits
 TENANTS_PUBLISH_EVERY_S: Final = 5.0  # interval at which gateways compare what is published with the database
 
 # Operations page.

@@ -77,7 +77,8 @@ def key_store(settings: GatewaySettings) -> KeyStore:
             "no keys: set STREAM_GW_KEY_PEPPER and add tenants with stream-gw tenants, or set STREAM_GW_KEYS_FILE to a "
             "TOML file of tenants (stream-gw key makes an entry)"
         )
-    return KeyStore(records, pepper=pepper.encode(), published=bool(pepper))
+    previous = settings.key_pepper_previous.get_secret_value()
+    return KeyStore(records, pepper=pepper.encode(), previous=previous.encode(), published=bool(pepper))
 
 
 def token_signer(settings: GatewaySettings, random: Random) -> TokenSigner:
@@ -178,6 +179,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         tracer,
         contents,
         metrics.receive_limited,
+        metrics.limits_failed_open.inc,
     )
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
     upkeep = [
@@ -226,8 +228,9 @@ async def _publish_tenants(
         yield None
         return
     url, pepper = settings.database_url, settings.key_pepper.get_secret_value()
+    previous = settings.key_pepper_previous.get_secret_value()
     async with (
-        open_tenancy(url, RedisTenants(client), HostClock(), random, pepper) as tenancy,
+        open_tenancy(url, RedisTenants(client), HostClock(), random, pepper, previous) as tenancy,
         asyncio.TaskGroup() as tasks,
     ):
         publishing = tasks.create_task(tenancy.run())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
 from stream_fabric.process.settings import EmitSettings, FabricSettings
@@ -29,6 +29,12 @@ class DatabaseSettings(FabricSettings):
         "bytes; empty: only keys of a keys file",
     )
 
+    key_pepper_previous: SecretStr = Field(
+        SecretStr(""),
+        description="Pepper before key_pepper, whose keys are accepted until they are rotated, at least 16 bytes; "
+        "empty: none",
+    )
+
     @field_validator("database_url")
     @classmethod
     def _check_database_url(cls, value: str) -> str:
@@ -36,12 +42,19 @@ class DatabaseSettings(FabricSettings):
             raise ValueError(f"must begin with {', '.join(_DATABASES)} and name a database")
         return value
 
-    @field_validator("key_pepper")
+    @field_validator("key_pepper", "key_pepper_previous")
     @classmethod
     def _check_key_pepper(cls, value: SecretStr) -> SecretStr:
         if 0 < len(value.get_secret_value().encode()) < PEPPER_BYTES_MIN:
             raise ValueError(f"must have at least {PEPPER_BYTES_MIN} bytes")
         return value
+
+    @model_validator(mode="after")
+    def _check_peppers(self) -> DatabaseSettings:
+        previous = self.key_pepper_previous.get_secret_value()
+        if previous and not self.key_pepper.get_secret_value():
+            raise ValueError("key_pepper_previous needs key_pepper, the pepper of new keys")
+        return self
 
 
 class GatewaySettings(DatabaseSettings, EmitSettings):
@@ -122,6 +135,11 @@ class GatewaySettings(DatabaseSettings, EmitSettings):
         ge=0,
         le=3600,
         description="Maximum seconds in the queue before a request fails, longer while its pool starts; 0: at once",
+    )
+    limits_fail_open: bool = Field(
+        False,
+        description="Admit requests without their limits while Redis does not answer for their account, except "
+        "where the plan has budgets; false: they get 503 fabric_unavailable",
     )
     plain_grace_s: float = Field(
         2.0,

@@ -1,7 +1,7 @@
 """Published records of tenants, keys and plans: everything a gateway needs to know of them. Pure.
 
-A record is published under a name: ``tenant:<id>``, ``plan:<name>`` or ``prices``. An empty record means that the
-tenant or plan was deleted. Gateways keep all records in memory and never ask the database.
+A record is published under a name: ``tenant:<id>``, ``user:<tenant>:<id>``, ``plan:<name>`` or ``prices``. An empty
+record means that the tenant, user or plan was deleted. Gateways keep all records in memory and never ask the database.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ TierName = Literal["interactive", "standard", "batch"]
 Moderation = Literal["off", "prompt", "all"]
 """Content that is checked: nothing, prompts, or prompts and answers."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,6 +72,18 @@ class Budgets(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 NO_BUDGETS = Budgets()
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Price of one model as operators write it, in millionths of the currency per million tokens."""
+
+    prompt: _Amount = 0
+    output: _Amount = 0
+    cached: _Amount | None = None
+    """None: the price of prompt tokens."""
+
+    def prices(self) -> Prices:
+        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
 
 
 class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,13 +157,28 @@ class TenantRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices by model, before those of all tenants; ``*``: each model that is not named."""
 
 
+class UserRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Settings of one user that differ from its tenant's other users. Most users have no record.
+
+    It is a record of its own: a change of one user must not publish its tenant's 100,000 others again.
+    """
+
+    tenant: str
+    id: str
+    """The user that requests name."""
+    suspended: bool = False
+    """True: its requests are refused, and its credentials as if their key was revoked."""
+    limits: Limits | None = None
+    """Limits of this user instead of the plan's; None: the plan's."""
+
+
 class PricesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prices by model for all tenants; ``*``: each model that is not named."""
 
     prices: dict[str, Prices] = {}
 
 
-Record = TenantRecord | PlanRecord | PricesRecord
+Record = TenantRecord | UserRecord | PlanRecord | PricesRecord
 PRICES = "prices"
 
 _encoder = msgspec.json.Encoder()
@@ -161,6 +189,8 @@ def record_name(record: Record) -> str:
     match record:
         case TenantRecord(id=tenant):
             return f"tenant:{tenant}"
+        case UserRecord(tenant=tenant, id=user):
+            return f"user:{tenant}:{user}"
         case PlanRecord(name=plan):
             return f"plan:{plan}"
     return PRICES
@@ -173,7 +203,9 @@ def encode_record(record: Record) -> bytes:
 def decode_record(name: str, data: bytes) -> Record:
     """Decode the record that was published under this name. Raises msgspec.MsgspecError."""
     kind = name.partition(":")[0]
-    types: dict[str, type[Record]] = {"tenant": TenantRecord, "plan": PlanRecord, PRICES: PricesRecord}
+    types: dict[str, type[Record]] = {
+        "tenant": TenantRecord, "user": UserRecord, "plan": PlanRecord, PRICES: PricesRecord
+    }  # fmt: skip
     if kind not in types:
         raise msgspec.ValidationError(f"unknown kind of record {kind!r}")
     return msgspec.json.decode(data, type=types[kind])

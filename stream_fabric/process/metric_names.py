@@ -160,6 +160,12 @@ LIMITED = _add(
         only="after the first refusal",
     )
 )
+LIMITS_FAILED_OPEN = _gateway(
+    "limits_failed_open_total",
+    "counter",
+    "requests",
+    "Requests admitted without their limits, because Redis did not answer for their tenant's account",
+)
 _ONLY_SURGE = "for declared pools, after their first overload"
 POOL_SHEDS = _add(
     Metric(

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from stream_fabric.accounts.records import Scope
-from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, Unauthenticated
+from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, StreamGwError, Unauthenticated, UserSuspended
 from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth.keys import KeyStore
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
@@ -36,7 +36,10 @@ class Authenticator:
         self._tokens = tokens
 
     def authenticate(self, credential: str | None, now: float) -> Principal:
-        """Return the owner of an API key or capability token. ``now``: unix seconds. Raises Unauthenticated."""
+        """Return the owner of an API key or capability token. ``now``: unix seconds.
+
+        Raises Unauthenticated, or UserSuspended for a credential of a suspended user.
+        """
         if not credential:
             raise Unauthenticated("no credential; send Authorization: Bearer <API key or capability token>")
         if len(credential) > _CREDENTIAL_CHARS_MAX:
@@ -48,7 +51,13 @@ class Authenticator:
         )
         if principal is None:
             raise Unauthenticated("the credential is unknown or revoked")
+        self.check_user(principal.tenant, principal.user)
         return principal
+
+    def check_user(self, tenant: TenantId, user: str | None) -> None:
+        """Raises UserSuspended."""
+        if self.keys.users.is_suspended(tenant, user):
+            raise UserSuspended("this user is suspended; ask the operator", param="user")
 
     def authenticate_cookie(self, token: str, now: float) -> Principal:
         """Return the owner of a cookie's token, with scope ``read`` at most. Raises Unauthenticated.
@@ -60,8 +69,20 @@ class Authenticator:
         return msgspec.structs.replace(principal, scopes=principal.scopes & {"read"})
 
     def is_valid(self, who: Principal, now: float) -> bool:
-        """True if the key of a caller that was authenticated before may still be used."""
-        return who.key is None or self.keys.is_valid(who.tenant, who.key, now)
+        """True if a caller that was authenticated before may still call."""
+        return self.reason_to_end(who, now) is None
+
+    def reason_to_end(self, who: Principal, now: float) -> StreamGwError | None:
+        """Return the error that ends the connections of a caller that was authenticated before; None: it may stay."""
+        if who.key is not None and not self.keys.is_valid(who.tenant, who.key, now):
+            return KeyRevoked(
+                "the API key was revoked or has expired; the stream may be read with another key of the tenant"
+            )
+        try:
+            self.check_user(who.tenant, who.user)
+        except UserSuspended as error:
+            return error
+        return None
 
     def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
         """Sign a token with no more rights than its owner; return (token, expiry in unix seconds).
@@ -100,13 +121,15 @@ class Authenticator:
         tenant, use = TenantId(claims.tenant), None if claims.key is None else KeyUse(claims.key, claims.gen)
         if use is not None and not self.keys.is_valid(tenant, use, now):
             raise KeyRevoked("the API key that minted this capability token is revoked or has expired")
-        return Principal(
-            tenant,
-            frozenset(claims.scopes),
-            None if claims.user is None else UserId(claims.user),
-            self.keys.allowed_models(tenant, None if claims.models is None else frozenset(claims.models)),
-            claims.exp,
-            use,
+        return self.keys.current(
+            Principal(
+                tenant,
+                frozenset(claims.scopes),
+                None if claims.user is None else UserId(claims.user),
+                self.keys.allowed_models(tenant, None if claims.models is None else frozenset(claims.models)),
+                claims.exp,
+                use,
+            )
         )
 
 

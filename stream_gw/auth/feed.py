@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from stream_fabric.accounts.ports import TenantRecords
-from stream_fabric.accounts.records import decode_record
+from stream_fabric.accounts.records import Record, decode_record
 from stream_fabric.errors import FabricError
 from stream_fabric.limits import TENANTS_READ_EVERY_S
 from stream_fabric.stream.ids import TenantId
@@ -20,11 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Revoked(NamedTuple):
-    """Keys of one tenant that may no longer be used. ``finish``: their running streams may run to their end."""
+    """Keys, or a user, of one tenant that may no longer be used. ``finish``: their streams may run to their end."""
 
     tenant: TenantId
     keys: frozenset[str]
     finish: bool
+    user: str | None = None
 
 
 class TenantFeed:
@@ -60,6 +61,8 @@ class TenantFeed:
             self._on_skip(name.partition(":")[0])
             return []
         kind, _, rest = name.partition(":")
+        if kind == "user":
+            return self._apply_user(name, record)
         if kind != "tenant":
             self._keys.apply(name, record)
             return []
@@ -68,6 +71,15 @@ class TenantFeed:
         self._keys.apply(name, record)
         ended = frozenset(use.id for use in before - self._keys.usable(tenant))
         return [Revoked(tenant, ended, finish)] if ended else []
+
+    def _apply_user(self, name: str, record: Record | None) -> list[Revoked]:
+        _, of, user = name.split(":", 2)
+        tenant, users = TenantId(of), self._keys.users
+        was_suspended = users.is_suspended(tenant, user)
+        self._keys.apply(name, record)
+        if was_suspended or not users.is_suspended(tenant, user):
+            return []
+        return [Revoked(tenant, frozenset(), self._keys.plan(tenant).finish_revoked, user)]
 
     async def run(self, on_change: Callable[[list[Revoked]], None]) -> None:
         """Read until cancelled; ``on_change`` is called with revoked keys."""

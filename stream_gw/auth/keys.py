@@ -6,22 +6,27 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import (
     NO_LIMITS,
+    PRICES,
     KeyRecord,
     PlanRecord,
     PricesRecord,
     Record,
     Scope,
     TenantRecord,
+    UserRecord,
     record_name,
 )
 from stream_fabric.events import Prices
 from stream_fabric.ports import Random
 from stream_fabric.stream.ids import TenantId, UserId
-from stream_gw.auth.peppered import SHA256_PREFIX, peppered_digest
+from stream_gw.auth.peppered import SHA256_PREFIX, Peppers
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
+from stream_gw.auth.users import UserStore
 
 KEY_PREFIX = "sgw_"
 """Begins the keys of the database, whose digests are peppered."""
@@ -31,9 +36,13 @@ _NO_PLAN = PlanRecord("")
 class KeyStore:
     """The records of all tenants. ``published``: they come from the fabric and may change at any time."""
 
-    def __init__(self, records: Iterable[Record] = (), *, pepper: bytes = b"", published: bool = False) -> None:
-        self._pepper = pepper
+    def __init__(
+        self, records: Iterable[Record] = (), *, pepper: bytes = b"", previous: bytes = b"", published: bool = False
+    ) -> None:
+        """``previous``: pepper of keys that are not rotated yet; empty: none."""
+        self._peppers = Peppers(pepper, previous)
         self.published = published
+        self.users = UserStore()
         self._tenants: dict[TenantId, TenantRecord] = {}
         self._plans: dict[str, PlanRecord] = {}
         self._prices: Mapping[str, Prices] = {}
@@ -51,13 +60,15 @@ class KeyStore:
         match record:
             case PlanRecord():
                 self._plans[rest] = record
+            case UserRecord() | None if kind == "user":
+                self.users.apply(rest, record)
             case PricesRecord(prices=prices):
                 self._prices = prices
             case TenantRecord() | None if kind == "tenant":
                 self._apply_tenant(TenantId(rest), record)
             case None if kind == "plan":
                 self._plans.pop(rest, None)
-            case _:
+            case None if kind == PRICES:
                 self._prices = {}
 
     def _apply_tenant(self, tenant: TenantId, record: TenantRecord | None) -> None:
@@ -75,13 +86,17 @@ class KeyStore:
     def find(self, key: str, now: float) -> Principal | None:
         """Return the principal of an API key; None: it is unknown, revoked or has expired. ``now``: unix seconds."""
         # By digest: the lookup's timing reveals nothing about a key
-        digest = peppered_digest(key, self._pepper) if key.startswith(KEY_PREFIX) else SHA256_PREFIX + key_digest(key)
-        tenant, record = self._by_digest.get(digest, (None, None))
+        digests = self._peppers.digests(key) if key.startswith(KEY_PREFIX) else (SHA256_PREFIX + key_digest(key),)
+        matches = [self._by_digest.get(digest) for digest in digests]
+        tenant, record = next(filter(None, matches), (None, None))
         if tenant is None or record is None or not self._is_usable(tenant, record, now):
             return None
-        found = self._found.get(digest)
+        return self._principal(tenant, record)
+
+    def _principal(self, tenant: TenantId, record: KeyRecord) -> Principal:
+        found = self._found.get(record.digest)
         if found is None:
-            found = self._found[digest] = Principal(
+            found = self._found[record.digest] = Principal(
                 tenant,
                 frozenset(record.scopes),
                 None if record.user is None else UserId(record.user),
@@ -89,6 +104,24 @@ class KeyStore:
                 key=KeyUse(record.id, record.generation),
             )
         return found
+
+    def current(self, who: Principal) -> Principal:
+        """Return the caller with the rights that its key has now.
+
+        A capability token never has more rights than its key: those that the key has lost are lost for the token too.
+        """
+        key = None if who.key is None else self._by_id.get((who.tenant, who.key.id))
+        if key is None:
+            return who
+        now = self._principal(who.tenant, key)
+        if who.expires_at is None:
+            return now
+        scopes, models = who.scopes & now.scopes, who.models
+        if now.models is not None:
+            models = now.models if models is None else models & now.models
+        if scopes == who.scopes and models == who.models:
+            return who
+        return msgspec.structs.replace(who, scopes=scopes, models=models)
 
     def is_valid(self, tenant: TenantId, use: KeyUse, now: float) -> bool:
         """True if the key may be used now: it exists in this generation, its tenant and its plan too."""
@@ -136,7 +169,7 @@ class KeyStore:
             limits = plan.key if key is None or key.limits is None else key.limits
             found.append(Subject(key_subject(who.key.id), limits))
         if user is not None:
-            found.append(Subject(f"user:{hashlib.sha256(user.encode()).hexdigest()[:16]}", plan.user))
+            found.append(self.users.subject(who.tenant, user, plan.user))
         found.append(Subject(f"model:{model}", plan.model.get(model, plan.model.get("*", NO_LIMITS))))
         return [each for each in found if each.limits.any or (self.published and each.name.startswith(_KEY))]
 

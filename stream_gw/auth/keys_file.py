@@ -16,13 +16,13 @@ from stream_fabric.accounts.records import (
     Limits,
     Moderation,
     PlanRecord,
+    Price,
     PricesRecord,
     Record,
     Scope,
     TenantRecord,
     TierName,
 )
-from stream_fabric.events import Prices
 from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
 from stream_gw.auth.peppered import SHA256_PREFIX
 from stream_gw.auth.principal import ALL_SCOPES
@@ -36,19 +36,10 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     regions: list[str] | None = None
 
 
-class _Price(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: Annotated[int, msgspec.Meta(ge=0)] = 0
-    output: Annotated[int, msgspec.Meta(ge=0)] = 0
-    cached: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-    def prices(self) -> Prices:
-        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
-
-
 class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     key: list[_Key] = []
-    price: dict[str, _Price] = {}
+    price: dict[str, Price] = {}
     plan: str | None = None
     trace_content: bool = False
     trace_content_bytes: Annotated[int, msgspec.Meta(ge=1, le=CONTENT_BYTES_MAX)] = CONTENT_BYTES
@@ -75,7 +66,7 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     tenant: list[_Tenant]
     plan: dict[str, _Plan] = {}
-    price: dict[str, _Price] = {}
+    price: dict[str, Price] = {}
 
 
 def read_keys_file(path: Path) -> list[Record]:

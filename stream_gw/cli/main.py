@@ -29,7 +29,8 @@ _COMMANDS = {
     "usage": "print billed tokens by hour; reconcile: compare Redis, gateways and engines",
     "key": "make an API key and its entry for the keys file",
     "tenants": "add, change, suspend or delete tenants of the database; import a keys file; migrate",
-    "keys": "make, list, rotate or revoke API keys of the database's tenants",
+    "users": "suspend single users of a tenant, or give them limits of their own",
+    "keys": "make, change, list, rotate or revoke API keys of the database's tenants",
     "plans": "add or change plans: models, tiers and limits of tenants",
     "prices": "set or list the prices of tokens",
     "audit": "print who changed tenants, keys, plans and prices",
@@ -39,7 +40,7 @@ _COMMANDS = {
     "simulate": "replay recorded traffic against scaling policies",
 }
 """Help text by command. The command ``name`` is the module ``stream_gw.cli.commands.name``."""
-_OF_TENANCY = ("tenants", "keys", "plans", "prices", "audit")
+_OF_TENANCY = ("tenants", "users", "keys", "plans", "prices", "audit")
 """Commands whose modules are in ``stream_gw.cli.tenancy``."""
 
 _WITH_VLLM_FLAGS = ("agent", "up")

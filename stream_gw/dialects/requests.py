@@ -23,6 +23,11 @@ TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1
 DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_INTEGERS = (
+    "n", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions", "top_n",
+)  # fmt: skip
+_EXACT_MAX = 1 << 53
+"""Integers that a JSON number with a fraction has exactly are below this."""
 STOPS_MAX = 16
 _FIELDS_MAX = 1000
 MODEL_CHARS_MAX = 256
@@ -120,6 +125,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
 
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
+    _write_integers(fields)
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
@@ -233,6 +239,17 @@ def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> i
     if value is not None and not low <= value <= high:
         raise BadRequest(f"{name} must be {low} to {high}, got {_shortened(str(value))}", param=name)
     return value
+
+
+def _write_integers(fields: dict[str, msgspec.Raw]) -> None:
+    """Write ``18.0`` as ``18``: OpenAI and vLLM take both, and the agent and the simulator read integers."""
+    for name in _INTEGERS:
+        raw = bytes(fields.get(name, b""))
+        if not raw or raw.isdigit():
+            continue
+        value: object = msgspec.json.decode(raw)
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_MAX:
+            fields[name] = msgspec.Raw(b"%d" % int(value))
 
 
 def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bool = False) -> Any:

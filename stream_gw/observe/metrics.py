@@ -42,6 +42,7 @@ class Metrics:
         self._reads = make.counter(listed.READS)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
+        self.limits_failed_open = make.counter(listed.LIMITS_FAILED_OPEN)
         self._limited = make.counter(listed.LIMITED)
         self._pool_rejections = make.counter(listed.POOL_SHEDS)
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -9,10 +11,14 @@ from typing import Any
 from stream_fabric.accounts.account import KINDS, MINUTE_MS, Admitted, Exceeded, LimitKind, Settlement, Subject, Use
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
-from stream_fabric.errors import RateLimited
+from stream_fabric.errors import FabricUnavailable, RateLimited
+from stream_fabric.limits import LIMITS_WAIT_S_MAX
 from stream_fabric.ports import StreamLog
 from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.stream.ids import StreamId, TenantId
+
+_LOG_EVERY_S = 10.0
+_log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -32,16 +38,37 @@ class Admission:
         log: StreamLog,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_limited: Callable[[str, LimitKind], None],
+        on_failed_open: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_limited`` is called with the kind of subject and of limit that refused a request."""
+        """``on_limited`` is called with the kind of subject and of limit that refused a request; ``on_failed_open`` for
+        each request that was admitted without its limits."""
         self._accounts = accounts
         self._log = log
         self._spawn = spawn
         self._on_limited = on_limited
+        self._on_failed_open = on_failed_open
+        self._log_at = 0.0
 
-    async def admit(self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int) -> Headers:
-        """Reserve what the request will use about; return the headers with what is left. Raises RateLimited."""
-        reply = await self._accounts.admit(tenant, stream, subjects, tokens)
+    async def admit(
+        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], tokens: int, *, fail_open: bool = False
+    ) -> Headers:
+        """Reserve what the request will use about; return the headers with what is left. Raises RateLimited.
+
+        ``fail_open``: while Redis does not answer for the account, admit without a reservation. Else that raises
+        FabricUnavailable.
+        """
+        if fail_open:
+            try:
+                async with asyncio.timeout(LIMITS_WAIT_S_MAX):
+                    reply = await self._accounts.admit(tenant, stream, subjects, tokens)
+            except (FabricUnavailable, TimeoutError) as error:
+                _log.warning(
+                    "limits not checked, request admitted: tenant=%s stream=%s error=%s", tenant, stream, error
+                )
+                self._on_failed_open()
+                return ()
+        else:
+            reply = await self._accounts.admit(tenant, stream, subjects, tokens)
         if reply.overdue:
             self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue))
         headers = rate_headers(subjects, reply.uses)
@@ -49,6 +76,14 @@ class Admission:
             return headers
         self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
         raise _limited(subjects, reply, tokens, headers)
+
+    def _report_failed_open(self, tenant: TenantId, error: Exception) -> None:
+        """Count the request; log one of them every few seconds."""
+        self._on_failed_open()
+        now = asyncio.get_running_loop().time()
+        if now >= self._log_at:
+            self._log_at = now + _LOG_EVERY_S
+            _log.warning("limits not checked, request admitted: tenant=%s error=%r", tenant, error)
 
     async def withdraw(self, tenant: TenantId, stream: StreamId) -> None:
         """Give a reservation back whose request was refused later; it counts as never sent."""

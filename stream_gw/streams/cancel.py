@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, KeyRevoked
+from stream_fabric.errors import BadRequest
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
-from stream_fabric.stream.ids import StreamId, TenantId
+from stream_fabric.stream.ids import StreamId, TenantId, UserId
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
@@ -35,6 +35,7 @@ class StreamCommands:
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
         self._log = parts.log
         self._accounts = parts.accounts
+        self._index = parts.index
         self._hub = parts.hub
         self._reads = reads
         self._recent: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_REMEMBERED_MAX)
@@ -53,10 +54,13 @@ class StreamCommands:
         return reply
 
     async def cancel_revoked(self, revoked: Revoked) -> None:
-        """Cancel the running streams of revoked keys. Every gateway does it; one suffices."""
-        subjects = {key_subject(key) for key in revoked.keys}
-        held = await self._accounts.reserved(revoked.tenant)
-        ending = [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
+        """Cancel the running streams of revoked keys or of a suspended user. Every gateway does it; one suffices."""
+        if revoked.user is not None:
+            ending = await self._index.live(revoked.tenant, UserId(revoked.user))
+        else:
+            subjects = {key_subject(key) for key in revoked.keys}
+            held = await self._accounts.reserved(revoked.tenant)
+            ending = [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
         for start in range(0, len(ending), _CANCELS_MAX):
             batch = ending[start : start + _CANCELS_MAX]
             await asyncio.gather(*(self._log.cancel(stream, revoked.tenant) for stream in batch))
@@ -86,8 +90,3 @@ class StreamCommands:
 def cancel_json(reply: CancelReply) -> dict[str, Any]:
     """Return the API's answer to a cancel."""
     return {"result": reply.result, "at": None if reply.at is None else str(reply.at), "status": reply.status or None}
-
-
-def key_revoked() -> KeyRevoked:
-    """Make the error of a reader whose API key was revoked."""
-    return KeyRevoked("the API key was revoked or has expired; the stream may be read with another key of the tenant")

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from stream_fabric.accounts.account import Subject
+from stream_fabric.accounts.records import NO_BUDGETS
 from stream_fabric.errors import (
     BadRequest,
     Draining,
     FabricUnavailable,
-    StreamFailed,
+    StreamCancelled,
     StreamGwError,
 )
 from stream_fabric.pool.cells import pool_of
@@ -36,7 +37,6 @@ from stream_gw.dialects.context import check_context
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers
-from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -103,11 +103,13 @@ class StreamCreation:
         if self._readiness.draining:
             raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
         who.require("create")
-        if not parts.authenticator.is_valid(who, parts.unix_s()):  # revoked while the body came in
-            raise key_revoked()
+        ended = parts.authenticator.reason_to_end(who, parts.unix_s())
+        if ended is not None:  # revoked while the body came in
+            raise ended
         call, records = self._lower_tier(call), parts.authenticator.keys
         request = call.request
         user = _stream_user(who, request.user)
+        parts.authenticator.check_user(who.tenant, user)
         # The plan of now: a socket's caller was authenticated long ago
         pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models))
         if context := parts.directory.context(pool, request.model):
@@ -163,11 +165,11 @@ class StreamCreation:
         try:
             await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription))
         except BaseException as error:
+            trace.role = "refused"
             if isinstance(error, StreamGwError):
                 subscription.finish_trace("refused", error=error)
             subscription.close()
             raise
-        trace.role = "created"
         assert trace.facts is not None
         return OpenedStream(
             stream,
@@ -194,8 +196,11 @@ class StreamCreation:
         request, tenant, stream = call.request, call.who.tenant, work.request.stream
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
+        plan = self._parts.authenticator.keys.plan(tenant)
+        fail_open = self._parts.settings.limits_fail_open and plan.budgets == NO_BUDGETS
         try:
-            return await self._admission.admit(tenant, stream, subjects, work.prompt_tokens + output)
+            tokens = work.prompt_tokens + output
+            return await self._admission.admit(tenant, stream, subjects, tokens, fail_open=fail_open)
         except StreamGwError:
             await self._keys.release(call, stream)
             raise
@@ -272,16 +277,14 @@ class StreamCreation:
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.
         calls: list[Coroutine[Any, Any, Any]] = [
-            parts.log.create(
-                new.id, work.parsed_epoch(), tenant, work.facts, parts.name, model, reserved=work.reserved
-            ),
+            self._create_stream(new),
             place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, parts.random.random()),
         ]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
         if created is CreateCode.CANCELLED:
-            raise StreamFailed("the stream was cancelled before it began")
+            raise StreamCancelled("the stream was cancelled before it began")
         placed = outcome.placed
         if isinstance(placed, Refused):
             trace.overflow = ("", placed.backlog_s)
@@ -292,6 +295,22 @@ class StreamCreation:
             await asyncio.shield(parts.hub.spawn(self._withdraw(new, error)))
             raise error
         self._note_placed(new, placed, outcome, hashes)
+
+    async def _create_stream(self, new: _NewStream) -> CreateCode:
+        """Create the stream. It may end before the reply of its placement is read: its reader has created it then."""
+        work, parts = new.work, self._parts
+        code = await parts.log.create(
+            new.id,
+            work.parsed_epoch(),
+            new.call.who.tenant,
+            work.facts,
+            parts.name,
+            work.request.model,
+            reserved=work.reserved,
+        )
+        if code is not CreateCode.CANCELLED:
+            new.call.trace.role = "created"
+        return code
 
     async def _all_or_withdraw(self, new: _NewStream, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Return the results of all calls.
@@ -323,6 +342,7 @@ class StreamCreation:
 
         If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
         """
+        new.call.trace.role = "refused"  # before its reader sees the fence
         nonce = self._parts.random.token_hex(4)
         await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
         await self._keys.release(new.call, new.id)

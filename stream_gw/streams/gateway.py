@@ -20,10 +20,10 @@ class Gateway:
         self.readiness = Readiness(parts.pools, parts.settings.ready_without_redis_s)
         placements = PlacementRecords(parts.log, parts.hub)
         self.reads = StreamReads(parts, placements)
-        self.admission = Admission(parts.accounts, parts.log, parts.hub.spawn, parts.on_limited)
+        self.admission = Admission(parts.accounts, parts.log, parts.hub.spawn, parts.on_limited, parts.on_failed_open)
         self.streams = StreamCreation(parts, self.reads, self.readiness, placements, self.admission)
         self.commands = StreamCommands(parts, self.reads)
 
     def authenticate(self, credential: str | None) -> Principal:
-        """Return the owner of an API key or capability token. Raises Unauthenticated."""
+        """Return the owner of an API key or capability token. Raises Unauthenticated or UserSuspended."""
         return self.parts.authenticator.authenticate(credential, self.parts.unix_s())

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamFailed
+from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamCancelled
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
 from stream_fabric.stream.cursor import BEGINNING
 from stream_fabric.stream.ids import StreamId
@@ -75,7 +75,7 @@ class IdempotencyKeys:
                     reserved=work.reserved,
                 )
                 if code is CreateCode.CANCELLED:
-                    raise StreamFailed("the stream was cancelled before it began")
+                    raise StreamCancelled("the stream was cancelled before it began")
                 return True
         return False
 

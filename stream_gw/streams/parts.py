@@ -39,6 +39,8 @@ class GatewayParts:
     """Collects prompts of tenants whose plan includes them in traces; None: no prompt is collected."""
     on_limited: Callable[[str, LimitKind], None] = lambda subject, kind: None
     """Called with the kind of subject and of limit that refused a request."""
+    on_failed_open: Callable[[], None] = lambda: None
+    """Called for each request that was admitted without its limits."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

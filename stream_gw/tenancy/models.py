@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stream_fabric.accounts.records import Budgets, Limits, Moderation, PlanRecord, Scope, TierName
+from stream_fabric.accounts.records import Budgets, Limits, Moderation, PlanRecord, Price, Scope, TierName
 from stream_fabric.errors import BadRequest
-from stream_fabric.events import Prices
 from stream_fabric.limits import (
     CONTENT_BYTES_MAX,
     RETENTION_S_MAX,
@@ -25,32 +24,19 @@ DEFAULT_PLAN = "default"
 TENANT_SCOPES: tuple[Scope, ...] = ("cancel", "create", "input", "read")
 GRACE_S_MAX = 90 * 86_400
 _EXPIRES_S_MAX = 20 * 366 * 86_400
-_PRICE_MAX = 1 << 40
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """Id of a tenant, or name of a plan."""
 Model = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
 Label = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{0,200}\Z")]
 User = Annotated[str, msgspec.Meta(pattern=rf"^[^\x00-\x1f\x7f]{{1,{USER_CHARS_MAX}}}\Z")]
-_Amount = Annotated[int, msgspec.Meta(ge=0, le=_PRICE_MAX)]
 Region = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Share = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _RetentionS = Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)]
 _RetentionDays = Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)]
+_ExpiresInS = Annotated[int, msgspec.Meta(ge=1, le=_EXPIRES_S_MAX)]
 _ContentBytes = Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)]
 PageLimit = Annotated[int, msgspec.Meta(ge=1, le=TENANT_LIST_MAX)]
-
-
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Price of one model, in millionths of the currency per million tokens."""
-
-    prompt: _Amount = 0
-    output: _Amount = 0
-    cached: _Amount | None = None
-    """None: the price of prompt tokens."""
-
-    def prices(self) -> Prices:
-        return Prices(self.prompt, self.prompt if self.cached is None else self.cached, self.output)
 
 
 class Plan(PlanRecord, frozen=True, omit_defaults=False, forbid_unknown_fields=True):
@@ -120,7 +106,7 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Models that the key may use; None: those of the plan."""
     user: User | None = None
     """User that all requests of the key belong to; None: the request names its user."""
-    expires_in_s: Annotated[int, msgspec.Meta(ge=1, le=_EXPIRES_S_MAX)] | None = None
+    expires_in_s: _ExpiresInS | None = None
     """None: the key does not expire."""
     limits: Limits | None = None
     """Limits of this key instead of the plan's; None: the plan's."""
@@ -128,9 +114,26 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Regions where requests of the key may be served; None: those of the plan."""
 
 
+class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changed fields of a key; the others stay. Its user never changes: its streams belong to that user."""
+
+    label: Label | UnsetType = UNSET
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1)] | UnsetType = UNSET
+    models: tuple[Model, ...] | UnsetType | None = UNSET
+    expires_in_s: _ExpiresInS | UnsetType | None = UNSET
+    """Seconds from now; None: the key does not expire."""
+    limits: Limits | UnsetType | None = UNSET
+    regions: tuple[Region, ...] | UnsetType | None = UNSET
+
+
 class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: Annotated[int, msgspec.Meta(ge=0, le=GRACE_S_MAX)] = 86_400
     """Seconds that the old key stays valid."""
+
+
+Pepper = Literal["current", "previous", "lost", "unknown"]
+"""Pepper with which a key was hashed. ``lost``: neither of this process's peppers, so that nobody can use the key.
+``unknown``: this process has no pepper."""
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -151,12 +154,50 @@ class Key(msgspec.Struct, frozen=True):
     created_at: float
     created_by: str
     revoked_at: float | None
+    pepper: Pepper | None = None
+    """None: a key of a keys file, which needs no pepper. One with another pepper than ``current`` must be rotated."""
 
 
-class NewKey(Key, frozen=True):
+class NewKey(Key, frozen=True, kw_only=True):
     """A key that was just made. It is shown once, because the database has only its digest."""
 
     key: str
+
+
+class UserCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Name
+    id: User
+    """The user that requests name."""
+    label: Label = ""
+    suspended: bool = False
+    limits: Limits | None = None
+    """Limits of this user instead of the plan's; None: the plan's."""
+
+
+class UserChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changed fields of a user; the others stay."""
+
+    label: Label | UnsetType = UNSET
+    suspended: bool | UnsetType = UNSET
+    limits: Limits | UnsetType | None = UNSET
+
+
+class TenantUser(msgspec.Struct, frozen=True):
+    """One user of a tenant that differs from the tenant's other users."""
+
+    tenant: str
+    id: str
+    label: str
+    suspended: bool
+    limits: Limits | None
+    created_at: float
+    created_by: str
+
+
+class ModelPrice(Price, frozen=True, kw_only=True):
+    """Price of one model for all tenants. ``model`` ``*``: each model that is not named."""
+
+    model: Model
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
@@ -189,13 +230,19 @@ def checked(asked: _T) -> _T:
 
 def merged_plan(plan: Plan, change: PlanChange) -> Plan:
     """Return the plan with the changed fields."""
-    return msgspec.structs.replace(plan, **_given(change))
+    return msgspec.structs.replace(plan, **given(change))
 
 
 def merged_tenant(tenant: Tenant, change: TenantChange) -> Tenant:
     """Return the tenant with the changed fields."""
-    return msgspec.structs.replace(tenant, **_given(change))
+    return msgspec.structs.replace(tenant, **given(change))
 
 
-def _given(change: PlanChange | TenantChange) -> dict[str, Any]:
+def merged_user(user: TenantUser, change: UserChange) -> TenantUser:
+    """Return the user with the changed fields."""
+    return msgspec.structs.replace(user, **given(change))
+
+
+def given(change: PlanChange | TenantChange | KeyChange | UserChange) -> dict[str, Any]:
+    """Return the changed fields."""
     return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not UNSET}

@@ -11,6 +11,7 @@ from stream_fabric.accounts.ports import TenantRecords
 from stream_fabric.errors import FabricError
 from stream_fabric.ports import Clock, Random
 from stream_gw.auth import read_keys_file
+from stream_gw.auth.peppered import Peppers
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.importer import Imported, import_records
 from stream_gw.tenancy.publisher import Publisher
@@ -22,6 +23,7 @@ from stream_gw.tenancy.sql.prices import PriceList
 from stream_gw.tenancy.sql.republish import published_names, renew_revisions, unknown_names
 from stream_gw.tenancy.sql.tenants import Tenants
 from stream_gw.tenancy.sql.transaction import Transaction
+from stream_gw.tenancy.sql.users import Users
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Session:
     def __init__(self, transaction: Transaction) -> None:
         self.plans = Plans(transaction)
         self.tenants = Tenants(transaction)
+        self.users = Users(transaction)
         self.keys = Keys(transaction)
         self.prices = PriceList(transaction)
         self.audit = Audit(transaction)
@@ -41,7 +44,7 @@ class Tenancy:
     """The database of one fleet. Methods raise DatabaseUnavailable when it cannot be reached."""
 
     def __init__(
-        self, database: Database, records: TenantRecords | None, clock: Clock, random: Random, pepper: bytes
+        self, database: Database, records: TenantRecords | None, clock: Clock, random: Random, peppers: Peppers
     ) -> None:
         """``records`` None: nothing is published here; gateways publish it."""
         self.database = database
@@ -49,20 +52,20 @@ class Tenancy:
         self._publisher = None if records is None else Publisher(database, records, random)
         self._clock = clock
         self._random = random
-        self._pepper = pepper
+        self._peppers = peppers
         self.unpublished: FabricError | DatabaseUnavailable | None = None
         """Error of the last publication. Gateways repeat it every few seconds."""
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Session]:
         async with self.database.transaction() as connection:
-            yield Session(Transaction(connection, self._random, self._now_s()))
+            yield Session(Transaction(connection, self._random, self._now_s(), peppers=self._peppers))
 
     @asynccontextmanager
     async def change(self, who: str) -> AsyncIterator[Session]:
         """Commit all changes together at the end, then publish them. ``who``: the actor in the audit events."""
         async with self.database.transaction() as connection:
-            transaction = Transaction(connection, self._random, self._now_s(), who, self._pepper)
+            transaction = Transaction(connection, self._random, self._now_s(), who, self._peppers)
             await transaction.lock()
             yield Session(transaction)
             await transaction.save_revision()

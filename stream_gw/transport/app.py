@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stream_fabric.errors import Draining
+from stream_fabric.errors import Draining, StreamGwError
 from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.records import GatewayStats
@@ -24,7 +24,6 @@ from stream_gw.dialects.rerank import parse_rerank
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
-from stream_gw.streams.cancel import key_revoked
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
 from stream_gw.transport.cors import CorsPolicy
@@ -207,19 +206,18 @@ class Edge:
                 hub.spawn(commands.cancel_revoked(each))
 
     async def end_unauthorized(self) -> None:
-        """End the connections of callers whose API key was revoked or has expired."""
+        """End the connections of callers whose API key or user may no longer call."""
         parts = self._gateway.parts
 
-        def is_valid(who: Principal) -> bool:
-            return parts.authenticator.is_valid(who, parts.unix_s())
+        def reason_to_end(who: Principal) -> StreamGwError | None:
+            return parts.authenticator.reason_to_end(who, parts.unix_s())
 
-        await self._streams.end_unauthorized(is_valid)
-        error = key_revoked()
+        await self._streams.end_unauthorized(reason_to_end)
         for socket in tuple(self.sockets):
-            if socket.principal is not None and not is_valid(socket.principal):
+            if socket.principal is not None and (error := reason_to_end(socket.principal)) is not None:
                 socket.close(error.close_code, error.message)
         for viewer in tuple(self.ops.viewers):
-            if not is_valid(viewer.who):
+            if (error := reason_to_end(viewer.who)) is not None:
                 viewer.fail(error)
 
     # --- drain ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from starlette.types import Send
 
-from stream_fabric.errors import BadRequest, Unauthenticated
+from stream_fabric.errors import BadRequest, StreamGwError, Unauthenticated
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
@@ -16,7 +16,7 @@ from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.metrics import Metrics
-from stream_gw.streams.cancel import cancel_json, key_revoked
+from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import describe
 from stream_gw.streams.gateway import Gateway
@@ -64,11 +64,12 @@ class StreamRoutes:
         self._readers: dict[Subscription, Principal] = {}
         """Callers that read a stream, of open and of whole responses."""
 
-    async def end_unauthorized(self, is_valid: Callable[[Principal], bool]) -> None:
+    async def end_unauthorized(self, reason_to_end: Callable[[Principal], StreamGwError | None]) -> None:
         """End the responses of callers that are not valid any more; their clients get the dialect's error."""
         for number, (sub, who) in enumerate(tuple(self._readers.items())):
-            if not is_valid(who) and sub in self._readers:
-                sub.local.fail(sub, key_revoked())
+            error = reason_to_end(who)
+            if error is not None and sub in self._readers:
+                sub.local.fail(sub, error)
             if number % SWEEP_BATCH == SWEEP_BATCH - 1:
                 await asyncio.sleep(0)  # tokens go first
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from stream_fabric.errors import EngineFailed, StreamGwError, from_info
+from stream_fabric.errors import EngineFailed, StreamCancelled, StreamGwError, from_info
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import End, ErrorInfo, Status, decode, is_end
 from stream_fabric.stream.ids import StreamId
@@ -67,6 +67,9 @@ class WholeResponse:
                 self._set_outcome(Collected(error=error))
             return
         recorded = None if self._end is None else self._end.error
+        if recorded is None and status == "cancelled":
+            self._set_outcome(Collected(error=StreamCancelled("the stream was cancelled")))
+            return
         info = recorded or ErrorInfo(status, f"the stream ended with status {status}", EngineFailed.type, 502)
         self._set_outcome(Collected(error=from_info(info)))
 

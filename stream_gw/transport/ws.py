@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import BadRequest, Draining, StreamGwError, TooMany, Unauthenticated
+from stream_fabric.errors import BadRequest, Draining, StreamGwError, TooMany, Unauthenticated, UserSuspended
 from stream_fabric.limits import STREAMS_PER_SOCKET_MAX, WS_OPENING_MAX, WS_PENDING_MAX
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId
@@ -64,7 +64,7 @@ async def serve(
     if credential is not None:
         try:
             principal = gateway.authenticate(credential)
-        except Unauthenticated as error:
+        except (Unauthenticated, UserSuspended) as error:
             # A browser cannot see a refused handshake's status: accept and close with the code
             await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
             await send({"type": "websocket.close", "code": error.close_code, "reason": error.message[:120]})
@@ -146,6 +146,7 @@ class Session:
         if who is None:
             self._authenticate_first(message)
             return
+        who = self._gateway.parts.authenticator.keys.current(who)  # its key may have been changed
         match message:
             case Auth(token):
                 self._renew_principal(who, token)
@@ -168,14 +169,14 @@ class Session:
             return
         try:
             self._socket.greet(self._gateway.authenticate(message.token))
-        except Unauthenticated as error:
+        except (Unauthenticated, UserSuspended) as error:
             self._socket.close(error.close_code, error.message)
 
     def _renew_principal(self, who: Principal, token: str) -> None:
         """Replace the socket's principal by that of a new token of the same tenant."""
         try:
             renewed = self._gateway.authenticate(token)
-        except Unauthenticated as error:
+        except (Unauthenticated, UserSuspended) as error:
             self._socket.reply_error(error)
             return
         if renewed.tenant != who.tenant:

@@ -63,6 +63,11 @@ def test_the_fields_that_placement_uses() -> None:
     assert request.prompt == (b'[{"type":"function"}]', b'{"role":"user","content":"hi"}')
     assert set(msgspec.json.decode(request.body)) == {"model", "messages", "max_tokens", "tools"}
     assert completions("p", max_completion_tokens=9).max_tokens == 9
+    whole = completions("p", max_tokens=18.0, n=2.0)
+    assert (whole.max_tokens, whole.n, type(whole.max_tokens)) == (18, 2, int), "as OpenAI and vLLM take it"
+    assert whole.body == completions("p", max_tokens=18, n=2).body, "agents and engines read integers"
+    with pytest.raises(BadRequest, match=r"max_tokens is not valid: .* got 18\.5"):
+        completions("p", max_tokens=18.5)
     for wrong in ({"service_tier": "gold"}, {"deadline_s": 0}, {"deadline_s": "soon"}):
         with pytest.raises(BadRequest, match=next(iter(wrong))):
             chat(**wrong)

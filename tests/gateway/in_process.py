@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.events import RequestTrace
 from stream_fabric.ports import Clock
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Address, Partitions, RedisClient
@@ -20,7 +21,7 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
-from stream_fabric.stream.ids import GatewayId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.auth import ALL_SCOPES, Authenticator, KeyStore, Principal
 from stream_gw.auth.tokens import TokenSigner
@@ -98,10 +99,17 @@ class InProcess:
     gateway: Gateway
     log_link: Proxy
     pools_link: Proxy
+    accounts_link: Proxy
     log: RedisStreamLog
     pools: RedisPools
     index: RedisIndex
     model: str
+    replica: ReplicaId
+    heard: Heard
+
+    @property
+    def traces(self) -> list[RequestTrace]:
+        return [event for event in self.heard.events if isinstance(event, RequestTrace)]
 
     def call(self, *, key: str | None = None, **fields: object) -> CreateCall:
         trace = ReaderTrace(self.gateway.parts.tracer, "req", "sse")
@@ -114,7 +122,10 @@ class InProcess:
 
 @asynccontextmanager
 async def in_process(
-    client: RedisClient, clock: Clock | None = None, keys: KeyStore | None = None
+    client: RedisClient,
+    clock: Clock | None = None,
+    keys: KeyStore | None = None,
+    settings: GatewaySettings = SETTINGS,
 ) -> AsyncIterator[InProcess]:
     """A gateway whose pool has one replica with room. ``client``: the test's own connection to the same Redis."""
     address = Address(*client.url.addresses[0])
@@ -122,11 +133,14 @@ async def in_process(
     async with (
         Proxy.before(address.port, address.host) as log_link,
         Proxy.before(address.port, address.host) as pools_link,
+        Proxy.before(address.port, address.host) as accounts_link,
         asyncio.TaskGroup() as tasks,
     ):
         log_client, pools_client = RedisClient(log_link.url), RedisClient(pools_link.url, timeout_s=TIMEOUT_S)
         await log_client.start()
         await pools_client.start()
+        accounts_client = RedisClient(accounts_link.url, timeout_s=TIMEOUT_S)
+        await accounts_client.start()
         log, pools, index = RedisStreamLog(client, Partitions(4)), RedisPools(client), RedisIndex(client)
         model = f"m-{HostRandom().token_hex(4)}"
         info = msgspec.structs.replace(info_of("a", models=(model,)), pool=model)
@@ -137,27 +151,30 @@ async def in_process(
         await directory.pool_of(model)
         name, linked_log = GatewayId("g"), RedisStreamLog(log_client, Partitions(4))
         hub = Hub(name, linked_log, clock, silent, tasks)
+        heard = Heard()
         parts = GatewayParts(
             name,
-            SETTINGS,
+            settings,
             Authenticator(keys or KeyStore(), TokenSigner(bytes(16))),
             linked_log,
             linked_pools,
             index,
-            RedisAccounts(client),
+            RedisAccounts(accounts_client),
             clock,
             HostRandom(),
             hub,
             directory,
             QueuePositions(linked_pools, directory, clock.now_us),
-            Tracer(Heard(), clock, name),
+            Tracer(heard, clock, name),
         )
         try:
-            yield InProcess(Gateway(parts), log_link, pools_link, log, pools, index, model)
+            gateway = Gateway(parts)
+            yield InProcess(gateway, log_link, pools_link, accounts_link, log, pools, index, model, info.replica, heard)
         finally:
-            for link in (log_link, pools_link):
+            for link in (log_link, pools_link, accounts_link):
                 link.refuse, link.delay_s = False, 0.0
                 link.resume()
             await pools.retire(model, info.replica, leaving=True)
             await log_client.close()
             await pools_client.close()
+            await accounts_client.close()

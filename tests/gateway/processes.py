@@ -150,9 +150,9 @@ class Running:
             settings["STREAM_GW_DEV_KEY"] = self.key
         return contextlib.closing(Process("gateway", "--port", "0", *flags, **settings))
 
-    def agent(self, name: str, *flags: str) -> Process:
+    def agent(self, name: str, *flags: str, **more: str) -> Process:
         """One more agent: a replica of its own pool and model, both of this name."""
-        env = {"STREAM_GW_REDIS_URL": self.redis_url, "STREAM_GW_PARTITIONS": "4"}
+        env = {"STREAM_GW_REDIS_URL": self.redis_url, "STREAM_GW_PARTITIONS": "4", **more}
         sim = f"model={name},itl_ms=20,ttft_ms=0"
         return Process("agent", "--replica", name, "--sim", sim, *flags, **env)
 

@@ -10,7 +10,7 @@ import pytest
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
-from stream_fabric.errors import FabricError
+from stream_fabric.errors import FabricError, NoReplica, StreamCancelled
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostRandom
@@ -175,3 +175,49 @@ async def test_an_overdue_reservation_is_settled_by_the_next_admission(limited: 
     await world.log.cancel(running, who.tenant)
     await settle_overdue(accounts, world.log, who.tenant, [running])
     assert not await accounts.reserved(who.tenant)
+
+
+async def test_a_stream_that_ends_before_its_placement_is_read_was_created(world: InProcess) -> None:
+    """The replica may be quicker than the reply of the placement."""
+    world.pools_link.pause()
+    call = world.call()
+    creation = asyncio.create_task(world.gateway.streams.create(call))
+    await eventually(lambda: call.trace.role == "created", "the stream to exist")
+    facts = call.trace.facts
+    assert facts is not None
+    (subscription,) = world.gateway.parts.hub.local[facts.stream.encode()].subs
+    call.trace.first = call.trace.received + 5
+    subscription.finish_trace("completed")
+    world.pools_link.resume()
+    await creation
+    (trace,) = world.traces
+    assert (trace.role, trace.ttft_us) == ("created", 5)
+
+
+async def test_a_request_that_is_refused_after_its_stream_was_created_is_refused(
+    world: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence that withdraws the stream may be read before the refusal is raised."""
+    monkeypatch.setattr(world.gateway.parts.pools, "_queue_max", 0)
+    await world.pools.retire(world.model, world.replica, leaving=True)
+    call = world.call()
+    with pytest.raises(NoReplica):
+        await world.gateway.streams.create(call)
+    (trace,) = world.traces
+    assert (trace.role, trace.ended) == ("refused", "refused")
+
+
+async def test_a_stream_that_is_cancelled_before_it_begins_answers_cancelled(world: InProcess) -> None:
+    key = HostRandom().token_hex(8)
+    call = world.call(key=key)
+    world.log_link.pause()
+    creation = asyncio.create_task(world.gateway.streams.create(call))
+    await eventually(lambda: call.trace.facts, "the id of the stream")
+    assert call.trace.facts is not None
+    reply = await world.log.cancel(call.trace.facts.stream, TENANT)
+    assert reply.result == "pending"
+    world.log_link.resume()
+    with pytest.raises(StreamCancelled) as raised:
+        await creation
+    assert (raised.value.http_status, raised.value.code, raised.value.retriable) == (499, "cancelled", False)
+    assert call.trace.role == "refused"

@@ -192,3 +192,90 @@ async def test_tokens_alone_can_be_revoked(fleet: Fleet) -> None:
 
         await seconds_until(refused)
     assert (await gate.ask("GET", "/v1/models")).status == 200
+
+
+async def test_a_suspended_user_ends_everything_within_two_seconds(fleet: Fleet) -> None:
+    """Its streams, its key, its WebSocket; other users of the tenant go on."""
+    tenant, _, key = fleet.tenant()
+    one, two = await fleet.gate(key), await fleet.gate(key, 1)
+    own = await fleet.gate(fleet.run("keys", "add", "--tenant", tenant, "--user", "ann")["key"], 1)
+    async with (
+        one.create(chat(5000, user="ann")) as first,
+        own.create(chat(5000)) as second,
+        own.socket() as socket,
+        two.create(chat(200, user="bob")) as kept,
+    ):
+        await socket.receive()
+        for exchange in (first, second):
+            await exchange.events(3)
+        await asyncio.to_thread(fleet.run, "users", "add", "ann", "--tenant", tenant, "--suspended")
+        for exchange in (first, second):
+            last = whole_events(await exchange.rest(REVOKED_S + SLACK_S))[-1]
+            assert last.json["error"]["code"] in ("user_suspended", "cancelled"), last
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                await socket.receive(REVOKED_S + SLACK_S)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 4403
+
+        async def refused() -> bool:
+            asked = one.ask("POST", "/v1/chat/completions", chat(2, user="ann")), own.ask("GET", "/v1/models")
+            return [reply.status for reply in await asyncio.gather(*asked)] == [403, 403]
+
+        await seconds_until(refused)
+        reply = await two.ask("POST", "/v1/chat/completions", chat(2, user="ann"))
+        assert (reply.status, reply.json["error"]["code"], reply.json["error"]["param"]) == (
+            403, "user_suspended", "user"
+        )  # fmt: skip
+        for stream in (first.headers["x-stream-id"], second.headers["x-stream-id"]):
+            await one.until_status(stream, "cancelled", 3.0)
+        await kept.rest()
+        assert kept.status == 200, "another user goes on"
+    fleet.run("users", "delete", "ann", "--tenant", tenant)
+
+    async def taken() -> bool:
+        return (await one.ask("POST", "/v1/chat/completions", chat(2, user="ann"))).status == 200
+
+    await seconds_until(taken)
+
+
+async def test_limits_of_a_user_and_of_a_key_change_within_two_seconds(fleet: Fleet) -> None:
+    tenant, key_id, key = fleet.tenant()
+    gate = await fleet.gate(key, 1)
+    fleet.run("users", "add", "ann", "--tenant", tenant, "--requests-per-min", "0")
+
+    async def status(user: str, expected: int) -> bool:
+        return (await gate.ask("POST", "/v1/chat/completions", chat(2, user=user))).status == expected
+
+    await seconds_until(lambda: status("ann", 429))
+    assert await status("bob", 200)
+    fleet.run("users", "set", "ann", "--tenant", tenant, "--plan-limits")
+    await seconds_until(lambda: status("ann", 200))
+    fleet.run("keys", "set", key_id, "--requests-per-min", "0")
+    await seconds_until(lambda: status("bob", 429))
+    fleet.run("keys", "set", key_id, "--plan-limits")
+    await seconds_until(lambda: status("bob", 200))
+
+
+async def test_rights_of_a_key_change_on_an_open_socket(fleet: Fleet) -> None:
+    _, key_id, key = fleet.tenant()
+    gate = await fleet.gate(key, 1)
+    async with gate.socket() as socket, capability(gate) as token:
+        await socket.receive()
+        fleet.run("keys", "set", key_id, "--scope", "read", "--label", "reader")
+
+        async def refused(on: Gate) -> bool:
+            return (await on.ask("POST", "/v1/chat/completions", chat(2))).status == 403
+
+        for each in (gate, token):
+            await seconds_until(lambda each=each: refused(each))
+        await socket.send("create", ch=1, body=chat(2))
+        reply = await socket.receive()
+        assert (reply["t"], reply["code"]) == ("error", "forbidden"), reply
+        fleet.run("keys", "set", key_id, "--scope", "read", "--scope", "create", "--models", "none")
+        await seconds_until(lambda: model_is_absent(gate))
+        await socket.send("create", ch=2, body=chat(2))
+        assert (await socket.receive())["code"] == "model_not_found"
+
+
+async def model_is_absent(gate: Gate) -> bool:
+    return (await gate.ask("POST", "/v1/chat/completions", chat(2))).status == 404

@@ -14,10 +14,11 @@ from stream_fabric.accounts.records import (
     PricesRecord,
     Record,
     TenantRecord,
+    UserRecord,
     encode_record,
     record_name,
 )
-from stream_fabric.errors import FabricUnavailable, KeyRevoked, Unauthenticated
+from stream_fabric.errors import FabricUnavailable, KeyRevoked, Unauthenticated, UserSuspended
 from stream_fabric.events import Prices
 from stream_fabric.stream.ids import TenantId
 from stream_gw.auth import Authenticator, KeyStore, Revoked, TenantFeed, TokenRequest
@@ -145,6 +146,66 @@ async def test_what_a_request_counts_against(gateway: Gateway) -> None:
     await gateway.publish(PlanRecord("pro"))
     (only,) = gateway.keys.subjects(who, "ann", "m")
     assert only.name == "key:abc", "the streams of a key are known when it is revoked"
+
+
+async def test_a_suspended_user_ends_and_no_other(gateway: Gateway) -> None:
+    plan, ann = PlanRecord("pro", finish_revoked=True, user=Limits(streams=1)), key("ann", user="ann")
+    await gateway.publish(plan, TenantRecord("acme", "pro", (key(), ann)))
+    who, free = (gateway.authenticator.authenticate(f"sgw_{name}_secret", NOW) for name in ("ann", "abc"))
+    token, _ = gateway.authenticator.mint(free, TokenRequest(scopes=["read"], user="ann"), NOW)
+    suspended = UserRecord("acme", "ann", suspended=True)
+    assert await gateway.publish(UserRecord("acme", "bob", suspended=True)) == [Revoked(ACME, frozenset(), True, "bob")]
+    assert gateway.authenticator.reason_to_end(who, NOW) is None
+    assert await gateway.publish(suspended) == [Revoked(ACME, frozenset(), True, "ann")]
+    assert await gateway.publish(msgspec.structs.replace(suspended, limits=Limits(streams=5))) == []
+    assert isinstance(gateway.authenticator.reason_to_end(who, NOW), UserSuspended)
+    assert gateway.authenticator.is_valid(free, NOW), "its key may call for other users"
+    for credential in ("sgw_ann_secret", token):
+        with pytest.raises(UserSuspended):
+            gateway.authenticator.authenticate(credential, NOW)
+    gateway.authenticator.check_user(TenantId("other"), "ann")
+    assert await gateway.publish(deleted={"user:acme:ann": b""}) == []
+    assert gateway.authenticator.authenticate(token, NOW).user == "ann"
+
+
+async def test_limits_of_a_user_replace_those_of_the_plan(gateway: Gateway) -> None:
+    await gateway.publish(PlanRecord("pro", user=Limits(streams=1)), TenantRecord("acme", "pro", (key(),)))
+    await gateway.publish(
+        UserRecord("acme", "a:b", limits=Limits(streams=7)), UserRecord("acme", "free", limits=Limits())
+    )
+    who = gateway.authenticator.authenticate(KEY, NOW)
+
+    def streams(user: str) -> list[int | None]:
+        return [limits.streams for name, limits in gateway.keys.subjects(who, user, "m") if name.startswith("user:")]
+
+    assert (streams("a:b"), streams("other"), streams("free")) == ([7], [1], [])
+
+
+async def test_a_changed_key_changes_its_callers_and_its_tokens(gateway: Gateway) -> None:
+    await gateway.publish(PlanRecord("pro"), TenantRecord("acme", "pro", (key(models=("m1", "m2")),)))
+    who = gateway.authenticator.authenticate(KEY, NOW)
+    token, _ = gateway.authenticator.mint(who, TokenRequest(scopes=["create", "read"]), NOW)
+    minted = gateway.authenticator.authenticate(token, NOW)
+    changed = key(scopes=("read", "input"), models=("m2", "m3"))
+    assert await gateway.publish(TenantRecord("acme", "pro", (changed,))) == [], "nothing ends"
+    assert gateway.keys.current(who).scopes == {"read", "input"}
+    assert gateway.keys.current(who).models == {"m2", "m3"}
+    for narrowed in (gateway.keys.current(minted), gateway.authenticator.authenticate(token, NOW)):
+        assert (narrowed.scopes, narrowed.models) == ({"read"}, {"m2"}), "a token never gains rights"
+    await gateway.publish(TenantRecord("acme", "pro", (key(models=("m1", "m2")),)))
+    assert gateway.keys.current(minted) is minted
+
+
+async def test_keys_of_the_previous_pepper_are_found_in_the_same_way() -> None:
+    old = KeyRecord("old", peppered_digest("sgw_old_secret", b"the pepper before this one"), ("read",))
+    records = (PlanRecord("pro"), TenantRecord("acme", "pro", (key(), old)))
+    both = KeyStore(records, pepper=PEPPER, previous=b"the pepper before this one")
+    assert [each.key.id for name in ("abc", "old") if (each := both.find(f"sgw_{name}_secret", NOW)) and each.key] == [
+        "abc", "old"
+    ]  # fmt: skip
+    assert both.find("sgw_none_secret", NOW) is None
+    assert KeyStore(records, pepper=PEPPER).find("sgw_old_secret", NOW) is None
+    assert len(both._peppers.digests(KEY)) == 2, "both are computed for every key"
 
 
 async def test_prices_of_the_tenant_come_first(gateway: Gateway) -> None:

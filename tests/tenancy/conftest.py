@@ -61,8 +61,10 @@ def records() -> MemoryTenants:
 def open_database(database_url: str) -> Opener:
     """Open the test's database once more."""
 
-    def open_(records: TenantRecords | None, url: str = database_url, pepper: str = PEPPER):  # type: ignore[no-untyped-def]
-        return open_tenancy(url, records, HostClock(), HostRandom(), pepper)
+    def open_(  # type: ignore[no-untyped-def]
+        records: TenantRecords | None, url: str = database_url, pepper: str = PEPPER, previous: str = ""
+    ):
+        return open_tenancy(url, records, HostClock(), HostRandom(), pepper, previous)
 
     return open_
 

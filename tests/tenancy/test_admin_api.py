@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, decode_record
+from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, UserRecord, decode_record
+from stream_fabric.events import Prices
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
@@ -30,6 +31,16 @@ ROUTES = [
     ("DELETE", "/v1/admin/tenants/acme"),
     ("GET", "/v1/admin/keys"),
     ("POST", "/v1/admin/keys"),
+    ("GET", "/v1/admin/users?tenant=acme"),
+    ("POST", "/v1/admin/users"),
+    ("GET", "/v1/admin/users/acme/ann"),
+    ("PATCH", "/v1/admin/users/acme/ann"),
+    ("DELETE", "/v1/admin/users/acme/ann"),
+    ("GET", "/v1/admin/prices"),
+    ("GET", "/v1/admin/prices/m"),
+    ("PUT", "/v1/admin/prices/m"),
+    ("DELETE", "/v1/admin/prices/m"),
+    ("PATCH", "/v1/admin/keys/x"),
     ("DELETE", "/v1/admin/keys/x"),
     ("POST", "/v1/admin/keys/x/rotate"),
     ("GET", "/v1/admin/plans"),
@@ -177,6 +188,55 @@ async def test_the_life_of_a_tenant(setup: Setup) -> None:
     assert {each["who"] for each in audit["data"]} == {setup.operator.key.split("_")[1]}
     for secret in (key["key"], new["key"]):
         assert secret not in json.dumps([audit, older]) and secret not in setup.process.log
+
+
+async def test_the_life_of_a_user(setup: Setup) -> None:
+    await ask(setup, "POST", "/tenants", {"id": "ausr"}, 201)
+    made = await ask(setup, "POST", "/users", {"tenant": "ausr", "id": "a/b c", "limits": {"streams": 2}}, 201)
+    assert (made["suspended"], made["limits"], made["created_by"]) == (False, {"streams": 2}, setup.operator.key[4:16])
+    path = "/users/ausr/a/b%20c"
+    assert await ask(setup, "GET", path) == made
+    assert (await ask(setup, "PATCH", path, {"suspended": True}))["limits"] == {"streams": 2}
+    assert (await published(setup))["user:ausr:a/b c"] == UserRecord("ausr", "a/b c", True, Limits(streams=2))
+    assert [each["id"] for each in (await ask(setup, "GET", "/users?tenant=ausr"))["data"]] == ["a/b c"]
+    await ask(setup, "DELETE", path, status=204)
+    assert (await published(setup))["user:ausr:a/b c"] is None
+    for method, body in (("GET", None), ("PATCH", {}), ("DELETE", None)):
+        await ask(setup, method, path, body, 404)
+    events = (await ask(setup, "GET", "/audit?subject=user:ausr:a/b%20c"))["data"]
+    assert [each["action"] for each in events] == ["user.delete", "user.change", "user.create"]
+
+
+async def test_a_key_is_changed_in_place(setup: Setup) -> None:
+    await ask(setup, "POST", "/tenants", {"id": "chg"}, 201)
+    key = await ask(setup, "POST", "/keys", {"tenant": "chg"}, 201)
+    changed = await ask(setup, "PATCH", f"/keys/{key['id']}", {"label": "x", "scopes": ["read"], "expires_in_s": 60})
+    assert (changed["label"], changed["scopes"], changed["id"]) == ("x", ["read"], key["id"])
+    assert changed["expires_at"] > key["created_at"] and "key" not in changed
+    assert (await published(setup))["tenant:chg"].keys[0].scopes == ("read",)
+    for body in ({"user": "ann"}, {"scopes": []}, {"expires_in_s": 0}):
+        await ask(setup, "PATCH", f"/keys/{key['id']}", body, 400)
+    await ask(setup, "DELETE", f"/keys/{key['id']}")
+    await ask(setup, "PATCH", f"/keys/{key['id']}", {}, 409)
+
+
+async def test_prices_of_models(setup: Setup) -> None:
+    price = {"prompt": 3, "output": 4, "cached": None, "model": "org/m"}
+    assert await ask(setup, "PUT", "/prices/org/m", {"prompt": 3, "output": 4}) == price
+    await ask(setup, "PUT", "/prices/*", {"output": 1})
+    assert await ask(setup, "GET", "/prices/org/m") == price
+    listed = await ask(setup, "GET", "/prices?limit=1")
+    assert (listed["last_id"], listed["has_more"]) == ("*", True)
+    assert (await ask(setup, "GET", "/prices?after=*"))["data"] == [price]
+    assert (await published(setup))["prices"].prices["org/m"] == Prices(3, 3, 4)
+    await ask(setup, "DELETE", "/prices/org/m", status=204)
+    await ask(setup, "DELETE", "/prices/org/m", status=404)
+    await ask(setup, "GET", "/prices/org/m", status=404)
+    for body in ({"prompt": -1}, {"prompt": 1 << 41}, {"input": 1}):
+        await ask(setup, "PUT", "/prices/m", body, 400)
+    await ask(setup, "PUT", "/prices/a%01b", {}, 400)
+    events = (await ask(setup, "GET", "/audit?subject=price:org/m"))["data"]
+    assert events[0]["after"] is None and events[1]["before"] is None
 
 
 async def test_lists_come_in_pages(setup: Setup) -> None:

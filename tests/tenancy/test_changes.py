@@ -9,7 +9,15 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from stream_fabric.accounts.records import KeyRecord, Limits, PlanRecord, PricesRecord, TenantRecord, decode_record
+from stream_fabric.accounts.records import (
+    KeyRecord,
+    Limits,
+    PlanRecord,
+    Price,
+    PricesRecord,
+    TenantRecord,
+    decode_record,
+)
 from stream_fabric.errors import BadRequest, NotFound
 from stream_fabric.events import Prices
 from stream_gw.auth.peppered import peppered_digest
@@ -20,7 +28,6 @@ from stream_gw.tenancy.models import (
     NewKey,
     Plan,
     PlanChange,
-    Price,
     TenantChange,
     TenantCreate,
 )

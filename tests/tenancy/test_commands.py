@@ -18,6 +18,7 @@ from stream_fabric.accounts.records import (
     PlanRecord,
     PricesRecord,
     TenantRecord,
+    UserRecord,
     decode_record,
 )
 from stream_fabric.events import Prices
@@ -174,6 +175,32 @@ def test_suspend_resume_rotate_revoke_delete(run: Run, server: RedisServer) -> N
     assert ok(run("audit", "--who", "nobody")) == "no change in this time\n"
 
 
+def test_users_and_keys_are_changed(run: Run, server: RedisServer) -> None:
+    ok(run("tenants", "add", "acme"))
+    assert "no user" in ok(run("users", "list", "--tenant", "acme"))
+    ok(run("users", "add", "ann", "--tenant", "acme", "--streams", "2", "--label", "Ann"))
+    assert "suspended" in ok(run("users", "set", "ann", "--tenant", "acme", "--suspended", "--requests-per-min", "5"))
+    assert published(server)["user:acme:ann"] == UserRecord("acme", "ann", True, Limits(5, streams=2))
+    assert "Ann" in ok(run("users", "show", "ann", "--tenant", "acme"))
+    ok(run("users", "set", "ann", "--tenant", "acme", "--no-suspended", "--plan-limits"))
+    assert published(server)["user:acme:ann"] == UserRecord("acme", "ann")
+    assert "of the plan" in ok(run("users", "list", "--tenant", "acme"))
+    ok(run("users", "delete", "ann", "--tenant", "acme"))
+    assert published(server)["user:acme:ann"] is None
+    key = json.loads(ok(run("keys", "add", "--tenant", "acme", "--models", "m", "--json")))
+    shown = ok(run("keys", "set", key["id"], "--label", "ci", "--streams", "3", "--expires-days", "2",
+                   "--regions", "eu", "--scope", "read"))  # fmt: skip
+    assert "ci" in shown and "3 streams" in shown and "current" in shown
+    (record,) = published(server)["tenant:acme"].keys
+    assert (record.models, record.limits, record.regions, record.scopes) == (
+        ("m",), Limits(streams=3), ("eu",), ("read",)
+    )  # fmt: skip
+    assert record.expires_at
+    ok(run("keys", "set", key["id"], "--models", "all", "--expires-days", "never", "--regions", "all", "--plan-limits"))
+    (record,) = published(server)["tenant:acme"].keys
+    assert (record.models, record.limits, record.regions, record.expires_at) == (None, None, None, None)
+
+
 def test_a_keys_file_is_imported_once(run: Run, server: RedisServer, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(
@@ -222,6 +249,28 @@ def test_a_keys_file_is_imported_once(run: Run, server: RedisServer, tmp_path: P
     assert code == 1 and "a name has" in err
 
 
+def test_a_changed_keys_file_never_changes_plans_silently(run: Run, server: RedisServer, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+
+    def write(streams: int, *tenants: str) -> None:
+        named = "".join(f'[[tenant]]\nid = "{tenant}"\nplan = "team"\n' for tenant in tenants)
+        path.write_text(f"{named}[plan.team]\ntenant = {{ streams = {streams} }}\n")
+
+    write(5, "acme")
+    assert "1 tenants, 0 keys and 1 plans" in ok(run("tenants", "import", str(path)))
+    assert published(server)["plan:team"] == PlanRecord("team", tenant=Limits(streams=5)), "under its own name"
+    write(5, "acme", "globex")
+    assert "1 tenants, 0 keys and 0 plans" in ok(run("tenants", "import", str(path)))
+    assert published(server)["tenant:globex"].plan == "team"
+    write(6, "acme", "initech")
+    code, _, err = run("tenants", "import", str(path))
+    assert code == 1 and "plan 'team' exists and differs from the file's in tenant" in err and "plans set team" in err
+    assert "tenant:initech" not in published(server)
+    write(6, "acme")
+    assert "keep their plan: acme" in ok(run("tenants", "import", str(path)))
+    assert published(server)["plan:team"].tenant == Limits(streams=5)
+
+
 def test_a_change_is_kept_while_redis_is_away(run: Run, server: RedisServer) -> None:
     code, out, err = run("tenants", "add", "acme", STREAM_GW_REDIS_URL="redis://127.0.0.1:1/0")
     assert code == 0 and "added tenant acme" in out
@@ -241,6 +290,9 @@ def test_a_change_is_kept_while_redis_is_away(run: Run, server: RedisServer) -> 
         (["tenants", "import", "/nowhere.toml"], 1, "/nowhere.toml"),
         (["keys", "add", "--tenant", "none"], 1, "no tenant 'none'"),
         (["keys", "revoke", "none"], 1, "no key 'none'"),
+        (["keys", "set", "none", "--label", "x"], 1, "no key 'none'"),
+        (["users", "set", "ann", "--tenant", "none"], 1, "users add"),
+        (["users", "add", "ann"], 2, "--tenant"),
         (["keys", "rotate", "none", "--grace-s", "-1"], 2, "must be 0 to"),
         (["keys", "add", "--tenant", "a", "--expires-days", "0"], 2, "at most 7300 days"),
         (["plans", "add", "p", "--tenant-streams", "many"], 2, "must be a number or none"),

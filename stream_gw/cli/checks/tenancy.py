@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_gw.cli.checks.report import Report
 from stream_gw.settings import DatabaseSettings
 from stream_gw.tenancy import DatabaseUnavailable, open_tenancy
+from stream_gw.tenancy.models import Pepper
 
 
 async def check_tenancy(report: Report, settings: DatabaseSettings) -> None:
@@ -13,11 +16,15 @@ async def check_tenancy(report: Report, settings: DatabaseSettings) -> None:
     if not settings.database_url:
         report.skipped("database of tenants", "set STREAM_GW_DATABASE_URL where tenants are in PostgreSQL or SQLite")
         return
-    pepper = settings.key_pepper.get_secret_value()
+    pepper, previous = settings.key_pepper.get_secret_value(), settings.key_pepper_previous.get_secret_value()
+    peppers: Counter[Pepper] = Counter()
     try:
-        async with open_tenancy(settings.database_url, None, HostClock(), HostRandom(), pepper) as tenancy:
+        async with open_tenancy(settings.database_url, None, HostClock(), HostRandom(), pepper, previous) as tenancy:
             where = tenancy.database.shown
             applied, known = await tenancy.database.schema()
+            if applied >= known:
+                async with tenancy.read() as session:
+                    peppers = await session.keys.peppers()
     except ValueError as error:
         report.missing("a usable STREAM_GW_DATABASE_URL", str(error))
         return
@@ -33,8 +40,23 @@ async def check_tenancy(report: Report, settings: DatabaseSettings) -> None:
         report.ok(f"database of tenants {where} answers", f"schema version {applied}")
     if pepper:
         report.ok("STREAM_GW_KEY_PEPPER")
+        _check_peppers(report, peppers, bool(previous))
     else:
         remedy = (
             "set STREAM_GW_KEY_PEPPER to the fleet's secret: without it keys of the database are neither made nor found"
         )
         report.missing("STREAM_GW_KEY_PEPPER", remedy)
+
+
+def _check_peppers(report: Report, peppers: Counter[Pepper], has_previous: bool) -> None:
+    """Report keys that another pepper than the current one has hashed."""
+    remedy = "list them with stream-gw keys list, and run stream-gw keys rotate for each"
+    if peppers["lost"]:
+        found = f"{peppers['lost']} keys have a pepper that is not set, so gateways refuse them"
+        report.missing("the pepper of every key", f"set STREAM_GW_KEY_PEPPER_PREVIOUS to it, or {remedy}", found=found)
+    if peppers["previous"]:
+        found = f"{peppers['previous']} keys have the previous pepper"
+        report.missing("the current pepper for every key", remedy, found=found, needed=False)
+    elif has_previous:
+        remedy = "no key needs STREAM_GW_KEY_PEPPER_PREVIOUS any more: remove it from gateways and commands"
+        report.missing("a fleet with one pepper", remedy, needed=False)

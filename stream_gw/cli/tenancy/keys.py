@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from stream_fabric.accounts.records import NO_LIMITS
 from stream_gw.cli.tenancy.session import (
@@ -20,13 +23,14 @@ from stream_gw.cli.tenancy.session import (
     show,
     table,
 )
-from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyCreate, KeyRotate, NewKey, checked
+from stream_gw.tenancy.models import GRACE_S_MAX, TENANT_SCOPES, Key, KeyChange, KeyCreate, KeyRotate, NewKey, checked
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
 _PAGE = 1000
 _DAY_S = 86_400
+_NEVER = math.inf
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = verbs.add_parser("add", help="make a key, which is shown once", parents=[common])
     add.add_argument("--tenant", required=True, help="id of the tenant that owns the key")
     add.add_argument("--label", default="", help="text for people, for example where the key is used")
-    add.add_argument(
-        "--scope",
-        action="append",
-        choices=[*TENANT_SCOPES, "admin"],
-        help="right of the key, repeat for several (default: all of a tenant; admin is the operator's)",
-    )
+    _add_scopes(add, "right of the key, repeat for several (default: all of a tenant; admin is the operator's)")
     add.add_argument("--models", type=names, metavar="A,B", help="models that it may use (default: those of the plan)")
     add.add_argument("--user", help="user that all requests of the key belong to (default: the request names one)")
     add.add_argument("--expires-days", type=_days, metavar="DAYS", help="days until it expires (default: never)")
@@ -48,6 +47,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--regions", type=names, metavar="A,B", help="regions where it may be served (default: those of the plan)"
     )
     add_limit_flags(add, "", "this key instead of the plan's")
+    change = verbs.add_parser("set", help="change a key; what is not given stays", parents=[common])
+    change.add_argument("key", help="id of the key, the part after sgw_")
+    change.add_argument("--label", help="new text for people")
+    _add_scopes(change, "right of the key, repeat for several; they replace the key's rights")
+    change.add_argument(
+        "--models", type=names, default=..., metavar="A,B", help="models that it may use; all: those of the plan"
+    )
+    change.add_argument(
+        "--expires-days", type=_days_or_never, metavar="DAYS", help="days from now until it expires, or never"
+    )
+    change.add_argument(
+        "--regions",
+        type=names,
+        default=...,
+        metavar="A,B",
+        help="regions where it may be served; all: those of the plan",
+    )
+    add_limit_flags(change, "", "this key instead of the plan's")
+    change.add_argument("--plan-limits", action="store_true", help="use the limits of the plan again")
     listing = verbs.add_parser("list", help="list keys", parents=[common])
     listing.add_argument("--tenant", help="only keys of this tenant")
     listing.add_argument("--revoked", action="store_true", help="also list revoked keys")
@@ -69,6 +87,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_scopes(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("--scope", action="append", choices=[*TENANT_SCOPES, "admin"], help=text)
+
+
 def run(args: argparse.Namespace) -> int:
     return run_verb(args, _VERBS, reads=frozenset({"list"}))
 
@@ -88,6 +110,23 @@ async def _add(tenancy: Tenancy, args: argparse.Namespace) -> None:
     async with tenancy.change(actor()) as session:
         key = await session.keys.create(checked(asked))
     _show_once(args, key)
+
+
+async def _set(tenancy: Tenancy, args: argparse.Namespace) -> None:
+    id_ = _id_of(args.key)
+    async with tenancy.change(actor()) as session:
+        held = (await session.keys.find(id_)).limits or NO_LIMITS
+        limits = merged_limits(args, "", held)
+        change = KeyChange(
+            UNSET if args.label is None else args.label,
+            UNSET if args.scope is None else tuple(args.scope),
+            UNSET if args.models is ... else args.models,
+            UNSET if args.expires_days is None else _seconds(args.expires_days),
+            None if args.plan_limits else UNSET if limits == held else limits,
+            UNSET if args.regions is ... else args.regions,
+        )
+        key = await session.keys.change(id_, checked(change))
+    show(args, key, f"changed key {key.id} of tenant {key.tenant}\n{key_rows([key])}")
 
 
 async def _rotate(tenancy: Tenancy, args: argparse.Namespace) -> None:
@@ -133,16 +172,25 @@ def key_rows(keys: Sequence[Key]) -> str:
             key.user or "",
             "of the plan" if key.limits is None else limits_text(key.limits),
             f"revoked {moment_text(key.revoked_at)}" if key.revoked_at else moment_text(key.expires_at) or "never",
+            key.pepper or "none",
             key.label,
         )
         for key in keys
     ]
-    return table(("key", "tenant", "scopes", "models", "user", "limits", "expires", "label"), rows)
+    return table(("key", "tenant", "scopes", "models", "user", "limits", "expires", "pepper", "label"), rows)
 
 
 def _id_of(text: str) -> str:
     """Return the id in ``sgw_<id>``, which tables of other tools may show."""
     return text.removeprefix("sgw_").partition("_")[0]
+
+
+def _days_or_never(text: str) -> float:
+    return _NEVER if text == "never" else _days(text)
+
+
+def _seconds(days: float) -> int | None:
+    return None if days == _NEVER else int(days * _DAY_S)
 
 
 def _days(text: str) -> float:
@@ -161,4 +209,4 @@ def _grace(text: str) -> int:
     return int(text)
 
 
-_VERBS: dict[str, Verb] = {"add": _add, "list": _list, "revoke": _revoke, "rotate": _rotate}
+_VERBS: dict[str, Verb] = {"add": _add, "set": _set, "list": _list, "revoke": _revoke, "rotate": _rotate}

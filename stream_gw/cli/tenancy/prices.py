@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from stream_fabric.accounts.records import Price
 from stream_gw.cli.tenancy.session import Verb, actor, add_database_flags, run_verb, show, table
-from stream_gw.tenancy.models import Price, TenantChange, checked
+from stream_gw.tenancy.models import TenantChange, checked
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy

@@ -60,10 +60,10 @@ async def _run(args: argparse.Namespace, verb: Verb, *, needs_redis: bool) -> No
             f"no database: set {ENV}DATABASE_URL (--database-url) to postgresql://user:password@host/name "
             "or sqlite:////path"
         )
-    pepper = settings.key_pepper.get_secret_value()
+    pepper, previous = settings.key_pepper.get_secret_value(), settings.key_pepper_previous.get_secret_value()
     async with (
         _records(settings.redis_url if needs_redis else "") as (records, error),
-        open_tenancy(settings.database_url, records, HostClock(), HostRandom(), pepper) as tenancy,
+        open_tenancy(settings.database_url, records, HostClock(), HostRandom(), pepper, previous) as tenancy,
     ):
         await verb(tenancy, args)
         if unpublished := error or tenancy.unpublished:

@@ -120,6 +120,9 @@ async def _delete(tenancy: Tenancy, args: argparse.Namespace) -> None:
 async def _import(tenancy: Tenancy, args: argparse.Namespace) -> None:
     added = await tenancy.import_file(args.file, actor())
     text = f"added {added.tenants} tenants, {added.keys} keys and {added.plans} plans; what was there already is kept"
+    if added.differing:
+        text += f"\nthe file has other terms for tenants that keep their plan: {', '.join(added.differing)}"
+        text += "\nto apply them: stream-gw plans set, or stream-gw tenants set --plan"
     show(args, added._asdict(), text)
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, func, insert, or_, select, update
 
 from stream_fabric.accounts.records import KeyRecord
 from stream_fabric.errors import BadRequest, NotFound
 from stream_fabric.limits import TENANT_KEYS_MAX
 from stream_fabric.ports import Random
-from stream_gw.auth.peppered import SHA256_PREFIX, peppered_digest
+from stream_gw.auth.peppered import SHA256_PREFIX, Peppers, pepper_id, peppered_digest
 from stream_gw.tenancy.errors import Conflict
-from stream_gw.tenancy.models import Key, KeyCreate, NewKey
+from stream_gw.tenancy.models import Key, KeyChange, KeyCreate, NewKey, Pepper, given
 from stream_gw.tenancy.sql import tables
 from stream_gw.tenancy.sql.tenants import Tenants
 from stream_gw.tenancy.sql.transaction import Transaction
@@ -31,7 +32,7 @@ class Keys:
 
     async def find(self, key: str) -> Key:
         """Find a key by its id, revoked ones too. Raises NotFound."""
-        return key_of(await self._row(key))
+        return self._key_of(await self._row(key))
 
     async def page(
         self, tenant: str | None = None, after: str = "", limit: int = 100, *, revoked: bool = False
@@ -43,7 +44,21 @@ class Keys:
         if not revoked:
             query = query.where(_KEYS.c.revoked_at.is_(None))
         reply = await self._transaction.connection.execute(query.order_by(_KEYS.c.id).limit(limit))
-        return [key_of(row) for row in reply]
+        return [self._key_of(row) for row in reply]
+
+    async def peppers(self) -> Counter[Pepper]:
+        """Count the keys that are still valid by their pepper; keys of a keys file have none."""
+        now = self._transaction.now
+        count = func.count().label("found")
+        query = select(_KEYS.c.pepper, count).where(
+            _KEYS.c.revoked_at.is_(None),
+            or_(_KEYS.c.expires_at.is_(None), _KEYS.c.expires_at > now),
+            _KEYS.c.digest.not_like(f"{SHA256_PREFIX}%"),
+        )
+        found: Counter[Pepper] = Counter()
+        for row in await self._transaction.connection.execute(query.group_by(_KEYS.c.pepper)):
+            found[_pepper_of(row.pepper, self._transaction.peppers)] += row.found
+        return found
 
     async def create(self, asked: KeyCreate) -> NewKey:
         """Make a key. Raises NotFound, Conflict at the limit of the tenant's keys, BadRequest without a pepper."""
@@ -67,7 +82,7 @@ class Keys:
     async def rotate(self, key: str, grace_s: float) -> NewKey:
         """Make a key with the same rights; the old one stays valid for ``grace_s``. Raises as ``create``."""
         row = await self._row(key)
-        before = key_of(row)
+        before = self._key_of(row)
         self._check_valid(before)
         copied = ("tenant", "label", "scopes", "models", "user_id", "expires_at", "limits", "regions")
         made = await self._make({name: getattr(row, name) for name in copied}, "key.rotate", before)
@@ -75,6 +90,20 @@ class Keys:
         expires_at = ends if before.expires_at is None else min(ends, before.expires_at)
         await self._change(before, "key.expire", {"expires_at": expires_at})
         return made
+
+    async def change(self, key: str, change: KeyChange) -> Key:
+        """Change rights, limits, label or expiry; the key stays the same. Raises NotFound, or Conflict for a key that
+        has ended."""
+        before = await self.find(key)
+        self._check_valid(before)
+        fields = given(change)
+        for name in ("scopes", "models", "regions"):
+            if fields.get(name) is not None:
+                fields[name] = tuple(sorted(set(fields[name])))
+        if "expires_in_s" in fields:
+            seconds = fields.pop("expires_in_s")
+            fields["expires_at"] = None if seconds is None else self._transaction.now + seconds
+        return await self._change(before, "key.change", fields)
 
     async def revoke(self, key: str) -> Key:
         """Revoke a key and the capability tokens that it minted. Raises NotFound, Conflict if it is revoked."""
@@ -105,11 +134,12 @@ class Keys:
         return True
 
     async def _make(self, values: dict[str, Any], action: str, before: Key | None) -> NewKey:
-        if not self._transaction.pepper:
+        pepper = self._transaction.peppers.current
+        if not pepper:
             raise BadRequest("no key can be made without a pepper; set STREAM_GW_KEY_PEPPER to the fleet's secret")
         id_, secret = new_key(self._transaction.random)
-        digest = peppered_digest(secret, self._transaction.pepper)
-        key = await self._insert(id_, digest, f"{_PREFIX}_{id_}", values)
+        digest = peppered_digest(secret, pepper)
+        key = await self._insert(id_, digest, f"{_PREFIX}_{id_}", values | {"pepper": pepper_id(pepper)})
         await self._transaction.audit(action, f"key:{id_}", before, key)
         return NewKey(**msgspec.structs.asdict(key), key=secret)
 
@@ -123,14 +153,18 @@ class Keys:
             insert(_KEYS).values(**values, **fixed, created_by=self._transaction.who)
         )
         await Tenants(self._transaction).stamp(tenant)
-        return key_of(await self._row(id_))
+        return self._key_of(await self._row(id_))
 
     async def _change(self, before: Key, action: str, values: dict[str, Any]) -> Key:
-        await self._transaction.connection.execute(update(_KEYS).where(_KEYS.c.id == before.id).values(**values))
+        row = {name: msgspec.to_builtins(value) for name, value in values.items()}
+        await self._transaction.connection.execute(update(_KEYS).where(_KEYS.c.id == before.id).values(**row))
         await Tenants(self._transaction).stamp(before.tenant)
         after = msgspec.structs.replace(before, **values)
         await self._transaction.audit(action, f"key:{before.id}", before, after)
         return after
+
+    def _key_of(self, row: Row[Any]) -> Key:
+        return key_of(row, self._transaction.peppers)
 
     async def _row(self, key: str) -> Row[Any]:
         row = (await self._transaction.connection.execute(select(_KEYS).where(_KEYS.c.id == key))).one_or_none()
@@ -149,11 +183,23 @@ class Keys:
             raise Conflict(f"key {key.id!r} is revoked")
 
 
-def key_of(row: Row[Any]) -> Key:
+def key_of(row: Row[Any], peppers: Peppers) -> Key:
     """Raises msgspec.ValidationError."""
     fields = tables.fields_of(row)
     fields["user"] = fields.pop("user_id")
+    fields["pepper"] = None if row.digest.startswith(SHA256_PREFIX) else _pepper_of(row.pepper, peppers)
     return msgspec.convert(fields, Key)
+
+
+def _pepper_of(id_: str | None, peppers: Peppers) -> Pepper:
+    """Name the pepper of a row. Rows of a release without pepper ids are those of the oldest pepper."""
+    if not peppers.current:
+        return "unknown"
+    if id_ is None:
+        return "previous" if peppers.previous else "current"
+    if id_ == pepper_id(peppers.current):
+        return "current"
+    return "previous" if peppers.previous and id_ == pepper_id(peppers.previous) else "lost"
 
 
 def new_key(random: Random) -> tuple[str, str]:

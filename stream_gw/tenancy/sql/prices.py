@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import delete, insert, select, update
 
-from stream_gw.tenancy.models import Price
+from stream_fabric.accounts.records import Price
+from stream_fabric.errors import NotFound
 from stream_gw.tenancy.sql import tables
 from stream_gw.tenancy.sql.transaction import Transaction
 
@@ -20,6 +21,15 @@ class PriceList:
         """Return the prices by model; ``*``: each model that is not named."""
         reply = await self._transaction.connection.execute(select(_PRICES).order_by(_PRICES.c.model))
         return {row.model: msgspec.convert(row.price, Price) for row in reply}
+
+    async def find(self, model: str) -> Price:
+        """Raises NotFound."""
+        price = (await self.read()).get(model)
+        if price is None:
+            raise NotFound(
+                f"model {model[:64]!r} has no price; list the prices with stream-gw prices list", param="model"
+            )
+        return price
 
     async def set(self, model: str, price: Price | None) -> None:
         """Set the price of a model; None removes it."""

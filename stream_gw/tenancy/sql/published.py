@@ -14,20 +14,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from stream_fabric.accounts.records import (
     PRICES,
     KeyRecord,
+    Price,
     PricesRecord,
     Record,
     TenantRecord,
+    UserRecord,
     encode_record,
 )
 from stream_fabric.events import Prices
-from stream_gw.tenancy.models import Price
 from stream_gw.tenancy.sql import tables
 from stream_gw.tenancy.sql.plans import plan_of
 
 _log = logging.getLogger(__name__)
 
 _DELETED = b""
-_TENANTS, _PLANS, _KEYS, _REVISIONS = tables.tenants, tables.plans, tables.api_keys, tables.revisions
+_TENANTS, _USERS, _PLANS = tables.tenants, tables.users, tables.plans
+_KEYS, _REVISIONS = tables.api_keys, tables.revisions
 
 
 async def last_revision(connection: AsyncConnection) -> int:
@@ -43,17 +45,33 @@ async def records_after(
 
     The oldest changes come first. A row that changes meanwhile is left out, because its new revision is higher.
     """
+    named = (
+        ("tenant", _TENANTS.c.id, _TENANTS.c.revision),
+        ("user", literal(""), _USERS.c.revision),
+        ("plan", _PLANS.c.name, _PLANS.c.revision),
+    )
+    # Each part reads its index and stops at the limit: a union would read 100,000 users for each page
+    parts = [
+        select(literal(kind).label("kind"), id_.label("id"), revision.label("revision"))
+        .where(revision > since)
+        .order_by(revision)
+        .limit(limit)
+        .subquery()
+        for kind, id_, revision in named
+    ]
     changed = union_all(
-        select(literal("tenant").label("kind"), _TENANTS.c.id.label("id"), _TENANTS.c.revision),
-        select(literal("plan"), _PLANS.c.name, _PLANS.c.revision),
-        select(literal(PRICES), literal(""), _REVISIONS.c.revision).where(_REVISIONS.c.name == PRICES),
+        *(select(part) for part in parts),
+        select(literal(PRICES), literal(""), _REVISIONS.c.revision).where(
+            _REVISIONS.c.name == PRICES, _REVISIONS.c.revision > since
+        ),
     ).subquery()
-    query = select(changed).where(changed.c.revision > since).order_by(changed.c.revision).limit(limit)
+    query = select(changed).order_by(changed.c.revision).limit(limit)
     rows = (await connection.execute(query)).all()
     if not rows:
         return since, {}
     upto: int = rows[-1].revision
     found = await _tenants(connection, [row.id for row in rows if row.kind == "tenant"])
+    found |= await _users(connection, [row.revision for row in rows if row.kind == "user"])
     found |= await _plans(connection, [row.id for row in rows if row.kind == "plan"])
     if any(row.kind == PRICES for row in rows):
         found |= await _prices(connection)
@@ -69,6 +87,14 @@ async def _tenants(connection: AsyncConnection, ids: Sequence[str]) -> dict[str,
     for key in await connection.execute(valid):
         keys.setdefault(key.tenant, []).append(key)
     return _encoded((f"tenant:{row.id}", row, partial(_tenant_record, row, keys.get(row.id, ()))) for row in rows)
+
+
+async def _users(connection: AsyncConnection, revisions: Sequence[int]) -> dict[str, tuple[int, bytes]]:
+    """Find users by revision: SQLite has no index for a list of pairs."""
+    if not revisions:
+        return {}
+    rows = (await connection.execute(select(_USERS).where(_USERS.c.revision.in_(revisions)))).all()
+    return _encoded((f"user:{row.tenant}:{row.id}", row, partial(_user_record, row)) for row in rows)
 
 
 async def _plans(connection: AsyncConnection, names: Sequence[str]) -> dict[str, tuple[int, bytes]]:
@@ -104,6 +130,10 @@ def _encoded(
 def _tenant_record(row: Row[Any], keys: Iterable[Row[Any]]) -> TenantRecord:
     made = tuple(_key_record(key) for key in keys)
     return TenantRecord(row.id, row.plan, made, row.suspended, _price_values(row.prices))
+
+
+def _user_record(row: Row[Any]) -> UserRecord:
+    return msgspec.convert(tables.fields_of(row), UserRecord)
 
 
 def _key_record(row: Row[Any]) -> KeyRecord:

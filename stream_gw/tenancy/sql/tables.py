@@ -79,9 +79,26 @@ api_keys = Table(
     Column("created_by", String(200), nullable=False),
     Column("revoked_at", Double),
     Column("regions", _Json),
+    Column("pepper", String(8)),
     Index("api_keys_digest", "digest", unique=True),
     Index("api_keys_tenant", "tenant"),
 )
+
+users = Table(
+    "users",
+    metadata,
+    Column("tenant", String(64), ForeignKey("tenants.id"), primary_key=True),
+    Column("id", String(128), primary_key=True),
+    Column("label", String(200), nullable=False),
+    Column("suspended", Boolean, nullable=False),
+    Column("limits", _Json),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("deleted_at", Double),
+    Column("revision", BigInteger, nullable=False),
+    Index("users_revision", "revision"),
+)
+"""Users that differ from their tenant's other users."""
 
 prices = Table(
     "prices",

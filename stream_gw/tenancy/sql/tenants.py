@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, bindparam, insert, select, update
 
 from stream_fabric.errors import NotFound
 from stream_gw.tenancy.errors import Conflict
@@ -63,12 +63,13 @@ class Tenants:
         return after
 
     async def delete(self, tenant: str) -> None:
-        """Delete the tenant and revoke its keys. Its audit events stay. Raises NotFound."""
+        """Delete the tenant with its users, and revoke its keys. Its audit events stay. Raises NotFound."""
         before, now = await self.find(tenant), self._transaction.now
         keys = tables.api_keys
         await self._transaction.connection.execute(
             update(keys).where(keys.c.tenant == tenant, keys.c.revoked_at.is_(None)).values(revoked_at=now)
         )
+        await stamp_users(self._transaction, tenant, {"deleted_at": now})
         await self._update(tenant, {"deleted_at": now})
         await self._transaction.audit("tenant.delete", f"tenant:{tenant}", before, None)
 
@@ -83,6 +84,20 @@ class Tenants:
     async def _update(self, tenant: str, values: dict[str, Any]) -> None:
         stamped = values | {"revision": self._transaction.next_revision()}
         await self._transaction.connection.execute(update(_TENANTS).where(_TENANTS.c.id == tenant).values(**stamped))
+
+
+async def stamp_users(transaction: Transaction, tenant: str | None, values: dict[str, Any]) -> None:
+    """Change a tenant's users that are not deleted, or with None all rows. Each row gets a revision of its own."""
+    users = tables.users
+    query = select(users.c.tenant, users.c.id)
+    if tenant is not None:
+        query = query.where(users.c.tenant == tenant, users.c.deleted_at.is_(None))
+    found = (await transaction.connection.execute(query.order_by(users.c.tenant, users.c.id))).all()
+    if not found:
+        return
+    stamps = [{"of": row.tenant, "one": row.id, "stamp": transaction.next_revision()} for row in found]
+    change = update(users).where(users.c.tenant == bindparam("of"), users.c.id == bindparam("one"))
+    await transaction.connection.execute(change.values(**values, revision=bindparam("stamp")), stamps)
 
 
 def tenant_of(row: Row[Any]) -> Tenant:

@@ -7,6 +7,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from stream_fabric.ports import Random
+from stream_gw.auth.peppered import NO_PEPPERS, Peppers
 from stream_gw.tenancy.sql import tables
 
 _LAST = tables.revisions.c.name == "last"
@@ -15,12 +16,19 @@ _LAST = tables.revisions.c.name == "last"
 class Transaction:
     """A transaction on the database. One that changes rows begins with ``lock``."""
 
-    def __init__(self, connection: AsyncConnection, random: Random, now: float, who: str = "", pepper: bytes = b""):
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        random: Random,
+        now: float,
+        who: str = "",
+        peppers: Peppers = NO_PEPPERS,
+    ) -> None:
         self.connection = connection
         self.random = random
         self.now = now
         self.who = who
-        self.pepper = pepper
+        self.peppers = peppers
         self._last: int | None = None
         self._locked_at = 0
 

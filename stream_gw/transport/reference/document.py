@@ -54,7 +54,7 @@ _GROUPS = {
     "Streams": "Streams that exist: follow, describe, cancel, send input.",
     "Account": "Models, limits and credentials of the caller.",
     "Fleet": "Live figures and traces of the whole fleet, for operators.",
-    "Tenants": "Tenants, keys and plans in the database, for operators.",
+    "Tenants": "Tenants, users, keys, plans and prices in the database, for operators.",
     "Service": "Health, metrics and this document.",
     "Pages": "Pages for browsers.",
 }

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import StreamGwError
 
-Method = Literal["get", "post", "patch", "delete"]
+Method = Literal["get", "post", "put", "patch", "delete"]
 Group = Literal["Create", "Streams", "Account", "Fleet", "Tenants", "Service", "Pages"]
 Errors = tuple[type[StreamGwError], ...]
 

@@ -25,6 +25,10 @@ PEPPER = "a pepper of sixteen bytes"
 DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(make_document(OPERATIONS)))
 
 
+KNOWN = {"tenant": "known", "id": "ann/b c", "model": "org/m"}
+"""A tenant, its user and a price that ``make_known`` adds."""
+
+
 class Fleet(NamedTuple):
     """One gateway as each of its callers sees it."""
 
@@ -59,6 +63,18 @@ def api_fleet(folder: Path) -> Iterator[Fleet]:
         yield Fleet(*(Gate(process.facts["url"], process.pid, key) for key in keys.values()), process)
 
 
+async def make_known(operator: Gate) -> None:
+    """Add the rows that ``narrowed`` names."""
+    tenant, user, model = KNOWN.values()
+    for method, path, body in (
+        ("POST", "tenants", {"id": tenant}),
+        ("POST", "users", {"tenant": tenant, "id": user}),
+        ("PUT", f"prices/{model}", {"prompt": 1}),
+    ):
+        reply = await operator.ask(method, f"/v1/admin/{path}", body)
+        assert reply.status in (200, 201), reply
+
+
 def narrowed(stream: str) -> dict[str, Any]:
     """Return the document with fewer values, so that generated requests reach a model and streams, and end soon."""
     document = copy.deepcopy(DOCUMENT)
@@ -78,5 +94,8 @@ def narrowed(stream: str) -> dict[str, Any]:
                     parameter["schema"] = {"enum": ["sim-small", "org/none"]}
                 if path.startswith("/v1/streams/") and parameter["in"] == "path":
                     parameter["schema"] = {"enum": [stream, "resp_" + "0" * 32, stream + "\n"]}
+                if path.startswith(("/v1/admin/users", "/v1/admin/prices/")) and parameter["name"] in KNOWN:
+                    parameter["schema"] = {"enum": [KNOWN[parameter["name"]]]}
+    schemas["UserCreate"]["properties"]["tenant"] = {"enum": [KNOWN["tenant"]]}
     del document["paths"]["/v1/admin/ops"]  # it never ends
     return document

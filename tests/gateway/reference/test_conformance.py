@@ -15,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from tests.gateway.reference.fleet import DOCUMENT, Fleet, api_fleet, narrowed
+from tests.gateway.reference.fleet import DOCUMENT, Fleet, api_fleet, make_known, narrowed
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 ANSWER_S = 10.0
@@ -40,6 +40,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def schema(fleet: Fleet) -> Any:
     stream = asyncio.run(fleet.acme.background(20))
+    asyncio.run(make_known(fleet.operator))
     loaded = schemathesis.openapi.from_dict(narrowed(stream))
     loaded.config.update(base_url=fleet.acme.url)
     loaded.config.generation.update(with_security_parameters=False)
