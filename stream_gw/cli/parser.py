@@ -70,5 +70,5 @@ def flag_of(parser: argparse.ArgumentParser, dest: str) -> str:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if len(known) <= 24 else ""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if len(known) <= 32 else ""

@@ -136,8 +136,8 @@ async def test_a_divided_pool_s_figures_are_the_sum_of_its_cells(divided: Runnin
     totals = [await cells.demand_totals(name) for name in names]
     assert (await whole.demand_totals(POOL)).requests == sum(one.requests for one in totals) > 0
     assert len(await whole.slot_uses(POOL)) == sum([len(await cells.slot_uses(name)) for name in names])
-    assert (await whole.tier_queues(POOL))[0].depth == 0 and len(await whole.tier_queues(POOL)) == 3
-    assert (await whole.overload_totals(POOL)).rejected == (0, 0, 0)
+    assert (await whole.tier_queues(POOL))[0].depth == 0 and len(await whole.tier_queues(POOL)) == 4
+    assert (await whole.overload_totals(POOL)).rejected == (0, 0, 0, 0)
     assert await whole.queue_positions(POOL, []) == (0, [])
 
 

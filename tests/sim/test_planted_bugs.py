@@ -329,10 +329,12 @@ class UnfencedProducer(Producer):
 # --- pools, rescues and agents -----------------------------------------------------------------------------
 
 
-def add_only(self: Law, replica: ReplicaId, seat: Any, models: Any, ended: Any, running: Any, now_ms: float) -> Any:
+def add_only(
+    self: Law, replica: ReplicaId, seat: Any, models: Any, ended: Any, running: Any, now_ms: float, *more: Any
+) -> Any:
     """A renewal that only adds."""
     kept = dict(self.flights.get(replica, {}))
-    taken = super(Law, self).report(replica, seat, models, (), running, now_ms)
+    taken = super(Law, self).report(replica, seat, models, (), running, now_ms, *more)
     self.flights[replica].update({stream: flight for stream, flight in kept.items() if stream not in (running or ())})
     return taken
 

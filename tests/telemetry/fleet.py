@@ -398,6 +398,12 @@ class _Maker:
                 reason="its lease expired", figures={"streams": 8},
             )
         )  # fmt: skip
+        tell(
+            FleetEvent(
+                id="acme:budget_warning", at_us=DIED_US, what="budget_warning", source="gateway",
+                state="tenant_month", reason="80 % are used", tenant=TenantId("acme"),
+            )
+        )  # fmt: skip
 
     def _before_and_after_death(self) -> None:
         """Its breaker opened two minutes before; afterwards requests were refused until an operator helped."""

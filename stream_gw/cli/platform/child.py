@@ -100,7 +100,9 @@ class Children:
             code = await process.wait()
             await asyncio.wait([child.relay], timeout=_LAST_WORDS_S)
             self._muted = True  # the others fail of the same cause, or because this process ends them
-            raise ChildFailed(f"{child.name}: {child.error or f'ended at its start with exit code {code}'}")
+            # The lines that follow an error line are relayed, so they stand above this one
+            error = child.error.replace("its last lines:", "its last lines are above")
+            raise ChildFailed(f"{child.name}: {error or f'ended at its start with exit code {code}'}")
         return process, json.loads(line)
 
     def error_of(self, pid: int) -> str:

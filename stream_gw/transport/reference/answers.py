@@ -28,7 +28,7 @@ class ErrorObject(msgspec.Struct, kw_only=True):
     """Stable name of the error."""
     param: str | None
     """Field or parameter that is at fault."""
-    request_id: str
+    request_id: str | None
     """Id of the request, also in the header `X-Request-Id`."""
     retriable: bool
     """True: the same request may succeed later."""

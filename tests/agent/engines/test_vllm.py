@@ -606,7 +606,8 @@ async def test_up_whose_vllm_dies_at_its_start_says_its_last_words(tmp_path: Pat
         _, said = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 1
     assert "the model's mouth is too small" in said
-    assert said.endswith("stream-gw up: agent ended at its start (exit code 1); its message is above\n")
+    end = "stream-gw up: replica0: vLLM ended with exit code 3 at its start; its last lines are above\n"
+    assert said.endswith(end), said
     assert "Traceback" not in said
     assert gone(fake.pids(tmp_path))
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 ANSWER_S = 10.0
 EXAMPLES = 12
 OPERATIONS = [(method, path) for path, item in DOCUMENT["paths"].items() for method in item if path != "/v1/admin/ops"]
-REFUSED = ("/v1/cookie", "/v1/admin/traces", "/v1/admin/keys", "/static")
+REFUSED = ("/v1/cookie", "/v1/admin/traces", "/v1/admin/keys", "/v1/usage", "/v1/admin/usage", "/static")
 """No valid request is served here: it needs a token, telemetry, or an id that exists."""
 CHECKS = (
     checks.status_code_conformance,
