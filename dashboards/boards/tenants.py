@@ -40,7 +40,8 @@ TENANTS = Board(
             "Budgets", Sql(
                 f"SELECT at, tenant, state AS budget, what FROM fleet WHERE {_AT} "
                 "AND what IN ('budget_warning', 'budget_exceeded', 'velocity_trip') ORDER BY at DESC LIMIT 200"
-            ), kind="table", about="Budgets that are used to 80 %, or used up; each once in its period.", only="for plans with budgets",
+            ), kind="table", about="Budgets that are used to 80 %, or used up; each once in its period.",
+            only="for plans with budgets",
         ),
         Panel(
             "GPU cost", Sql(
