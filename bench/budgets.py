@@ -14,7 +14,6 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from bench.harness import describe, table
@@ -72,8 +71,7 @@ def tokens(limited: bool, count: int = 20_000) -> float:
     """Nanoseconds of ``RunningStream.text``; a stream with a budget never has to ask."""
     owner: Any = type("Owner", (), {"__getattr__": lambda self, name: lambda *_: None})()
     work = Work(EngineRequest(StreamId("resp_1"), "chat", "m", b"{}"), "1.aa", TenantId("t"), b"", None)  # type: ignore[arg-type]
-    mark: Callable[..., None] = lambda *_: None  # noqa: E731
-    stream = RunningStream(work, 0, mark, owner, 0.0, AttemptTiming(HostClock(), 0, 0))
+    stream = RunningStream(work, 0, lambda *_: None, owner, 0.0, AttemptTiming(HostClock(), 0, 0))
     if limited:
         stream.limit(Allowance(1 << 40, 100, 1 << 40, 1))
     began = time.process_time_ns()

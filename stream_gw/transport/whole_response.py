@@ -62,9 +62,7 @@ class WholeResponse:
         pass
 
     def end(self, status: Status) -> None:
-        found = self._collected
-        has_reasons = not isinstance(found, Document) and found.has_all_reasons
-        if status == "completed" or (self._end is not None and ends_cleanly(self._end, has_reasons)):
+        if status == "completed" or self._is_cut_cleanly():
             try:
                 self._set_outcome(Collected(self._collected.result()))
             except StreamGwError as error:
@@ -76,6 +74,13 @@ class WholeResponse:
             return
         info = recorded or ErrorInfo(status, f"the stream ended with status {status}", EngineFailed.type, 502)
         self._set_outcome(Collected(error=from_info(info)))
+
+    def _is_cut_cleanly(self) -> bool:
+        """True if a budget or moderation ended the answer, and every choice says so."""
+        found = self._collected
+        if self._end is None or isinstance(found, Document):
+            return False
+        return ends_cleanly(self._end, found.has_all_reasons)
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
         self._set_outcome(Collected(error=error, cursor=cursor))

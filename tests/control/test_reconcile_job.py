@@ -110,24 +110,31 @@ async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(teleme
     metrics, clock, leads = ControllerMetrics(), SetClock(), [False]
     clock.at_us = NIGHT_US - 60_000_000
     job = ReconcileJob(telemetry.url, "t", lambda: leads[0], metrics, clock, look_s=0.01, retry_s=60)
+
+    def age() -> float:
+        """Age that the last look reported; each look of this test is at another moment."""
+        return value(metrics, "usage_reconciled_age_seconds")
+
     task = asyncio.create_task(job.run())
     try:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it begins a minute before the night
         clock.at_us = NIGHT_US
-        await asyncio.sleep(0.1)
+        await eventually(lambda: age() == 60)
         assert not telemetry.bodies, "another controller leads"
         leads[0], telemetry.status = True, 503
         clock.at_us = NIGHT_US + 24 * HOUR_US
         await eventually(lambda: len(telemetry.bodies) == 1)
-        await eventually(lambda: value(metrics, "usage_reconciled_age_seconds") == 86_400)
+        await eventually(lambda: age() == 86_400)
         telemetry.status = 200
-        await asyncio.sleep(0.1)
+        clock.at_us += 1_000_000
+        await eventually(lambda: age() == 86_401)
         assert len(telemetry.bodies) == 1, "it waits before it tries again"
-        clock.at_us += 60_000_000
+        clock.at_us += 59_000_000
         await eventually(lambda: len(telemetry.bodies) == 2)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: age() == 0)
+        clock.at_us += 60_000_000
+        await eventually(lambda: age() == 60)
         assert len(telemetry.bodies) == 2, "once a night"
-        assert value(metrics, "usage_reconciled_age_seconds") == 0
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
