@@ -1,11 +1,14 @@
 # Each target sets up what it needs: a virtual environment from requirements.lock and, as root on Debian, packages.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
+# Empty is off: every process that a test starts would compile our modules again, and every worker all tests
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS ?= 3
+# Most tests wait more than they compute: on two cores four at once leave a third of them idle
+WORKERS ?= 4
 # Debian packages by the command that each provides
 APT_redis-server := redis-server
 APT_redis-sentinel := redis-sentinel
@@ -124,10 +127,10 @@ test-sim: setup
 	@$(BIN)/python -m pytest -m sim -n $(WORKERS) tests/sim $(ARGS)
 
 test-cluster: setup browsers
-	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -m 'not chaos' -n 2 tests/gateway $(ARGS)
+	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -m 'not chaos' -n 3 tests/gateway $(ARGS)
 
 test-chaos: setup browsers kafka
-	@$(BIN)/python -m pytest -m chaos -n 2 --dist worksteal $(ARGS) # they wait more than they compute
+	@$(BIN)/python -m pytest -m chaos -n 3 --dist worksteal $(ARGS) # a worker computes a quarter of its time
 
 test-vllm: setup redis
 	$(call need,gcc readelf)

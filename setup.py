@@ -24,6 +24,9 @@ COMPILED = (
     "stream_gw/dialects/openai_chat.py",
     "stream_gw/dialects/openai_completions.py",
     "stream_gw/dialects/anthropic/encoder.py",
+    "stream_gw/dialects/ui/encoder.py",
+    "stream_gw/dialects/responses/encoder.py",
+    "stream_gw/dialects/responses/items.py",
     "stream_gw/transport/sse.py",
     "stream_gw/admin/viewer.py",  # its class extends one of the module above
     "inference/agent/running.py",

@@ -436,7 +436,7 @@ async def outages(plan: Plan, folder: Path) -> Told:
             "STREAM_GW_EVENTS_SPOOL": str(spool) if plan.spool else "",
             **plan.environment,
         }
-        command = f"{sys.executable} -m stream_gw.cli.main up --no-telemetry"
+        command = f"{sys.executable} -m stream_gw.cli.main up --no-telemetry --no-database"
         everywhere = Cores(usable, usable)  # nothing is pinned: what is compared is one thing with itself
         engine = ["--engine", "sim", "--sim", plan.sim]
         running = Platform(

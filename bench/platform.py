@@ -43,6 +43,7 @@ class Platform:
             words = shlex.split(command)
         else:
             words = [str(Path(sys.executable).parent / "stream-gw"), "up"] + ["--no-telemetry"] * (not telemetry)
+            words.append("--no-database")
         words += ["--json", "--gateways", str(gateways), "--replicas", str(replicas), "--port", "0"]
         words += engine or ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
         self._log = folder / "platform.log"

@@ -253,7 +253,7 @@ def main() -> None:
             0,
             gateways=2,
             replicas=2,
-            engine=["--sim", SIM, "--telemetry-folder", "fresh"],
+            engine=["--sim", SIM, "--state-folder", "fresh"],
             telemetry=True,
         )
         try:

@@ -90,17 +90,20 @@ class Run(msgspec.Struct):
     @property
     def first_s(self) -> float:
         """Moment at which more replicas were ready than before the step."""
-        return self.first(lambda one: one.ready > self.began.ready)
+        before = self.began.ready
+        return self.first(lambda one: one.ready > before)
 
     @property
     def wanted(self) -> int:
         """Most replicas that were wanted before the first new one was ready."""
-        return max(one.wanted for one in self.seconds if 0 <= one.at_s <= self.first_s)
+        first_s = self.first_s
+        return max(one.wanted for one in self.seconds if 0 <= one.at_s <= first_s)
 
     @property
     def all_s(self) -> float:
         """Moment at which as many replicas were ready, or warm."""
-        return self.first(lambda one: one.ready + one.warm >= self.wanted)
+        wanted = self.wanted
+        return self.first(lambda one: one.ready + one.warm >= wanted)
 
     @property
     def began(self) -> Second:
@@ -110,8 +113,8 @@ class Run(msgspec.Struct):
     @property
     def wanted_s(self) -> float:
         """Moment at which more replicas were wanted than before the step."""
-        more = (one.planned_s for one in self.seconds if one.planned_s >= 0 and one.wanted > self.began.wanted)
-        return next(more, float("inf"))
+        before = self.began.wanted
+        return next((one.planned_s for one in self.seconds if one.planned_s >= 0 and one.wanted > before), float("inf"))
 
     def shares(self, seconds: Callable[[Second], float]) -> list[float]:
         """Share of the cores that such CPU seconds took between two looks."""

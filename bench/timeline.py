@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--port",
         "0",
         "--no-telemetry",
+        "--no-database",
         "--sim",
         SIM,
     ]

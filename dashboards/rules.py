@@ -154,6 +154,53 @@ def _rises(name: str, by: str, window: str = "15m") -> str:
     return f"sum by ({by}) (increase({name}[{window}])) > 0 or sum by ({by}) ({name} unless {name} offset {window}) > 0"
 
 
+def _share_of_replies(result: str, share: float) -> str:
+    name = listed.STRUCTURED_REPLIES.name
+    return f'sum by (pool) (rate({name}{{result="{result}"}}[15m])) > {share:g} * sum by (pool) (rate({name}[15m]))'
+
+
+def _replies(result: str, percent: int) -> Series:
+    """Structured replies of pool ``p``, of which this percentage has the result."""
+    name = listed.STRUCTURED_REPLIES.name
+    return {
+        f'{name}{{pool="p",result="{result}"}}': f"0+{percent}x60",
+        f'{name}{{pool="p",result="valid"}}': f"0+{100 - percent}x60",
+    }
+
+
+def _inputs_late(share: float) -> str:
+    name = listed.INPUT_WAIT.name
+    late = f'sum by (pool) (rate({name}_bucket{{le="1.0"}}[15m]))'
+    return f"{late} < {1 - share:g} * sum by (pool) (rate({name}_count[15m]))"
+
+
+def _inputs_waited(late_percent: int) -> Series:
+    """Inputs of pool ``p``, of which this percentage waits longer than a second."""
+    name = listed.INPUT_WAIT.name
+    return {
+        f'{name}_bucket{{pool="p",le="1.0"}}': f"0+{100 - late_percent}x60",
+        f'{name}_count{{pool="p"}}': "0+100x60",
+    }
+
+
+def _inputs_refused(percent: int) -> Series:
+    """Inputs of pool ``p``, of which this percentage is refused by the replicas."""
+    name = listed.INPUTS_ANSWERED.name
+    return {
+        f'{name}{{pool="p",result="refused"}}': f"0+{percent}x60",
+        f'{name}{{pool="p",result="applied"}}': f"0+{100 - percent}x60",
+    }
+
+
+def _readers(percent: int) -> Series:
+    """Readers of one dialect, of which this percentage gets an error of the platform."""
+    name, dialect = listed.READS_BY_DIALECT.name, 'dialect="openai.responses"'
+    return {
+        f'{name}{{{dialect},fault="platform"}}': f"0+{percent}x60",
+        f'{name}{{{dialect},fault="none"}}': f"0+{100 - percent}x60",
+    }
+
+
 _POOL = '{pool="p"}'
 _PART = '{topic="t",partition="0"}'
 _AGENT = '{pool="p",instance="i"}'
@@ -366,6 +413,61 @@ ALERTS: tuple[Alert, ...] = (
         {f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="failed"}}': "0+1x40",
          f'{listed.MODERATION_CHECKS.name}{{where="prompt",outcome="passed"}}': "0+100x40"},
         labels={"where": "prompt"},
+    ),
+    Alert(
+        "ResponsesNotStored", "ticket",
+        f'sum by (job, namespace) (increase({listed.RESPONSES_STORED.name}{{outcome="deferred"}}[5m])) > 0', "10m",
+        "The database has refused {{ $value }} stored responses in 5 minutes; Redis keeps each for a day",
+        {f'{listed.RESPONSES_STORED.name}{{outcome="deferred"}}': "0+2x60"},
+        {f'{listed.RESPONSES_STORED.name}{{outcome="deferred"}}': "0 2x60"},
+    ),
+    Alert(
+        "ResponsesBacklog", "ticket", f"max by (job, namespace) ({listed.RESPONSES_UNSAVED.name}) > 5000", "10m",
+        "{{ $value }} stored responses wait for the database; Redis keeps each for a day",
+        {listed.RESPONSES_UNSAVED.name: "0+1000x60"}, {listed.RESPONSES_UNSAVED.name: "6000 300x60"},
+    ),
+    Alert(
+        "ResponsesLost", "ticket",
+        f'sum by (outcome) (increase({listed.RESPONSES_STORED.name}{{outcome=~"no_stream|unreadable"}}[15m])) > 0',
+        "0m", "Stored responses were dropped, because their stream or their record was gone: {{ $labels.outcome }}",
+        {f'{listed.RESPONSES_STORED.name}{{outcome="no_stream"}}': "0x10 1x40"},
+        {f'{listed.RESPONSES_STORED.name}{{outcome="too_large"}}': "0x10 1x40",
+         f'{listed.RESPONSES_STORED.name}{{outcome="no_stream"}}': "3x60"},
+        labels={"outcome": "no_stream"},
+    ),
+    Alert(
+        "StructuredRepliesInvalid", "ticket", _share_of_replies("invalid", 0.2), "15m",
+        "More than 20 % of the structured replies of pool {{ $labels.pool }} do not fit their JSON schema",
+        _replies("invalid", 30), _replies("invalid", 10), "40m", {"pool": "p"},
+    ),
+    Alert(
+        "StructuredRepliesUnchecked", "ticket", _share_of_replies("unchecked", 0.05), "15m",
+        "More than 5 % of the structured replies of pool {{ $labels.pool }} could not be checked",
+        _replies("unchecked", 10), _replies("unchecked", 3), "40m", {"pool": "p"},
+    ),
+    Alert(
+        "InputsWait", "ticket", _inputs_late(0.1), "15m",
+        "More than 10 % of the inputs to running streams of pool {{ $labels.pool }} wait longer than a second",
+        _inputs_waited(20), _inputs_waited(5), "40m", {"pool": "p"},
+    ),
+    Alert(
+        "InputsRefused", "ticket",
+        f'sum by (pool) (rate({listed.INPUTS_ANSWERED.name}{{result="refused"}}[15m])) > '
+        f"0.25 * sum by (pool) (rate({listed.INPUTS_ANSWERED.name}[15m]))", "15m",
+        "Replicas of pool {{ $labels.pool }} refuse more than 25 % of the inputs to running streams",
+        _inputs_refused(40), _inputs_refused(10), "40m", {"pool": "p"},
+    ),
+    Alert(
+        "DialectFails", "page",
+        f'sum by (dialect) (rate({listed.READS_BY_DIALECT.name}{{fault="platform"}}[5m])) > '
+        f"0.05 * sum by (dialect) (rate({listed.READS_BY_DIALECT.name}[5m]))", "5m",
+        "More than 5 % of the readers in dialect {{ $labels.dialect }} get an error of the platform",
+        _readers(10), _readers(2), labels={"dialect": "openai.responses"},
+    ),
+    Alert(
+        "FramesPassedOver", "ticket", f"sum by (job, namespace) (increase({listed.FRAMES_PASSED_OVER.name}[10m])) > 0",
+        "1h", "For an hour processes have passed over frames of a newer release",
+        {listed.FRAMES_PASSED_OVER.name: "0+5x100"}, {listed.FRAMES_PASSED_OVER.name: "0+5x40 200x60"}, "90m",
     ),
     Alert(
         "TelemetryDlq", "ticket", _rises(listed.POISON.name, "topic"), "0m",

@@ -5,14 +5,18 @@
     │   ├── ContentFiltered          moderation flags the prompt
     │   ├── ContextLengthExceeded    the request exceeds the model's maximum context
     │   ├── CursorInvalid            not a cursor, or a position ahead of the stream
+    │   ├── InvalidInput             the item of an input is not a user's message
     │   ├── TooDeep                  JSON nested beyond the limit
     │   └── Unsupported              the request asks for something this platform cannot do
+    │       └── SteeringUnsupported  the stream takes no input
     ├── Unauthenticated 401 / 4401
-    │   └── KeyRevoked               the API key was revoked while it was in use
+    │   ├── KeyRevoked               the API key was revoked while it was in use
+    │   └── LinkEnded                the owner of the stream has ended the links to it
     ├── Forbidden 403 / 4403
     │   └── UserSuspended            the request's user is suspended
     ├── NotFound 404 / 1008          no such stream, or another tenant's
-    │   └── ModelNotFound            no pool serves the model
+    │   ├── ModelNotFound            no pool serves the model
+    │   └── NotServed                an endpoint of another service that this platform does not have
     ├── MethodNotAllowed 405
     ├── RequestTimeout 408           the body did not arrive in time; retriable
     ├── CursorGone 410               the log no longer has the frames after the cursor
@@ -21,8 +25,9 @@
     ├── StreamCancelled 499          the stream was cancelled; OpenAI's clients retry no 499
     ├── IdempotencyMismatch 422      same Idempotency-Key, different body
     ├── TooMany 429 / 4429           a limit is reached; retriable
-    │   └── RateLimited              a limit of the tenant's plan
-    │       └── BudgetExceeded       a budget of the tenant's plan
+    │   ├── RateLimited              a limit of the tenant's plan
+    │   │   └── BudgetExceeded       a budget of the tenant's plan
+    │   └── TooManyPendingInputs     inputs of the stream wait to be applied
     ├── HeadersTooLarge 431
     ├── Draining 503 / 1012          this process is shutting down; retriable
     ├── GatewayFull 503 / 1013       this gateway is reading as many bytes of bodies as it may; retriable
@@ -91,12 +96,20 @@ class CursorInvalid(BadRequest):
     code = "cursor_invalid"
 
 
+class InvalidInput(BadRequest):
+    code = "invalid_input"
+
+
 class TooDeep(BadRequest):
     code = "json_too_deep"
 
 
 class Unsupported(BadRequest):
     code = "unsupported"
+
+
+class SteeringUnsupported(Unsupported):
+    code = "steering_not_supported"
 
 
 class Unauthenticated(StreamGwError):
@@ -108,6 +121,10 @@ class Unauthenticated(StreamGwError):
 
 class KeyRevoked(Unauthenticated):
     code = "api_key_revoked"
+
+
+class LinkEnded(Unauthenticated):
+    code = "link_ended"
 
 
 class Forbidden(StreamGwError):
@@ -130,6 +147,10 @@ class NotFound(StreamGwError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class NotServed(NotFound):
+    code = "not_served"
 
 
 class MethodNotAllowed(StreamGwError):
@@ -224,6 +245,10 @@ class BudgetExceeded(RateLimited):
     """A budget of the tenant's plan is used up. ``may_retry`` False: it has no period, so it never resets."""
 
     code = "budget_exceeded"
+
+
+class TooManyPendingInputs(TooMany):
+    code = "too_many_pending_steers"
 
 
 class Draining(StreamGwError):

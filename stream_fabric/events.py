@@ -94,6 +94,10 @@ class Phases(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Time in which the reader was disconnected."""
     recovery_us: int = 0
     """Time from a replica's death until another replica took the stream over."""
+    check_us: int = 0
+    """Check of a structured reply against its schema, and the replies that were made again because one did not fit."""
+    steer_us: int = 0
+    """From the cut of an answer by an input of the client to the first token of the next answer, over all inputs."""
     residual_us: int = 0
 
     @property
@@ -117,7 +121,26 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Time in the engine before prefill."""
     prefill_us: int
     decode_us: int
-    """Time from the first token to the end. Without a first token it is 0, and ``prefill_us`` lasts to the end."""
+    """Time from the first token to the last of the engine's reply. Without a first token it is 0, and ``prefill_us``
+    lasts to the end, or to the first input."""
+    check_us: int = 0
+    """Time from there to the end, in which a structured reply was checked and perhaps made again."""
+    steer_us: int = 0
+    """As in ``Phases``; in no other of these times."""
+
+
+class InputTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One input of the client, as its replica took it."""
+
+    at_us: int
+    """Moment when a gateway received it; 0: unknown."""
+    result: Literal["applied", "refused"]
+    reason: str
+    """Why it was refused, as in ``InputNote``."""
+    waited_us: int
+    """Time from there until the replica applied or refused it."""
+    answered_us: int = 0
+    """Time from there to the first token of the next answer; 0: none came."""
 
 
 class CandidateScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -201,6 +224,13 @@ class RequestTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="request",
     """Regions that the request was bound to, separated by commas; empty: none."""
     asked_model: str = ""
     """Model that the request named, if ``model``, a smaller one, answered it; else empty."""
+    schema_check: Literal["valid", "invalid", "unchecked", ""] = ""
+    """Check of the reply against the schema that the request asks for, the worst of its choices; empty: none."""
+    repairs: int = 0
+    """Replies that did not fit their schema and were made again."""
+    inputs: int = 0
+    """Inputs that were applied to the stream, as this reader has seen them."""
+    inputs_refused: int = 0
 
 
 class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt", omit_defaults=True):
@@ -227,6 +257,11 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     engine_queue_us: int = 0
     prefill_us: int = 0
     decode_us: int = 0
+    check_us: int = 0
+    """As in ``Timing``; so is ``steer_us``."""
+    steer_us: int = 0
+    inputs: tuple[InputTimes, ...] = ()
+    """Inputs that this attempt applied or refused."""
     queue_estimated: bool = True
     """True: the engine does not report its queue time; time that prefill does not explain counts as queue."""
     believed_cached_tokens: int = 0
@@ -256,7 +291,7 @@ class AttemptTrace(msgspec.Struct, frozen=True, tag_field="kind", tag="attempt",
     """As in ``RequestTrace``; so is ``session_hash``."""
     session_hash: str = ""
     endpoint: str = ""
-    """Kind of the request: chat, completions, embeddings, rerank."""
+    """Kind of the request: chat, completions, embeddings, rerank, classify, score, tokenize."""
     gpu_us: int = 0
     """Share of the replica's busy time: each moment is divided equally among the sequences that it computes."""
     gpu_cost_micro: int = 0

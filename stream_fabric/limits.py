@@ -18,6 +18,7 @@ JSON_CONTAINERS_MAX: Final = 100_000  # objects and arrays of a JSON body; over:
 HEAD_S_MAX: Final = 20.0  # time for a request's head; over: the connection is closed
 BODY_S_MAX: Final = 60.0  # time for a request's body; over: 408
 CHOICES_MAX: Final = 16  # choices (n) of one request; over: 400
+PROMPT_CHOICES_MAX: Final = 128  # choices of all prompts (prompts times n) of one completions request; over: 400
 MESSAGES_MAX: Final = 8192  # messages of one chat request; over: 400
 BATCH_MAX: Final = 2048  # inputs of an embeddings request or documents of a rerank request; over: 400
 USER_CHARS_MAX: Final = 128  # over: 400
@@ -37,9 +38,18 @@ OUTBOX_BYTES_LOW: Final = 16 << 10  # unsent bytes at which a connection counts 
 STALL_S_MAX: Final = 30.0  # time in which a connection accepts too little; over: close 4408, the client resumes
 STALL_BYTES_MIN: Final = 4 << 10  # bytes that a slow reader must accept within STALL_S_MAX
 WS_AUTH_S_MAX: Final = 10.0  # time until the auth message; over: close 4401
+WS_AUTH_BYTES_MAX: Final = 64 << 10  # the auth message; over: close 4401
 WS_OPENING_MAX: Final = 4  # creates and subs of one socket that run at once; over: they wait for each other
 WS_PENDING_MAX: Final = 1024  # commands of one socket that run at once; over: error too_many
 WS_REPLIES_BYTES_MAX: Final = 256 << 10  # replies to a client that does not read; over: close 4408
+RESPONSES_SOCKET_S_MAX: Final = 3600.0  # age of a Responses socket; over: websocket_connection_limit_reached, closed
+RESPONSES_IN_FLIGHT_MAX: Final = 16  # responses of one Responses socket that run at once; more wait
+RESPONSES_WAITING_MAX: Final = 128  # requests of one Responses socket that wait; over: error too_many
+RESPONSE_LANES_MAX: Final = 32  # named lanes of one Responses socket; over: websocket_stream_limit_reached
+LANE_NAME_CHARS_MAX: Final = 256  # stream_id of a lane; over: invalid_stream_id
+SOCKET_HISTORY_BYTES_MAX: Final = 8 << 20  # compressed, that one Responses socket remembers; over: the oldest goes
+TENANT_HISTORY_BYTES_MAX: Final = 64 << 20  # of one tenant's sockets on one gateway; over: nothing more is remembered
+HISTORY_BYTES_MAX: Final = 256 << 20  # of all sockets on one gateway; over: as above
 
 # Liveness.
 SSE_HEARTBEAT_S: Final = 10.0  # interval of heartbeats; load balancers cut idle connections at 50 s
@@ -62,8 +72,12 @@ PAGE_ENTRIES_MAX: Final = 64  # entries of one read of the log; more need anothe
 LIVE_TTL_S: Final = 3600  # time that Redis keeps a running stream without appends; over: it is gone
 RETENTION_S: Final = 900  # time that an ended stream is kept; over: 404. OpenAI refuses to re-stream after 300 s
 ZERO_RETENTION_S: Final = 60  # as RETENTION_S, of a stream that is deleted once it was read and that nobody has read
+CHAT_TTL_S: Final = 4 * 3600  # time that a chat id leads to its newest stream; over: a resume by chat id finds nothing
+CHAT_READ_S: Final = 20  # the same once a reader got the stream's end: pages that reload in this moment lose nothing
+CHAT_BEFORE_BYTES_MAX: Final = 256 << 10  # message that a stream continues, kept for replays; over: not kept
 PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
-INPUTS_MAX: Final = 1000  # durable inputs of one stream; over: 429
+INPUTS_MAX: Final = 100  # inputs of one stream, each of which begins another answer; over: 429
+INPUTS_PENDING_MAX: Final = 16  # inputs of one stream that wait until the producer takes them; over: 429
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
 EXPIRY_EVERY_S: Final = 30  # a live stream's expiry is set again when it was last set so long ago
 USAGE_TTL_S: Final = 40 * 86_400  # an hour's usage of a tenant is kept for so long
@@ -89,6 +103,7 @@ POOL_TTL_S: Final = 3600  # a pool that no replica renews is forgotten after so 
 CANDIDATES_MAX: Final = 64  # replicas scored for one request; of larger pools the others are not considered
 HOSTS_ASKED_MAX: Final = 2  # adjacent pools tried for one request; then it stays in its own pool
 ATTEMPTS_MAX: Final = 3  # producers of one stream; then it ends failed with the last error
+REPEATED_TOKENS_MAX: Final = 4096  # output tokens that a next producer generates again to compare them; over: failed
 PREFIX_BLOCK_BYTES: Final = 512  # prompt bytes of one block hash; a rest is not hashed
 PREFIX_BLOCKS_MAX: Final = 4096  # block hashes of one prompt; a longer prompt is matched by its beginning
 PREFIX_SUMMARY_BLOCKS_MAX: Final = 8192  # block hashes of one replica (32 KiB); over: the oldest go
@@ -101,6 +116,35 @@ TENANT_LIST_MAX: Final = 1000  # rows of one page of the admin API; more need an
 LIMITS_WAIT_S_MAX: Final = 1.0  # wait for a tenant's account where limits may fail open; over: admitted without limits
 TENANTS_PUBLISH_EVERY_S: Final = 5.0  # interval at which gateways compare what is published with the database
 
+# Links to one stream.
+LINKS_ENDED_S: Final = 25 * 3600  # time that a recall of links is kept, longer than any capability token lives
+LINKS_LOOK_EVERY_S: Final = 1.0  # interval at which a gateway looks whether the links of its readers were ended
+
+# Stored responses.
+RESPONSE_BYTES_MAX: Final = 32 << 20  # request and output of one stored response (a setting); over: 400, or not stored
+RESPONSES_HELD_BYTES_MAX: Final = 256 << 20  # compressed, of one tenant in Redis (a setting); over: 429
+RESPONSES_STORED_BYTES_MAX: Final = 16 << 30  # compressed, of one tenant in the database (a setting); over: 429
+RESPONSE_DAYS: Final = 30  # days that the database keeps a response (a setting, and a tenant's plan)
+RESPONSE_DAYS_MAX: Final = 3_650  # as above, of a plan
+RESPONSES_SCANNED_MAX: Final = 100  # responses that one script looks at to make room; over: there is none
+RESPONSES_DUE_MAX: Final = 16  # responses that a gateway takes from one shard at once; more wait for the next look
+RESPONSES_DUE_EVERY_S: Final = 1.0  # interval at which gateways look for responses whose streams have ended
+RESPONSE_LOOK_S_MAX: Final = 30.0  # longest interval at which a running response is looked at
+RESPONSE_RETRY_S: Final = 30.0  # time to write a response to the database; over: another gateway tries
+RESPONSE_NO_LOG_S_MAX: Final = 60.0  # time in which the stream of a new response must exist; over: it is forgotten
+RESPONSE_UNSAVED_S_MAX: Final = 86_400  # time that Redis keeps a response that the database does not take; over: lost
+RESPONSE_SQL_S_MAX: Final = 3.0  # time for the database to answer a request; over: 503
+RESPONSE_SQL_CALLS_MAX: Final = 64  # requests of a gateway that wait for the database of responses; over: 503
+RESPONSES_COUNTED_EVERY_S: Final = 15.0  # interval at which a gateway counts those that wait, for its metrics
+RESPONSES_SWEPT_MAX: Final = 500  # rows that one sweep deletes; more take further sweeps
+RESPONSES_SWEEP_EVERY_S: Final = 60.0  # interval at which a gateway deletes rows that have expired
+RESPONSE_CHAIN_MAX: Final = 1000  # responses before a new one that it builds on; over: 400
+RESPONSE_HISTORY_BYTES_MAX: Final = BODY_BYTES_MAX  # of these responses together, or of a conversation; over: 400
+COMPACTION_KEPT_BYTES_MAX: Final = 1 << 20  # items that a compaction keeps as they are; over: nothing is compacted
+COMPACTION_TOKENS_MAX: Final = 4096  # output tokens of the summary of a compaction; the rest is cut
+CONVERSATION_ITEMS_ADDED_MAX: Final = 20  # items that one request adds to a conversation, as at OpenAI; over: 400
+METADATA_PAIRS_MAX: Final = 16  # pairs of metadata, keys of 64 and values of 512 characters, as at OpenAI; over: 400
+
 # Operations page.
 OPS_VIEWERS_MAX: Final = 32  # viewers of the operations page on one gateway; over: 429
 OPS_EVERY_S: Final = 2.0  # interval of snapshots, one for all viewers
@@ -109,6 +153,8 @@ OPS_HISTORY_S: Final = 10.0  # interval of queries to telemetry, one for all vie
 OPS_HISTORY_WAIT_S_MAX: Final = 10.0  # time for telemetry to answer; over: the last figures are shown with their age
 OPS_POOLS_MAX: Final = 200  # pools in one snapshot, pools with problems first; the rest is counted
 OPS_REPLICAS_MAX: Final = 500  # replicas in one snapshot, replicas with problems first; the rest is counted
+OPS_LOAD_EVERY_S: Final = 10.0  # interval at which a gateway keeps each replica's load, for OPS_RECENT_S
+OPS_LOADS_MAX: Final = 5000  # replicas whose load a gateway keeps; further ones have no history
 OPS_RECENT_S: Final = 300.0  # time span of a gateway's own statistics; older requests are forgotten
 
 # Engines.
@@ -141,6 +187,17 @@ MODERATION_OVERLAP_CHARS: Final = 256  # checked characters that are checked aga
 MODERATION_HOLD_CHARS: Final = 64  # checked characters of an answer that wait for the next check
 MODERATION_LOCAL_CHARS: Final = 32  # characters of an answer that gather for a check by local rules alone
 MODERATION_HELD_CHARS_MAX: Final = 1 << 20  # characters of an answer that wait for moderation; over: it fails
+
+# Structured replies.
+SCHEMA_BYTES_MAX: Final = 64 << 10  # JSON schema of one request; over: its reply is not checked
+SCHEMAS_KEPT: Final = 64  # compiled schemas of a checking process; the others are compiled again
+CHECK_S_MAX: Final = 2.0  # time of one check; over: the reply is not checked, and its schema never again
+CHECK_WAIT_S_MAX: Final = 5.0  # time that a reply waits for its check; over: it is not checked
+CHECKS_WAITING_MAX: Final = 256  # replies of one agent that wait for their check; over: they are not checked
+CHECK_MEMORY_BYTES_MAX: Final = 1 << 30  # address space of the checking process; over: the reply is not checked
+CHECK_REASON_CHARS: Final = 300  # characters of the reason why a reply does not fit; the rest is cut
+REPAIRS_MAX: Final = 3  # repairs of one reply (a request, a tenant's plan); over: 400
+REPAIR_REPLY_CHARS_MAX: Final = 256 << 10  # reply that is sent back for a repair; over: it is not repaired
 
 # Events.
 EVENT_BYTES_MAX: Final = 512 << 10  # over: without prompt and completion; still over: dropped, counted
@@ -177,9 +234,13 @@ COMMAND_TIMEOUT_S: Final = 5.0  # time for a Redis command with its retries; ove
 RECONNECT_S_MAX: Final = 1.0  # longest delay between attempts to reconnect to Redis
 
 assert FRAME_BYTES_MAX < STREAM_BYTES_MAX
+assert REPAIR_REPLY_CHARS_MAX * REPAIRS_MAX < BODY_BYTES_MAX, "a repair is no larger request than a client may send"
+assert STREAM_BYTES_MAX * 64 < CHECK_MEMORY_BYTES_MAX, "a reply of small values takes a multiple of its bytes"
+assert CHOICES_MAX <= PROMPT_CHOICES_MAX < 256, "the simulator draws a choice's text from a byte"
 assert BODY_BYTES_MAX * 8 <= TENANT_REQUEST_BYTES_MAX < REQUEST_BYTES_MAX, "one tenant must not fill a pool"
 assert BODY_BYTES_MAX * 8 <= TENANT_BODIES_BYTES_MAX < BODIES_BYTES_MAX, "one tenant must not fill a gateway"
 assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
+assert INPUTS_PENDING_MAX < INPUTS_MAX
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
 assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX
 assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
@@ -201,3 +262,9 @@ assert VLLM_BACKOFF_S_MIN < VLLM_BACKOFF_S_MAX < VLLM_STEADY_S
 assert FABRIC_AWAY_S_MAX >= 30 + 2 * COMMAND_TIMEOUT_S, "a failover of 30 s must not end streams"
 assert STALL_BYTES_MIN < OUTBOX_BYTES_LOW
 assert STREAMS_PER_SOCKET_MAX <= WS_PENDING_MAX
+assert RESPONSES_IN_FLIGHT_MAX < RESPONSE_LANES_MAX < RESPONSES_WAITING_MAX < WS_PENDING_MAX
+assert SOCKET_HISTORY_BYTES_MAX * 8 <= TENANT_HISTORY_BYTES_MAX < HISTORY_BYTES_MAX, (
+    "one tenant must not fill a gateway"
+)
+assert BODY_BYTES_MAX + 2 * STREAM_BYTES_MAX < RESPONSE_BYTES_MAX < RESPONSES_HELD_BYTES_MAX
+assert RESPONSE_LOOK_S_MAX * 3 <= RETENTION_S and RESPONSE_RETRY_S * 10 < RESPONSE_UNSAVED_S_MAX

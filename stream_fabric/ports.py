@@ -33,9 +33,9 @@ from stream_fabric.pool.records import (
     Work,
 )
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo, Frame, Status, TerminalStatus, Usage
+from stream_fabric.stream.frames import ErrorInfo, Frame, Status, StoredInput, TerminalStatus, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
-from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
+from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, InputCode, Page, Takeover
 
 
 # --- time and chance ---------------------------------------------------------------------------------------
@@ -97,22 +97,23 @@ class StreamLog(Protocol):
     async def append(self, partition: int, batch: Sequence[Append]) -> list[AppendReply]:
         """Append to many streams of one partition in one round trip, and publish to their watchers."""
 
-    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
-        """Cancel the stream. With ``unwatched_ms``, only if no gateway has watched it for that time."""
+    async def cancel(
+        self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None, *, steers: bool = False
+    ) -> CancelReply:
+        """Cancel the stream; with ``unwatched_ms`` if no gateway has watched it for so long. ``steers``: as cut."""
+
+    async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
+        """Delete the content of an ended stream of the tenant. False: there is none, or it has not ended."""
 
     async def fence(
         self, stream: StreamId, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None
     ) -> bool:
         """End a live stream in a new epoch, because its producer ``replica`` (None: any) is gone.
-
-        With ``epoch``, only if no producer has begun an epoch after it. False: the stream was not ended.
-        """
+        With ``epoch``, only if no producer has begun an epoch after it. False: the stream was not ended."""
 
     async def takeover(self, stream: StreamId, lost: Epoch, nonce: str) -> Takeover | None:
         """Begin a new epoch for another producer, if the stream is live and ``lost`` is its epoch.
-
-        A repeated call returns the same epoch until a producer has appended in it. None: another epoch is current.
-        """
+        A repeated call returns the same epoch until a producer has appended in it. None: another epoch is current."""
 
     async def watch(
         self, stream: StreamId, tenant: TenantId | None, gateway: GatewayId | None, after: Cursor
@@ -134,12 +135,11 @@ class StreamLog(Protocol):
     async def settled(self, stream: StreamId) -> tuple[Status, Usage] | None:
         """Read the stream's status and usage, which is final once the stream has ended. None: no such stream."""
 
-    async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
-        """Add an item to the stream's durable inputs: ``accepted``, ``duplicate`` or ``terminal``. None: the tenant
-        has no such stream. Raises TooMany when the stream holds as many inputs as allowed."""
+    async def input(self, stream: StreamId, tenant: TenantId, key: str, item: msgspec.Raw, at_us: int = 0) -> InputCode:
+        """Add an item to the stream's inputs, once per ``key``, while its answer has not ended. See ``StoredInput``."""
 
-    async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
-        """The stream's inputs (id, item JSON) in the order of acceptance."""
+    async def inputs(self, stream: StreamId) -> list[StoredInput]:
+        """The stream's inputs in the order of acceptance."""
 
 
 class Pools(Protocol):
@@ -360,7 +360,7 @@ class Engine(Protocol):
         """Begin a request. The sink receives its output and exactly one ``end``, unless the request is aborted."""
 
     def abort(self, stream: StreamId) -> None:
-        """Stop a request and free its resources in the engine. Unknown or ended streams are ignored."""
+        """Stop a request; its sink hears nothing more, also of a next one. Unknown or ended streams are ignored."""
 
     def load(self) -> EngineLoad: ...
 

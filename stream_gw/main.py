@@ -26,11 +26,12 @@ from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
-from stream_fabric.redis.index import RedisIndex
+from stream_fabric.redis.index import RedisChats, RedisIndex, RedisLinks
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
+from stream_fabric.redis.tenancy.responses import RedisResponses
 from stream_fabric.redis.tenancy.tenants import RedisTenants
 from stream_fabric.stream.ids import GatewayId
 from stream_fabric.system_errors import reason
@@ -46,11 +47,13 @@ from stream_gw.observe.rejections import Rejections
 from stream_gw.observe.trace import ReaderOutcome, Tracer
 from stream_gw.privacy.redaction import can_redact
 from stream_gw.privacy.zero_retention import ZeroRetention
+from stream_gw.responses import ResponseStore, StorePolicy, open_responses
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.parts import GatewayParts
+from stream_gw.streams.stored_responses import collect_stored
 from stream_gw.tenancy import open_tenancy
 from stream_gw.transport.app import Edge
 from stream_gw.transport.connection import EdgeServer, make_server
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
 
 DEV_TENANT = "dev"
+_LAST_WORDS_S = 4.0
+"""Time for a reader to take the end that a drain gave it, before its connection is cut: less than the server waits."""
 
 
 def key_store(settings: GatewaySettings) -> KeyStore:
@@ -121,6 +126,7 @@ class _Process:
     redactor: Redactor | None
     moderator: Moderator | None
     tasks: asyncio.TaskGroup
+    stack: contextlib.AsyncExitStack
 
 
 async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
@@ -149,7 +155,7 @@ async def serve(settings: GatewaySettings, on_ready: Callable[[str], None]) -> N
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         process = _Process(
             settings, name, keys, authenticator, metrics, client, partitions, host, random, spans, sink, tenancy,
-            redactor, moderator, tasks,
+            redactor, moderator, tasks, stack,
         )  # fmt: skip
         await _run(process, on_ready)
 
@@ -178,42 +184,30 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     access, local_stats = AccessLog(settings.access_log_one_in), LocalStatsWindow(clock)
     rejections = Rejections(FleetEventReporter(sink, clock, name))
     receive = _make_receiver((metrics, access, rejections, contents, local_stats), directory)
-    region, one_in = settings.region, settings.trace_one_in
     tracer = Tracer(
-        contents, clock, name, region, one_in, receive, directory.loaded, process.spans.receive,
+        contents, clock, name, settings.region, settings.trace_one_in, receive, directory.loaded, process.spans.receive,
         lambda tenant: row_days(process.keys.plan(tenant)),
     )  # fmt: skip
     positions = QueuePositions(pools, directory, clock.now_us)
     parts = GatewayParts(
-        name,
-        settings,
-        process.authenticator,
-        log,
-        pools,
-        RedisIndex(client),
-        accounts,
-        clock,
-        random,
-        hub,
-        directory,
-        positions,
-        tracer,
-        contents,
+        name, settings, process.authenticator, log, pools, RedisIndex(client), accounts, clock, random, hub, directory,
+        positions, tracer, contents,
         metrics.receive_limited,
         metrics.limits_failed_open.inc,
         BudgetEvents(FleetEventReporter(sink, clock, name), metrics.receive_budget_event).report,
+        metrics.receive_input,
+        await process.stack.enter_async_context(_open_responses(process, log, clock)),
         process.moderator,
-    )
+        RedisChats(client),
+        RedisLinks(client, process.partitions),
+    )  # fmt: skip
     edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
+    sources = (hub.subscription, clock, settlements, directory, positions, rejections)
     upkeep = [
-        hub.subscription.run(),
-        clock.run(),
-        settlements.run(),
-        directory.run(),
+        *(source.run() for source in sources),
         Watchdog(hub, directory.produces, random).run(),
-        positions.run(),
         edge.sweep(),
-        rejections.run(),
+        edge.end_recalled_links(),
         LeaseReaper(cells, log, clock, random, FailoverReporter(sink, clock, log)).run(),
         *([] if feed is None else [feed.run(edge.receive_revoked)]),
     ]
@@ -223,6 +217,28 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     for task in background:
         task.cancel()
     await settlements.flush()
+
+
+def _open_responses(
+    process: _Process, log: RedisStreamLog, clock: FabricClock
+) -> contextlib.AbstractAsyncContextManager[ResponseStore]:
+    """Open the store of responses."""
+    settings, random = process.settings, process.random
+    accepted = settings.token_secrets_accepted.get_secret_value().split(",")
+    secret = settings.token_secret.get_secret_value().encode() or random.token_bytes(32)
+    return open_responses(
+        RedisResponses(process.client, settings.response_held_bytes_max),
+        log,
+        process.tenancy,
+        process.keys.plan,
+        clock,
+        random,
+        StorePolicy(settings.response_days, settings.response_bytes_max, settings.response_stored_bytes_max),
+        [secret, *(each.strip().encode() for each in accepted if each.strip())],
+        collect=collect_stored,
+        on_outcome=process.metrics.receive_stored,
+        on_unsaved=process.metrics.receive_unsaved,
+    )
 
 
 def _redactor() -> contextlib.AbstractAsyncContextManager[Redactor | None]:
@@ -293,6 +309,13 @@ async def _listen(
     await asyncio.wait([serving, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
     await edge.drain(settings.drain_s, settings.drain_spread_s)
     server.should_exit = True
+    loop = asyncio.get_running_loop()
+    cut_at = loop.time() + _LAST_WORDS_S
+    while not serving.done():
+        edge.end_readers()  # each time: a stream may have been opened meanwhile
+        await asyncio.wait([serving], timeout=0.05)
+        if loop.time() >= cut_at:
+            server.abort()
     await serving
     sweeping.cancel()
 

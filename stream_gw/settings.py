@@ -7,7 +7,16 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from stream_fabric.limits import QUEUE_MAX, QUEUE_WAIT_S_MAX
+from stream_fabric.accounts.records import REGION_PATTERN
+from stream_fabric.limits import (
+    QUEUE_MAX,
+    QUEUE_WAIT_S_MAX,
+    RESPONSE_BYTES_MAX,
+    RESPONSE_DAYS,
+    RESPONSE_DAYS_MAX,
+    RESPONSES_HELD_BYTES_MAX,
+    RESPONSES_STORED_BYTES_MAX,
+)
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.process.settings import EmitSettings, FabricSettings
 from stream_gw.auth.peppered import PEPPER_BYTES_MIN
@@ -20,8 +29,8 @@ class DatabaseSettings(FabricSettings):
 
     database_url: str = Field(
         "",
-        description="URL of the database of tenants, keys and plans: postgresql://user:password@host/name, or "
-        "sqlite:////path for one machine; empty: none",
+        description="URL of the database of tenants, keys, plans and stored responses: "
+        "postgresql://user:password@host/name, or sqlite:////path for one machine; empty: none",
         repr=False,
     )
     key_pepper: SecretStr = Field(
@@ -66,7 +75,7 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
     )
     region: str = Field(
         "",
-        max_length=64,
+        pattern=rf"^({REGION_PATTERN})?$",
         description="Region of the gateway, shown in traces; tenants bound to other regions are refused",
     )
     trace_one_in: int = Field(
@@ -113,6 +122,11 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         description="Origins whose pages may call the API with a bearer token, separated by commas, for example "
         "https://chat.example; *: every origin; empty: only the gateway's own",
     )
+    image_models: str = Field(
+        "",
+        description="Models that take images, separated by commas; /v1/models then lists their input_modalities, and "
+        "the chat page lets its users attach images; *: every model; empty: none",
+    )
     drain_s: float = Field(
         30.0,
         ge=0,
@@ -140,6 +154,32 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         ge=0,
         le=3600,
         description="Maximum seconds in the queue before a request fails, longer while its pool starts; 0: at once",
+    )
+    response_days: int = Field(
+        RESPONSE_DAYS,
+        ge=0,
+        le=RESPONSE_DAYS_MAX,
+        description="Days that the database keeps stored responses and conversations, where the plan does not say; "
+        "0: none are written there",
+    )
+    response_bytes_max: int = Field(
+        RESPONSE_BYTES_MAX,
+        ge=1024,
+        le=256 << 20,
+        description="Maximum bytes of a stored response's request, and of its output; a larger request gets 400 "
+        "response_too_large",
+    )
+    response_held_bytes_max: int = Field(
+        RESPONSES_HELD_BYTES_MAX,
+        ge=1024,
+        description="Maximum bytes of a tenant's stored responses in Redis, compressed; further requests get 429 "
+        "response_storage_full",
+    )
+    response_stored_bytes_max: int = Field(
+        RESPONSES_STORED_BYTES_MAX,
+        ge=0,
+        description="Maximum bytes of a tenant's stored responses and conversations in the database, compressed; "
+        "further requests get 429 response_storage_full; 0: no limit",
     )
     limits_fail_open: bool = Field(
         False,

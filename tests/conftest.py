@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 import pytest_asyncio
@@ -15,13 +16,27 @@ from stream_fabric.redis.client import RedisClient
 from tests.client.browser import chromium
 from tests.support.figures import Tell
 from tests.support.kafka import KafkaServer
-from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
+from tests.support.redis import PATIENT_MS, RedisCluster, RedisServer, SentinelSetup
 
 settings.register_profile(
     "default", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )
 settings.register_profile("deep", settings.get_profile("default"), max_examples=5000)
 settings.load_profile(os.environ.get("STREAM_GW_HYPOTHESIS", "default"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Pause the garbage collector while pytest parses the source of a failed test.
+
+    A finalizer that raises has its traceback formatted, which parses too. Python 3.11 cannot do one inside the other:
+    "AST constructor recursion depth mismatch" ends the worker process.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -38,7 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
-_BROWSER_ROOMS = ("tests/client/", "tests/e2e/")
+_BROWSER_ROOMS = ("tests/client/", "tests/e2e/", "tests/examples/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,7 +97,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def redis_cluster_url() -> Iterator[str]:
     """A cluster that tests share and leave as it is."""
-    with RedisCluster() as cluster:
+    with RedisCluster(node_timeout_ms=PATIENT_MS) as cluster:
         yield cluster.url
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from bench.scaling.scenes import COLD_START_S, STEP_TIMES
-from inference.control.policy.arrivals import Arrivals
+from inference.control.policy.arrivals import SIGMAS, Arrivals
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.traces import Request
@@ -16,8 +18,10 @@ from stream_fabric.pool.records import DemandTotals
 
 ROOM = 1 / ScalePolicy().utilisation_aimed
 """Rate that the planned replicas have room for, as a multiple of the highest two-minute mean of the last ten."""
-_LEVEL_S, _MEMORY_S = 120, 600
-_FOR_S = 60.0
+LEVEL_S, MEMORY_S = 120, 600
+"""Spans in seconds of the level's mean, and of its highest value."""
+FOR_S = 60.0
+"""Duration of a step."""
 
 
 class Detection(NamedTuple):
@@ -29,18 +33,27 @@ class Detection(NamedTuple):
     ramp_s: list[float]
     """The same if they rise to five times within 30 s."""
     false_per_day: float
-    """Wishes without a step that nothing followed (``_false_wishes``)."""
+    """Wishes without a step that nothing followed (``false_per_day``)."""
 
 
-def detection(requests: Sequence[Request], seed: int, steps: int = 40) -> Detection:
-    """Begin a step at many moments of the traffic, one at a time, and watch the traffic without any."""
+def step_moments(requests: Sequence[Request], steps: int) -> list[float]:
+    """Moments at which a step begins, spread over the traffic."""
     until_s = requests[-1].at_s
-    moments = [_MEMORY_S + (until_s - _MEMORY_S - _FOR_S) * number / steps for number in range(steps)]
+    return [MEMORY_S + (until_s - MEMORY_S - FOR_S) * number / steps for number in range(steps)]
+
+
+def detection(requests: Sequence[Request], seed: int, steps: int = 40, sigmas: float = SIGMAS) -> Detection:
+    """Begin a step at many moments of the traffic, one at a time, and watch the traffic without any."""
     at_once, ramp = (
-        [_seen_after_s(stepped(requests, Step(STEP_TIMES, at_s, _FOR_S, ramp), seed), at_s) for at_s in moments]
+        [
+            _seen_after_s(stepped(requests, Step(STEP_TIMES, at_s, FOR_S, ramp), seed), at_s, sigmas)
+            for at_s in step_moments(requests, steps)
+        ]
         for ramp in (1.0, 30.0)
     )
-    return Detection(at_once, ramp, _false_wishes(requests) * 86_400 / (until_s - _MEMORY_S))
+    looks = _looks(requests, requests[-1].at_s, sigmas)
+    alarms = [look.at_s for look in looks if look.per_s > ROOM * look.level_per_s]
+    return Detection(at_once, ramp, false_per_day(requests, alarms))
 
 
 def quantiles(times_s: Sequence[float]) -> str:
@@ -54,16 +67,13 @@ class _Look(NamedTuple):
     """Rate that the controller plans for."""
     level_per_s: float
     """Highest two-minute mean of the last ten minutes."""
-    mean_per_s: float
-    """Two-minute mean."""
 
 
-def _looks(requests: Sequence[Request], until_s: float) -> list[_Look]:
+def _looks(requests: Sequence[Request], until_s: float, sigmas: float) -> list[_Look]:
     """Look at the arrivals each second, as the controller does. Times count from the first request."""
-    arrivals, totals, seen = Arrivals(), DemandTotals(0, 0, 0), 0
-    counts: list[int] = []
+    arrivals, totals, seen = Arrivals(sigmas), DemandTotals(0, 0, 0), 0
+    means = level_means(requests, until_s)
     looks: list[_Look] = []
-    means: list[float] = []
     for at_s in range(int(until_s)):
         while seen < len(requests) and requests[seen].at_s <= at_s:
             one = requests[seen]
@@ -71,32 +81,47 @@ def _looks(requests: Sequence[Request], until_s: float) -> list[_Look]:
                 totals.requests + 1, totals.prompt_tokens + one.prompt_tokens, totals.output_tokens + one.output_tokens
             )
             seen += 1
-        counts.append(seen)
         arrivals.receive(float(at_s), totals)
-        means.append((seen - counts[max(at_s - _LEVEL_S, 0)]) / min(max(at_s, 1), _LEVEL_S))
-        rates = arrivals.per_s()
-        if at_s >= _MEMORY_S and rates is not None:
-            looks.append(_Look(at_s, rates.requests, max(means[at_s - _MEMORY_S + _LEVEL_S :]), means[-1]))
+        if at_s >= MEMORY_S and (rates := arrivals.per_s()) is not None:
+            looks.append(_Look(at_s, rates.requests, max(means[at_s - MEMORY_S + LEVEL_S : at_s + 1])))
     return looks
 
 
-def _seen_after_s(requests: Sequence[Request], step_at_s: float) -> float:
-    """Time from the step until more is wanted than there is room for; ``_FOR_S``: not within the step."""
-    begin_s = int(step_at_s) - _MEMORY_S
-    known = [replace(one, at_s=one.at_s - begin_s) for one in requests if begin_s <= one.at_s < step_at_s + _FOR_S]
-    looks = _looks(known, _MEMORY_S + _FOR_S)
+def counts_by_second(requests: Sequence[Request], until_s: float) -> list[int]:
+    """Number of requests that arrived in the second before each whole second."""
+    counts = [0] * int(until_s)
+    for request in requests:
+        if (at_s := math.ceil(request.at_s)) < len(counts):
+            counts[at_s] += 1
+    return counts
+
+
+def level_means(requests: Sequence[Request], until_s: float) -> list[float]:
+    """Two-minute mean at each whole second."""
+    sums = [0, *accumulate(counts_by_second(requests, until_s))]
+    return [
+        (sums[at_s + 1] - sums[max(at_s - LEVEL_S, 0) + 1]) / min(max(at_s, 1), LEVEL_S) for at_s in range(int(until_s))
+    ]
+
+
+def _seen_after_s(requests: Sequence[Request], step_at_s: float, sigmas: float) -> float:
+    """Time from the step until more is wanted than there is room for; ``FOR_S``: not within the step."""
+    begin_s = int(step_at_s) - MEMORY_S
+    known = [replace(one, at_s=one.at_s - begin_s) for one in requests if begin_s <= one.at_s < step_at_s + FOR_S]
+    looks = _looks(known, MEMORY_S + FOR_S, sigmas)
     room = ROOM * looks[0].level_per_s
-    return next((look.at_s + begin_s - step_at_s for look in looks if look.per_s > room), _FOR_S)
+    return next((look.at_s + begin_s - step_at_s for look in looks if look.per_s > room), FOR_S)
 
 
-def _false_wishes(requests: Sequence[Request]) -> int:
-    """Count the moments at which more was wanted than there was room for, and than the two-minute mean reached until a
-    replica could have come. What is wanted within two minutes of such a moment belongs to it."""
-    looks = _looks(requests, requests[-1].at_s)
+def false_per_day(requests: Sequence[Request], alarms: Sequence[int]) -> float:
+    """Alarms a day that nothing followed: the two-minute mean stayed in the room that there was, until a replica could
+    have come. Alarms within two minutes of such a moment belong to it. ``alarms``: seconds."""
+    means = level_means(requests, requests[-1].at_s)
     until_s, found = 0.0, 0
-    for number, look in enumerate(looks):
-        room = ROOM * look.level_per_s
-        if look.at_s >= until_s and look.per_s > room:
-            until_s = look.at_s + _LEVEL_S
-            found += max(one.mean_per_s for one in looks[number : number + int(COLD_START_S)]) < room
-    return found
+    for at_s in alarms:
+        if at_s < max(until_s, MEMORY_S):
+            continue
+        until_s = at_s + LEVEL_S
+        room = ROOM * max(means[at_s - MEMORY_S + LEVEL_S : at_s + 1])
+        found += max(means[at_s : at_s + int(COLD_START_S)]) < room
+    return found * 86_400 / (requests[-1].at_s - MEMORY_S)

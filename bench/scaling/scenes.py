@@ -36,9 +36,9 @@ TRACES = {
     "bursts": "made by this program: short answers to long prompts, in bursts",
     "mooncake": "Mooncake's conversation trace as recorded, held back: no setting was chosen by it",
 }
-_BURST_S = 20.0
-_BURST_SHAPE = 1.5
-_BURSTS_PER_S, _BURSTS_FOR_S = 2.6, 3420.0
+BURST_S = 20.0
+BURST_SHAPE = 1.5
+BURSTS_PER_S, BURSTS_FOR_S = 2.6, 3420.0
 """Requests a second and seconds of the trace that is made, as a code-completion trace of Azure has them."""
 
 
@@ -76,15 +76,15 @@ def bursts(like: Sequence[Request], seed: int) -> tuple[Request, ...]:
     rng = random.Random(f"bursts {seed}")
     out: list[Request] = []
     begin_s = 0.0
-    while begin_s < _BURSTS_FOR_S:
-        per_s = _BURSTS_PER_S * rng.gammavariate(_BURST_SHAPE, 1 / _BURST_SHAPE)
+    while begin_s < BURSTS_FOR_S:
+        per_s = BURSTS_PER_S * rng.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE)
         at_s = begin_s + rng.expovariate(per_s)
-        while at_s < begin_s + _BURST_S:
+        while at_s < begin_s + BURST_S:
             one = rng.choice(like)
             prompt, output = round(one.prompt_tokens * 1.8), max(one.output_tokens // 8, 1)
             out.append(Request(len(out), at_s, prompt, output, (), f"s{len(out)}"))
             at_s += rng.expovariate(per_s)
-        begin_s += _BURST_S
+        begin_s += BURST_S
     return tuple(out)
 
 

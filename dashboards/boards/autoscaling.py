@@ -61,6 +61,7 @@ AUTOSCALING = Board(
             "Rejections and overflow", [
                 Prom(rate(listed.POOL_SHEDS, "pool, tier", IN_POOL), "{{pool}} {{tier}} rejected"),
                 Prom(rate(listed.POOL_SHIFTS, "pool", IN_POOL), "{{pool}} overflow to adjacent pools"),
+                Prom(rate(listed.FALLBACKS, "pool", IN_POOL), "{{pool}} answered by a smaller model"),
             ], "reqps", only="for declared pools, after an overload",
         ),
         Panel(

@@ -26,6 +26,7 @@ from inference.agent.replica import AgentPolicy, AgentPorts, ReplicaStatus
 from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
 from inference.agent.sleep_controller import SleepController
+from inference.agent.steering.steering import Steering
 from inference.agent.streams import Streams
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.placement import ReplicaState
@@ -73,7 +74,7 @@ class Agent:
         self._lifecycle = Lifecycle(policy, engine, status, lease, streams, self._handover)
         self._batch_yield = BatchYield(engine, status, streams, self._handover)
         self._log_check = LogCheck(ports.log, streams, self._requests)
-        doorbell = Doorbell(ports.log, lease, streams, self._handover, self._requests, tasks)
+        doorbell = Doorbell(lease, streams, self._handover, self._requests)
         self._subscription = ports.subscribe(replica, doorbell.receive, self._log_check.check_soon)
 
     async def run(self) -> None:
@@ -113,6 +114,10 @@ class Agent:
     def end_grace_period(self) -> None:
         """End the grace period of a drain."""
         self.status.hurried.set()
+
+    @property
+    def steering(self) -> Steering:
+        return self._requests.steering
 
     @property
     def running(self) -> dict[StreamId, RunningStream]:

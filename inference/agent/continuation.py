@@ -1,13 +1,15 @@
 """Continuation of a stream whose producer died: its output so far, and the request for the rest. No I/O.
 
 The engine is asked to continue a text: with ``continue_final_message`` of vLLM and SGLang, or with a longer prompt for
-plain completions. Frames that the stream already has are removed from the engine's output.
+plain completions. Each prompt of a request with several is a request of its own then (``continued/parts.py``). Frames
+that the stream already has are removed from the engine's output. What no server continues may be repeated
+(``continued/repeated.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +27,7 @@ from stream_fabric.stream.frames import (
     Usage,
     decode,
 )
+from stream_fabric.stream.ids import StreamId, derived_id
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "regex")
 
@@ -33,145 +36,223 @@ class CannotContinue(Exception):
     """No replica can continue the stream; the message is the reason, as the second half of a sentence."""
 
 
-class PriorOutput(msgspec.Struct, frozen=True):
-    """The output that a stream's log holds from earlier producers."""
+class PriorChoice(msgspec.Struct, frozen=True):
+    """The output that the log holds of one choice."""
 
     text: str = ""
     tokens: int = 0
     block: int = -1
-    """Number of the open text block; -1: there is no output yet."""
+    """Number of its open text block; -1: it has no output yet, or has ended."""
+    ended: bool = False
+
+
+class PriorOutput(msgspec.Struct, frozen=True):
+    """The output that a stream's log holds from earlier producers."""
+
+    choices: tuple[PriorChoice, ...]
     prompt_tokens: int | None = None
-    complete: bool = False
-    """Every choice has ended; only the terminal is missing."""
     finish_reason: str = ""
     """Finish reason of the choice that ended last."""
+    next_block: int = 0
+    """Number of the next block that opens; 0: no block has opened."""
 
     @property
     def empty(self) -> bool:
-        return self.block < 0 and not self.complete
+        return not self.next_block and not any(choice.ended for choice in self.choices)
+
+    @property
+    def tokens(self) -> int:
+        return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def ended(self) -> list[int]:
+        """Choices that have ended."""
+        return [number for number, choice in enumerate(self.choices) if choice.ended]
+
+    @property
+    def left_open(self) -> list[int]:
+        """Numbers of the open blocks."""
+        return list(self.open_blocks.values())
+
+    @property
+    def open_blocks(self) -> dict[int, int]:
+        """Number of the open block of each choice that has one."""
+        return {number: choice.block for number, choice in enumerate(self.choices) if choice.block >= 0}
 
 
 def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
-    """Read a stream's output so far from its frames. Raises CannotContinue when it is more than one plain text."""
-    text: list[str] = []
-    tokens, block, ended, finish_reason = 0, -1, 0, ""
+    """Read a stream's output so far from its frames. Raises CannotContinue when it is more than plain texts."""
+    blocks, texts, tokens = [-1] * choices, [[""] for _ in range(choices)], [0] * choices
+    choice_of: dict[int, int] = {}
+    closed: set[int] = set()
+    ended: set[int] = set()
+    finish_reason = ""
     prompt_tokens: int | None = None
     for line in lines:
         match decode(line):
             case Note(kind="prompt", prompt_tokens=prompt_tokens):
                 pass
-            case Open(block=number, kind=kind) if block < 0 and kind == "text" and choices == 1:
-                block = number
+            case Open(block=block, choice=choice, kind="text") if blocks[choice] < 0:
+                blocks[choice], choice_of[block] = block, choice
             case Open(kind=kind):
                 raise CannotContinue(f"it has begun a block of kind {kind} beside or before its text")
-            case Delta(logprobs=None, text=part, tokens=count):
-                text.append(part)
-                tokens += count
+            case Delta(block=block, logprobs=None, text=part, tokens=count):
+                texts[choice_of[block]].append(part)
+                tokens[choice_of[block]] += count
             case Delta():
                 raise CannotContinue("it carries logprobs")
-            case ChoiceEnd(finish_reason=finish_reason):
-                ended += 1
-            case Close() if not ended:
-                pass
-    complete = ended == choices
-    if not complete and lines and _ends_with_close(lines):
+            case Close(block=block):
+                closed.add(choice_of[block])
+            case ChoiceEnd(choice=choice, finish_reason=finish_reason):
+                ended.add(choice)
+    if closed - ended:
         raise CannotContinue("its text had ended without a finish reason")
-    return PriorOutput("".join(text), tokens, block, prompt_tokens, complete, finish_reason)
+    found = [
+        PriorChoice("".join(texts[k]), tokens[k], -1 if k in ended else blocks[k], k in ended) for k in range(choices)
+    ]
+    return PriorOutput(tuple(found), prompt_tokens, finish_reason, max(choice_of, default=-1) + 1)
 
 
-def _ends_with_close(lines: Sequence[bytes]) -> bool:
-    """Whether the last frame closes a block."""
-    return isinstance(decode(lines[-1]), Close)
+class Part(NamedTuple):
+    """A request to the engine for the rest of one choice."""
+
+    choice: int
+    request: EngineRequest
 
 
-def continuing_request(request: EngineRequest, before: PriorOutput) -> EngineRequest:
-    """Return the request for the output that is still missing. Raises CannotContinue."""
-    body: dict[str, Any] = msgspec.json.decode(request.body)
-    _check_continuable(request, body)
+def continuing_requests(request: EngineRequest, before: PriorOutput) -> list[Part]:
+    """Return the requests for the output that is still missing: one for each unfinished choice.
+
+    A server takes one ``max_tokens`` for all prompts of a request, but each choice has its own tokens left.
+    Raises CannotContinue.
+    """
+    body = check_continuable(request)
+    left = [number for number, choice in enumerate(before.choices) if not is_finished(request, choice)]
+    if len(left) < len(before.choices) and before.prompt_tokens is None:
+        raise CannotContinue("one of its choices has ended before its prompts were counted")
+    if len(before.choices) == 1:
+        return [Part(0, _continuing_request(request, body, body.get("prompt"), before.choices[0]))]
+    return [
+        Part(
+            number,
+            _continuing_request(
+                msgspec.structs.replace(request, stream=StreamId(derived_id("resp_", request.stream, number + 1))),
+                body,
+                body["prompt"][number],
+                before.choices[number],
+            ),
+        )
+        for number in left
+    ]
+
+
+def _continuing_request(
+    request: EngineRequest, asked: dict[str, Any], prompt: Any, before: PriorChoice
+) -> EngineRequest:
+    """Return the request for the rest of one choice. ``prompt``: that of a completion."""
+    body = dict(asked)
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if body.get(name):
             body[name] = max(body[name] - before.tokens, 0 if name == "min_tokens" else 1)
     if request.kind == "chat":
-        body["messages"] = [*body["messages"], {"role": "assistant", "content": before.text}]
+        *messages, last = body["messages"]
+        if last.get("role") == "assistant":  # the client began the answer
+            last = {**last, "content": last["content"] + before.text}
+        else:
+            messages, last = body["messages"], {"role": "assistant", "content": before.text}
+        body["messages"] = [*messages, last]
         body["continue_final_message"] = True
         body["add_generation_prompt"] = False
     else:
-        prompt = body["prompt"]
-        text = prompt if isinstance(prompt, str) else prompt[0]  # one prompt, or a list of token ids
+        text = prompt[0] if isinstance(prompt, list) else prompt  # a list of one prompt, or token ids
         if not isinstance(text, str):
             raise CannotContinue("its prompt is token ids")
         body["prompt"] = text + before.text
-    return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)))
+    return msgspec.structs.replace(request, body=msgspec.Raw(msgspec.json.encode(body)), own_chars=len(before.text))
 
 
-def can_continue(request: EngineRequest, structure: Sequence[bytes]) -> bool:
-    """Whether another replica could continue a stream with these structural frames."""
-    body: dict[str, Any] = msgspec.json.decode(request.body)
-    try:
-        continuing_request(request, prior_output(structure, body.get("n") or 1))
-    except CannotContinue:
-        return False
-    return True
-
-
-def limit_reached(request: EngineRequest, before: PriorOutput) -> bool:
-    """Whether the stream has all the output tokens that the request allows."""
+def is_finished(request: EngineRequest, choice: PriorChoice) -> bool:
+    """Whether a choice has ended, or has all the output tokens that the request allows."""
+    if choice.ended:
+        return True
     body: dict[str, Any] = msgspec.json.decode(request.body)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    return limit is not None and before.tokens >= limit
+    return limit is not None and choice.tokens >= limit
 
 
-def _check_continuable(request: EngineRequest, body: dict[str, Any]) -> None:
-    """Raise CannotContinue for a request whose output no replica could continue."""
+def check_continuable(request: EngineRequest) -> dict[str, Any]:
+    """Return the request's body. Raises CannotContinue for one whose output no replica could continue."""
+    body: dict[str, Any] = msgspec.json.decode(request.body)
     if request.kind not in ("chat", "completions"):
         raise CannotContinue(f"responses of kind {request.kind} are produced at once")
-    if (body.get("n") or 1) != 1:
-        raise CannotContinue("it has more than one choice")
+    if request.choices != request.prompts:
+        raise CannotContinue("it has more than one choice for a prompt")
     if body.get("logprobs") not in (None, False):
         raise CannotContinue("it carries logprobs")
-    form = body.get("response_format") or {"type": "text"}  # the client's JSON: it may be anything
-    if not isinstance(form, dict) or form.get("type") != "text" or any(body.get(name) for name in _GUIDED):
+    if _is_guided(body):
         raise CannotContinue("it has a guided output format")
     if body.get("echo"):
         raise CannotContinue("it echoes its prompt")
-    if request.kind == "chat" and body["messages"][-1].get("role") == "assistant":
+    last = body["messages"][-1] if request.kind == "chat" else {}
+    is_begun = body.get("continue_final_message") and isinstance(last.get("content"), str)
+    if last.get("role") == "assistant" and not is_begun:
         raise CannotContinue("its last message is an assistant's already")
+    return body
+
+
+def _is_guided(body: dict[str, Any]) -> bool:
+    """Whether the request asks for a guided output format."""
+    form = body.get("response_format") or {"type": "text"}  # the client's JSON: it may be anything
+    return not isinstance(form, dict) or form.get("type") != "text" or any(body.get(name) for name in _GUIDED)
+
+
+def end_at_limit(sink: FrameSink, request: EngineRequest, before: PriorOutput) -> None:
+    """End the choices that have all their output tokens, but no finish reason."""
+    for number, choice in enumerate(before.choices):
+        if not choice.ended and is_finished(request, choice):
+            sink.frame(Close(choice.block))
+            sink.frame(ChoiceEnd(number, "length"))
 
 
 class ContinuingSink:
-    """Adapts the engine's output to a continued stream: the first text goes on in the open block."""
+    """Adapts the engine's output to a continued stream: the first text of a choice goes on in its open block."""
 
     def __init__(self, sink: FrameSink, before: PriorOutput) -> None:
         self._sink = sink
         self._before = before
-        self._begun = False
-
-    def _stream_block(self, number: int) -> int:
-        """Return the block's number in the stream, from its ``number`` in the engine's output."""
-        return self._before.block + number
+        self._open = before.open_blocks
+        """Open block of each choice that has not gone on yet."""
+        self._blocks: dict[int, int] = {}
+        """Numbers in the stream of the blocks of the engine's output."""
+        self._next = before.next_block
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
-        self._sink.text(self._stream_block(block), text, tokens)
+        self._sink.text(self._blocks[block], text, tokens)
 
     def frame(self, frame: Frame) -> None:
         match frame:
             case Note(kind="prompt"):
                 return  # the first producer has written it
-            case Open(block=0, kind="text") if not self._begun:
-                self._begun = True
+            case Open(block=block, choice=choice, kind="text") if choice in self._open:
+                self._blocks[block] = self._open.pop(choice)
                 return
-            case Open(block=0):
-                # The output goes on with another kind of block: close the text, and number the blocks after it
-                self._sink.frame(Close(self._before.block))
-                self._before = msgspec.structs.replace(self._before, block=self._before.block + 1)
-                self._begun = True
-                frame = msgspec.structs.replace(frame, block=self._stream_block(0))
-            case Open(block=block) | Delta(block=block) | Close(block=block):
-                frame = msgspec.structs.replace(frame, block=self._stream_block(block))
-            case ChoiceEnd() if not self._begun:
-                self._begun = True
-                self._sink.frame(Close(self._before.block))
+            case Open(block=block, choice=choice):
+                self._close(choice)  # the output goes on with another kind of block
+                self._blocks[block] = self._next
+                self._next += 1
+                frame = msgspec.structs.replace(frame, block=self._blocks[block])
+            case Delta(block=block) | Close(block=block):
+                frame = msgspec.structs.replace(frame, block=self._blocks[block])
+            case ChoiceEnd(choice=choice):
+                if self._before.choices[choice].ended:
+                    return  # moderation ends every choice that it has not seen end
+                self._close(choice)
         self._sink.frame(frame)
+
+    def _close(self, choice: int) -> None:
+        """Close the block that the choice has left open, unless the choice has gone on in it."""
+        if choice in self._open:
+            self._sink.frame(Close(self._open.pop(choice)))
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         own = self._client_prompt_tokens(prompt)
@@ -189,6 +270,6 @@ class ContinuingSink:
         self._sink.end(status, error, usage)
 
     def _client_prompt_tokens(self, prompt: int) -> int:
-        """Return the tokens of the client's prompt, without the output that was appended to the prompt."""
+        """Return the tokens of the client's prompts, without the output that was appended to the prompts."""
         known = self._before.prompt_tokens
         return max(prompt - self._before.tokens, 0) if known is None else known

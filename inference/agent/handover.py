@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from inference.agent.continuation import CannotContinue, can_continue
+from inference.agent.continuation import CannotContinue
 from inference.agent.replica import AgentPorts, LeasePolicy, ReplicaStatus
 from inference.agent.running import RunningStream
+from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
 from stream_fabric.errors import EngineLost, FabricError, ReplicaLost, StreamGwError
 from stream_fabric.pool.placement import BATCH_TIER
@@ -67,14 +68,16 @@ class Handover:
     def yield_stream(self, stream: RunningStream) -> None:
         """Stop a batch stream and put it back into the pool's queue, from where any replica continues it."""
         stream.closed = stream.yielded = True
-        self._engine.abort(stream.name)
+        stream.abort(self._engine)
         self._tasks.create_task(self._requeue(stream))
 
     async def _requeue(self, stream: RunningStream) -> None:
         # The log takes all that was generated: another replica would have to generate the rest again
         producer, deadline = stream.producer, self._loop.time() + self._policy.ttl_s
         while self._loop.time() < deadline:
-            if producer.acked == producer.last or producer.stopped or not self._streams.is_running(stream):
+            if producer.acked == producer.last or producer.is_held or producer.stopped:  # held: the next one answers
+                break
+            if not self._streams.is_running(stream):
                 break
             await asyncio.sleep(_FLUSH_POLL_S)
 
@@ -85,10 +88,15 @@ class Handover:
         await self._let_go(stream, "yield", requeue)
 
     def release(self, stream: RunningStream) -> None:
-        """Stop a stream that another process has taken over (this replica was believed dead) or has ended."""
+        """Stop a stream that another process has taken over (this replica was believed dead) or has ended.
+
+        The fence of our own takeover rings here too; that stream is being placed already.
+        """
+        if stream.handed_over or stream.yielded:
+            return
         if self._streams.is_running(stream) and stream not in self._released:
             stream.closed = True
-            self._engine.abort(stream.name)
+            stream.abort(self._engine)
             self._released.add(stream)
             self._tasks.create_task(self._finish_release(stream))
 
@@ -104,7 +112,7 @@ class Handover:
         """Abort the request here, and hand the stream to another replica unless it has ended meanwhile."""
         name = stream.name
         if self._streams.is_running(stream):
-            self._engine.abort(name)
+            stream.abort(self._engine)
 
         async def rescue() -> None:
             if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch
@@ -233,7 +241,6 @@ def _can_yield(stream: RunningStream) -> bool:
     frame = decode(last)
     if isinstance(frame, Close):  # the finish reason comes next
         return False
-    structure = [line for _, line in producer.structure]
-    if not producer.base and all(isinstance(decode(line), Note) for line in structure):
+    if not producer.base and all(isinstance(decode(line), Note) for line in stream.structure):
         return True  # it has no output, and begins again
-    return can_continue(stream.work.request, structure)
+    return can_continue(stream.work.request, stream.structure)

@@ -1,4 +1,4 @@
-"""Changes that other processes make to this replica's streams: cancelled, fenced, lost by a failover, not read.
+"""Changes that other processes make to this replica's streams: cancelled, steered, fenced, lost, not read.
 
 The doorbell (a message on the replica's channels) and the replies to appends bring them at once. A doorbell may be
 lost, and a failover may lose the end of a stream that appends no more: ``LogCheck`` compares the streams with their
@@ -12,8 +12,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
 from inference.agent.requests import Requests
@@ -22,7 +20,6 @@ from inference.agent.streams import Streams
 from stream_fabric.errors import FabricError
 from stream_fabric.pool.records import STATE_REQUESTED
 from stream_fabric.ports import StreamLog
-from stream_fabric.stream.frames import Note
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import UNIT
 
@@ -40,19 +37,15 @@ class Doorbell:
 
     def __init__(
         self,
-        log: StreamLog,
         lease: Lease,
         streams: Streams,
         handover: Handover,
         requests: Requests,
-        tasks: asyncio.TaskGroup,
     ) -> None:
-        self._log = log
         self._lease = lease
         self._streams = streams
         self._handover = handover
         self._requests = requests
-        self._tasks = tasks
 
     def receive(self, payload: bytes) -> None:
         if payload == STATE_REQUESTED:
@@ -67,8 +60,8 @@ class Doorbell:
         if stream is None or stream.producer.epoch.encode() != epoch:
             return
         match what:
-            case b"cancel":
-                stream.producer.receive_cancel(cancelled_at)
+            case b"cancel" | b"steer":
+                stream.producer.receive_cancel(cancelled_at, steered=what == b"steer")
                 self._requests.stop(stream)
             case b"fence":
                 stream.producer.stopped = True
@@ -76,20 +69,7 @@ class Doorbell:
             case b"unwatched":
                 self._requests.on_unwatched(stream, "L", 0.0)
             case b"input":
-                self._tasks.create_task(self._refuse_inputs(stream))
-
-    async def _refuse_inputs(self, stream: RunningStream) -> None:
-        """Answer each new input of the stream with a note that the engine takes no input."""
-        try:
-            inputs = await self._log.inputs(stream.name)
-        except FabricError as error:
-            log.warning("read of a stream's inputs failed: stream=%s error=%s", stream.name, error)
-            return
-        for name, _ in inputs:
-            if name not in stream.inputs_seen:
-                stream.inputs_seen.add(name)
-                body = msgspec.json.encode({"id": name, "result": "refused", "reason": "engine_takes_no_input"})
-                stream.frame(Note("input", body=msgspec.Raw(body)))
+                self._requests.steering.read_soon(stream)
 
 
 class LogCheck:

@@ -20,6 +20,7 @@ from inference.agent.observe.health import health_server
 from inference.agent.observe.metrics import AgentMetrics
 from inference.agent.replica import AgentPolicy, AgentPorts, LeasePolicy
 from inference.agent.settings import AgentSettings
+from inference.agent.structured.checker import open_checker
 from stream_fabric.moderation.moderator import open_moderator
 from stream_fabric.pool.cells import cell_of, pool_of
 from stream_fabric.pool.records import Loaded
@@ -86,12 +87,18 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
         async with (
             opened as sink,
             open_moderator(settings, metrics.moderation.receive, HostClock()) as moderator,
+            open_checker(metrics.receive_checked) as checker,
         ):
             events = CountingSink(metrics.receive, sink)
             settlements = Settlements(RedisAccounts(client))
             ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events, settlements.add)
             guard = BillGuard(settings.serve_without_bills, lambda: opened.bills_at_risk)
-            agent = Agent(policy, replica, engine, replace(ports, bills=guard, moderator=moderator))
+            agent = Agent(
+                policy,
+                replica,
+                engine,
+                replace(ports, bills=guard, moderator=moderator, checker=checker, on_input=metrics.receive_input),
+            )
             stops: Iterator[Callable[[], None]] = chain([agent.drain], repeat(agent.end_grace_period))
             for number in _SIGNALS:
                 loop.add_signal_handler(number, lambda: next(stops)())

@@ -6,14 +6,17 @@ Nothing here has effects: the parts read ``ReplicaStatus`` and wait for its even
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from inference.agent.observe.bill_guard import BillGuard
 from inference.agent.observe.replica_events import ReplicaEvents
+from inference.agent.structured.checker import Checker
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import EngineLost
+from stream_fabric.events import InputTimes
 from stream_fabric.limits import FLUSH_FLOOR_S
 from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.pool.placement import ReplicaState
@@ -80,6 +83,10 @@ class AgentPorts:
     """None: requests are taken whatever becomes of their bills."""
     moderator: Moderator | None = None
     """Checks answers of plans with moderation; None: they fail."""
+    checker: Checker | None = None
+    """Checks replies against the JSON schemas of their requests; None: nothing is checked."""
+    on_input: Callable[[InputTimes], None] = lambda times: None
+    """Called with each input of a running stream that was applied or refused."""
 
 
 class ReplicaStatus:

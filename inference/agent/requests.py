@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Sequence
 
 import msgspec
 
-from inference.agent.budgets.allowance import BUDGET_REASON
-from inference.agent.budgets.extender import BudgetExtender, choice_count
-from inference.agent.continuation import (
-    CannotContinue,
-    ContinuingSink,
-    PriorOutput,
-    can_continue,
-    continuing_request,
-    limit_reached,
-    prior_output,
-)
+from inference.agent.budgets.extender import BudgetExtender
+from inference.agent.continuation import Part
+from inference.agent.continued.parts import JoinedParts
+from inference.agent.continued.repeated import can_repeat
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
 from inference.agent.moderation.moderated_sink import AnswerModeration
@@ -30,13 +25,18 @@ from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.pump import Pump
 from inference.agent.replica import AgentPolicy, AgentPorts, ReplicaStatus
 from inference.agent.running import RunningStream, Urgency
+from inference.agent.steering.layers import Droppable
+from inference.agent.steering.steering import Steering
+from inference.agent.steering.takeover import Takeover
+from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, ReplicaLost
+from inference.agent.structured.checked_sink import ReplyChecks
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError
 from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
-from stream_fabric.pool.records import Arrival, EngineRequest, Work
+from stream_fabric.pool.records import Arrival, EngineRequest
 from stream_fabric.ports import Engine, FrameSink
-from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Note, Usage
+from stream_fabric.stream.frames import ErrorInfo, Note
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import CreateCode, Head, Unwatched
 from stream_fabric.stream.producer import Outcome
@@ -85,7 +85,20 @@ class Requests:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._moderation = AnswerModeration(ports.moderator, engine, tasks, policy.moderation_window_chars)
+        self._replies = ReplyChecks(ports.checker, self._ask_engine, tasks)
         self._pump = Pump(ports.log, tasks, policy.flush_floor_s)
+        self.steering = Steering(ports.log, engine, self._submit, streams.is_running, tasks, ports.on_input)
+        self._takeover = Takeover(
+            ports.log,
+            engine,
+            handover,
+            self.steering,
+            self._submit,
+            self.on_outcome,
+            self._set_deadline_timer,
+            self._started_note,
+            tasks,
+        )
 
     async def run(self) -> None:
         """Take requests from the inbox until cancelled."""
@@ -128,88 +141,82 @@ class Requests:
         self._streams.add(stream)
         self._budgets.limit(stream)
         if work.base:
-            self._tasks.create_task(self._take_over(stream))
+            self._takeover.begin(stream)
         elif self._set_deadline_timer(stream):
             # The first append also checks that the stream exists and has not been cancelled
-            stream.frame(self._started_note(work))
+            stream.frame(self._started_note(stream))
             self._submit(stream, work.request, stream)
 
-    def _started_note(self, work: Work) -> Note:
-        body = {"replica": self._replica, "attempt": work.attempt}
+    def _started_note(self, stream: RunningStream) -> Note:
+        body = {"replica": self._replica, "attempt": stream.work.attempt}
         return Note("started", body=msgspec.Raw(msgspec.json.encode(body)))
 
-    def _submit(self, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
-        """Submit the request to the engine. A replica that has failed or sleeps hands the stream over."""
+    def _submit(
+        self,
+        stream: RunningStream,
+        request: EngineRequest,
+        sink: FrameSink,
+        whole: bool = True,
+        rest: Sequence[Part] = (),
+    ) -> None:
+        """Submit the request to the engine, or the ``rest`` of it where it is continued.
+
+        A replica that has failed or sleeps hands the stream over. ``whole``: the output is a whole answer; of the rest
+        of one, only a part would be checked.
+        """
+        if self._left_s(stream) <= 0:
+            self._on_deadline(stream)  # its timer found an end that the log then refused
+            return
         if self._status.failure is not None:
             self._handover.hand_over(stream, self._status.failure)
             return
         if self._status.asleep is not None:  # after a failover the fabric may place a request here nevertheless
             self._handover.hand_over(stream, EngineLost(f"the engine of replica {self._replica} sleeps"))
             return
-        checked = self._moderation.sink_for(stream, sink)
-        if checked is None:
+        moderated = self._moderation.sink_for(stream, sink)
+        if moderated is None:
             return
+        checked = self._replies.sink_for(stream, request, moderated) if whole else moderated
+        stream.layers = tuple(each for each in (checked, moderated, sink) if isinstance(each, Droppable))
+        if len(rest) == request.prompts == 1:
+            request, rest = rest[0].request, ()
+        if not rest:
+            self._ask_engine(stream, request, checked)
+            return
+        stream.engine_names = [part.request.stream for part in rest]
+        joined = JoinedParts(checked, rest, lambda: stream.abort(self._engine))
+        for part, part_sink in zip(rest, joined.sinks, strict=True):
+            self._ask_engine(stream, part.request, part_sink)
+            if joined.ended or stream.closed:  # refused
+                stream.abort(self._engine)
+                break
+
+    def _ask_engine(self, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
         try:
-            self._engine.submit(request, checked)
+            self._engine.submit(request, sink)
         except Exception as error:  # the engine is foreign code: one request must not end the agent with all others
             log.exception("submit to the engine failed: stream=%s", request.stream)
             stream.fail(EngineFailed(f"the engine failed on this request: {error!r}"))
 
     def _set_deadline_timer(self, stream: RunningStream) -> bool:
         """Set the timer of the request's deadline. False: the deadline has passed, and the stream has failed."""
-        if stream.work.request.deadline_unix_ms:
-            left_s = stream.work.request.deadline_unix_ms / 1e3 - self._clock.now_us() / 1e6
-            if left_s <= 0:
-                self._on_deadline(stream)
-                return False
+        left_s = self._left_s(stream)
+        if left_s <= 0:
+            self._on_deadline(stream)
+            return False
+        if left_s < math.inf:
             stream.deadline = self._loop.call_later(left_s, self._on_deadline, stream)
         return True
+
+    def _left_s(self, stream: RunningStream) -> float:
+        """Seconds until the request's deadline; infinite without one."""
+        deadline_ms = stream.work.request.deadline_unix_ms
+        return deadline_ms / 1e3 - self._clock.now_us() / 1e6 if deadline_ms else math.inf
 
     def _on_deadline(self, stream: RunningStream) -> None:
         if not stream.closed and self._streams.is_running(stream):
             stream.fail(DeadlineExceeded("the request's deadline has passed"))
-            self._engine.abort(stream.name)
-
-    # --- continue another replica's stream -----------------------------------------------------------------
-
-    async def _take_over(self, stream: RunningStream) -> None:
-        """Read the log of another replica's stream, and continue the stream here."""
-        work = stream.work
-        try:
-            before = prior_output(await self._handover.read_earlier_frames(stream), choice_count(work.request))
-            # No doorbell rings for a stream in which this replica has appended nothing
-            (head,) = await self._log.heads(stream.partition, [stream.name], None)
-            if outcome := stream.producer.receive_head(head):
-                self.on_outcome(stream, outcome)
-            if stream.closed:  # cancelled meanwhile, or taken by another replica
-                return
-            stream.take_over(Usage(before.prompt_tokens or 0, output=before.tokens), before.block)
-            if self._set_deadline_timer(stream):
-                self._continue(stream, before)
-        except CannotContinue as reason:
-            error = ReplicaLost(f"the replica that produced this stream died, and {reason}; retry the request")
-            await self._handover.end_unstarted(stream, error)
-        except FabricError as error:
-            self._handover.hand_over(stream, ReplicaLost(error.message))
-        except Exception as error:  # a request's content must not end the agent with all other streams
-            log.exception("takeover failed: stream=%s", stream.name)
-            failed = EngineFailed(f"replica {self._replica} failed to continue this stream: {error!r}")
-            await self._handover.end_unstarted(stream, failed)
-
-    def _continue(self, stream: RunningStream, before: PriorOutput) -> None:
-        request = stream.work.request
-        if before.empty:
-            stream.frame(self._started_note(stream.work))
-            self._submit(stream, request, stream)
-        elif before.complete or limit_reached(request, before):
-            if not before.complete:
-                stream.frame(Close(before.block))
-                stream.frame(ChoiceEnd(0, "length"))
-            stream.end("incomplete" if before.finish_reason == BUDGET_REASON else "completed")
-        else:
-            rest = continuing_request(request, before)
-            stream.frame(self._started_note(stream.work))
-            self._submit(stream, rest, ContinuingSink(stream, before))
+            stream.abort(self._engine)
 
     # --- the engine's calls --------------------------------------------------------------------------------
 
@@ -221,13 +228,13 @@ class Requests:
         self._load.receive_prompt(stream, tokens, cached)
 
     def on_too_large(self, stream: RunningStream) -> None:
-        self._engine.abort(stream.name)
+        stream.abort(self._engine)
 
     def on_budget_used(self, stream: RunningStream, question: tuple[int, int]) -> None:
         self._budgets.ask(stream, question)
 
     def on_budget_spent(self, stream: RunningStream) -> None:
-        self._engine.abort(stream.name)
+        stream.abort(self._engine)
 
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
         if error.http_status < 500:
@@ -235,8 +242,8 @@ class Requests:
         self._load.receive_failure(error.code)
         if error.code not in _REPLICA_FAULTS or stream.work.attempt >= ATTEMPTS_MAX:
             return False
-        structure = [line for _, line in stream.producer.structure]
-        if stream.tokens and not can_continue(stream.work.request, structure):
+        request = stream.work.request
+        if stream.tokens and not can_continue(request, stream.structure) and not can_repeat(request, stream.tokens):
             return False  # the client hears now, not after another replica has read the log
         self._handover.hand_over(stream, EngineLost(error.message))
         return True
@@ -253,6 +260,8 @@ class Requests:
                 self._handover.release(stream)
             case "create":
                 self._tasks.create_task(self._create_again(stream))
+            case "inputs":
+                self.steering.read_soon(stream)
 
     def on_unwatched(self, stream: RunningStream, why: Unwatched, for_s: float) -> None:
         grace_s = stream.work.unwatched_s
@@ -292,7 +301,7 @@ class Requests:
         """Stop a stream that another process has ended, or that cannot go on here."""
         stream.closed = True
         if self._streams.is_running(stream):  # else it has come back, and the engine works on it again
-            self._engine.abort(stream.name)
+            stream.abort(self._engine)
         if stream.work.base and not stream.producer.ended:
             # It may still be ours: the log has lost the part before our epoch, which we cannot produce again
             self._tasks.create_task(self._handover.fence(stream))

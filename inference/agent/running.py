@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import enum
 from array import array
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from inference.agent.budgets.allowance import NO_BUDGET, Allowance
 from inference.agent.observe.attempt_timing import AttemptTiming
+from inference.agent.steering.layers import Droppable
+from inference.agent.steering.turns import Turn
 from stream_fabric.errors import StreamGwError, StreamTooLarge
 from stream_fabric.limits import (
     FLUSH_BYTES_MAX,
@@ -20,8 +22,10 @@ from stream_fabric.limits import (
     STREAM_BYTES_MAX,
 )
 from stream_fabric.pool.records import Work
+from stream_fabric.ports import Engine
 from stream_fabric.stream.frames import (
     ChoiceEnd,
+    Close,
     Delta,
     End,
     ErrorInfo,
@@ -33,11 +37,14 @@ from stream_fabric.stream.frames import (
     encode,
     encode_text,
 )
+from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import Unwatched
 from stream_fabric.stream.producer import Outcome, Producer
 
 # A character takes at most 6 bytes in a JSON string
 _TEXT_CHARS_MAX = FRAME_BYTES_MAX // 8
+_CLOSING_REASONS = ("stop", "length")
+"""Reasons after which an input that waits makes another answer follow."""
 
 
 class Urgency(enum.Enum):
@@ -78,6 +85,23 @@ class StreamOwner(Protocol):
         """Cancel the stream when its grace period ends: nobody has watched it ``for_s`` seconds."""
 
 
+class CurrentAnswer(NamedTuple):
+    """The answer that is being made. A stream has one, and one more for each input that was applied."""
+
+    turns: tuple[Turn, ...] = ()
+    seen: frozenset[str] = frozenset()
+    """Inputs that were applied or refused."""
+    start: int = -1
+    """Last frame of this producer before the answer; -1: all its frames belong to it."""
+    earlier: tuple[bytes, ...] = ()
+    """Frames of the answer that an earlier producer wrote."""
+    next_block: int = 0
+    """Number of the next block, if the answer opens none."""
+
+
+NO_INPUTS = CurrentAnswer()
+
+
 class RunningStream:
     """The ``FrameSink`` of one request. ``dirty(stream, urgency)`` tells the pump that there are frames to append."""
 
@@ -85,16 +109,18 @@ class RunningStream:
         "_ask_at",
         "_dirty",
         "allowance",
+        "answer",
         "believed_blocks",
         "closed",
         "deadline",
         "decode_seconds_before",
+        "engine_names",
         "error_code",
         "finish_reason",
         "first_at",
         "handed_over",
         "hashes",
-        "inputs_seen",
+        "layers",
         "matched_tokens",
         "metered_tokens",
         "name",
@@ -121,6 +147,8 @@ class RunningStream:
     ) -> None:
         self.work = work
         self.name = work.request.stream
+        self.engine_names: Sequence[StreamId] = (self.name,)
+        """Names of its requests on the engine; a continued stream may have several."""
         self.timing = timing
         self.partition = partition
         self.producer = Producer(self.name, work.parsed_epoch(), work.base)
@@ -133,7 +161,10 @@ class RunningStream:
         self.deadline: asyncio.TimerHandle | None = None
         self.unwatched: asyncio.TimerHandle | None = None
         """Cancels the stream at the end of its grace period, unless somebody watches it again."""
-        self.inputs_seen: set[str] = set()
+        self.answer = NO_INPUTS
+        """The answer that is being made, and what came before it."""
+        self.layers: tuple[Droppable, ...] = ()
+        """Sinks between the engine and this one that hold output back, or change it."""
         self.started_at = started_at
         self.first_at: float | None = None
         """Time of the first token made on this replica, on the loop's clock."""
@@ -160,12 +191,27 @@ class RunningStream:
         """Hold the stream to what its budgets allow. Must come before the first frame."""
         self.allowance, self._ask_at = allowance, allowance.ask_at
 
-    def take_over(self, used: Usage, block: int = -1) -> None:
-        """Set the usage of the earlier producers, and the block they left open (-1: none). Comes before any frame."""
+    def take_over(self, used: Usage, blocks: Iterable[int] = (), ended: Iterable[int] = (), before: int = 0) -> None:
+        """Set the usage of the earlier producers, the blocks that they left open, and the choices that have ended.
+
+        ``before``: output tokens of the answers that inputs have cut. Comes before any frame.
+        """
         self.tokens = used.output
         self.producer.receive_prior_usage(used)
-        if self.allowance is not None and block >= 0:
-            self.allowance.continue_block(block)
+        if self.allowance is not None:
+            self.allowance.begin_answer(before)
+            self.allowance.take_over(blocks, ended)
+            self._ask_at = self.allowance.ask_at
+
+    @property
+    def structure(self) -> list[bytes]:
+        """Structural frames, after those that an earlier producer wrote of the answer."""
+        return [*self.answer.earlier, *(line for _, line in self.producer.structure)]
+
+    def abort(self, engine: Engine) -> None:
+        """Stop the stream's requests on the engine."""
+        for name in self.engine_names:
+            engine.abort(name)
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         if self.closed:
@@ -206,11 +252,16 @@ class RunningStream:
             self.timing.receive_tokens(tokens)
         elif isinstance(frame, ChoiceEnd):
             self.finish_reason = frame.finish_reason
-        structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
-        self.producer.push(line, tokens, structural=structural)
+        answers = isinstance(frame, Note) and frame.kind == "input"
+        if answers:
+            self.producer.push_answer(line, structural=False)
+        else:
+            structural = isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
+            closes = isinstance(frame, ChoiceEnd) and frame.finish_reason in _CLOSING_REASONS
+            self.producer.push(line, tokens, structural=structural, closes=closes)
         if first:
             self.owner.on_first_token(self)
-        if first or len(line) > FLUSH_BYTES_MAX or (isinstance(frame, Note) and frame.kind == "input"):
+        if first or answers or len(line) > FLUSH_BYTES_MAX:
             urgency = Urgency.HIGH
         else:
             urgency = Urgency.LOW if isinstance(frame, Note) else Urgency.NORMAL
@@ -220,7 +271,8 @@ class RunningStream:
 
     def usage(self, prompt: int, cached: int = 0, written: int = 0, reasoning: int = 0) -> None:
         self.producer.usage = Usage(prompt, cached, written, self.tokens, reasoning)
-        self.owner.on_prompt(self, prompt, cached)
+        if not self.answer.turns:  # else it is the sum of several prompts
+            self.owner.on_prompt(self, prompt, cached)
         if self.allowance is not None:
             self.allowance.receive_prompt(prompt)
             self._ask_for_more(self.allowance)
@@ -251,6 +303,35 @@ class RunningStream:
         if not self.closed:
             self._finish("failed", ErrorInfo.of(error), self._used())
 
+    # --- inputs --------------------------------------------------------------------------------------------
+
+    def begin_answer(self, open_blocks: Sequence[int], notes: Sequence[Note], inputs: int) -> Usage:
+        """Cut the answer here and let another one follow. Returns the usage until now.
+
+        ``notes``: those of the inputs that are applied. ``inputs``: number of all inputs until now. What waits for a
+        budget was not said, and is dropped.
+        """
+        has_ended = bool(self.producer.status)
+        if self.producer.is_held:
+            self.producer.take_back_end()
+            self.closed, self.finish_reason, self.error_code = False, "", ""
+        self.timing.receive_cut()
+        self.producer.receive_inputs(inputs)
+        used = self.producer.usage if has_ended else self._used()
+        if self.allowance is not None:
+            self.allowance.begin_answer(self.tokens)
+            self._ask_at = self.allowance.ask_at
+        for block in open_blocks:
+            self.producer.push(encode(Close(block)))
+        for note in notes:
+            self.producer.push_answer(encode(note), structural=True)
+        self._dirty(self, Urgency.HIGH)
+        return used
+
+    def append_end(self) -> None:
+        """Append the end of the answer that the log has refused: no input is applied after all."""
+        self._dirty(self, Urgency.HIGH)
+
     # --- budgets -------------------------------------------------------------------------------------------
 
     def _is_held(self, frame: Frame, size: int) -> bool:
@@ -273,9 +354,11 @@ class RunningStream:
     def receive_grant(self, question: tuple[int, int], granted: int) -> None:
         """Take the reply to a question: append what waited for it, or end the stream at its grant."""
         allowance = self.allowance
-        if self.closed or allowance is None:
+        if allowance is None:
             return
         allowance.receive_reply(question, granted)
+        if self.closed:  # an input may take the end back
+            return
         self._ask_at = NO_BUDGET  # for the frames that are released
         while not self.closed and (frame := allowance.release(self.tokens)) is not None:
             match frame:
@@ -298,7 +381,8 @@ class RunningStream:
 
     def _finish(self, status: TerminalStatus, error: ErrorInfo | None, usage: Usage) -> None:
         self.closed = True
-        self.error_code = error.code if error is not None else ""
+        if error is not None:
+            self.error_code = error.code
         self.timing.receive_end()
         self.producer.finish(End(status, usage, error, self.timing.summary()))
         self._dirty(self, Urgency.HIGH)

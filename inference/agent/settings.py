@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from inference.agent.observe.bill_guard import ServeWithoutBills
+from stream_fabric.accounts.records import REGION_PATTERN
 from stream_fabric.limits import FLUSH_FLOOR_S, LEASE_RENEW_S, LEASE_TTL_S, VLLM_START_S_MAX
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.pool.cells import CELLS_MAX
@@ -68,7 +69,9 @@ class AgentSettings(EmitSettings, ModerationSettings):
         description="Name of the replica; empty: host name and process id. Random digits are appended",
     )
     region: str = Field(
-        "", max_length=64, description="Region of the replica, shown by stream-gw replicas and in telemetry"
+        "",
+        pattern=rf"^({REGION_PATTERN})?$",
+        description="Region of the replica, shown by stream-gw replicas and in telemetry; tenants may be bound to it",
     )
     hardware: str = Field(
         "", max_length=64, description="Hardware of the replica, shown by stream-gw replicas and in telemetry"

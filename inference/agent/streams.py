@@ -27,8 +27,8 @@ class Streams:
         self._lease = lease
         self._load = load
         self._attempts = attempts
-        self._ended: OrderedDict[StreamId, tuple[float, RunningStream]] = OrderedDict()
-        """Stream → when it may be dropped, and the stream."""
+        self._ended: OrderedDict[StreamId, tuple[float, RunningStream, int]] = OrderedDict()
+        """Stream → when it may be dropped, the stream, and its bytes as they were counted."""
         self._ended_bytes = 0
         self._loop = asyncio.get_running_loop()
 
@@ -39,7 +39,7 @@ class Streams:
 
     def get(self, name: StreamId) -> RunningStream | None:
         """Return the stream if it runs here or ended recently."""
-        return self.running.get(name) or self._ended.get(name, (0.0, None))[1]
+        return self.running.get(name) or self._ended.get(name, (0.0, None, 0))[1]
 
     def is_running(self, stream: RunningStream) -> bool:
         """Whether this object runs. False also when the stream came back in a newer epoch, as another object."""
@@ -67,7 +67,9 @@ class Streams:
             self._lease.report_soon()
         if not keep:
             return
-        self._ended[stream.name] = (self._loop.time() + ENDED_KEPT_S, stream)
+        if stream.name in self._ended:  # it came back after a failover that lost its end
+            self._drop(stream.name)
+        self._ended[stream.name] = (self._loop.time() + ENDED_KEPT_S, stream, stream.producer.bytes_held)
         self._ended_bytes += stream.producer.bytes_held
         while self._ended_bytes > _ENDED_BYTES_MAX:
             self._drop(next(iter(self._ended)))
@@ -79,12 +81,12 @@ class Streams:
             self._drop(next(iter(self._ended)))
 
     def _drop(self, name: StreamId) -> None:
-        _, stream = self._ended.pop(name)
-        self._ended_bytes -= stream.producer.bytes_held
+        _, _, size = self._ended.pop(name)
+        self._ended_bytes -= size
 
     def ended(self) -> list[RunningStream]:
         """Streams that ended recently, oldest first."""
-        return [stream for _, stream in self._ended.values()]
+        return [stream for _, stream, _ in self._ended.values()]
 
     def __iter__(self) -> Iterator[RunningStream]:
         yield from list(self.running.values())

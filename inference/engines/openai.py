@@ -21,7 +21,7 @@ from inference.engines.upstream.sse import EventParser, EventTooLarge
 from inference.engines.upstream.steps import StepSocket
 from inference.engines.warm_up import warm_up
 from stream_fabric.errors import EngineFailed, EngineLost, StreamTooLarge, Unsupported
-from stream_fabric.limits import CHOICES_MAX, STREAM_BYTES_MAX
+from stream_fabric.limits import PROMPT_CHOICES_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineLoad, EngineRequest, Loaded
 from stream_fabric.ports import FrameSink, SleepLevel
 from stream_fabric.process.http_client import open_session
@@ -36,11 +36,15 @@ _SILENCE_S = 600.0
 _CONNECTIONS_MAX = 16_384
 _IDLE_S = 2.0
 """A connection that was idle for longer is not used again: servers close theirs, vLLM's after 5 s."""
+_OTHER_PATHS = {"classify": "/v1/classify", "score": "/v1/score"}
+"""Paths of other servers than vLLM; asked when the first one does not exist."""
 _PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "rerank": "/v1/rerank",
+    "classify": "/classify",
+    "score": "/score",
     "tokenize": "/tokenize",
 }
 
@@ -257,12 +261,13 @@ class OpenAIEngine:
         try:
             if request.kind in ("chat", "completions"):
                 try:
-                    choices = _choice_count(request.body)
-                except (msgspec.MsgspecError, ValueError, TypeError) as wrong:
-                    message = f"n is not a number: {wrong}"
+                    prompts, choices = request.prompts, min(request.choices, PROMPT_CHOICES_MAX)
+                except msgspec.MsgspecError as wrong:
+                    message = f"n or prompt is not valid: {wrong}"
                     sink.end("failed", ErrorInfo("invalid_request", message, "invalid_request_error", 400))
                     return
-                reader = ChunkReader(request.stream, sink, choices, counts=self.server_load.metrics.shown)
+                counts = self.server_load.metrics.shown
+                reader = ChunkReader(request.stream, sink, choices, counts=counts, prompts=prompts)
                 error = await self._serve_stream(request, running, reader)
                 usage = reader.usage
             else:
@@ -322,7 +327,11 @@ class OpenAIEngine:
 
     async def _serve_document(self, request: EngineRequest, sink: FrameSink) -> tuple[ErrorInfo | None, Usage | None]:
         """Request an answer that is one JSON document, and put it into the stream as one item."""
-        with contextlib.closing(await self._post(request, bytes(request.body))) as answer:
+        answer = await self._post(request, bytes(request.body))
+        if answer.status in (404, 405) and (other := _OTHER_PATHS.get(request.kind)) is not None:
+            answer.close()
+            answer = await self._post(request, bytes(request.body), other)
+        with contextlib.closing(answer):
             if request.kind == "tokenize" and answer.status in (404, 405):
                 return ErrorInfo.of(Unsupported("the model server cannot count tokens: it has no /tokenize")), None
             if (refused := await _refusal(answer)) is not None:
@@ -332,13 +341,13 @@ class OpenAIEngine:
             return ErrorInfo.of(StreamTooLarge(f"the answer is larger than {STREAM_BYTES_MAX >> 20} MiB")), None
         return None, put_item(sink, only_count(body) if request.kind == "tokenize" else body)
 
-    async def _post(self, request: EngineRequest, body: bytes) -> Answer:
+    async def _post(self, request: EngineRequest, body: bytes, path: str = "") -> Answer:
         assert self._client is not None
         headers = {"content-type": "application/json", "x-request-id": request.stream}
         if request.traceparent:
             headers["traceparent"] = request.traceparent
         way = self._steps if self._steps is not None and self._steps.connected else self._client
-        return await way.post(_PATHS[request.kind], headers, body)
+        return await way.post(path or _PATHS[request.kind], headers, body)
 
 
 async def _refusal(answer: Answer) -> ErrorInfo | None:
@@ -357,12 +366,6 @@ async def _refusal(answer: Answer) -> ErrorInfo | None:
 
 def _content_type(answer: Answer) -> str:
     return answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _choice_count(body: msgspec.Raw) -> int:
-    """Return ``n`` of a request body, within the limits."""
-    n = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("n")
-    return min(max(int(msgspec.json.decode(n) or 1), 1), CHOICES_MAX) if n is not None else 1
 
 
 def _engine_error(message: str) -> ErrorInfo:

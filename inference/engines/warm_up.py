@@ -18,7 +18,7 @@ from stream_fabric.stream.ids import StreamId
 
 log = logging.getLogger(__name__)
 
-_Kind = Literal["completions", "embeddings", "rerank"]
+_Kind = Literal["completions", "embeddings", "rerank", "classify"]
 _STREAM = StreamId("warm-up")
 _OF_ANOTHER_KIND = (400, 404, 405)
 """HTTP statuses that mean that the model is of another kind."""
@@ -41,6 +41,7 @@ async def warm_up(
         ("completions", completion),
         ("embeddings", {"input": "Hello"}),
         ("rerank", {"query": "Hello", "documents": ["Hello"]}),
+        ("classify", {"input": "Hello"}),
     )
     refused: list[str] = []
     for kind, body in bodies:

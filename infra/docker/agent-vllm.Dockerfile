@@ -10,6 +10,7 @@ WORKDIR /src
 COPY LICENSE README.md pyproject.toml requirements.lock ./
 COPY stream_fabric stream_fabric
 COPY stream_gw stream_gw
+COPY clients clients
 COPY inference inference
 COPY telemetry telemetry
 RUN python3 -m venv --without-pip /opt/stream-gw \

@@ -10,6 +10,7 @@ WORKDIR /src
 COPY LICENSE README.md pyproject.toml requirements.lock setup.py ./
 COPY stream_fabric stream_fabric
 COPY stream_gw stream_gw
+COPY clients clients
 COPY inference inference
 COPY telemetry telemetry
 # The versions that the tests ran with; a ClickHouse server, so without its engine's 530 MB. Then the same again with the
@@ -22,7 +23,7 @@ RUN export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
 
 FROM ${PYTHON}
 RUN useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin stream-gw \
-    && install -d -o stream-gw -g stream-gw /var/spool/stream-gw
+    && install -d -o stream-gw -g stream-gw /var/spool/stream-gw /var/lib/stream-gw
 COPY --from=build /opt/stream-gw /opt/stream-gw
 # The root file system is read-only: nothing is compiled at the start, so it was at the build
 ENV PATH=/opt/stream-gw/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -2,7 +2,7 @@
 
 ``tiny``: a two-layer Llama with a byte-level BPE tokenizer and a chat template that spells tools the Hermes way and
 knows ``<think>``. ``tiny-adapters/{one,two}``: LoRA adapters for it. ``tiny-score``: the same body with one score for
-a head, for rerank.
+a head, for rerank. ``tiny-classify``: the same with three classes.
 """
 
 from __future__ import annotations
@@ -128,6 +128,10 @@ def main(out: Path) -> None:
     scores = LlamaForSequenceClassification(config(words, num_labels=1)).to(torch.bfloat16)
     scores.save_pretrained(out / "tiny-score")
     words.save_pretrained(out / "tiny-score")
+    torch.manual_seed(9)
+    classes = LlamaForSequenceClassification(config(words, num_labels=3)).to(torch.bfloat16)
+    classes.save_pretrained(out / "tiny-classify")
+    words.save_pretrained(out / "tiny-classify")
 
 
 if __name__ == "__main__":

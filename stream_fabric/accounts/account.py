@@ -11,8 +11,8 @@ overdue streams, and its caller compares them with the log. So a lost settlement
 
 A request may also have budgets, see ``accounts.budgets``: what its stream holds of them is a part of its reservation.
 
-``AccountState`` is the whole algorithm. ``account_admit.lua``, ``account_extend.lua`` and ``account_settle.lua``
-implement it inside Redis; one contract suite runs on both.
+``AccountState`` is the whole algorithm. ``account_admit.lua``, ``account_add.lua``, ``account_extend.lua`` and
+``account_settle.lua`` implement it inside Redis; one contract suite runs on both.
 """
 
 from __future__ import annotations
@@ -163,6 +163,35 @@ class AccountState:
         crossed = () if spend is None else self.budgets.reserve(stream, spend, now_ms)
         return self._admitted(stream, subjects, overdue, spend, crossed, now_ms)
 
+    def add(
+        self, stream: StreamId, subjects: Sequence[Subject], requests: int, tokens: int, now_ms: int
+    ) -> Admitted | Exceeded:
+        """Add an input of a running stream to its reservation, or refuse it. Figures below 0 give one back.
+
+        Subjects that the stream does not count against do not count here either.
+        """
+        reservation = self.reservations.get(stream)
+        names = () if reservation is None else reservation.subjects
+        uses = self._rates(subjects, now_ms)
+        worst: tuple[float, int, LimitKind] | None = None
+        for index, (name, limits) in enumerate(subjects):
+            for kind, limit, amount in _costs(limits, tokens, requests) if name in names else ():
+                over = self._spent(name, kind, limit, now_ms) + amount - limit
+                wait_ms = -1.0 if amount > limit else over / limit * MINUTE_MS if limit else 0.0
+                if amount > 0 and over > 0 and (worst is None or _rank(wait_ms) > _rank(worst[0])):
+                    worst = wait_ms, index, kind
+        if worst is not None:
+            return Exceeded(worst[1], worst[2], worst[0], uses)
+        if reservation is not None:
+            self.reservations[stream] = reservation._replace(tokens=reservation.tokens + tokens)
+            for name, limits in subjects:
+                for kind, limit, amount in _costs(limits, tokens, requests) if name in names else ():
+                    self._bucket(name, kind, limit, now_ms).add(amount, now_ms)
+        return Admitted(self._rates(subjects, now_ms))
+
+    def _rates(self, subjects: Sequence[Subject], now_ms: int) -> tuple[Use, ...]:
+        return tuple(use._replace(streams=0) for use in self.uses(subjects, now_ms))
+
     def _admitted(
         self,
         stream: StreamId,
@@ -248,10 +277,10 @@ class AccountState:
         return max(0.0, bucket.spent - limit * (now_ms - bucket.at_ms) / MINUTE_MS)
 
 
-def _costs(limits: Limits, tokens: int) -> list[tuple[LimitKind, int, int]]:
+def _costs(limits: Limits, tokens: int, requests: int = 1) -> list[tuple[LimitKind, int, int]]:
     """Return (bucket, its limit, what a request takes of it) for each bucket that the limits define."""
     costs: list[tuple[LimitKind, int | None, int]] = [
-        ("requests", limits.requests_per_min, 1),
+        ("requests", limits.requests_per_min, requests),
         ("tokens", limits.tokens_per_min, tokens),
     ]
     return [(kind, limit, amount) for kind, limit, amount in costs if limit is not None]

@@ -26,6 +26,12 @@ class Accounts(Protocol):
         ``spend``: what it asks of its budgets; None: it has none.
         """
 
+    async def add(
+        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], requests: int, tokens: int, call: str
+    ) -> Admitted | Exceeded:
+        """Add an input of a running stream to what it has reserved, if its limits have room. Figures below 0 give one
+        back. ``call``: name of this call; one that is repeated within a minute counts once."""
+
     async def extend(self, tenant: TenantId, stream: StreamId, output_tokens: int, prompt_tokens: int = 0) -> Extended:
         """Grant a running stream up to ``output_tokens`` output tokens in total, as far as its budgets have room.
 

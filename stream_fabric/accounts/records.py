@@ -11,12 +11,20 @@ from typing import Annotated, Literal
 import msgspec
 
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
+from stream_fabric.limits import (
+    CONTENT_BYTES_MAX,
+    REPAIRS_MAX,
+    RESPONSE_DAYS_MAX,
+    RETENTION_S_MAX,
+    TRACE_RETENTION_DAYS_MAX,
+)
 
 Scope = Literal["create", "read", "cancel", "input", "admin"]
 TierName = Literal["interactive", "standard", "batch", "free"]
 Moderation = Literal["off", "prompt", "all"]
 """Content that is checked: nothing, prompts, or prompts and answers."""
+REGION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Region = Annotated[str, msgspec.Meta(pattern=rf"^{REGION_PATTERN}\Z")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
@@ -122,6 +130,11 @@ class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     redact: bool = False
     """True: secrets and personal data are removed from prompts and completions before traces store them."""
     moderation: Moderation = "off"
+    repairs: Annotated[int, msgspec.Meta(ge=0, le=REPAIRS_MAX)] = 1
+    """Maximum of ``repair`` of its tenants' requests; a higher one gets this one. 0: nothing is repaired."""
+    response_days: Annotated[int, msgspec.Meta(ge=0, le=RESPONSE_DAYS_MAX)] | None = None
+    """Days that the database keeps stored responses and conversations; 0: none are written there, so that responses
+    last as long as their streams. None: the platform's setting."""
 
 
 def row_days(plan: PlanRecord) -> int:
@@ -136,6 +149,11 @@ def contradiction(plan: PlanRecord) -> str | None:
         return (
             f"plan {plan.name!r} keeps nothing (retention_s is 0), so traces cannot store its prompts and completions; "
             "set trace_content_bytes to 0 or another retention_s"
+        )
+    if plan.retention_s == 0 and plan.response_days:
+        return (
+            f"plan {plan.name!r} keeps nothing (retention_s is 0), so no responses can be stored; set response_days to "
+            "0 or another retention_s"
         )
     return None
 

@@ -21,12 +21,17 @@ DesiredState = Literal["draining", "warm", "ready", "sleeping:1", "sleeping:2"]
 """State that a replica can be asked for. ``sleeping:<level>`` names the sleep level."""
 
 
+class _PromptBody(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    n: int | None = None
+
+
 class EngineRequest(msgspec.Struct, frozen=True):
     """A request as the engine gets it."""
 
     stream: StreamId
-    kind: Literal["chat", "completions", "embeddings", "rerank", "tokenize"]
-    """For the last three the answer is one block of kind ``item``, whose deltas are the server's JSON body."""
+    kind: Literal["chat", "completions", "embeddings", "rerank", "classify", "score", "tokenize"]
+    """For all but the first two the answer is one block of kind ``item``, whose deltas are the server's JSON body."""
     model: str
     body: msgspec.Raw
     """Request body in OpenAI's format as the client sent it, without ``stream`` and our own fields."""
@@ -34,6 +39,27 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """Unix time in ms on the fabric's clock; 0: no deadline."""
     traceparent: str = ""
     """W3C trace context for the engine's own spans."""
+    own_chars: int = 0
+    """Characters at the end of the prompt, or of its last message, that are the stream's own output; the answer
+    continues them."""
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts: a completions request may have several, each with its own choices."""
+        raw = bytes(msgspec.json.decode(self.body, type=_PromptBody).prompt) if self.kind == "completions" else b""
+        if raw[:1] != b"[":
+            return 1
+        parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        return len(parts) if parts and bytes(parts[0])[:1] in (b'"', b"[") else 1  # else: token ids of one prompt
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of the answer, ``n`` for each prompt. Choice ``i`` of prompt ``p`` has index ``p * n + i``.
+
+        Raises msgspec.MsgspecError for a body that no gateway lets pass.
+        """
+        n = msgspec.json.decode(self.body, type=_PromptBody).n
+        return self.prompts * max(n or 1, 1)
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -118,6 +144,8 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True):
     """As in ``events.AttemptTrace``."""
     moderated: bool = False
     """The answer is moderated before it enters the log."""
+    repairs: int = 0
+    """Further replies that may be made while they do not fit the JSON schema of the request."""
     free: bool = False
     """True: the request is of tier free. ``tier`` is then batch, as which processes of earlier releases treat it."""
     regions: tuple[str, ...] = ()

@@ -141,6 +141,13 @@ READS = _gateway(
     "Finished readers of streams by outcome; fault: side that caused a bad outcome (none, client, platform)",
     ("pool", "role", "ended", "fault"),
 )
+READS_BY_DIALECT = _gateway(
+    "reads_by_dialect_total",
+    "counter",
+    "readers",
+    "Finished readers by the dialect that they read in; fault: side that caused a bad outcome (none, client, platform)",
+    ("dialect", "fault"),
+)
 TOKENS_STREAMED = _gateway("tokens_streamed_total", "counter", "tokens", "Output tokens sent to readers", _POOL)
 SHEDS = _gateway(
     "sheds_total",
@@ -148,6 +155,62 @@ SHEDS = _gateway(
     "requests",
     "Requests rejected for lack of capacity, by layer: gateway, rate, pool, queue (waited too long)",
     ("layer",),
+)
+STRUCTURED_REPLIES = _agent(
+    "structured_replies_total",
+    "counter",
+    "replies",
+    "Replies checked against the JSON schema of their request: valid, invalid, repaired (valid after a repair), "
+    "unchecked",
+    ("result",),
+    only="after the first check",
+)
+INPUTS_ANSWERED = _agent(
+    "inputs_answered_total",
+    "counter",
+    "inputs",
+    "Inputs of running streams: applied (another answer follows), or refused because the answer takes none",
+    ("result",),
+)
+INPUT_WAIT = _agent(
+    "inputs_wait_seconds",
+    "histogram",
+    "seconds",
+    "Time from a gateway's receipt of an input until its replica applied or refused it",
+    (),
+    _WAIT_S,
+)
+STEERED_FIRST_TOKEN = _agent(
+    "steered_first_token_seconds",
+    "histogram",
+    "seconds",
+    "Time from the cut of an answer by an input to the first token of the next; counted when the attempt ends",
+    (),
+    _WAIT_S,
+)
+STRUCTURED_REPAIRS = _agent(
+    "structured_repairs_total",
+    "counter",
+    "replies",
+    "Replies that the engine made again, because the one before did not fit its JSON schema",
+    only="after the first repair",
+)
+RESPONSES_UNSAVED = _gateway(
+    "responses_unsaved",
+    "gauge",
+    "responses",
+    "Stored responses in Redis that wait for the database; each gateway reports all",
+)
+RESPONSES_STORED = _add(
+    Metric(
+        "responses_stored_total",
+        "counter",
+        "responses",
+        "Stored responses by outcome: saved in the database, deferred (it refused, retried), too_large, no_stream, "
+        "unreadable",
+        ("gateway",),
+        ("outcome",),
+    )
 )
 MODERATION_CHECKS = _add(
     Metric(
@@ -207,7 +270,8 @@ POOL_SHEDS = _add(
         "pool_sheds_total",
         "counter",
         "requests",
-        "Requests rejected because the backlog ahead of their tier was too long",
+        "Requests that the pool rejected because the backlog ahead of their tier was too long; some may have been "
+        "answered by a smaller model (pool_fallbacks_total)",
         ("gateway",),
         ("pool", "tier"),
         only=_ONLY_SURGE,
@@ -256,6 +320,13 @@ LAGGING = _gateway(
 )
 RESUMES = _gateway("resumes_total", "counter", "readers", "Readers that resumed from a cursor over SSE")
 CANCELS = _gateway("cancels_total", "counter", "requests", "Cancel requests by result", ("result",))
+INPUTS = _gateway(
+    "inputs_total",
+    "counter",
+    "inputs",
+    "Inputs of running streams by result, or by the code of their error",
+    ("result",),
+)
 STALLED = _gateway("stalled_readers_total", "counter", "readers", "Readers closed because they accepted no bytes")
 
 SPANS_SENT = _gateway("traces_sent_total", "counter", "traces", "Traces sent as OpenTelemetry spans")
@@ -273,6 +344,15 @@ RECORDS_SKIPPED = _add(
         ("gateway", "controller"),
         ("kind",),
         only="while processes of versions that do not understand each other run together",
+    )
+)
+FRAMES_PASSED_OVER = _add(
+    Metric(
+        "frames_passed_over_total",
+        "counter",
+        "frames",
+        "Frames of a stream passed over because a newer release wrote their kind",
+        ("gateway", "agent"),
     )
 )
 
@@ -597,7 +677,7 @@ def docs_page() -> str:
     out = [_HEAD]
     titles: dict[tuple[Role, ...], str] = {
         ("gateway",): "Gateway", ("agent",): "Agent", ("controller",): "Controller",
-        ("gateway", "controller"): "Gateway and controller",
+        ("gateway", "controller"): "Gateway and controller", ("gateway", "agent"): "Gateway and agent",
         _EMITTERS: "Senders of events: gateway, agent, controller", ("telemetry",): "Event consumer",
     }  # fmt: skip
     for roles, title in titles.items():

@@ -192,6 +192,8 @@ class RedisClient:
         redirect: Address | None = None
         asking = redirected = False
         while True:
+            if self._closed:
+                raise FabricUnavailable("this process has closed its connections to Redis")
             server: Address | None = redirect
             try:
                 server = server or self.topology.address(slot)
@@ -225,7 +227,7 @@ class RedisClient:
                 if redirect is None and not self._closed:
                     self._begin_refresh()  # for the next command: a silent host has used up this one's time
                 raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
-            if redirect is None:
+            if redirect is None and not self._closed:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.2)
                 await self.refresh()

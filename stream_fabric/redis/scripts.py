@@ -28,18 +28,23 @@ _POOL_SCRIPTS = {
     "lease_changes",
     "tier_queues",
 }
-_ACCOUNT_SCRIPTS = {"account_admit", "account_extend", "account_raise", "account_settle"}
-_SHARED = {"": (), "pool": ("pool",), "account": ("account", "account_budget")}
+_ACCOUNT_SCRIPTS = {"account_add", "account_admit", "account_extend", "account_raise", "account_settle"}
+_RESPONSE_SCRIPTS = {"response_begin", "response_complete", "response_delete", "response_due", "response_saved"}
+_SHARED = {"": (), "pool": ("pool",), "account": ("account", "account_budget"), "response": ("response",)}
 """Further parts in front of a script."""
+_KINDS = {"pool": _POOL_SCRIPTS, "account": _ACCOUNT_SCRIPTS, "response": _RESPONSE_SCRIPTS}
 _UNREFUSED = {
     "account_extend",
     "account_raise",
     "account_settle",
     "append",
     "cancel",
+    "delete",
     "fence",
     "forget",
     "report",
+    "response_delete",
+    "response_saved",
     "state_request",
     "takeover",
     "tenants_publish",
@@ -60,7 +65,8 @@ It names a declared key: while a slot moves, Redis Cluster refuses a script that
 
 
 def constants(shared: str) -> str:
-    """Render the constants of the stream scripts as Lua locals; ``pool``, ``account``: also those of these scripts."""
+    """Render the constants of the stream scripts as Lua locals; ``pool``, ``account``, ``response``: also those of
+    these scripts."""
     values: dict[str, float | str] = {
         "EXPIRY_EVERY_MS": limits.EXPIRY_EVERY_S * 1000,
         "USAGE_TTL_MS": limits.USAGE_TTL_S * 1000,
@@ -77,6 +83,8 @@ def constants(shared: str) -> str:
             "WARN_FIFTHS": budgets.WARN_FIFTHS,
             "REQUEST": f"'{budgets.REQUEST}'",
         }
+    if shared == "response":
+        values["SCANNED_MAX"] = limits.RESPONSES_SCANNED_MAX
     if shared == "pool":
         values |= {
             "TIERS": len(placement.TIERS),
@@ -109,7 +117,7 @@ class Script:
     def __init__(self, name: str) -> None:
         self.name = name
         folder = files("stream_fabric.redis") / "lua"
-        shared = "pool" if name in _POOL_SCRIPTS else "account" if name in _ACCOUNT_SCRIPTS else ""
+        shared = next((kind for kind, names in _KINDS.items() if name in names), "")
         parts = ["prelude", *_SHARED[shared], name]
         first = _UNREFUSE if name in _UNREFUSED else ""
         self.source = constants(shared) + first + "".join((folder / f"{part}.lua").read_text() for part in parts)

@@ -8,11 +8,12 @@ from typing import cast
 
 import msgspec
 
-from stream_fabric.errors import FabricUnavailable, TooMany
+from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import (
     ATTEMPTS_MAX,
     INPUTS_BYTES_MAX,
     INPUTS_MAX,
+    INPUTS_PENDING_MAX,
     LIVE_TTL_S,
     PAGE_ENTRIES_MAX,
     PENDING_CANCEL_TTL_S,
@@ -24,7 +25,7 @@ from stream_fabric.redis.scripts import script
 from stream_fabric.redis.topology import slot_of
 from stream_fabric.redis.wire import Arg
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo, Status, Usage
+from stream_fabric.stream.frames import ErrorInfo, Status, StoredInput, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.stream.log import (
     Append,
@@ -34,6 +35,7 @@ from stream_fabric.stream.log import (
     CreateCode,
     Entry,
     Head,
+    InputCode,
     Page,
     Takeover,
     Unwatched,
@@ -49,6 +51,8 @@ def leave_to_check(tenant: TenantId, stream: StreamId, usage: Usage) -> None:
 
 
 _USAGE_FIGURES = len(Usage.__struct_fields__)
+_MOMENT_DIGITS = 17
+"""Digits of a moment in Unix microseconds."""
 _LIVE_MS, _RETENTION_MS = LIVE_TTL_S * 1000, RETENTION_S * 1000
 
 
@@ -123,18 +127,22 @@ class RedisStreamLog(StreamLog):
                 f"{u.prompt} {u.cached} {u.written} {u.output} {u.reasoning}",
                 item.structure,
                 item.status,
+                "" if item.inputs is None else item.inputs,
+                int(item.closes),
             )
         reply = await script("append")(client, self._partitions.slots[partition], keys, args)
         replies = []
-        for item, i in zip(batch, range(0, len(reply), 3), strict=True):
+        for item, i in zip(batch, range(0, len(reply), 4), strict=True):
             note = reply[i + 2]
             if note[:1] == b"A":
                 self._on_ended(TenantId(note[1:].decode()), item.stream, item.usage)
                 note = b""
-            replies.append(AppendReply(AppendCode(reply[i]), reply[i + 1], *_unwatched(note)))
+            replies.append(AppendReply(AppendCode(reply[i]), reply[i + 1], *_unwatched(note), reply[i + 3]))
         return replies
 
-    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
+    async def cancel(
+        self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None, *, steers: bool = False
+    ) -> CancelReply:
         slot, key, channel = self._slot_and_keys(stream)
         result, epoch, at, status, *used = await script("cancel")(
             self._client,
@@ -148,6 +156,7 @@ class RedisStreamLog(StreamLog):
                 _RETENTION_MS,
                 PENDING_CANCEL_TTL_S * 1000,
                 "" if unwatched_ms is None else unwatched_ms,
+                int(steers),
             ],
         )
         if used:
@@ -267,6 +276,11 @@ class RedisStreamLog(StreamLog):
         keys = [key + "m", key + "l", key + "i", key + "p"]
         return bool(await script("forget")(self._client, slot, keys, [gateway]))
 
+    async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
+        slot, key, _ = self._slot_and_keys(stream)
+        keys = [key + "m", key + "l", key + "i", key + "p"]
+        return bool(await script("delete")(self._client, slot, keys, [tenant]))
+
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         slot, key, channel = self._slot_and_keys(stream)
         await script("unwatch")(self._client, slot, [key + "m"], [gateway, stream, channel, self._client.publish])
@@ -280,40 +294,39 @@ class RedisStreamLog(StreamLog):
         )
         return [_head(item) if item else None for item in reply]
 
-    async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
-        slot, key, channel = self._slot_and_keys(stream)
+    async def input(self, stream: StreamId, tenant: TenantId, key: str, item: msgspec.Raw, at_us: int = 0) -> InputCode:
+        slot, prefix, channel = self._slot_and_keys(stream)
         code = await script("input")(
             self._client,
             slot,
-            [key + "m", key + "i"],
+            [prefix + "m", prefix + "i"],
             [
                 stream,
                 tenant,
-                input_id,
+                key,
                 bytes(item),
                 INPUTS_MAX,
                 INPUTS_BYTES_MAX,
                 _LIVE_MS,
                 channel,
                 self._client.publish,
+                INPUTS_PENDING_MAX,
+                f"{at_us:0{_MOMENT_DIGITS}d}",
             ],
         )
-        if code == 2:
-            raise TooMany(f"stream {stream} has {INPUTS_MAX} inputs, the most it may have; create another stream")
-        if code == 5:
-            raise TooMany(
-                f"inputs of stream {stream} would exceed {INPUTS_BYTES_MAX} bytes; send less, or create another stream"
-            )
-        return {0: "accepted", 1: "duplicate", 3: "terminal"}.get(code)
+        return InputCode(code)
 
-    async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
+    async def inputs(self, stream: StreamId) -> list[StoredInput]:
         slot, key, _ = self._slot_and_keys(stream)
         reply = await self._client.execute(slot, "HGETALL", key + "i")
         numbered = []
         for name, value in reply.items():
             number, _, item = value.partition(b" ")
-            numbered.append((int(number), name.decode(), item))
-        return [(name, item) for _, name, item in sorted(numbered)]
+            # A gateway of the release before writes no moment
+            count, at_us = number[:-_MOMENT_DIGITS] or number, number[-_MOMENT_DIGITS:]
+            stored = StoredInput(name.decode(), item, int(at_us) if count != number else 0)
+            numbered.append((int(count), stored))
+        return [stored for _, stored in sorted(numbered)]
 
 
 def _usage(text: bytes) -> Usage:
@@ -328,7 +341,7 @@ def _unwatched(text: bytes) -> tuple[Unwatched, int]:
 
 def _head(item: list[bytes | int]) -> Head:
     """Decode one item of the ``heads`` script's reply."""
-    epoch, last, status, cancelled_at, unwatched, ms, watched, replica = item
+    epoch, last, status, cancelled_at, unwatched, ms, watched, replica, inputs = item
     assert isinstance(epoch, bytes) and isinstance(status, bytes)
     assert isinstance(unwatched, bytes) and isinstance(replica, bytes)
     return Head(
@@ -340,6 +353,7 @@ def _head(item: list[bytes | int]) -> Head:
         int(ms),
         bool(watched),
         ReplicaId(replica.decode()) if replica else None,
+        int(inputs),
     )
 
 

@@ -5,7 +5,8 @@ On the wire a frame is one line of bytes without a newline; frames are joined by
 - the text delta, the hot one: ``<block>"<JSON string>"`` or, when it holds several tokens,
   ``<block>:<tokens>"<JSON string>"``. A dialect pastes the quoted part between two constants: no JSON is
   parsed or built per token.
-- everything else: a JSON object tagged ``k``.
+- everything else: a JSON object tagged ``k``. A process passes over a kind that it does not know, because a newer
+  release wrote it; ``passed_over`` counts them.
 
 Both keep the control characters out (JSON escapes them), so the fabric may frame its messages with them.
 A stream is: blocks opened, filled and closed in any interleaving; one ``ChoiceEnd`` a choice; one ``End``.
@@ -13,7 +14,8 @@ A stream is: blocks opened, filled and closed in any interleaving; one ``ChoiceE
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -22,7 +24,8 @@ from stream_fabric.events import Timing
 
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
 TerminalStatus = Literal["completed", "cancelled", "failed", "incomplete"]
-BlockKind = Literal["text", "reasoning", "refusal", "tool", "item"]
+BlockKind = Literal["text", "reasoning", "refusal", "tool", "item", "unknown"]
+"""``unknown``: a kind of a newer release; no dialect expresses it."""
 
 # msgspec decodes nothing but null into ``Raw | None``; absent it is None all the same, by the default
 if TYPE_CHECKING:
@@ -39,6 +42,16 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     written: int = 0
     output: int = 0
     reasoning: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the sum of both."""
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.written + other.written,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+        )
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -88,6 +101,18 @@ class Close(msgspec.Struct, frozen=True, tag_field="k", tag="close", gc=False, o
     opaque: str | None = None
 
 
+class Check(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Result of the check of a reply against the JSON schema that the request asks for."""
+
+    result: Literal["valid", "invalid", "unchecked"]
+    """``unchecked``: the schema or the reply could not be checked; ``reason`` says why."""
+    path: str = ""
+    """JSON pointer to the value that does not fit; empty: the whole reply."""
+    reason: str = ""
+    repairs: int = 0
+    """Replies that did not fit and were replaced by this one."""
+
+
 class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc=False, omit_defaults=True):
     """A choice is complete."""
 
@@ -96,6 +121,8 @@ class ChoiceEnd(msgspec.Struct, frozen=True, tag_field="k", tag="choice-end", gc
     """``stop``, ``length``, ``tool_calls``, ``content_filter`` or another of the engine's words."""
     detail: MaybeRaw = None
     """The raw stop detail: the stop string or token id that matched, what was too long, a refusal's category."""
+    check: Check | None = None
+    """None: the request asks for no schema, or the choice did not end by itself."""
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="k", tag="note", gc=False, omit_defaults=True):
@@ -105,6 +132,26 @@ class Note(msgspec.Struct, frozen=True, tag_field="k", tag="note", gc=False, omi
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     body: MaybeRaw = None
+
+
+class StoredInput(NamedTuple):
+    """An input that the log holds for the stream's producer."""
+
+    id: str
+    item: bytes
+    """The user's message, JSON."""
+    at_us: int = 0
+    """When a gateway received it, on the fabric's clock; 0: unknown."""
+
+
+class InputNote(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Body of a note of kind ``input``: what became of an input of the client."""
+
+    id: str
+    result: Literal["applied", "refused"]
+    """``applied``: the frames before the note are the answer so far, those after it take the input into account."""
+    reason: str = ""
+    """Why it was refused."""
 
 
 class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_defaults=True):
@@ -117,14 +164,40 @@ class End(msgspec.Struct, frozen=True, tag_field="k", tag="end", gc=False, omit_
     """Times of the last producer, if it wrote the terminal and was not cancelled."""
 
 
-Frame = Open | Delta | Close | ChoiceEnd | Note | End
+class Unknown(msgspec.Struct, frozen=True, tag_field="k", tag="unknown", gc=False):
+    """A frame of a kind that a newer release has added. It is passed over."""
+
+
+Frame = Open | Delta | Close | ChoiceEnd | Note | End | Unknown
+
+
+class PassedOver:
+    """Count of the frames of unknown kinds that this process has passed over, for a metric."""
+
+    count = 0
+
+
+class _Tagged(msgspec.Struct):
+    k: str
+    block: int = -1
+    choice: int = -1
+    kind: str = ""
+
+
+passed_over = PassedOver()
+_KINDS = frozenset({"open", "delta", "close", "choice-end", "note", "end", "unknown"})
+_NOTES = frozenset({"started", "prompt", "input"})
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Frame] = msgspec.json.Decoder(Frame)
+_tagged_decoder = msgspec.json.Decoder(_Tagged)
 
+_DELTA_PREFIX = b'{"k":"delta"'
+_QUOTE = 0x22
 END_PREFIX = b'{"k":"end"'
 CHOICE_END_PREFIX = b'{"k":"choice-end"'
 STARTED_PREFIX = b'{"k":"note","kind":"started"'
+INPUT_PREFIX = b'{"k":"note","kind":"input"'
 
 
 def json_string(text: str) -> bytes:
@@ -164,11 +237,57 @@ def text_parts(line: bytes) -> tuple[int, int, bytes]:
 
 
 def decode(line: bytes) -> Frame:
-    """Decode one line into a frame. Raises msgspec.MsgspecError if the line is no frame."""
+    """Decode one line into a frame, of an unknown kind as ``Unknown``. Raises msgspec.MsgspecError if it is none."""
     if is_text(line):
         block, tokens, quoted = text_parts(line)
         return Delta(block, msgspec.json.decode(quoted, type=str), tokens)
-    return _decoder.decode(line)
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError:
+        passed = _of_newer_release(_tagged_decoder.decode(line))
+        if passed is None:
+            raise
+        passed_over.count += 1
+        return passed
+
+
+def _of_newer_release(tagged: _Tagged) -> Frame | None:
+    """Return what stands for a frame that this release cannot decode; None: no release would write it so."""
+    if tagged.k not in _KINDS or (tagged.k == "note" and tagged.kind not in _NOTES):
+        return Unknown()
+    if tagged.k == "open" and tagged.kind and tagged.block >= 0 and tagged.choice >= 0:
+        return Open(tagged.block, tagged.choice, "unknown")  # deltas of this block follow
+    return None
+
+
+SCHEMA_MISMATCH = "schema_mismatch"
+"""Error code in the traces of an answer that does not fit the schema that its request asks for."""
+
+
+def schema_mismatch(check: Check | None) -> str:
+    """Return ``SCHEMA_MISMATCH`` if a reply does not fit its schema, else an empty string."""
+    return SCHEMA_MISMATCH if check is not None and check.result == "invalid" else ""
+
+
+def worse_check(one: Check | None, other: Check | None) -> Check | None:
+    """Return the check with the worse result: ``invalid``, then ``unchecked``, then ``valid``, then none."""
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=lambda check: ("invalid", "unchecked", "valid").index(check.result))
+
+
+def tokens_of(lines: Sequence[bytes]) -> int:
+    """Return the number of output tokens in frames."""
+    count = 0
+    for line in lines:
+        if is_text(line):
+            # The hot frame is a one-digit block and a text of one token
+            count += 1 if line[1] == _QUOTE else text_parts(line)[1]
+        elif line.startswith(_DELTA_PREFIX):
+            frame = decode(line)
+            assert isinstance(frame, Delta)
+            count += frame.tokens
+    return count
 
 
 def is_end(line: bytes) -> bool:

@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_MAX, INPUTS_PENDING_MAX
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import End, ErrorInfo, Status, Usage, encode
+from stream_fabric.stream.frames import CHOICE_END_PREFIX, ChoiceEnd, End, ErrorInfo, Status, Usage, encode
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 
 UNIT, RECORD = b"\x1f", b"\x1e"
@@ -36,8 +37,12 @@ class AppendCode(IntEnum):
     CANCELLED = 4
     """The stream is cancelled at ``seq``; nothing above it was accepted."""
     CLOSED = 5
-    """The stream has ended, and was not cancelled."""
+    """The stream has ended, and was neither cancelled nor steered."""
     NOSTREAM = 6
+    INPUTS = 7
+    """The frames end the answer, but inputs wait that the producer has not answered. Nothing was appended."""
+    STEERED = 8
+    """The stream was ended at ``seq`` for a successor; nothing above it was accepted."""
 
 
 class Append(NamedTuple):
@@ -54,6 +59,10 @@ class Append(NamedTuple):
     """Lines ``<seq> <frame>`` of the frames that open and close blocks, for readers that start later."""
     status: Literal["", "completed", "cancelled", "failed", "incomplete"] = ""
     """Terminal status, if the last frame is the terminal."""
+    inputs: int | None = None
+    """Inputs of the stream that these frames and those before answer; None: as before."""
+    closes: bool = False
+    """The frames end the answer, so they are appended only while the stream has no more than ``inputs``."""
 
 
 class AppendReply(NamedTuple):
@@ -63,6 +72,8 @@ class AppendReply(NamedTuple):
     unwatched: Unwatched = ""
     """As in ``Head``, before this append; of a stream that lives on."""
     unwatched_ms: int = 0
+    inputs: int = 0
+    """Number of the stream's inputs."""
 
 
 class CreateCode(IntEnum):
@@ -77,14 +88,31 @@ class CreateCode(IntEnum):
     """A cancel came earlier; the stream is not created."""
 
 
+class InputCode(IntEnum):
+    """Result of adding an input."""
+
+    ACCEPTED = 0
+    DUPLICATE = 1
+    TOO_MANY = 2
+    TERMINAL = 3
+    """The answer has ended."""
+    NONE = 4
+    """The tenant has no such stream."""
+    TOO_LARGE = 5
+    TOO_MANY_WAIT = 6
+    OTHER_ITEM = 7
+    """The id was used for another item."""
+
+
 class CancelReply(NamedTuple):
-    """Result of a cancel.
+    """Result of a cancel or a steer.
 
     ``accepted``: nothing above ``at`` exists or ever will. ``watched``: the cancel was conditional on no watchers, and
-    there is one. ``none``: the tenant has no such stream.
+    there is one. ``tools``: a call of a tool has begun, so the stream is not steered. ``none``: the tenant has no such
+    stream.
     """
 
-    result: Literal["accepted", "already", "pending", "terminal", "watched", "none"]
+    result: Literal["accepted", "already", "pending", "terminal", "watched", "tools", "none"]
     at: Cursor | None
     status: str
 
@@ -134,6 +162,18 @@ class Head(NamedTuple):
     unwatched_ms: int
     watched_by_me: bool
     replica: ReplicaId | None
+    inputs: int = 0
+    """Number of its inputs."""
+
+
+STEERED_REASON = "steered"
+"""Finish reason of a choice that was cut because the client steers to a successor."""
+STEERED_CHOICE = encode(ChoiceEnd(0, STEERED_REASON))
+
+
+def cut_frames(usage: Usage, *, steered: bool) -> list[bytes]:
+    """Encode the last frames of a stream that was cancelled, or steered."""
+    return [STEERED_CHOICE, encode(End("incomplete", usage))] if steered else [cancelled_end(usage)]
 
 
 def cancelled_end(usage: Usage) -> bytes:
@@ -168,40 +208,80 @@ class StreamState:
     """Seconds that it is kept after its end. 0: until it was read. None: the platform's setting."""
     forgotten: bool = False
     """It was read, and its content is deleted."""
+    inputs: dict[str, bytes] = field(default_factory=dict)
+    inputs_at: dict[str, int] = field(default_factory=dict)
+    inputs_answered: int = 0
 
     def append(self, request: Append, replica: ReplicaId) -> AppendReply:
         if str(self.epoch) != request.epoch or self.replica not in (None, replica):
             return AppendReply(AppendCode.FENCED, self.last)
         if self.status == "cancelled":
             return AppendReply(AppendCode.CANCELLED, self.cancelled_at)
+        if self.status == "incomplete" and self.cancelled_at >= 0:
+            return AppendReply(AppendCode.STEERED, self.cancelled_at)
         if request.last <= self.last:
             return AppendReply(AppendCode.DUPLICATE, self.last)
         if self.status != "live":
             return AppendReply(AppendCode.CLOSED, self.last)
         if request.first != self.last + 1:
             return AppendReply(AppendCode.GAP, self.last)
+        if request.closes and len(self.inputs) != request.inputs:
+            return AppendReply(AppendCode.INPUTS, self.last)
         if self.replica is None:
             self.replica = replica
         self.entries.append(Entry(self.epoch.n, request.first, request.last, request.frames))
         self.last = request.last
         self.usage = request.usage
         self.structure += request.structure
+        if request.inputs is not None:
+            self.inputs_answered = request.inputs
         if request.status:
             self.status = request.status
         if request.status == "cancelled":
             self.cancelled_at = request.last - 1
         return AppendReply(AppendCode.OK, self.last)
 
-    def cancel(self, now_ms: int = 0, unwatched_ms: int | None = None) -> CancelReply:
+    @property
+    def is_answered(self) -> bool:
+        """Whether a choice has ended: then the answer is complete, or cut."""
+        return b" " + CHOICE_END_PREFIX in self.structure
+
+    def input(self, input_id: str, item: bytes, at_us: int = 0) -> InputCode:
+        if input_id in self.inputs:
+            if self.inputs[input_id] != item:
+                return InputCode.OTHER_ITEM
+            is_same_call = at_us and self.inputs_at[input_id] == at_us  # its reply was lost
+            return InputCode.ACCEPTED if is_same_call else InputCode.DUPLICATE
+        if self.status != "live" or self.is_answered:
+            return InputCode.TERMINAL
+        if len(self.inputs) >= INPUTS_MAX:
+            return InputCode.TOO_MANY
+        if len(self.inputs) - self.inputs_answered >= INPUTS_PENDING_MAX:
+            return InputCode.TOO_MANY_WAIT
+        if sum(len(name) + len(held) for name, held in self.inputs.items()) + len(input_id) + len(item) > (
+            INPUTS_BYTES_MAX
+        ):
+            return InputCode.TOO_LARGE
+        self.inputs[input_id] = item
+        self.inputs_at[input_id] = at_us
+        return InputCode.ACCEPTED
+
+    def cancel(self, now_ms: int = 0, unwatched_ms: int | None = None, *, steers: bool = False) -> CancelReply:
         if self.status == "cancelled":
             return CancelReply("already", Cursor(self.epoch.n, self.cancelled_at), self.status)
-        if self.status != "live":
+        if self.status != "live" or (steers and self.is_answered):
             return CancelReply("terminal", Cursor(self.epoch.n, self.last), self.status)
+        if steers and b'"kind":"tool"' in self.structure:
+            return CancelReply("tools", Cursor(self.epoch.n, self.last), self.status)
         if unwatched_ms is not None and (not self.unwatched or now_ms - self.unwatched_since_ms < unwatched_ms):
             return CancelReply("watched", Cursor(self.epoch.n, self.last), self.status)
         self.cancelled_at = self.last
-        self._append_terminal(cancelled_end(self.usage), "cancelled")
-        return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), "cancelled")
+        frames = cut_frames(self.usage, steered=steers)
+        status: Status = "incomplete" if steers else "cancelled"
+        if steers:
+            self.structure += b"%d %b\n" % (self.last + 1, STEERED_CHOICE)
+        self._append_terminal(b"\n".join(frames), status, len(frames))
+        return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), status)
 
     def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None) -> bool:
         if self.status != "live" or (replica and self.replica and self.replica != replica):
@@ -231,12 +311,20 @@ class StreamState:
             self.watchers.remove(gateway)
         if self.watchers:
             return False
-        self.forgotten, self.facts, self.structure, self.entries = True, b"", b"", []
+        self.delete()
         return True
 
-    def _append_terminal(self, frame: bytes, status: Status) -> None:
-        self.last += 1
-        self.entries.append(Entry(self.epoch.n, self.last, self.last, frame))
+    def delete(self) -> bool:
+        """Delete the content of an ended stream. False: it has not ended, or has no content any more."""
+        if self.status == "live" or self.forgotten:
+            return False
+        self.forgotten, self.facts, self.structure, self.entries, self.watchers = True, b"", b"", [], []
+        self.inputs = {}
+        return True
+
+    def _append_terminal(self, frames: bytes, status: Status, count: int = 1) -> None:
+        self.last += count
+        self.entries.append(Entry(self.epoch.n, self.last - count + 1, self.last, frames))
         self.status = status
 
     def page(self, after: Cursor, entries_max: int, now_ms: int = 0) -> Page:

@@ -11,9 +11,9 @@ from typing import Literal
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import End, Usage, encode
 from stream_fabric.stream.ids import StreamId
-from stream_fabric.stream.log import Append, AppendCode, AppendReply, Head, cancelled_end
+from stream_fabric.stream.log import Append, AppendCode, AppendReply, Head, cut_frames
 
-Outcome = Literal["", "stop", "fenced", "create", "ended"]
+Outcome = Literal["", "stop", "fenced", "create", "ended", "inputs"]
 """Action for the caller after a reply:
 
 - empty: none
@@ -21,6 +21,7 @@ Outcome = Literal["", "stop", "fenced", "create", "ended"]
 - ``fenced``: stop the engine, because another producer has the stream
 - ``create``: create the stream again
 - ``ended``: none; the terminal is in the log
+- ``inputs``: read the stream's inputs, and call ``receive_inputs``
 """
 
 
@@ -35,7 +36,11 @@ class Producer:
     """
 
     __slots__ = (
+        "_answered",
+        "_closing",
+        "_firm",
         "_frames",
+        "_held",
         "_output",
         "_unknown",
         "_usages",
@@ -47,11 +52,13 @@ class Producer:
         "ended",
         "epoch",
         "in_flight",
+        "inputs",
         "sent",
         "status",
         "stopped",
         "stream",
         "structure",
+        "told",
         "usage",
     )
 
@@ -72,6 +79,18 @@ class Producer:
         self.stopped = False
         self.usage = self._used_before
         """Usage of the whole stream, as far as known."""
+        self.inputs = 0
+        """Number of the stream's inputs that the producer knows of."""
+        self.told = 0
+        """Number of the stream's inputs by the log's last reply."""
+        self._answered: list[tuple[int, int]] = []
+        """Frames that answer inputs: (seq, inputs answered with it)."""
+        self._closing = 0
+        """Frame that ends the answer, if no other input waits; 0: there is none."""
+        self._held = False
+        """The log has refused that frame."""
+        self._firm = False
+        """The log may have held that frame, and readers may have seen it: it stays."""
         self._unknown = 0
         self._output: list[int] = []
         self._usages: list[Usage] = []
@@ -104,8 +123,13 @@ class Producer:
         u, output = self._usages[index], self._output[index]
         return Usage(u.prompt, u.cached, u.written, output, min(u.reasoning, output))
 
-    def push(self, line: bytes, tokens: int = 0, *, structural: bool = False) -> None:
-        """Take one encoded frame with ``tokens`` output tokens. ``structural``: it opens or closes a block."""
+    def frames_after(self, seq: int) -> list[bytes]:
+        """Return the frames above ``seq``, which is not before the base."""
+        return self._frames[seq - self.base :]
+
+    def push(self, line: bytes, tokens: int = 0, *, structural: bool = False, closes: bool = False) -> None:
+        """Take one encoded frame with ``tokens`` output tokens. ``structural``: it opens or closes a block. ``closes``:
+        it ends the answer, unless the stream gets an input first."""
         assert not self.status, "nothing follows a terminal"
         self._output.append(tokens + (self._output[-1] if self._output else self._used_before.output))
         self._usages.append(self.usage)
@@ -113,6 +137,42 @@ class Producer:
         self.bytes_held += len(line)
         if structural:
             self.structure.append((self.last, line))
+        if closes and not self._closing:
+            self._closing = self.last
+
+    def push_answer(self, line: bytes, *, structural: bool) -> None:
+        """Take a frame that answers inputs: those of the last ``receive_inputs``."""
+        self.push(line, structural=structural)
+        self._answered.append((self.last, self.inputs))
+
+    def receive_inputs(self, count: int) -> None:
+        """Receive that the stream's inputs were read: ``count`` are known now."""
+        self.inputs, self._held = count, False
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the producer has taken the end of the answer."""
+        return self._closing > 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the log has refused the end of the answer, because inputs wait."""
+        return self._held
+
+    def take_back_end(self) -> None:
+        """Drop the end of the answer that the log has refused, and everything after it: the stream goes on."""
+        assert self._held
+        kept = self._closing - 1
+        self._drop_after(kept)
+        self.status, self._closing, self._held = "", 0, False
+
+    def _drop_after(self, seq: int) -> None:
+        index = max(seq - self.base, 0)
+        self.bytes_held -= sum(map(len, self._frames[index : len(self._output)]))
+        for each in (self._frames, self._output, self._usages):
+            del each[index:]
+        self.structure = [(at, line) for at, line in self.structure if at <= seq]
+        self._answered = [(at, count) for at, count in self._answered if at <= seq]
 
     def finish(self, end: End) -> None:
         """Take the terminal; no frame may follow it."""
@@ -130,7 +190,7 @@ class Producer:
         An append has at least one frame, then as many as fit. If more than ``frames_max`` frames wait (after a loss),
         both limits are 8 times higher.
         """
-        if self.in_flight or self.stopped or self.acked == self.last:
+        if self.in_flight or self.stopped or self._held or self.acked == self.last:
             return None
         first = self.acked + 1
         base, last = self.base, self.last
@@ -144,6 +204,8 @@ class Producer:
             stop += 1
         whole = stop == last
         structure = b"".join(b"%d %b\n" % (seq, line) for seq, line in self.structure if first <= seq <= stop)
+        answered = [count for seq, count in self._answered if first <= seq <= stop]
+        closes = first <= self._closing <= stop and not self._firm
         self.in_flight = True
         self.sent = stop
         return Append(
@@ -155,11 +217,13 @@ class Producer:
             self.usage if whole and self.status else self.usage_at(stop),
             structure,
             self.status if whole else "",
+            self.inputs if closes else answered[-1] if answered else None,
+            closes,
         )
 
     def receive_reply(self, reply: AppendReply) -> Outcome:
         """Take the reply to the append; return what the caller has to do."""
-        self.in_flight = False
+        self.in_flight, self.told = False, reply.inputs
         if self.ended:  # a cancel was heard of before this reply
             return ""
         match reply.code:
@@ -170,15 +234,20 @@ class Producer:
                 if self.status and self.acked == self.last:
                     self.ended = True
                     return "ended"
-                return ""
+                return "inputs" if reply.inputs != self.inputs and not self.is_closed else ""
+            case AppendCode.INPUTS:
+                self._held = True
+                return "inputs"
             case AppendCode.GAP if reply.seq >= self.base:
+                self._firm = self._firm or self.is_closed
                 self.acked = min(reply.seq, self.last)
                 return ""
-            case AppendCode.CANCELLED:
-                self.receive_cancel(reply.seq)
+            case AppendCode.CANCELLED | AppendCode.STEERED:
+                self.receive_cancel(reply.seq, steered=reply.code is AppendCode.STEERED)
                 return "stop"
             case AppendCode.NOSTREAM if not self.base:
                 if self.created:
+                    self._firm = self._firm or self.is_closed
                     self.acked = 0
                     return "create"
                 # Its creation may still be on its way: a request and its stream travel side by side
@@ -192,19 +261,29 @@ class Producer:
     def receive_lost(self) -> None:
         """Let ``append_to_send`` repeat the append, because its reply was lost."""
         self.in_flight = False
+        self._firm = self._firm or 0 < self._closing <= self.sent
 
-    def receive_cancel(self, at: int) -> None:
-        """Drop the frames above seq ``at``, where the log cancelled the stream, and end the stream there.
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log has the end of the answer."""
+        return 0 < self._closing <= self.acked
+
+    def receive_cancel(self, at: int, *, steered: bool = False) -> None:
+        """Drop the frames above seq ``at``, where the log cancelled or steered the stream, and end the stream there.
 
         The kept frames and the terminal can repair a Redis failover that loses them.
         """
         if self.ended or self.stopped:
             return
         self.usage = self.usage_at(at)
-        del self._frames[max(at - self.base, 0) :]
-        self.structure = [(seq, line) for seq, line in self.structure if seq <= at]
-        self._frames.append(cancelled_end(self.usage))
-        self.status = "cancelled"
+        self._drop_after(at)
+        self._closing, self._held = 0, False
+        self.status = ""
+        *before, end = cut_frames(self.usage, steered=steered)
+        for line in before:
+            self.push(line, structural=True)
+        self._frames.append(end)
+        self.status = "incomplete" if steered else "cancelled"
         self.created = True
         self.acked = self.sent = self.last
         self.in_flight = False
@@ -220,19 +299,25 @@ class Producer:
             if self.base:
                 self.stopped = True
                 return "stop"
+            self._firm = self._firm or self.is_closed
             self.acked = 0
             self.ended = False
             return "create"
+        self.told = head.inputs
         if str(head.epoch) != self.epoch:
             self.stopped = True
             return "fenced"
-        if head.status == "cancelled" and not self.ended:
-            self.receive_cancel(head.cancelled_at)
+        if head.cancelled_at >= 0 and not self.ended:
+            self.receive_cancel(head.cancelled_at, steered=head.status == "incomplete")
             return "stop"
         if head.status == "live" and head.last < self.acked:  # a failover lost the tail
             if head.last < self.base:
                 self.stopped = True
                 return "stop"
+            self._firm = self._firm or self.is_closed
             self.acked = head.last
             self.ended = False
+            return ""
+        if head.status == "live" and head.inputs != self.inputs and not self.is_closed and not self.ended:
+            return "inputs"
         return ""

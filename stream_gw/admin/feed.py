@@ -31,6 +31,7 @@ from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import ReplicaInfo, SlotUse, TierQueue
 from stream_fabric.ports import Clock, Pools
 from stream_gw.admin.fleet_view import pool_record, replica_records
+from stream_gw.admin.load_history import LoadHistory
 from stream_gw.admin.records import Fleet, GatewayStats, Minutes, Replica, Snapshot, Source
 from stream_gw.admin.traces import Traces
 from stream_gw.admin.viewer import Viewer
@@ -123,6 +124,7 @@ class Ops:
         self._gateway = gateway
         self._local_stats = local_stats
         self._clock = clock
+        self._loads = LoadHistory()
         self._fleet = CachedQuery(self._read_fleet, self._now)
         self._history = CachedQuery(self._read_history, self._now)
         self.viewers: set[Viewer] = set()
@@ -156,6 +158,10 @@ class Ops:
             self._newest = None
             self._fleet.forget()
             self._history.forget()
+
+    def sample_loads(self) -> None:
+        """Keep the load of each replica, for viewers to come. Called every few seconds; costs no read of Redis."""
+        self._loads.sample(self._directory.by_pool, self._now())
 
     def drain(self) -> None:
         """Ask all viewers at once to reconnect to another gateway, because this one drains."""
@@ -232,7 +238,7 @@ class Ops:
             infos = {info.replica: info for info in live}
             replicas: list[Replica] = []
             for start in range(0, len(uses), _REPLICAS_PER_TURN):
-                replicas += replica_records(uses[start : start + _REPLICAS_PER_TURN], infos)
+                replicas += replica_records(uses[start : start + _REPLICAS_PER_TURN], infos, self._loads.of)
                 await asyncio.sleep(0)
             pools.append(pool_record(name, replicas, queues, plans.get(name), infos.values(), left))
             left -= len(pools[-1].replicas)

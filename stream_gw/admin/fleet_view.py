@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from stream_fabric.pool.placement import TIERS
@@ -17,7 +17,11 @@ _TTFT_BOUNDS_S = (0.0, *TTFT_BUCKETS_S, TTFT_BUCKETS_S[-1])
 """The last bucket has no upper bound: its values count as its lower one."""
 
 
-def replica_records(uses: Iterable[SlotUse], infos: Mapping[ReplicaId, ReplicaInfo]) -> Iterator[Replica]:
+def replica_records(
+    uses: Iterable[SlotUse],
+    infos: Mapping[ReplicaId, ReplicaInfo],
+    recent_load: Callable[[ReplicaId], tuple[int, ...]],
+) -> Iterator[Replica]:
     """Make the feed's records of a pool's replicas. The directory's ``infos`` may lack a replica."""
     for use in uses:
         info = infos.get(use.replica)
@@ -48,6 +52,7 @@ def replica_records(uses: Iterable[SlotUse], infos: Mapping[ReplicaId, ReplicaIn
             info.revision,
             info.simulated,
             info.blocked,
+            recent_load(use.replica),
         )
 
 

@@ -39,6 +39,8 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
     simulated: bool = False
     blocked: str = ""
     """Reason why it takes no requests although it is ready."""
+    recent_load: tuple[int, ...] = ()
+    """Sequences that ran or waited in the engine, in percent of its slots: one value every 10 s, the oldest first."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):

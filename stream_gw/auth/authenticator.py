@@ -9,7 +9,7 @@ import msgspec
 
 from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, StreamGwError, Unauthenticated, UserSuspended
-from stream_fabric.stream.ids import TenantId, UserId
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, is_stream_id
 from stream_gw.auth.keys import KeyStore
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 from stream_gw.auth.tokens import PREFIX, Claims, TokenSigner
@@ -24,6 +24,8 @@ class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
     user: str | None = None
     models: list[str] | None = None
+    stream: str | None = None
+    """The only stream that the token may read, and nothing else; ``scopes`` must be ``["read"]``."""
     expires_in_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": TOKEN_S_MAX})] = 3600
     """Seconds that the token is valid. Checked in ``mint``, with an error that names the field."""
 
@@ -78,14 +80,17 @@ class Authenticator:
             return KeyRevoked(
                 "the API key was revoked or has expired; the stream may be read with another key of the tenant"
             )
+        if who.stream is not None and who.expires_at is not None and who.expires_at <= now:
+            return Unauthenticated("the link to this stream has expired; ask for a new one")
         try:
             self.check_user(who.tenant, who.user)
         except UserSuspended as error:
             return error
         return None
 
-    def mint(self, owner: Principal, request: TokenRequest, now: float) -> tuple[str, int]:
-        """Sign a token with no more rights than its owner; return (token, expiry in unix seconds).
+    def mint(self, owner: Principal, request: TokenRequest, now: float, link: int = 0) -> tuple[str, int]:
+        """Sign a token with no more rights than its owner; return (token, expiry in unix seconds). ``link``: generation
+        of the links to its stream.
 
         Raises Forbidden or BadRequest.
         """
@@ -97,6 +102,7 @@ class Authenticator:
             )
         for scope in request.scopes:
             owner.require(scope)
+        _check_stream(request)
         models = request.models
         if owner.models is not None:
             models = sorted(owner.models if models is None else owner.models.intersection(models))
@@ -105,7 +111,8 @@ class Authenticator:
         if owner.user not in (None, user):
             raise Forbidden(f"this key belongs to user {owner.user!r}; leave user out or name that user")
         key, generation = (None, 0) if owner.key is None else (owner.key.id, owner.key.generation)
-        token = self._tokens.sign(Claims(owner.tenant, request.scopes, expires_at, user, models, key, generation))
+        claims = Claims(owner.tenant, request.scopes, expires_at, user, models, key, generation)
+        token = self._tokens.sign(msgspec.structs.replace(claims, stream=request.stream, link=link))
         if len(token) > _CREDENTIAL_CHARS_MAX:
             raise BadRequest(f"the token would be longer than {_CREDENTIAL_CHARS_MAX} characters; name fewer models")
         return token, expires_at
@@ -129,8 +136,20 @@ class Authenticator:
                 self.keys.allowed_models(tenant, None if claims.models is None else frozenset(claims.models)),
                 claims.exp,
                 use,
+                None if claims.stream is None else StreamId(claims.stream),
+                claims.link,
             )
         )
+
+
+def _check_stream(request: TokenRequest) -> None:
+    """Check the limit to one stream. Raises BadRequest."""
+    if request.stream is None:
+        return
+    if not is_stream_id(request.stream):
+        raise BadRequest(f"no stream id {request.stream[:64]!r}: it is resp_ and 32 hex digits", param="stream")
+    if request.scopes != ["read"]:
+        raise BadRequest('a token of one stream can only read it; send "scopes": ["read"]', param="scopes")
 
 
 def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -19,12 +19,20 @@ from stream_fabric.accounts.records import (
     Price,
     PricesRecord,
     Record,
+    Region,
     Scope,
     TenantRecord,
     TierName,
     contradiction,
 )
-from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
+from stream_fabric.limits import (
+    CONTENT_BYTES,
+    CONTENT_BYTES_MAX,
+    REPAIRS_MAX,
+    RESPONSE_DAYS_MAX,
+    RETENTION_S_MAX,
+    TRACE_RETENTION_DAYS_MAX,
+)
 from stream_gw.auth.peppered import SHA256_PREFIX
 from stream_gw.auth.principal import ALL_SCOPES
 
@@ -34,7 +42,7 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
     models: list[str] | None = None
     limits: Limits | None = None
-    regions: list[str] | None = None
+    regions: list[Region] | None = None
 
 
 class _Tenant(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,11 +65,13 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True):
     budgets: Budgets = NO_BUDGETS
     share: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     fallbacks: dict[str, tuple[str, ...]] = {}
-    regions: tuple[str, ...] | None = None
+    regions: tuple[Region, ...] | None = None
     retention_s: Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)] | None = None
     trace_retention_days: Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)] | None = None
     redact: bool = False
     moderation: Moderation = "off"
+    repairs: Annotated[int, msgspec.Meta(ge=0, le=REPAIRS_MAX)] = 1
+    response_days: Annotated[int, msgspec.Meta(ge=0, le=RESPONSE_DAYS_MAX)] | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,6 +109,8 @@ def read_keys_file(path: Path) -> list[Record]:
     trace_retention_days = 30
     redact = true             # remove secrets and personal data from stored prompts and completions
     moderation = "all"        # off, prompt or all
+    repairs = 2               # highest repair of a request; default 1, 0: none
+    # response_days = 30       # days that the database keeps responses (not with retention_s = 0)
 
     [price."llama-8b"]        # optional; "*": all other models; [tenant.price."…"]: one tenant's price
     prompt = 150000           # millionths of your currency per million tokens

@@ -21,6 +21,9 @@ from stream_fabric.accounts.records import Scope
 PREFIX = "cap_"
 _ALGORITHM = "HS256"
 _AUDIENCE = "stream-gw"
+_STREAM_AUDIENCE = "stream-gw/stream"
+"""Audience of tokens that are limited to one stream: a gateway of a release that does not know the limit refuses
+them."""
 _SECRET_BYTES_MIN = 16
 _VERIFIED_MAX = 1000
 """Verified tokens kept, so that a client's next request costs a look-up instead of 80 µs."""
@@ -39,6 +42,10 @@ class Claims(msgspec.Struct, frozen=True, omit_defaults=True):
     gen: int = 0
     """Generation of that key."""
     aud: str = _AUDIENCE
+    stream: str | None = None
+    """The only stream that the token may read; None: no such limit."""
+    link: int = 0
+    """Generation of that stream's links; a later one ends the token."""
 
 
 class _UnnamedKeyClaims(msgspec.Struct, array_like=True):
@@ -64,7 +71,7 @@ class TokenSigner:
         self._verified: dict[str, Claims] = {}
 
     def sign(self, claims: Claims) -> str:
-        payload = msgspec.to_builtins(claims) | {"aud": _AUDIENCE}
+        payload = msgspec.to_builtins(claims) | {"aud": _audience(claims)}
         key = self._keys[self._signing_id]
         return PREFIX + jwt.encode(payload, key, _ALGORITHM, headers={"kid": self._signing_id})
 
@@ -90,14 +97,15 @@ class TokenSigner:
         if key is None or _from_base64url(signed.rpartition(".")[2]) is None:
             return None
         # The caller compares ``exp`` with its own clock
-        claims = jwt.decode(
+        decoded = jwt.decode(
             signed,
             key,
             [_ALGORITHM],
             {"require": ["exp", "aud"], "verify_exp": False, "verify_iat": False, "verify_nbf": False},
-            audience=_AUDIENCE,
+            audience=(_AUDIENCE, _STREAM_AUDIENCE),
         )
-        return msgspec.convert(claims, Claims)
+        claims = msgspec.convert(decoded, Claims)
+        return claims if claims.aud == _audience(claims) else None
 
     def _decode_without_key_id(self, signed: str) -> Claims | None:
         """Decode a token of the release before key ids: ``<claims>.<HMAC of the claims>``."""
@@ -107,6 +115,10 @@ class TokenSigner:
             return None
         claims = msgspec.json.decode(_from_base64url(body) or b"", type=_UnnamedKeyClaims)
         return Claims(claims.tenant, claims.scopes, int(claims.expires_at), claims.user, claims.models)
+
+
+def _audience(claims: Claims) -> str:
+    return _AUDIENCE if claims.stream is None else _STREAM_AUDIENCE
 
 
 def _to_base64url(data: bytes) -> str:

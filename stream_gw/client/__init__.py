@@ -8,7 +8,7 @@
 
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
 from stream_gw.client.gateway import State, StreamGateway
-from stream_gw.client.items import Data, Gap, Item, Reset
+from stream_gw.client.items import Data, Gap, InputResult, Item, Reset
 from stream_gw.client.position import BEGINNING, Position
 from stream_gw.client.stream import Stream
 from stream_gw.client.wire import Ack
@@ -20,6 +20,7 @@ __all__ = [
     "Data",
     "Gap",
     "GatewayError",
+    "InputResult",
     "Item",
     "Position",
     "Reset",

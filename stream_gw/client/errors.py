@@ -25,9 +25,12 @@ class GatewayError(Exception):
         self.code = code
         self.message = message
         self.retriable = retriable
+        """True: the same call may succeed later."""
         self.retry_after_s = retry_after_s
+        """Seconds after which to try again, where the gateway told."""
         self.request_id = request_id
         self.close_code = close_code
+        """Close code of the WebSocket, where the connection was the fault."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

@@ -65,6 +65,8 @@ class StreamGateway:
         self.queue_items = queue_items
         self.queue_bytes = queue_bytes
         self.is_closed = False
+        self.messages_passed_over = 0
+        """Messages of types that this client does not know, because a newer gateway sent them."""
         self._urls = [socket_url(url) for url in given]
         self._url_index = 0
         self._token = token
@@ -137,8 +139,9 @@ class StreamGateway:
         self._request_number += 1
         return await self._request({"t": "cancel", "id": f"k{self._request_number}", "stream": stream_id})
 
-    async def input(self, stream_id: str, item: dict[str, Any], *, id: str | None = None) -> Ack:
-        """Add an input to a running stream. Retries do not add it twice."""
+    async def input(self, stream_id: str, item: str | dict[str, Any], *, id: str | None = None) -> Ack:
+        """Steer a running stream with a user's message: the answer is cut, and another one follows in the same stream.
+        Retries do not add it twice. ``terminal``: the answer had ended."""
         return await self._request({"t": "input", "id": id or str(uuid.uuid4()), "stream": stream_id, "item": item})
 
     def wake(self) -> None:

@@ -32,7 +32,19 @@ class Reset:
     seq: int
 
 
-Item: TypeAlias = Data | Gap | Reset
+@dataclass(frozen=True, slots=True)
+class InputResult:
+    """The input ``id`` was ``applied`` at ``seq``: the text after it is another answer, which takes the input into
+    account. Or it was ``refused``, for ``reason``."""
+
+    cursor: str
+    seq: int
+    id: str
+    result: str
+    reason: str = ""
+
+
+Item: TypeAlias = Data | Gap | Reset | InputResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Channel(Protocol):
 class LinkOwner(Protocol):
     """Receives what concerns the connection as a whole."""
 
+    messages_passed_over: int
+
     def next_channel(self) -> int:
         """Return a new channel number, so that a late message finds no channel."""
 
@@ -154,7 +156,9 @@ class Link:
     def _receive(self, text: bytes) -> None:
         message = decode(text)
         match message:
-            case None | Hi():
+            case None:
+                self._owner.messages_passed_over += 1
+            case Hi():
                 pass
             case Ping():
                 self.post({"t": "pong"})

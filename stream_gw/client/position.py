@@ -19,6 +19,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
+        """Read a cursor. Raises GatewayError ``cursor_invalid``."""
         match = _CURSOR.fullmatch(text)
         if match is None:
             raise GatewayError("cursor_invalid", f"{text[:64]!r} is not a cursor such as {BEGINNING}")
@@ -43,7 +44,7 @@ class Verdict(Enum):
 class Filter:
     """Position in one stream, and the earlier positions that a reset may go back to."""
 
-    __slots__ = ("_boundaries", "epoch", "tail")
+    __slots__ = ("_boundaries", "_input_seq", "epoch", "tail")
 
     BOUNDARIES_MAX = 1024
 
@@ -51,6 +52,7 @@ class Filter:
         self.tail = after
         self.epoch = after.epoch  # of the channel: the tail keeps the epoch under which it was applied
         self._boundaries = [after.seq]
+        self._input_seq = after.seq
 
     def receive_epoch(self, epoch: str) -> None:
         """Set the epoch of the frames that follow."""
@@ -74,6 +76,13 @@ class Filter:
         self.tail = Position(self.epoch, last)
         return Verdict.APPLY
 
+    def receive_input(self, seq: int) -> bool:
+        """Whether the result of the input at ``seq`` is new to the reader, who has the frames before it."""
+        if not self._input_seq < seq <= self.tail.seq:
+            return False
+        self._input_seq = seq
+        return True
+
     def delivered(self, seq: int) -> None:
         """Note that an item up to ``seq`` was handed to the reader: a later reset may go back to it."""
         self._boundaries.append(seq)
@@ -95,4 +104,5 @@ class Filter:
             self._boundaries = kept
             queued = None
         self.tail = Position(self.epoch, self._boundaries[-1] if queued is None else queued)
+        self._input_seq = min(self._input_seq, self.tail.seq)
         return told

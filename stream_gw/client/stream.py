@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, TypeAlias, assert_never
 
 from stream_gw.client.backoff import backoff_s
 from stream_gw.client.errors import ConnectionLost, GatewayError, StreamBroken
-from stream_gw.client.items import Create, Data, Gap, Item, Reset, text_of
+from stream_gw.client.items import Create, Data, Gap, InputResult, Item, Reset, text_of
 from stream_gw.client.link import Link
 from stream_gw.client.position import BEGINNING, Filter, Position, Verdict
-from stream_gw.client.wire import Ack, ChannelMessage, D, End, ErrorMessage, GapMessage, Ok, ResetMessage
+from stream_gw.client.queue import ItemQueue
+from stream_gw.client.wire import (
+    Ack,
+    ChannelMessage,
+    D,
+    End,
+    ErrorMessage,
+    GapMessage,
+    Ok,
+    ResetMessage,
+    SteeredMessage,
+)
 
 TERMINAL: Final = frozenset({"completed", "cancelled", "failed", "incomplete"})
 TRIES_WITHOUT_PROGRESS_MAX: Final = 8
@@ -44,38 +54,7 @@ class StreamOwner(Protocol):
 
     async def cancel(self, stream_id: str) -> Ack: ...
 
-
-class _ItemQueue:
-    """Items that the reader has not taken, counted in items and bytes."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[Item, int]] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def push(self, item: Item, size: int) -> None:
-        self._items.append((item, size))
-        self._bytes += size
-
-    def pop(self) -> Item:
-        item, size = self._items.popleft()
-        self._bytes -= size
-        return item
-
-    def drop_after(self, seq: int) -> int | None:
-        """Drop the items beyond ``seq``. Returns the last remaining item's seq; None: the queue is empty."""
-        while self._items and self._items[-1][0].seq > seq:
-            self._bytes -= self._items.pop()[1]
-        return self._items[-1][0].seq if self._items else None
-
-    def clear(self) -> None:
-        self._items.clear()
-        self._bytes = 0
-
-    def is_within(self, items: int, size: int) -> bool:
-        return len(self._items) <= items and self._bytes <= size
+    async def input(self, stream_id: str, item: str | dict[str, Any], *, id: str | None = None) -> Ack: ...
 
 
 def _gap(message: str) -> GatewayError:
@@ -83,9 +62,18 @@ def _gap(message: str) -> GatewayError:
     return GatewayError("protocol_error", message, retriable=True)
 
 
+def _opening(id: str | None, create: Create | None, tail: Position, mode: Mode) -> dict[str, Any]:
+    """Return the message that opens a channel: after the position ``tail``, or of a new stream."""
+    if id is not None:
+        # A snapshot is one chunk of all that came before; after a first part, ``coalesce`` joins the rest.
+        joined = "coalesce" if mode == "snapshot" and tail.seq else mode
+        return {"t": "sub", "stream": id, "after": str(tail), "mode": joined}
+    assert create is not None, "a stream has an id or makes one"
+    return {"t": "create", "body": create.body, "key": create.key, "mode": mode}
+
+
 class Stream:
-    """One stream. Iterate it once: the iteration ends when the stream completed or was cancelled (see ``status``),
-    and raises when it failed.
+    """One stream, with one reader. The iteration ends with the stream (see ``status``), and raises when it failed.
 
     As an async context manager, a block left before the end does what ``on_exit`` says: ``cancel`` stops the
     generation (the default of a create), ``detach`` only stops reading (the default of a subscribe).
@@ -106,7 +94,10 @@ class Stream:
         self.cursor = after
         """Cursor of the last item that the reader has taken."""
         self.status = "new"
+        """``new``, ``live``, ``detached`` (reading ended), ``completed``, ``incomplete``, ``cancelled``, ``failed``."""
         self.usage: dict[str, Any] | None = None
+        self.structured_output: list[dict[str, Any]] | None = None
+        """Checks of the choices against the JSON schema of the request; None: it asks for none."""
         self.error: GatewayError | None = None
         self.dialect = dialect
         self._gateway = gateway
@@ -114,15 +105,14 @@ class Stream:
         self._mode = mode
         self._on_exit = on_exit
         self._filter = Filter(Position.parse(after))
-        self._queue = _ItemQueue()
+        self._queue = ItemQueue()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._has_id = asyncio.Event()
-        self._paused = False
+        self._paused = self._asked = False  # asked: a create of ours may be known to a gateway
         self._muted = False  # the reader is gone, the stream is still being cancelled
         self._stops = 0  # cancels without an answer
         self._leaves = False  # closed; only they are waited for
-        self._asked = False  # a create of ours may be known to a gateway
         self._tries = 0
         self._timer: asyncio.TimerHandle | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
@@ -167,12 +157,12 @@ class Stream:
         return item
 
     async def text(self) -> AsyncIterator[str]:
-        """Yield the response's text as it arrives, for dialects openai.chat and openai.completions."""
+        """Yield the text of all answers as it arrives, for dialects openai.chat and openai.completions."""
         async for item in self:
-            if not isinstance(item, Data):
+            if isinstance(item, Gap | Reset):
                 kind = type(item).__name__.lower()
                 raise StreamBroken(f"stream_{kind}", f"the text that was read is void or incomplete: a {kind} came")
-            if text := text_of(item.chunks):
+            if isinstance(item, Data) and (text := text_of(item.chunks)):
                 yield text
 
     async def ready(self) -> str:
@@ -202,6 +192,10 @@ class Stream:
             self._stops -= 1
             if self._leaves and not self._stops:
                 self._finish("detached")
+
+    async def input(self, item: str | dict[str, Any], *, id: str | None = None) -> Ack:
+        """Steer the stream with a user's message; an ``InputResult`` item says where it was applied."""
+        return await self._gateway.input(await self.ready(), item, id=id)
 
     def close(self) -> None:
         """Stop reading. The generation goes on for as long as its ``on_disconnect`` says."""
@@ -237,15 +231,8 @@ class Stream:
             return
         self._link = link
         self._ch = link.claim(self)
-        if self.id is not None:
-            # A snapshot is one chunk of all that came before; after a first part, ``coalesce`` joins the rest.
-            tail = self._filter.tail
-            mode = "coalesce" if self._mode == "snapshot" and tail.seq else self._mode
-            message: dict[str, Any] = {"t": "sub", "stream": self.id, "after": str(tail), "mode": mode}
-        else:
-            assert self._create is not None, "a stream has an id or makes one"
-            self._asked = True
-            message = {"t": "create", "body": self._create.body, "key": self._create.key, "mode": self._mode}
+        self._asked = self._asked or self.id is None
+        message = _opening(self.id, self._create, self._filter.tail, self._mode)
         link.post(message | {"ch": self._ch, "dialect": self.dialect})
 
     def _detach(self, *, tell: bool) -> None:
@@ -295,6 +282,10 @@ class Stream:
                 self._receive_gap(message)
             case ResetMessage():
                 self._receive_reset(message)
+            case SteeredMessage():
+                if self._filter.receive_input(message.s):
+                    told = (message.s, message.id, message.result, message.reason)
+                    self._push(InputResult(str(self._filter.tail), *told), 0)
             case _:
                 assert_never(message)
 
@@ -318,11 +309,9 @@ class Stream:
         if self._filter.receive(message.s - 1, message.s) is Verdict.HOLE:
             self._retry(_gap(f"the stream ended at {message.s}; frames after {self._filter.tail.seq} are missing"))
             return
-        self.usage = message.usage
-        error = None
-        if message.status == "failed":
-            error = message.error.exception() if message.error else GatewayError("failed", "the stream failed")
-        self._finish(message.status, error)
+        self.usage, self.structured_output = message.usage, message.structured_output
+        error = message.error.exception() if message.error else GatewayError("failed", "the stream failed")
+        self._finish(message.status, error if message.status == "failed" else None)
 
     def _receive_gap(self, message: GapMessage) -> None:
         verdict = self._filter.receive_gap(message.first, message.last)

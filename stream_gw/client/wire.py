@@ -55,6 +55,7 @@ class End(msgspec.Struct, frozen=True, tag_field="t", tag="end"):
     status: str
     usage: dict[str, Any] | None = None
     error: ErrorBody | None = None
+    structured_output: list[dict[str, Any]] | None = None
 
 
 class GapMessage(msgspec.Struct, frozen=True, tag_field="t", tag="gap", rename={"first": "from", "last": "to"}):
@@ -69,8 +70,16 @@ class ResetMessage(msgspec.Struct, frozen=True, tag_field="t", tag="reset"):
     to: int
 
 
+class SteeredMessage(msgspec.Struct, frozen=True, tag_field="t", tag="steered"):
+    ch: int
+    s: int
+    id: str
+    result: str
+    reason: str = ""
+
+
 class Ack(msgspec.Struct, frozen=True, tag_field="t", tag="ack"):
-    """The answer to a cancel (accepted, already, pending, terminal) or an input (accepted, duplicate)."""
+    """The answer to a cancel (accepted, already, pending, terminal) or an input (accepted, duplicate, terminal)."""
 
     id: str
     result: str
@@ -93,10 +102,10 @@ class ErrorMessage(ErrorBody, frozen=True, tag_field="t", tag="error"):
     id: str | None = None
 
 
-ChannelMessage: TypeAlias = Ok | D | End | GapMessage | ResetMessage
+ChannelMessage: TypeAlias = Ok | D | End | GapMessage | ResetMessage | SteeredMessage
 ServerMessage: TypeAlias = ChannelMessage | Hi | Ack | Ping | ReconnectHint | ErrorMessage
 
-_TAGS = frozenset({"hi", "ok", "d", "end", "gap", "reset", "ack", "ping", "reconnect", "error"})
+_TAGS = frozenset({"hi", "ok", "d", "end", "gap", "reset", "steered", "ack", "ping", "reconnect", "error"})
 
 
 class _Tagged(msgspec.Struct):

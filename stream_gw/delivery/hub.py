@@ -141,6 +141,14 @@ class Hub:
             self.catch_up(sub)
         return sub
 
+    def streams_of(self, tenant: TenantId, user: str) -> list[StreamId]:
+        """Return the streams of a user that have readers here."""
+        return [
+            local.id
+            for local in self.local.values()
+            if local.tenant == tenant and any(sub.trace is not None and sub.trace.user == user for sub in local.subs)
+        ]
+
     def drop(self, local: LocalStream) -> None:
         """Remove a stream whose last reader here has left, and stop watching it."""
         if self.local.get(local.id.encode()) is local:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from stream_fabric.errors import StreamGwError, StreamLost
 from stream_fabric.events import ReadEnd
 from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.frames import End, Status, coalesce_from, decode, is_end
+from stream_fabric.stream.frames import End, Status, coalesce_from, decode, is_end, tokens_of
 from stream_fabric.stream.ids import StreamId, TenantId, partition_of
 from stream_fabric.stream.log import RECORD, UNIT, Page
 from stream_fabric.stream.reader import Gap, Need, Reader, Reset, Run, Step
 from stream_gw.delivery.outlet import HeldOutlet, Outlet
-from stream_gw.observe.trace import ReaderTrace, tokens_of
+from stream_gw.observe.trace import ReaderTrace
 
 if TYPE_CHECKING:
     from stream_gw.delivery.hub import Hub

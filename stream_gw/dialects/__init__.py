@@ -8,10 +8,19 @@ from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import ENCODER_SET, StreamFacts
 from stream_gw.dialects.openai_chat import ChatEncoder
 from stream_gw.dialects.openai_completions import CompletionsEncoder, MeasuringEncoder
+from stream_gw.dialects.responses.encoder import OpenResponsesEncoder, ResponsesEncoder
+from stream_gw.dialects.ui.encoder import UiEncoder
 from stream_gw.dialects.whole import WHOLE, path_of
 
 _FIRST: dict[str, type[Encoder]] = {"openai.chat": ChatEncoder, "openai.completions": CompletionsEncoder}
-ENCODERS: dict[int, dict[str, type[Encoder]]] = {1: _FIRST, 2: {**_FIRST, "anthropic.messages": MessagesEncoder}}
+_SECOND: dict[str, type[Encoder]] = {**_FIRST, "anthropic.messages": MessagesEncoder}
+_THIRD: dict[str, type[Encoder]] = {
+    **_SECOND,
+    "vercel.ui": UiEncoder,
+    "openai.responses": ResponsesEncoder,
+    "open.responses": OpenResponsesEncoder,
+}
+ENCODERS: dict[int, dict[str, type[Encoder]]] = {1: _FIRST, 2: _SECOND, 3: _THIRD, 4: _THIRD}
 """Encoders by set, then dialect. A stream is read with the set that it was begun with, as long as its log is kept.
 
 Whoever changes the bytes of an encoder adds a set with the new class, marks the dialect in ``facts``, and removes the
@@ -62,4 +71,12 @@ def _inexpressible(dialect: str, facts: StreamFacts) -> str | None:
         return f"it has {facts.n} choices, and a message has one"
     if dialect == "anthropic.messages" and facts.logprobs:
         return "messages have no logprobs"
+    if dialect == "vercel.ui" and facts.n != 1:
+        return f"it has {facts.n} choices, and a UI message has one"
+    if dialect == "vercel.ui" and facts.logprobs:
+        return "UI messages have no logprobs"
+    if dialect.endswith(".responses") and facts.n != 1:
+        return f"it has {facts.n} choices, and a response has one"
+    if dialect.endswith(".responses") and facts.kind != "chat" and facts.logprobs:
+        return "its logprobs are in the shape of text completions"
     return None

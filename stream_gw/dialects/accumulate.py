@@ -15,6 +15,7 @@ from stream_fabric.stream.frames import (
     Open,
     Usage,
     coalesce,
+    coalesce_from,
     decode,
     is_text,
     json_string,
@@ -22,8 +23,11 @@ from stream_fabric.stream.frames import (
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects import openai_chat, openai_completions
 from stream_gw.dialects.anthropic.encoder import MessagesEncoder
-from stream_gw.dialects.base import finish_of, tool_call_parts, usage_json
+from stream_gw.dialects.base import check_json, finish_of, tool_call_parts, usage_json
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.responses.whole import DIALECTS as RESPONSES
+from stream_gw.dialects.responses.whole import encoder_of
+from stream_gw.dialects.ui.encoder import UiEncoder
 
 _ENCODERS = {"chat": openai_chat.ChatEncoder, "completions": openai_completions.CompletionsEncoder}
 
@@ -73,6 +77,8 @@ class Accumulator:
         """Text buffer by the block's number in digits; None: the dialect cannot express the block."""
         self._blocks: dict[int, tuple[_Choice, str]] = {}
         self._usage = Usage()
+        self._inputs: list[dict[str, Any]] = []
+        """Results of inputs, each with the characters of text before it."""
         self.begun = False
         """True once a frame has produced a chunk."""
 
@@ -96,6 +102,11 @@ class Accumulator:
                 self._choice(frame.choice).finish = frame
             case Note("prompt"):
                 self.begun = True
+            case Note("input", body=body) if body is not None and self.facts.n == 1 and self._choice(0).finish is None:
+                self.begun = True
+                choice = self._choice(0)
+                at = choice.chars(choice.texts.get("text", bytearray()))
+                self._inputs.append(msgspec.json.decode(body, type=dict[str, Any]) | {"at": at})
             case End(_, usage):
                 self._usage = usage or self._usage
 
@@ -167,6 +178,7 @@ class Accumulator:
                 "created": self.facts.created,
                 "model": self.facts.model,
                 "choices": choices,
+                **({"inputs": self._inputs} if self._inputs else {}),
                 **extra,
             }
         )
@@ -231,16 +243,23 @@ def _add_finish_reason(document: dict[str, Any], choice: _Choice) -> dict[str, A
     document["finish_reason"] = reason
     if detail is not None:
         document["stop_reason"] = detail
+    if finish is not None and finish.check is not None:
+        document["structured_output"] = check_json(finish.check)
     return document
 
 
 def snapshot(facts: StreamFacts, lines: list[bytes], dialect: str | None = None) -> list[bytes]:
     """Return as few chunks as are equal to all chunks of ``lines``; empty when these produce none.
 
-    One in OpenAI's dialects. In Anthropic's, one event for each that begins or ends something, and one a text.
+    One in OpenAI's older dialects. In the others, one event for each that begins or ends something, and one a text.
     """
-    if (dialect or facts.own_dialect) == "anthropic.messages":
-        return MessagesEncoder(facts).chunks(coalesce(lines))
+    chosen = dialect or facts.own_dialect
+    if chosen in ("anthropic.messages", "vercel.ui"):
+        simple = MessagesEncoder(facts) if chosen == "anthropic.messages" else UiEncoder(facts)
+        return simple.chunks(coalesce(lines))
+    if chosen in RESPONSES:
+        encoder = encoder_of(facts, chosen)
+        return [chunk for seq, line in coalesce_from(1, lines) for chunk in encoder.chunks([line], seq)]
     accumulator = Accumulator(facts, chat=None if dialect is None else dialect == "openai.chat")
     for line in lines:
         accumulator.add(line)

@@ -14,6 +14,7 @@ import msgspec
 from stream_fabric.errors import StreamGwError
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
+    Check,
     ChoiceEnd,
     Delta,
     End,
@@ -27,6 +28,7 @@ from stream_fabric.stream.frames import (
     json_string,
 )
 from stream_fabric.stream.ids import derived_id
+from stream_fabric.stream.log import STEERED_REASON
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.facts import StreamFacts
 
@@ -34,7 +36,7 @@ _json = msgspec.json.Encoder().encode
 NO_LOGPROBS = b'"logprobs":null'
 """Follows the text in every chunk that may carry logprobs; searched from the right, because a text can contain it."""
 
-_BUDGET = msgspec.Raw(b'"budget"')
+_OWN_REASONS = {reason: msgspec.Raw(b'"%b"' % reason.encode()) for reason in ("budget", STEERED_REASON)}
 
 HEARTBEAT = b": hb\n"
 """A comment, which every client ignores."""
@@ -56,7 +58,10 @@ class Encoder:
     needs_history: ClassVar[bool] = False
     """Whether a reader that starts in the middle must ``observe`` every frame before; else structural ones suffice."""
 
-    __slots__ = ("_blocks", "_finished", "_head", "_opened", "_refusals", "_tail", "_tools", "facts")
+    headers: ClassVar[tuple[tuple[bytes, bytes], ...]] = ()
+    """Further headers of a response of events."""
+
+    __slots__ = ("_blocks", "_finished", "_head", "_opened", "_refusals", "_tail", "_tools", "checks", "facts")
 
     def __init__(self, facts: StreamFacts) -> None:
         self.facts = facts
@@ -69,6 +74,8 @@ class Encoder:
         self._finished: frozenset[int] = frozenset()
         """Choices that have their finish reason."""
         self._opened = False
+        self.checks: tuple[tuple[int, Check], ...] = ()
+        """Choices whose reply was checked against a schema, with the results."""
         self._head = b'{"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             _json(derived_id(self.id_prefix, facts.stream)),
             _json(self.object_name),
@@ -97,8 +104,15 @@ class Encoder:
         """Return the bytes that show a silent reader that the stream lives."""
         return HEARTBEAT
 
+    def opening(self) -> bytes:
+        """Return the events before the first frame, for a reader from the beginning."""
+        return b""
+
     def failure(self, error: StreamGwError, request_id: str, cursor: Cursor) -> bytes:
-        """Return the event that tells that this gateway cannot deliver the stream beyond the cursor."""
+        """Return the event that tells that this gateway cannot deliver the stream beyond the cursor.
+
+        Empty: the connection is cut instead.
+        """
         return b"data: %b\n\n" % error_body(error, request_id, stream_id=self.facts.stream, cursor=cursor)
 
     # --- out -----------------------------------------------------------------------------------------------
@@ -134,8 +148,8 @@ class Encoder:
             return b""
         return b"data: %b\nid: %d-%d\n\n" % (b"\n\ndata: ".join(bodies), epoch, seq)
 
-    def chunks(self, lines: list[bytes]) -> list[bytes]:
-        """Encode frames as JSON chunks, for a WebSocket."""
+    def chunks(self, lines: list[bytes], first: int = 0) -> list[bytes]:
+        """Encode frames as JSON chunks, for a WebSocket. ``first``: seq of the first one; 0: they follow each other."""
         if len(lines) == 1:
             return self.encode(lines[0])
         return [chunk for line in lines for chunk in self.encode(line)]
@@ -180,7 +194,10 @@ class Encoder:
                 return [b'%b"logprobs":%b%b' % (before, self.logprobs(logprobs, number), after)]
             case ChoiceEnd(choice=choice):
                 self._finished |= {choice}
+                self._take_check(frame)
                 return [*self._opening_chunks(), self._finish_chunk(frame)]
+            case Note("input", body=body) if body is not None and self.facts.n == 1 and not self._finished:
+                return [*self._opening_chunks(), self._input_chunk(body)]
             case Note(kind):
                 return self._opening_chunks() if kind == "prompt" else []
             case End():
@@ -188,9 +205,15 @@ class Encoder:
             case _:
                 return []
 
+    def _take_check(self, frame: ChoiceEnd) -> None:
+        if frame.check is not None:
+            self.checks = (*self.checks, (frame.choice, frame.check))
+
     def _finish_chunk(self, frame: ChoiceEnd) -> bytes:
         reason, detail = finish_of(frame)
         stop = b"" if detail is None else b',"stop_reason":' + bytes(detail)
+        if frame.check is not None:
+            stop += b',"structured_output":' + _json(check_json(frame.check))
         return b'%b{"index":%d,%b,%b,"finish_reason":%b%b}%b' % (
             self._head,
             frame.choice,
@@ -199,6 +222,16 @@ class Encoder:
             json_string(reason),
             stop,
             self._tail,
+        )
+
+    def _input_chunk(self, body: msgspec.Raw) -> bytes:
+        """Return a chunk without text that says what became of an input: the text after it is the next answer's."""
+        return b'%b{"index":0,%b,%b,"finish_reason":null}%b,"input":%b}' % (
+            self._head,
+            self.empty_delta,
+            NO_LOGPROBS,
+            self._tail[:-1],
+            bytes(body),
         )
 
     def _opening_chunks(self) -> list[bytes]:
@@ -235,11 +268,22 @@ def ends_cleanly(end: End, has_all_reasons: bool) -> bool:
 def finish_of(frame: ChoiceEnd) -> tuple[str, msgspec.Raw | None]:
     """Return a choice's finish reason in OpenAI's words, and its stop reason as JSON.
 
-    A budget's end is ``length``: some of OpenAI's clients fail at a reason that they do not know.
+    The end of a budget, or for a successor, is ``length``: some of OpenAI's clients fail at a reason that they do not
+    know.
     """
-    if frame.finish_reason == "budget":
-        return "length", _BUDGET
+    if frame.finish_reason in _OWN_REASONS:
+        return "length", _OWN_REASONS[frame.finish_reason]
     return frame.finish_reason, frame.detail
+
+
+def check_json(check: Check) -> dict[str, Any]:
+    """Return the result of a reply's check, as every dialect tells it. ``valid`` null: it could not be checked."""
+    body: dict[str, Any] = {"valid": None if check.result == "unchecked" else check.result == "valid"}
+    if check.repairs:
+        body["repairs"] = check.repairs
+    if check.reason:
+        body["error"] = {"path": check.path, "message": check.reason}
+    return body
 
 
 def tool_call_parts(frame: Open, facts: StreamFacts) -> tuple[str, str, dict[str, Any]] | None:

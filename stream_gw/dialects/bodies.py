@@ -1,6 +1,6 @@
 """Create bodies as types, for the reference of the API: the fields that the gateway itself reads.
 
-The parsers (``requests.py``, ``embeddings.py``, ``rerank.py``) read field by field, so that an error names its field.
+The parsers (``requests.py``, ``pooling/``) read field by field, so that an error names its field.
 These types say the same to readers and to generated clients; ``tests/dialects/test_bodies.py`` holds them to the
 parsers. Every other field goes to the engine, which accepts or refuses it.
 """
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from stream_fabric.limits import BATCH_MAX, CHOICES_MAX, MESSAGES_MAX, USER_CHARS_MAX
-from stream_gw.dialects.embeddings import DIMENSIONS_MAX
+from stream_fabric.limits import BATCH_MAX, CHOICES_MAX, MESSAGES_MAX, PROMPT_CHOICES_MAX, REPAIRS_MAX, USER_CHARS_MAX
+from stream_gw.dialects.pooling.embeddings import DIMENSIONS_MAX
 from stream_gw.dialects.requests import DEADLINE_S_MAX, MODEL_CHARS_MAX, STOPS_MAX
 
 _INT_MAX = 1 << 31
@@ -26,18 +26,37 @@ _Prompt = Annotated[
         extra_json_schema={
             "anyOf": [
                 {"type": "string"},
-                {**_TEXTS, "maxItems": 1},
+                {**_TEXTS, "maxItems": PROMPT_CHOICES_MAX},
                 {**_TOKENS, "items": {"type": "integer"}},
-                {**_TOKEN_LISTS, "items": {**_TOKENS, "items": {"type": "integer"}}, "maxItems": 1},
+                {**_TOKEN_LISTS, "items": {**_TOKENS, "items": {"type": "integer"}}, "maxItems": PROMPT_CHOICES_MAX},
             ]
         }
     ),
 ]
 _Input = Annotated[Any, Meta(extra_json_schema={"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
+_TEXT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "required": ["content"],
+            "properties": {"content": {"type": "array", "minItems": 1, "items": {"type": "object"}}},
+        },
+    ]
+}
+_Side = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": BATCH_MAX}]
+        }
+    ),
+]
 _SECONDS = r"(([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2})(\.[0-9]+)?|3600)"
 _OnDisconnect = Annotated[str, Meta(pattern=rf"^(continue|cancel_after={_SECONDS})$", examples=["cancel_after=30"])]
 Tier = Literal["priority", "interactive", "auto", "default", "standard", "flex", "batch", "free"]
 Tokens = Annotated[int, Meta(ge=1, le=_INT_MAX)]
+Repairs = Annotated[int, Meta(ge=0, le=REPAIRS_MAX)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _NotStreamed = Annotated[bool | None, Meta(extra_json_schema={"type": ["boolean", "null"], "enum": [False, None]})]
 
@@ -95,16 +114,26 @@ class Message(msgspec.Struct):
 
 
 class ChatBody(_Generation, kw_only=True):
-    """Body of `POST /v1/chat/completions` in OpenAI's format. Other fields go to the engine unchanged."""
+    """Body of `POST /v1/chat/completions` in OpenAI's format. Other fields go to the engine unchanged.
+
+    `conversation` (a string, or an object with `id`) counts as `session_id`. `prompt_cache_key` only chooses the
+    replica.
+    """
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    repair: Repairs | None = None
+    """Replies to make again, at most, while they do not fit the JSON schema of `response_format`. Only with one choice
+    that is not streamed; the plan may allow fewer."""
 
 
 class CompletionsBody(_Generation, kw_only=True):
     """Body of `POST /v1/completions` in OpenAI's format. Other fields go to the engine unchanged."""
 
     prompt: _Prompt
-    """A string, or a list of one string, of token ids, or of one list of token ids."""
+    """A string, or a list of strings, of token ids, or of lists of token ids. Choice `i` of prompt `p` has the index
+    `p * n + i`; all prompts have at most 128 choices together."""
+    best_of: int | None = None
+    """Must be absent or equal to `n`: the platform does not choose between choices."""
 
 
 class EmbeddingsBody(Common, kw_only=True):
@@ -114,6 +143,41 @@ class EmbeddingsBody(Common, kw_only=True):
     """A string, or a list of strings, of token ids, or of lists of token ids."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
+    stream: _NotStreamed = None
+    """The answer is one document; `true` is refused."""
+
+
+class ClassifyBody(Common, kw_only=True):
+    """Body of `POST /v1/classify` in vLLM's format. Other fields go to the engine unchanged."""
+
+    input: _Input | None = None
+    """A string, or a list of strings, of token ids, or of lists of token ids. Required without `messages`."""
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
+    """One chat, which the model's template joins to one input; instead of `input`."""
+    stream: _NotStreamed = None
+    """The answer is one document; `true` is refused."""
+
+
+class ScoreBody(Common, kw_only=True):
+    """Body of `POST /v1/score` in vLLM's format. Other fields go to the engine unchanged.
+
+    Both sides are required: `queries` and `documents`, or `queries` and `items`, `data_1` and `data_2`, `text_1` and
+    `text_2`. One text on the left is scored with each on the right; else text by text.
+    """
+
+    queries: _Side | None = None
+    """A text, or a list of texts. A text may be an object with `content` in parts, for models that see images."""
+    documents: _Side | None = None
+    items: _Side | None = None
+    """Another name of `documents`."""
+    data_1: _Side | None = None
+    data_2: _Side | None = None
+    text_1: _Side | None = None
+    text_2: _Side | None = None
+    max_tokens_per_query: Annotated[int, Meta(ge=0, le=_INT_MAX)] | None = None
+    """Longer texts on the left are cut to this length; 0: they are not cut."""
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_INT_MAX)] | None = None
+    """Longer texts on the right are cut to this length; 0: they are not cut."""
     stream: _NotStreamed = None
     """The answer is one document; `true` is refused."""
 

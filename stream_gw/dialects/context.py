@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,7 @@ class _Message(msgspec.Struct):
 
 _body_decoder = msgspec.json.Decoder(_Body)
 _message_decoder = msgspec.json.Decoder(_Message)
-_prompt_decoder = msgspec.json.Decoder(str | list[str | int | list[int]])
+_prompt_decoder: msgspec.json.Decoder[str | list[Any]] = msgspec.json.Decoder(str | list[str | int | list[int]])
 
 
 def check_context(request: CreateRequest, context: int) -> None:
@@ -81,12 +82,14 @@ def check_context(request: CreateRequest, context: int) -> None:
 def prompt_tokens_least(request: CreateRequest) -> tuple[int, bool]:
     """Return the least number of tokens that the prompt can have, and whether it is exact."""
     if request.kind == "chat":
-        return sum(map(_least_tokens, _texts(request))), False
+        return sum(map(least_tokens, _texts(request))), False
     prompt = _prompt_decoder.decode(request.prompt[0])
-    (first, *_) = parts = prompt if isinstance(prompt, list) else [prompt]
-    if isinstance(first, str):
-        return _least_tokens(first), False
-    return len(parts) if isinstance(first, int) else len(first), True
+    parts = prompt if isinstance(prompt, list) else [prompt]
+    if isinstance(parts[0], int):
+        return len(parts), True
+    # The longest of several prompts counts: the engine computes each by itself
+    sizes = (least_tokens(part) if isinstance(part, str) else len(part) for part in parts)
+    return max(sizes), isinstance(parts[0], list)
 
 
 def _texts(request: CreateRequest) -> Iterator[str]:
@@ -108,7 +111,7 @@ def _texts(request: CreateRequest) -> Iterator[str]:
         yield from texts
 
 
-def _least_tokens(text: str) -> int:
+def least_tokens(text: str) -> int:
     """Return the least number of tokens of a text.
 
     Tokenizers split at spaces first, so no token has letters of two words; and no token is longer than a known length.

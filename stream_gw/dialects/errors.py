@@ -12,7 +12,7 @@ from stream_fabric.stream.ids import StreamId
 
 
 def error_body(
-    error: StreamGwError, request_id: str, *, stream_id: StreamId | None = None, cursor: Cursor | None = None
+    error: StreamGwError, request_id: str | None, *, stream_id: StreamId | None = None, cursor: Cursor | None = None
 ) -> bytes:
     """Encode the error object as JSON. Within a stream it has the stream's id and the cursor to continue from."""
     body: dict[str, Any] = {

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+from stream_fabric.stream.frames import MaybeRaw
 from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects.requests import CreateRequest, Kind
 
-ENCODER_SET = 2
+ENCODER_SET = 4
 """Newest set of encoders (``stream_gw.dialects.ENCODERS``)."""
-_CHANGED_IN = {"anthropic.messages": 2}
+_CHANGED_IN = {"anthropic.messages": 2, "vercel.ui": 3, "openai.responses": 3, "open.responses": 3}
 """The set in which a dialect's encoder came or last changed its bytes; 1 for all others. A stream is marked with its
 dialect's, so that gateways of the release before go on reading what they can."""
+_WITH_COMPACTION = 4
+"""The set from which on encoders know answers that begin with a compaction."""
 
 
 class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +32,12 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: bool = False
     dialect: str = ""
     """Dialect of the request; empty: OpenAI's of the kind."""
+    message_id: str = ""
+    """Id of the client's message that the answer continues; empty: derived from the stream's."""
+    settings: MaybeRaw = None
+    """Settings that the dialect repeats in its answers, as a JSON object."""
+    compaction: str = ""
+    """Sealed content of the compaction that the answer begins with; empty: it begins with none."""
 
     @property
     def own_dialect(self) -> str:
@@ -45,7 +54,10 @@ class StreamFacts(msgspec.Struct, frozen=True, omit_defaults=True):
             request.kind,
             request.n,
             request.include_usage,
-            _CHANGED_IN.get(request.dialect, 1),
+            _WITH_COMPACTION if request.compaction else _CHANGED_IN.get(request.dialect, 1),
             logprobs=request.logprobs,
             dialect=request.dialect,
+            message_id=request.message_id,
+            settings=request.settings,
+            compaction=request.compaction,
         )

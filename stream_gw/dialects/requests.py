@@ -10,15 +10,24 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
-from stream_fabric.limits import CHOICES_MAX, JSON_CONTAINERS_MAX, JSON_DEPTH_MAX, MESSAGES_MAX, USER_CHARS_MAX
+from stream_fabric.limits import (
+    CHOICES_MAX,
+    JSON_CONTAINERS_MAX,
+    JSON_DEPTH_MAX,
+    MESSAGES_MAX,
+    PROMPT_CHOICES_MAX,
+    REPAIRS_MAX,
+    USER_CHARS_MAX,
+)
 from stream_gw.dialects.prompt import chat_prompt
+from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
 Generated = Literal["chat", "completions"]
-Kind = Literal[Generated, "embeddings", "rerank", "tokenize"]
+Kind = Literal[Generated, "embeddings", "rerank", "classify", "score", "tokenize"]
 
 OWN_FIELDS = (
     "session_id", "background", "on_disconnect", "stream", "stream_options", "service_tier", "deadline_s", "cache_salt",
-    "fallback",
+    "fallback", "repair",
 )  # fmt: skip
 TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1, "flex": 2, "batch": 2,
          "free": 3}  # fmt: skip
@@ -27,12 +36,15 @@ DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _INTEGERS = (
-    "n", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions", "top_n",
+    "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions",
+    "top_n", "max_tokens_per_query", "max_tokens_per_doc",
 )  # fmt: skip
 _EXACT_MAX = 1 << 53
 """Integers that a JSON number with a fraction has exactly are below this."""
 STOPS_MAX = 16
 _FIELDS_MAX = 1000
+_SCHEMAS = ("response_format", "structured_outputs", "guided_json")
+"""Fields that ask for a reply of a form."""
 MODEL_CHARS_MAX = 256
 GRACE_S_MAX = 3600.0
 
@@ -44,6 +56,7 @@ class CreateRequest(msgspec.Struct, frozen=True):
     model: str
     stream: bool
     n: int
+    """Number of choices of the answer: the body's ``n`` for each prompt."""
     include_usage: bool
     logprobs: bool
     user: str | None
@@ -65,15 +78,30 @@ class CreateRequest(msgspec.Struct, frozen=True):
     """The parts that determine the KV prefix, in one form for all dialects: tools and each message, or the prompt."""
     cache_salt: str | None = None
     """The client's salt of the KV cache: requests of different salts share none. The engine gets a hash of it."""
+    cache_key: str | None = None
+    """OpenAI's ``prompt_cache_key``: requests with the same one go to the same replica, but are no session."""
+    repairs: int = 0
+    """Further replies to make while they do not fit the JSON schema; the tenant's plan may allow fewer."""
     input_bytes: int = 0
     """Bytes of other input, which shares no KV prefix with another request."""
     dialect: str = ""
     """Dialect of the request; empty: OpenAI's of the kind."""
+    message_id: str = ""
+    """Id of the client's message that the answer continues; empty: the answer begins a message."""
+    settings: msgspec.Raw | None = None
+    """Settings that the dialect repeats in its answers."""
+    compaction: str = ""
+    """Sealed content of the compaction that the answer begins with; empty: it begins with none."""
 
     @property
     def own_dialect(self) -> str:
         """Dialect of the request and, without another wish, of its answer."""
         return self.dialect or f"openai.{self.kind}"
+
+    @property
+    def affinity(self) -> str | None:
+        """Name under which requests go to the replica that holds their KV cache; None: they have none in common."""
+        return self.session_id or self.cache_key
 
     @property
     def prompt_bytes(self) -> int:
@@ -106,7 +134,9 @@ def check_depth(body: bytes) -> None:
     # Without escapes every quote begins or ends a string, so every second piece between quotes is outside of strings.
     # Each step is linear in time and memory for any body. A body that is not JSON fails later, in the parser.
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    steps = b"".join(unescaped.translate(None, _NO_STRUCTURE).split(b'"')[::2]).translate(_STEPS)
+    # Two quotes with no bracket between them change nothing. Of what is left, every second piece has a bracket.
+    bare = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    steps = b"".join(bare.split(b'"', 4 * JSON_CONTAINERS_MAX + 2)[::2]).translate(_STEPS)
     if len(steps) > 2 * JSON_CONTAINERS_MAX:
         raise TooDeep(f"the JSON has more than {JSON_CONTAINERS_MAX} arrays and objects, the limit")
     if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
@@ -117,22 +147,46 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
     """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
     fields = read_fields(body)
     request = read_common(fields, kind)
+    n = bounded(fields, "n", 1, CHOICES_MAX) or 1
     if kind == "chat":
         messages = field(fields, "messages", list[_Message], required=True)
         if not messages:
             raise BadRequest("messages must have at least one message", param="messages")
     else:
-        _check_prompt(field(fields, "prompt", str | list[str | int | list[int]], required=True))
+        _check_best_of(fields, n)
+        n *= _check_prompts(field(fields, "prompt", str | list[str | int | list[int]], required=True), n)
     _check_sampling(fields)
     options = field(fields, "stream_options", _StreamOptions | None)
     return msgspec.structs.replace(
         request,
-        n=bounded(fields, "n", 1, CHOICES_MAX) or 1,
+        n=n,
         include_usage=bool(options and options.include_usage),
         logprobs=bytes(fields.get("logprobs", b"null")) not in (b"null", b"false"),
         max_tokens=field(fields, "max_completion_tokens", int | None) or field(fields, "max_tokens", int | None),
         prompt=_prompt(fields, kind),
+        repairs=read_repairs(fields, request, n),
     )
+
+
+def read_repairs(fields: dict[str, msgspec.Raw], request: CreateRequest, n: int = 1) -> int:
+    """Read ``repair`` of a body in OpenAI's format. Raises BadRequest, or Unsupported where nothing can be repaired."""
+    repairs = bounded(fields, "repair", 0, REPAIRS_MAX) or 0
+    if not repairs:
+        return 0
+    if request.stream:
+        why = "a streamed reply cannot be taken back; send stream false"
+    elif request.kind != "chat" or n != 1:
+        why = "only a chat with one choice is repaired"
+    elif not any(_asks_for_json(fields.get(name)) for name in _SCHEMAS):
+        why = "the request asks for no JSON; send response_format"
+    else:
+        return repairs
+    raise Unsupported(f"repair is not possible for this request: {why}", param="repair")
+
+
+def _asks_for_json(raw: msgspec.Raw | None) -> bool:
+    value = None if raw is None else msgspec.json.decode(raw)
+    return bool(value) and not (isinstance(value, dict) and value.get("type") == "text")
 
 
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
@@ -142,6 +196,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
     session = field(fields, "session_id", str | None)
+    session = conversation_of(fields) if session is None else session
     user = field(fields, "user", str | None)
     for name, value, least in (("session_id", session, 1), ("user", user, 0)):
         if value is not None and not least <= len(value) <= USER_CHARS_MAX:
@@ -165,6 +220,7 @@ def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
         logprobs=False,
         user=user or None,
         session_id=session,
+        cache_key=cache_key_of(fields),
         background=field(fields, "background", bool | None) or False,
         on_disconnect_s=_parse_on_disconnect(field(fields, "on_disconnect", str | None)),
         body=_engine_body(fields),
@@ -217,18 +273,37 @@ def _check_message_count(fields: dict[str, msgspec.Raw]) -> None:
         raise BadRequest(f"messages holds {count} messages; the limit is {MESSAGES_MAX}", param="messages")
 
 
-def _check_prompt(prompt: str | list[Any]) -> None:
+def _check_prompts(prompt: str | list[Any], n: int) -> int:
+    """Return the number of prompts, each with ``n`` choices. Raises BadRequest."""
     if isinstance(prompt, str):
-        return
+        return 1
     kinds = {type(part) for part in prompt}
     if len(kinds) != 1 or [] in prompt:
         raise BadRequest(
-            "prompt must be a string, or a list of one string, of token ids or of one list of token ids; got "
+            "prompt must be a string, or a list of strings, of token ids or of lists of token ids; got "
             + (f"a list of {', '.join(sorted(kind.__name__ for kind in kinds))}" if prompt else "an empty list"),
             param="prompt",
         )
-    if kinds != {int} and len(prompt) > 1:
-        raise Unsupported(f"prompt must be one prompt, got {len(prompt)}; send one request per prompt", param="prompt")
+    if kinds == {int}:
+        return 1
+    if len(prompt) * n > PROMPT_CHOICES_MAX:
+        raise BadRequest(
+            f"prompt holds {len(prompt)} prompts with {n} choices each; the limit is {PROMPT_CHOICES_MAX} choices in "
+            "all, so send several requests",
+            param="prompt",
+        )
+    return len(prompt)
+
+
+def _check_best_of(fields: dict[str, msgspec.Raw], n: int) -> None:
+    """Refuse ``best_of`` unless it changes nothing. Raises Unsupported."""
+    best_of = field(fields, "best_of", int | None)
+    if best_of not in (None, n):
+        raise Unsupported(
+            f"best_of must be absent or equal to n, which is {n}; got {_shortened(str(best_of))}. Ask for that many "
+            "choices with n and logprobs, and choose the best yourself",
+            param="best_of",
+        )
 
 
 def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:

@@ -1,16 +1,21 @@
-"""Responses that are one JSON document of the engine, passed on unchanged: embeddings, rerank and counts of tokens."""
+"""Responses that are one JSON document of the engine, passed on unchanged: of pooling models, and counts of tokens."""
 
 from __future__ import annotations
 
 import msgspec
+from msgspec import Raw
 
 from stream_fabric.errors import EngineFailed, StreamTooLarge, Unsupported
 from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_fabric.stream.frames import Open, decode, is_text, text_parts
-from stream_gw.dialects.requests import CreateRequest, Kind
+from stream_gw.dialects.requests import CreateRequest, Kind, read_common
 
-WHOLE: tuple[Kind, ...] = ("embeddings", "rerank", "tokenize")
+WHOLE: tuple[Kind, ...] = ("embeddings", "rerank", "classify", "score", "tokenize")
 
+_COUNTED = (
+    "model", "messages", "tools", "user", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+"""Fields of a chat's body that a count of tokens depends on, and the user for whom it is made."""
 _PATHS = {"tokenize": "/v1/messages/count_tokens"}
 
 
@@ -26,6 +31,12 @@ def whole_request(request: CreateRequest, input_bytes: int) -> CreateRequest:
             f"stream must be false: the response to {path_of(request.kind)} is not streamed", param="stream"
         )
     return msgspec.structs.replace(request, max_tokens=1, input_bytes=input_bytes)
+
+
+def count_request(fields: dict[str, Raw]) -> CreateRequest:
+    """Return the request that counts the tokens of a chat's prompt. ``fields``: of the chat's body."""
+    kept = {name: raw for name, raw in fields.items() if name in _COUNTED}
+    return whole_request(read_common(kept, "tokenize"), 0)
 
 
 class Document:

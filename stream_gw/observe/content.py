@@ -24,7 +24,10 @@ from stream_gw.observe.trace import ReaderOutcome
 
 log = logging.getLogger(__name__)
 
-_PROMPT_FIELDS = ("messages", "prompt", "input", "query", "documents", "tools")
+_PROMPT_FIELDS = (
+    "messages", "prompt", "input", "query", "documents", "tools",
+    "queries", "items", "data_1", "data_2", "text_1", "text_2",
+)  # fmt: skip
 
 
 class Redacts(Protocol):

@@ -29,11 +29,16 @@ class Metrics:
         self.exposition = make = MetricsRegistry("gateway")
         self.requests = make.counter(listed.REQUESTS)
         self.cancels = make.counter(listed.CANCELS)
+        self._inputs = make.counter(listed.INPUTS)
+        for result in ("accepted", "duplicate", "terminal"):  # others are codes of errors
+            self._inputs.labels(result)
         self.resumes = make.counter(listed.RESUMES)
         self.stalled = make.counter(listed.STALLED)
         self.open_streams = make.gauge(listed.OPEN_STREAMS)
         self.open_sockets = make.gauge(listed.OPEN_SOCKETS)
         self.lagging = make.gauge(listed.LAGGING)
+        self._frames_passed_over = make.counter(listed.FRAMES_PASSED_OVER)
+        self._passed_over = 0
         self.records_skipped = make.counter(listed.RECORDS_SKIPPED)
         self.spans_sent = make.counter(listed.SPANS_SENT)
         self.spans_dropped = make.counter(listed.SPANS_DROPPED)
@@ -41,6 +46,7 @@ class Metrics:
         self._ttft = make.histogram(listed.TTFT)
         self._ttft_error = make.histogram(listed.TTFT_ERROR)
         self._reads = make.counter(listed.READS)
+        self._reads_by_dialect = make.counter(listed.READS_BY_DIALECT)
         self._tokens = make.counter(listed.TOKENS_STREAMED)
         self._rejections = make.counter(listed.SHEDS)
         self.limits_failed_open = make.counter(listed.LIMITS_FAILED_OPEN)
@@ -50,12 +56,24 @@ class Metrics:
         self._pool_overflows = make.counter(listed.POOL_SHIFTS)
         self._batch_hosted = make.counter(listed.BATCH_HOSTED)
         self._fallbacks = make.counter(listed.FALLBACKS)
+        self._responses_stored = make.counter(listed.RESPONSES_STORED)
+        self._responses_unsaved = make.gauge(listed.RESPONSES_UNSAVED)
+        for outcome in ("saved", "deferred", "too_large", "no_stream", "unreadable"):
+            self._responses_stored.labels(outcome)
         for layer in ("gateway", *_LAYERS.values()):
             self._rejections.labels(layer)
         for kind in BUDGET_EVENT_KINDS:
             self._budget_events.labels(*kind)
         self.moderation = ModerationMetrics(make, "prompt")
         self._pools = CappedLabels()
+
+    def receive_stored(self, outcome: str) -> None:
+        """Count what became of a stored response."""
+        self._responses_stored.labels(outcome).inc()
+
+    def receive_unsaved(self, count: int) -> None:
+        """Take the number of responses that wait for the database."""
+        self._responses_unsaved.set(count)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -65,9 +83,18 @@ class Metrics:
         """Count a record in Redis that could not be decoded."""
         self.records_skipped.labels(kind).inc()
 
+    def receive_passed_over(self, total: int) -> None:
+        """Take the total of frames of unknown kinds that this process has passed over."""
+        self._frames_passed_over.inc(total - self._passed_over)
+        self._passed_over = total
+
     def receive_limited(self, subject: str, kind: str) -> None:
         """Count a request that a limit or a budget of its tenant's plan refused."""
         self._limited.labels(subject, kind).inc()
+
+    def receive_input(self, result: str) -> None:
+        """Count an input of a running stream."""
+        self._inputs.labels(result).inc()
 
     def receive_budget_event(self, what: str, budget: str) -> None:
         """Count a budget of a tenant that has crossed a mark."""
@@ -77,6 +104,7 @@ class Metrics:
         """Count a reader that has ended, sampled or not."""
         pool = self._pools(outcome.pool)
         self._reads.labels(pool, outcome.role, outcome.ended, fault(outcome)).inc()
+        self._reads_by_dialect.labels(outcome.dialect or "none", fault(outcome)).inc()
         if outcome.tokens:
             self._tokens.labels(pool).inc(outcome.tokens)
         if layer := rejection_layer(outcome):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stream_fabric.events import Phases, Timing
+from stream_gw.observe.steered import Steered
 
 
 class Timestamps(NamedTuple):
@@ -34,6 +35,8 @@ class Timestamps(NamedTuple):
     """Time without any reader before this one, in microseconds."""
     paused_us: int = 0
     """Time between earlier producers' last frames and their successors' first, after the first token."""
+    steered: Steered | None = None
+    """Waits after inputs of the client; None: there were none."""
 
 
 def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
@@ -52,7 +55,7 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     else:
         parts = _without_timing(at, end, queued=queued)
     # While the reader was stalled, it did not wait for tokens
-    for name in ("decode_us", "fabric_us"):
+    for name in ("decode_us", "check_us", "steer_us", "fabric_us"):
         overlap_us = min(parts.get(name, 0), stalled_before_us)
         parts[name] = parts.get(name, 0) - overlap_us
         stalled_before_us -= overlap_us
@@ -64,7 +67,8 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
 def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
     """Phases of a stream that the producer's timing describes."""
     queued_us = timing.handed_us - timing.waited_us
-    finished = timing.taken_us + timing.queue_us + timing.prefill_us + timing.decode_us
+    computed_us = timing.queue_us + timing.prefill_us + timing.decode_us + timing.check_us + timing.steer_us
+    finished = timing.taken_us + computed_us
     parts = {
         "gateway_us": at.placing - at.received,
         "pool_queue_us": timing.waited_us,
@@ -72,12 +76,16 @@ def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
         "prefill_us": timing.prefill_us,
         "fabric_us": max(timing.taken_us - timing.handed_us, 0) + max(at.arrived - finished, 0),
         "decode_us": timing.decode_us,
+        "check_us": timing.check_us,
+        "steer_us": timing.steer_us,
     }
     if at.broke:  # only this gateway knows how long the first producers worked
         began = at.first or at.broke
+        early_us, late_us = _steered(at)
         parts["admission_us"] = max(at.placed - at.placing, 0)
-        parts["prefill_us"] += max(began - at.placed, 0)
-        parts["decode_us"] += max(at.broke - began - at.paused_us, 0)
+        parts["prefill_us"] += max(began - at.placed - early_us, 0)
+        parts["decode_us"] += max(at.broke - began - at.paused_us - late_us, 0)
+        parts["steer_us"] += early_us + late_us
         parts["recovery_us"] = max(queued_us - at.broke, 0) + at.paused_us
     else:
         parts["admission_us"] = max(queued_us - at.placing, 0)
@@ -91,11 +99,13 @@ def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]
     started = at.started or end
     first = at.first or end
     waited = {"pool_queue_us" if queued else "fabric_us": max(started - at.placed, 0)}
-    decode_us = max(end - first, 0)
+    early_us, late_us = _steered(at)
+    decode_us = max(end - first, 0) - late_us
     parts = {
         "gateway_us": at.placing - at.received,
         "admission_us": at.placed - at.placing,
-        "prefill_us": max(first - max(started, at.placed), 0),
+        "prefill_us": max(first - max(started, at.placed) - early_us, 0),
+        "steer_us": early_us + late_us,
     }
     if at.broke and at.broke < end:
         lost_us = end - max(at.broke, first) + at.paused_us
@@ -107,7 +117,17 @@ def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]
 def _followed(at: Timestamps, end: int) -> dict[str, int]:
     """Phases of a follower: existing frames arrive at once, the others as they are produced."""
     placed = at.placed or at.done
+    steer_us = 0 if at.steered is None else at.steered.early_us + at.steered.late_us
     return {
         "gateway_us": placed - at.received,
-        "decode_us": max(end - placed, 0),
+        "decode_us": max(end - placed - steer_us, 0),
+        "steer_us": steer_us,
     }
+
+
+def _steered(at: Timestamps) -> tuple[int, int]:
+    """Return the waits after inputs before the first token and after it; if a producer died, those until then."""
+    seen = at.steered
+    if seen is None:
+        return 0, 0
+    return (seen.broke_early_us, seen.broke_late_us) if at.broke else (seen.early_us, seen.late_us)

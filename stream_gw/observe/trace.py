@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,6 @@ import msgspec
 
 from stream_fabric.errors import Draining, StreamGwError
 from stream_fabric.events import (
-    SCORES_MAX,
     CandidateScore,
     Phases,
     Prices,
@@ -24,46 +23,34 @@ from stream_fabric.events import (
     sampled,
 )
 from stream_fabric.pool.overload import BatchHosted, Fallback, Overflow
-from stream_fabric.pool.placement import TIERS, Placed, Queued, Scored
+from stream_fabric.pool.placement import TIERS, Placed, Queued
 from stream_fabric.pool.records import Loaded
 from stream_fabric.ports import Clock, EventSink
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
+    INPUT_PREFIX,
     STARTED_PREFIX,
+    Check,
     ChoiceEnd,
-    Delta,
     End,
     ErrorInfo,
     Note,
     decode,
-    is_text,
-    text_parts,
+    schema_mismatch,
+    worse_check,
 )
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.observe.scores import encoded_scores
+from stream_gw.observe.steered import Steered
 from stream_gw.observe.timeline import Timestamps, phases
 
-_QUOTE = 0x22
 _FINISH_PREFIX = b'{"k":"choice-end"'
-_DELTA_PREFIX = b'{"k":"delta"'
+_OPEN_PREFIX = b'{"k":"open"'
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _STARTED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Transport = Literal["sse", "ws", "whole"]
-
-
-def tokens_of(lines: Sequence[bytes]) -> int:
-    """Return the number of output tokens in frames."""
-    count = 0
-    for line in lines:
-        if is_text(line):
-            # The hot frame is a one-digit block and a text of one token
-            count += 1 if line[1] == _QUOTE else text_parts(line)[1]
-        elif line.startswith(_DELTA_PREFIX):
-            frame = decode(line)
-            assert isinstance(frame, Delta)
-            count += frame.tokens
-    return count
 
 
 class ReaderOutcome(NamedTuple):
@@ -91,6 +78,8 @@ class ReaderOutcome(NamedTuple):
     """Replica that the request was placed on."""
     ttft_error_us: int | None = None
     """Time from placement to the first token, less what placement expected; None: nothing was expected."""
+    dialect: str = ""
+    """Dialect that the reader reads in; empty: it was refused before that was known."""
 
 
 def _ignore(*args: object) -> None:
@@ -133,10 +122,11 @@ class ReaderTrace:
     """Collects one reader's trace. Timestamps are microseconds on the monotonic clock; 0: has not happened."""
 
     __slots__ = (
-        "arrived", "asked_model", "attempts", "broke", "continued", "expected_us", "facts", "finish_reason", "first",
-        "first_seq", "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed", "placing", "pool",
-        "position", "prices", "reason", "received", "regions", "replica", "request_id", "role", "scores", "session",
-        "stalled_at", "stalled_us", "started", "tenant", "tier", "trace_id", "tracer", "transport", "user",
+        "arrived", "asked_model", "attempts", "broke", "check", "continued", "dialect", "expected_us", "facts",
+        "finish_reason", "first", "first_seq", "gap_us", "has_ended", "overflow", "parent_id", "paused_us", "placed",
+        "placing", "pool", "position", "prices", "reason", "received", "regions", "replica", "request_id", "role",
+        "scores", "session", "stalled_at", "stalled_us", "started", "steered", "tenant", "tier", "trace_id", "tracer",
+        "transport", "user",
     )  # fmt: skip
 
     def __init__(
@@ -170,7 +160,11 @@ class ReaderTrace:
         self.user: str | None = None
         self.asked_model = ""
         """Model that the request names, if a smaller one answers; else empty."""
-        self.pool = self.session = self.reason = self.finish_reason = ""
+        self.pool = self.session = self.reason = self.finish_reason = self.dialect = ""
+        self.check: Check | None = None
+        """The worst check of a choice against its schema."""
+        self.steered: Steered | None = None
+        """Inputs that the stream got; None: it got none."""
         self.overflow = _NO_OVERFLOW
         self.replica: ReplicaId | Literal[""] = ""
         self.tier = -1
@@ -205,7 +199,7 @@ class ReaderTrace:
                 self.reason, self.overflow, self.asked_model = "fallback", (to, 0.0), asked
                 assert self.facts is not None
                 self.facts = msgspec.structs.replace(self.facts, model=model)
-        self.scores = _encoded_scores(candidates, self.replica)
+        self.scores = encoded_scores(candidates, self.replica)
 
     def receive_control(self, line: bytes, now_us: int) -> None:
         """Record what a frame without text says: the producer that started, or why a choice finished."""
@@ -216,10 +210,18 @@ class ReaderTrace:
             self.replica = _shared_id(msgspec.json.decode(body["replica"], type=ReplicaId))
             self.attempts = msgspec.json.decode(body["attempt"], type=int)
             self.started = now_us
+            if self.role == "refused":  # the producer was quicker than the reply of the create
+                self.role = "created"
         elif line.startswith(_FINISH_PREFIX):
             frame = decode(line)
             assert isinstance(frame, ChoiceEnd)
             self.finish_reason = frame.finish_reason
+            self.check = worse_check(self.check, frame.check)
+        elif line.startswith(INPUT_PREFIX):
+            self.steered = self.steered or Steered()
+            self.steered.receive_note(line, now_us, early=not self.first)
+        elif self.steered is not None and line.startswith(_OPEN_PREFIX):
+            self.steered.receive_output(now_us)
 
     def receive_stall(self) -> None:
         """Record that the reader's outlet is full."""
@@ -231,6 +233,8 @@ class ReaderTrace:
         if self.first and self.continued > self.broke:
             self.paused_us += self.continued - max(self.broke, self.first)
         self.broke = at_us
+        if self.steered is not None:
+            self.steered.receive_break(at_us)
 
     def receive_continuation(self) -> None:
         """Record that the first frame of a following producer has arrived."""
@@ -264,7 +268,7 @@ class ReaderTrace:
         failure = error or (end.error if end is not None else None)
         outcome = self._outcome(ended, done, failure, tokens)
         tracer.on_outcome(outcome)
-        if ended == "completed" and not sampled(outcome.stream, tracer.one_in):
+        if ended == "completed" and not schema_mismatch(self.check) and not sampled(outcome.stream, tracer.one_in):
             return
         status = error.http_status if error is not None and ended == "refused" else 200
         trace = self._trace(outcome, end, done, status, epoch, last_seq)
@@ -281,7 +285,7 @@ class ReaderTrace:
             self.role,
             ended,
             200 if failure is None else failure.http_status,
-            "" if failure is None else failure.code,
+            schema_mismatch(self.check) if failure is None else failure.code,
             done - self.received,
             self.first - self.received if self.first and self.role == "created" else 0,
             tokens,
@@ -294,16 +298,19 @@ class ReaderTrace:
             self.reason if self.reason in ("batch_host", "fallback") else "",
             self.replica,
             self.first - self.placing - self.expected_us if is_expected else None,
+            self.dialect or ("" if self.facts is None else self.facts.own_dialect),
         )
 
     def _phases(self, end: End | None, done: int) -> tuple[int, Phases]:
         arrived = self.arrived or (done if end is not None else 0)
         stalled_after_us = min(self.stalled_us, done - arrived) if arrived else 0
         timing = end.timing if end is not None else None
+        if self.steered is not None:
+            self.steered.receive_output(arrived or done)
         return phases(
             Timestamps(
                 self.received, self.placing, self.placed, self.started, self.first, arrived, done,
-                self.stalled_us, stalled_after_us, self.broke, self.gap_us, self.paused_us,
+                self.stalled_us, stalled_after_us, self.broke, self.gap_us, self.paused_us, self.steered,
             ),
             None if timing is None else _on_our_clock(timing, self.tracer.clock.offset_us),
             created=self.role in ("created", "refused"),
@@ -341,12 +348,16 @@ class ReaderTrace:
             region=tracer.region,
             asked_model=self.asked_model,
             regions=",".join(self.regions),
-            dialect="" if facts is None else facts.own_dialect,
+            dialect=outcome.dialect,
             transport=self.transport,
             tier=outcome.tier,
             http_status=status,
             error_code=outcome.error_code,
             finish_reason=self.finish_reason,
+            schema_check=self.check.result if self.check else "",
+            repairs=self.check.repairs if self.check else 0,
+            inputs=self.steered.applied if self.steered else 0,
+            inputs_refused=self.steered.refused if self.steered else 0,
             placement=self.reason,
             queue_position=self.position,
             shifted_to=self.overflow[0],
@@ -381,18 +392,3 @@ def _on_our_clock(timing: Timing, offset_us: int) -> Timing:
 def hashed_user(tenant: TenantId, user: str | None) -> str:
     """Return a short hash of tenant and user; empty: there is no user."""
     return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:16] if user else ""
-
-
-def _encoded_scores(candidates: Sequence[Scored], taken: ReplicaId | Literal[""]) -> bytes:
-    """Encode the chosen replica's score, then the best of the others."""
-
-    def rank(c: Scored) -> tuple[bool, bool, float]:
-        return c.replica != taken, c.score_ms < 0, c.score_ms
-
-    best = sorted(candidates, key=rank)[:SCORES_MAX]
-    return msgspec.msgpack.encode(
-        [
-            CandidateScore(c.replica, round(c.score_ms), c.matched_tokens, c.in_flight, round(c.load_ms), c.barred)
-            for c in best
-        ]
-    )

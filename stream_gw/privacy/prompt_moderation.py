@@ -11,7 +11,10 @@ from stream_fabric.accounts.records import PlanRecord
 from stream_fabric.errors import ContentFiltered
 from stream_fabric.moderation.moderator import Moderator, unconfigured
 
-_FIELDS = ("messages", "prompt", "suffix", "input", "query", "documents", "tools")
+_FIELDS = (
+    "messages", "prompt", "suffix", "input", "query", "documents", "tools",
+    "queries", "items", "data_1", "data_2", "text_1", "text_2", "instruction",
+)  # fmt: skip
 _OFF_LOOP_BYTES = 64 << 10
 
 

@@ -58,7 +58,7 @@ class Reference {
 
   #add(path, method, operation, section, list) {
     const article = this.#operation(path, method, operation);
-    const link = el("a", "", badge(method), el("span", "", path));
+    const link = el("a", "", badge(method), el("span", "", ...pieces(path)));
     link.href = `#${anchor(operation)}`;
     link.title = operation.summary;
     const item = el("li", "", link);
@@ -160,14 +160,33 @@ function code(status) {
 
 /** A path with its parameters marked. */
 function pathOf(path) {
-  const parts = path.split(/(\{[^}]+\})/).filter(Boolean);
-  return el("code", "path", ...parts.map((part) => (part.startsWith("{") ? el("em", "", part) : part)));
+  return el("code", "path", ...pieces(path));
+}
+
+/** The pieces of a path, with places to break a line before its slashes. */
+function pieces(path) {
+  const parts = path.split(/(\{[^}]+\}|(?=\/))/).filter(Boolean);
+  return parts.flatMap((part) => [...(part.startsWith("/") ? [el("wbr")] : []), part.startsWith("{") ? el("em", "", part) : part]);
 }
 
 function credential({ security = [] }) {
   if (!security.length) return el("span", "badge", "no key");
   const scopes = Object.values(security[0]).flat();
   return el("span", "badge", scopes.length ? `scope ${scopes.join(", ")}` : "any key");
+}
+
+const isNarrow = matchMedia("(max-width: 860px)");
+
+/** The list of operations is open beside the reference, and closed above it on a narrow screen. */
+function showMenu() {
+  const fit = () => {
+    $("menu").open = !isNarrow.matches;
+  };
+  isNarrow.addEventListener("change", fit);
+  $("contents").addEventListener("click", (event) => {
+    if (event.target.closest("a") && isNarrow.matches) $("menu").open = false;
+  });
+  fit();
 }
 
 function showCurrent() {
@@ -180,6 +199,7 @@ function showCurrent() {
 
 async function start() {
   themeButton($("theme"));
+  showMenu();
   const response = await fetch("/openapi.json");
   if (!response.ok) throw new Error(`the gateway answered ${response.status}`);
   const reference = new Reference(await response.json());

@@ -1,4 +1,4 @@
-// DOM helpers of both pages. Text enters the DOM only as text nodes.
+// DOM helpers of all pages. Text enters the DOM only as text nodes.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -17,6 +17,16 @@ export function el(name, className = "", ...children) {
   if (className) node.className = className;
   node.append(...children);
   return node;
+}
+
+/** A button that shows an icon; `label` is its name and its tooltip. */
+export function iconButton(name, label, onClick, className = "") {
+  const button = el("button", className, icon(name));
+  button.type = "button";
+  button.title = label;
+  button.setAttribute("aria-label", label);
+  button.addEventListener("click", onClick);
+  return button;
 }
 
 /** Stores a value that may be lost when the storage is full. */
@@ -43,4 +53,25 @@ export function themeButton(button) {
   });
   systemDark.addEventListener("change", show);
   show();
+}
+
+/** Copies a text to the clipboard, also over plain HTTP, where the browser offers no clipboard API. False: refused. */
+export async function copyText(text) {
+  if (navigator.clipboard) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch (error) {
+      if (error.name !== "NotAllowedError") throw error;
+    }
+  }
+  const area = el("textarea", "sr");
+  area.value = text;
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  const focused = document.activeElement;
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  return isCopied;
 }

@@ -5,8 +5,10 @@
 // last block is rendered again.
 
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
+import { el } from "./dom.js";
 import createPurify from "./vendor/purify.es.mjs";
 
+const COPIED_MS = 1600;
 const NESTING_MAX = 20; // lists and quotes within each other; deeper ones are shown as text
 
 const TAGS = [
@@ -87,18 +89,11 @@ export function sanitize(html) {
   });
 }
 
-function element(name, className, ...children) {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  node.append(...children);
-  return node;
-}
-
 function render({ tokens }) {
   const fragment = sanitize(markdown.renderer.render(tokens, markdown.options, {}));
   for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre.querySelector("code")));
   for (const table of fragment.querySelectorAll("table")) {
-    const scroller = element("div", "table");
+    const scroller = el("div", "table");
     scroller.tabIndex = 0; // it scrolls sideways, so the keyboard must reach it
     table.replaceWith(scroller);
     scroller.append(table);
@@ -109,12 +104,37 @@ function render({ tokens }) {
 }
 
 function codeBlock({ className, textContent }) {
-  const copy = element("button", "copy", "Copy");
+  const copy = el("button", "copy", "Copy");
   copy.type = "button";
+  copy.addEventListener("click", copyCode);
   const language = className.replace(/^language-/, "") || "text";
-  const pre = element("pre", "", element("code", "", textContent.replace(/\n$/, "")));
+  const pre = el("pre", "", el("code", "", textContent.replace(/\n$/, "")));
   pre.tabIndex = 0;
-  return element("figure", "code", element("figcaption", "", element("span", "", language), copy), pre);
+  return el("figure", "code", el("figcaption", "", el("span", "", language), copy), pre);
+}
+
+async function copyCode({ target }) {
+  const code = target.closest("figure").querySelector("pre").textContent;
+  // The browser may refuse clipboard access, and plain HTTP has none: the button then says so.
+  const copied = await navigator.clipboard?.writeText(code).then(
+    () => true,
+    () => false,
+  );
+  target.textContent = copied ? "Copied" : "Not allowed";
+  setTimeout(() => (target.textContent = "Copy"), COPIED_MS);
+}
+
+let colours = null; // the highlighter, loaded with the first code block that has a language
+
+/** Colours the code blocks of a node whose text is final. */
+function colour(node) {
+  for (const figure of node.matches("figure.code") ? [node] : node.querySelectorAll("figure.code")) {
+    const language = figure.querySelector("figcaption span").textContent;
+    if (language === "text") continue;
+    colours ??= import("./highlight.js");
+    // Without the highlighter, for example offline, the code stays as it is.
+    colours.then(({ highlight }) => highlight(figure.querySelector("code"), language)).catch(() => (colours = null));
+  }
 }
 
 /** Shows a growing text under `root`. */
@@ -143,21 +163,30 @@ export class MarkdownView {
     else this.build();
   }
 
+  /** Tells that the text is complete. */
+  finish() {
+    this.code = null; // its text node may be replaced by coloured ones
+    for (const node of this.open) colour(node);
+  }
+
   build() {
     const offset = this.settled;
     const rest = this.text.slice(offset);
     const lines = lineStarts(rest);
     const complete = rest.lastIndexOf("\n") + 1;
     const blocks = blocksOf(rest);
-    // A block is final once the next one has begun; a half-written line may still join the block before it.
+    // A block is final once the next one has begun; a half-written line may still join the block before it, unless
+    // that is a code block, which something follows only when it is closed.
     let final = 0;
-    while (final + 1 < blocks.length && lines[blocks[final + 1].begin + 1] <= complete) final += 1;
+    const isFinal = (at) => blocks[at].tokens[0].type === "fence" || lines[blocks[at + 1].begin + 1] <= complete;
+    while (final + 1 < blocks.length && isFinal(final)) final += 1;
     for (const node of this.open) node.remove();
     this.open = [];
     blocks.forEach((block, index) => {
       const node = render(block);
       this.root.append(node);
       if (index >= final) this.open.push(node);
+      else colour(node);
     });
     if (final > 0) this.settled = offset + lines[blocks[final].begin];
     this.code = this.openCode(blocks.at(-1), rest.slice(lines[blocks.at(-1)?.begin ?? 0]));

@@ -32,7 +32,7 @@ export class OpsSession {
     if (key !== null) {
       fragment.delete("key");
       const rest = fragment.toString();
-      history.replaceState(null, "", location.pathname + (rest ? `#${rest}` : ""));
+      history.replaceState(null, "", location.pathname + location.search + (rest ? `#${rest}` : ""));
     }
     return key;
   }

@@ -73,7 +73,7 @@ function* ofPool(pool) {
   const slow = pool.replicas.filter((row) => row.state === "ready" && row.queue_p99_ms >= QUEUE_MS_WARN);
   if (slow.length) {
     const most = Math.max(...slow.map((row) => row.queue_p99_ms));
-    yield { level: "warn", key: `slow ${pool.pool}`, text: `Pool ${pool.pool}: requests wait up to ${span(most)} inside ${names(slow)} before they are computed (p99).` };
+    yield { level: "warn", key: `slow ${pool.pool}`, text: `Pool ${pool.pool}: requests wait up to ${span(most)} in the engine queue of ${names(slow)} before prefill (p99).` };
   }
   const full = pool.replicas.filter((row) => row.kv_used >= KV_WARN);
   if (full.length) yield { level: "warn", key: `kv ${pool.pool}`, text: `Pool ${pool.pool}: the KV cache of ${names(full)} is full to ${percent(KV_WARN)} or more.` };
@@ -97,7 +97,7 @@ export function troubles(snapshot) {
   if (shed.length) {
     const where = shed.map(([layer, number]) => `${layer} ${whole(number)}`).join(", ");
     const sum = shed.reduce((all, [, number]) => all + number, 0);
-    found.push({ level: "warn", key: "shed", text: `This gateway rejected ${count(sum, "request")} for lack of capacity in the last ${seconds(here.window_s)} (${where}).` });
+    found.push({ level: "warn", key: "shed", text: `This gateway rejected ${count(sum, "request")} because of overload in the last ${seconds(here.window_s)} (${where}).` });
   }
   const late = minutes(snapshot).slice(-5);
   const asked = late.reduce((sum, row) => sum + row.requests, 0);

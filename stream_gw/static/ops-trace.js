@@ -1,31 +1,30 @@
 // One request and its latency by phase, from `GET /v1/admin/traces/<id>/why`.
 
 import { el } from "./dom.js";
-import { Table } from "./ops-view.js";
 import { percent, span, whole } from "./ops-rules.js";
+import { idNode, Table } from "./ops-table.js";
+import { moment, times } from "./ops-time.js";
 
 const NAMES = {
-  resume_gap_us: "nobody reads",
+  resume_gap_us: "no reader",
   gateway_us: "gateway",
   admission_us: "admission",
-  pool_queue_us: "pool's queue",
-  engine_queue_us: "engine's queue",
+  pool_queue_us: "pool queue",
+  engine_queue_us: "engine queue",
   prefill_us: "prefill",
   decode_us: "decode",
   fabric_us: "fabric",
   client_stall_us: "client stall",
   recovery_us: "recovery",
-  residual_us: "not accounted for",
+  check_us: "check and repair",
+  steer_us: "steering",
+  residual_us: "unaccounted",
   between: "between readers",
   unrecorded: "not recorded",
 };
-const TRY = [["waited_us", "pool_queue_us"], ["inbox_us", "fabric_us"], ["engine_queue_us", "engine_queue_us"], ["prefill_us", "prefill_us"], ["decode_us", "decode_us"]];
+const TRY = [["waited_us", "pool_queue_us"], ["inbox_us", "fabric_us"], ["engine_queue_us", "engine_queue_us"], ["prefill_us", "prefill_us"], ["decode_us", "decode_us"], ["check_us", "check_us"], ["steer_us", "steer_us"]];
 
 export const nameOf = (phase) => NAMES[phase] ?? phase.replace(/_us$/, "");
-
-export const moment = (us) => `${new Date(us / 1000).toISOString().slice(0, 23).replace("T", " ")} UTC`;
-
-export const time = (us) => new Date(us / 1000).toISOString().slice(11, 19);
 
 const ofUs = (us) => span(us / 1000);
 
@@ -44,6 +43,7 @@ export function explained(value) {
     facts(value),
     section("Where the time went", waterfall(value)),
     ...(value.attempts.length ? [section("Attempts", attempts(value))] : []),
+    ...inputs(value),
     ...placement(value),
     ...usual(value),
     ...others(value),
@@ -58,7 +58,7 @@ function head(value) {
   const error = fact(value, "error_code");
   const bad = ["failed", "refused"].includes(value.outcome);
   const outcome = el("span", `outcome ${bad ? "bad" : ""}`, value.outcome + (error ? ` (${error})` : ""));
-  return el("p", "head", outcome, ` ${ofUs(value.wall_us)} · ${moment(value.began_us)}`);
+  return el("p", "head", outcome, ` ${ofUs(value.wall_us)} · ${moment(value.began_us / 1000)}`);
 }
 
 function facts(value) {
@@ -66,24 +66,29 @@ function facts(value) {
   const first = value.readers.find((row) => row.ttft_us)?.ttft_us;
   const adapter = fact(value, "adapter");
   const pairs = [
-    ["Stream", value.stream || "none"],
-    ["Request", fact(value, "request_id")],
-    ["Trace", fact(value, "trace_id")],
+    ["Stream", id(value.stream) ?? "none"],
+    ["Request", id(fact(value, "request_id"))],
+    ["Trace", id(fact(value, "trace_id"))],
     ["Tenant", fact(value, "tenant")],
     ["Model", fact(value, "model") + (adapter ? ` + ${adapter}` : "")],
-    ["Replica", [fact(value, "replica"), fact(value, "pool") && `pool ${fact(value, "pool")}`].filter(Boolean).join(", ")],
+    ["Replica", id(fact(value, "replica"))],
+    ["Pool", fact(value, "pool")],
     ["Gateway", fact(value, "gateway")],
     ["API", [fact(value, "dialect"), fact(value, "transport")].filter(Boolean).join(" over ")],
-    ["Tokens", `${whole(value.prompt_tokens)} in, ${whole(value.cached_tokens)} of them cached; ${whole(value.output_tokens)} out`],
-    ["First token", first ? `after ${ofUs(first)}` : "none"],
+    ["Tokens", `prompt ${whole(value.prompt_tokens)}, of which ${whole(value.cached_tokens)} cached; output ${whole(value.output_tokens)}`],
+    ["TTFT", first ? ofUs(first) : "no token"],
+    ["Schema", fact(value, "schema_check") && `${fact(value, "schema_check")}, ${whole(fact(value, "repairs") || 0)} repairs`],
+    ["Inputs", steered(value)],
     ["HTTP status", fact(value, "http_status") ? String(fact(value, "http_status")) : ""],
     ["Price", price ? `${(price / 1e6).toFixed(6)}` : ""],
     ["Cancelled at", fact(value, "cancel_point")],
-    ["Same trace", value.other_streams.join(", ")],
+    ["Same trace", value.other_streams.length ? el("span", "ids", ...value.other_streams.map((each) => idNode(each))) : ""],
   ];
   const shown = pairs.filter(([, text]) => text);
-  return el("dl", "facts", ...shown.map(([name, text]) => el("div", "", el("dt", "", name), el("dd", "", el("bdi", "", text)))));
+  return el("dl", "facts", ...shown.map(([name, text]) => el("div", "", el("dt", "", name), el("dd", "", typeof text === "string" ? el("bdi", "", text) : text))));
 }
+
+const id = (text) => (text ? idNode(text) : undefined);
 
 function bar(className, from, us, whole_) {
   const piece = el("i", className);
@@ -136,13 +141,14 @@ function attempts(value) {
   const notes = (row) => [row.error_code, row.billed && "billed", row.ended === "lost" && "the replica died"].filter(Boolean).join(", ");
   const table = new Table("Attempts by replica", [
     { title: "Attempt", name: "name", of: (row) => `${row.attempt}.${row.epoch}` },
-    { title: "Replica", name: "", of: (row) => row.replica },
+    { title: "Replica", name: "", of: (row) => ({ id: row.replica, canCopy: false }) },
     { title: "Ended", name: "", of: (row) => ({ text: row.ended, sub: notes(row), tone: ["lost", "failed"].includes(row.ended) ? "bad" : "" }) },
-    { title: "Queue", name: "number", of: (row) => ofUs(row.waited_us) },
+    { title: "Pool queue", name: "number", of: (row) => ofUs(row.waited_us) },
     { title: "Inbox", name: "number", of: (row) => ofUs(row.inbox_us) },
-    { title: "Engine's queue", name: "number", about: "If the engine does not report when it began: the time that prefill does not explain", of: (row) => ofUs(row.engine_queue_us) },
+    { title: "Engine queue", name: "number", about: "If the engine does not report when it began: the time that prefill does not explain", of: (row) => ofUs(row.engine_queue_us) },
     { title: "Prefill", name: "number", of: (row) => ofUs(row.prefill_us) },
     { title: "Decode", name: "number", of: (row) => ofUs(row.decode_us) },
+    { title: "Max ITL", name: "number", about: "Longest inter-token latency of the attempt", of: (row) => (row.itl_max_us ? ofUs(row.itl_max_us) : "–") },
     { title: "Tokens", name: "number", about: "Generated in this attempt / of the stream up to the attempt's end", of: (row) => `${whole(row.generated_tokens)} / ${whole(row.output_tokens)}` },
   ]);
   table.update(value.attempts.map((row) => [row.id, row]));
@@ -155,9 +161,31 @@ function attempts(value) {
     });
     const track = el("span", "track", ...pieces);
     track.setAttribute("aria-hidden", "true");
-    return el("div", "try", el("bdi", "", `${row.attempt}.${row.epoch} ${row.replica}`), track);
+    return el("div", "try", el("span", "", `${row.attempt}.${row.epoch} `, idNode(row.replica, { canCopy: false })), track);
   });
   return el("div", "tries", table.node, ...bars);
+}
+
+/** What became of the client's inputs, in words. */
+function steered(value) {
+  const [applied, refused] = [fact(value, "inputs") || 0, fact(value, "inputs_refused") || 0];
+  return [applied && `${whole(applied)} applied`, refused && `${whole(refused)} refused`].filter(Boolean).join(", ");
+}
+
+/** The client's inputs one by one: fields as in `InputTimes`. */
+function inputs(value) {
+  const found = value.attempts.flatMap((row) => (row.inputs_json ? JSON.parse(row.inputs_json) : []));
+  if (!found.length) return [];
+  const table = new Table("Inputs of the client to the running answer", [
+    { title: "Input", name: "name", of: (row) => row.number },
+    { title: "Came after", name: "number", about: "Since the request", of: (row) => (row.at_us ? ofUs(row.at_us - value.began_us) : "–") },
+    { title: "Result", name: "", of: (row) => ({ text: row.result, sub: row.reason, tone: row.result === "refused" ? "warn" : "" }) },
+    { title: "Waited", name: "number", about: "Until the replica applied or refused it", of: (row) => ofUs(row.waited_us) },
+    { title: "Next token", name: "number", about: "From there to the first token of the next answer", of: (row) => (row.answered_us ? ofUs(row.answered_us) : "–") },
+  ]);
+  const rows = found.map(([at_us, result, reason, waited_us, answered_us = 0], at) => ({ number: String(at + 1), at_us, result, reason, waited_us, answered_us }));
+  table.update(rows.map((row) => [row.number, row]));
+  return [section("Inputs", table.node)];
 }
 
 function placement(value) {
@@ -168,12 +196,12 @@ function placement(value) {
   const position = fact(value, "queue_position");
   const taken = fact(value, "replica");
   const table = new Table("Candidates of the placement", [
-    { title: "Candidate", name: "name", of: ([replica]) => replica },
-    { title: "Score", name: "number", about: "Expected time to the first token, plus a little for crowding: the lowest wins", of: ([, score]) => (score < 0 ? "–" : span(score)) },
-    { title: "Prompt held", name: "number", about: "Tokens of the prompt that the replica was believed to have cached", of: ([, , matched]) => whole(matched ?? 0) },
+    { title: "Candidate", name: "name", of: ([replica]) => ({ id: replica, canCopy: false }) },
+    { title: "Score", name: "number", about: "Expected TTFT, plus a little for crowding: the lowest wins", of: ([, score]) => (score < 0 ? "–" : span(score)) },
+    { title: "Cached prefix", name: "number", about: "Prompt tokens that the replica was expected to have in its KV cache", of: ([, , matched]) => whole(matched ?? 0) },
     { title: "In flight", name: "number", of: ([, , , flight]) => whole(flight ?? 0) },
     { title: "Load", name: "number", of: ([, , , , load]) => span(load ?? 0) },
-    { title: "", name: "", of: ([replica, , , , , barred]) => ({ text: [replica === taken && "taken", barred].filter(Boolean).join(", "), tone: barred ? "warn" : "" }) },
+    { title: "Result", name: "", of: ([replica, , , , , barred]) => ({ text: [replica === taken && "taken", barred].filter(Boolean).join(", "), tone: barred ? "warn" : "" }) },
   ]);
   table.update(scores.map((one) => [one[0], one]));
   const why = `Reason: ${reason || "unknown"}${position ? `, position ${position} in the queue` : ""}.`;
@@ -188,7 +216,7 @@ function usual(value) {
   rows.push({ name: "whole", here: value.wall_us, figures: figures.wall_us });
   const shown = rows.filter(({ here, figures: [half, , most] }) => here || half || most);
   const table = new Table("Compared with similar requests", [
-    { title: "", name: "name", of: (row) => row.name },
+    { title: "Phase", name: "name", of: (row) => row.name },
     { title: "this", name: "number", of: (row) => ({ text: ofUs(row.here), tone: row.here > row.figures[2] && row.here - row.figures[0] >= 1000 ? "bad" : "" }) },
     { title: "p50", name: "number", of: (row) => ofUs(row.figures[0]) },
     { title: "p95", name: "number", of: (row) => ofUs(row.figures[1]) },
@@ -206,7 +234,7 @@ function others(value) {
     found.push(section("Also read by", el("ul", "", ...items)));
   }
   if (value.fleet.length) {
-    const items = value.fleet.map((row) => el("li", "", `${time(row.at_us)} ${[row.what, row.replica, row.state, row.reason].filter(Boolean).join(" ")}`));
+    const items = value.fleet.map((row) => el("li", "", `${times(row.at_us / 1000).utc} UTC ${[row.what, row.replica, row.state, row.reason].filter(Boolean).join(" ")}`));
     found.push(section("In the pool at the same time", el("ul", "", ...items)));
   }
   return found;

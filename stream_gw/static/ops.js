@@ -2,11 +2,20 @@
 
 import { $, el, themeButton } from "./dom.js";
 import { Feed, OpsSession } from "./ops-feed.js";
-import { seconds, span, troubles, whole } from "./ops-rules.js";
-import { explained, moment, time } from "./ops-trace.js";
-import { Attention, FirstTokens, Pools, Table, Tiles } from "./ops-view.js";
+import { exportButtons } from "./ops-export.js";
+import { Filters } from "./ops-filters.js";
+import { Latency } from "./ops-latency.js";
+import { Events, idOf, Requests } from "./ops-requests.js";
+import { seconds, troubles } from "./ops-rules.js";
+import { Samples } from "./ops-spark.js";
+import { parse, rangeText, serialize, windowOf } from "./ops-state.js";
+import { idNode } from "./ops-table.js";
+import { bothOfRange, times } from "./ops-time.js";
+import { explained } from "./ops-trace.js";
+import { Attention, Pools, Tiles } from "./ops-view.js";
 
 const TRACES_MS = 15_000;
+const LONG_MS = 60_000; // interval for ranges of an hour and more
 const OLD_MS = 6_000; // snapshots come every 2 s
 const ID = /^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}$/;
 
@@ -14,7 +23,8 @@ const session = new OpsSession();
 const attention = new Attention($("attention"), announce);
 const tiles = new Tiles($("tiles"));
 const pools = new Pools($("pools"));
-const first = new FirstTokens($("first"));
+const samples = new Samples();
+let state = parse(location.search);
 let feed = null;
 let snapshot = null;
 let receivedAt = 0;
@@ -81,12 +91,25 @@ function onSnapshot(received) {
   snapshot = received;
   receivedAt = performance.now();
   document.body.classList.toggle("old-fleet", received.fabric.state === "away");
+  samples.add(received);
   attention.show(troubles(received));
-  tiles.show(received);
-  pools.show(received.fleet);
-  first.show(received);
+  filters.know(received.telemetry);
+  showSnapshot();
   showAge();
   if (isNews) load();
+}
+
+/** Shows the last snapshot in the light of the state. */
+function showSnapshot() {
+  if (!snapshot) return;
+  const shown = shownState();
+  latency.receive(snapshot, shown);
+  const { total, range } = latency;
+  const text = `${shown.tenant || "fleet"}, ${shown.range === "custom" ? "this range" : rangeText(shown, bothOfRange)}${shown.model || shown.status ? ", filtered" : ""}`;
+  tiles.show(snapshot, total && { total, text, rangeS: range.untilS - range.fromS });
+  pools.show(snapshot.fleet, shown.model, { samples, figure: shown.spark, at: snapshot.at_ms });
+  $("latency-range").textContent = rangeText(shown, bothOfRange);
+  $("events-range").textContent = shown.range === "live" ? "last 1 h" : rangeText(shown, bothOfRange);
 }
 
 const STATES = { connecting: "Connecting", connected: "Live", reconnecting: "Reconnecting" };
@@ -108,111 +131,125 @@ function showAge() {
   const age = performance.now() - receivedAt;
   const isOld = age > OLD_MS;
   document.body.classList.toggle("old", isOld);
-  const at = new Date(snapshot.at_ms).toISOString().slice(11, 19);
-  $("age").textContent = isOld ? `These figures are ${seconds(age / 1000)} old` : `${at} UTC · ${snapshot.gateway.name}`;
+  const { utc, local } = times(snapshot.at_ms);
+  const clock = [`${utc} UTC`, local, snapshot.gateway.name].filter(Boolean).join(" · ");
+  $("age").textContent = isOld ? `These figures are ${seconds(age / 1000)} old` : clock;
 }
 
 setInterval(showAge, 1000);
 
-// Requests
+// What is shown
 
-const CHOICES = [
-  ["Recent", "/traces?since=15m&top=50", "in the last 15 minutes"],
-  ["Slowest", "/traces/slow?since=15m&top=50", "in the last 15 minutes"],
-  ["Late first token", "/traces/slow?phase=ttft&since=15m&top=50", "in the last 15 minutes"],
-  ["Failed", "/traces?ended=failed&since=1h&top=50", "failed in the last hour"],
-  ["Refused", "/traces?ended=refused&since=1h&top=50", "were refused in the last hour"],
-];
-let choice = CHOICES[0];
+const parts = { session, about: exportAbout, announce };
+const latency = new Latency($("latency"), { ...parts, onStep: openStep, onAxis: () => change({ axis: state.axis === "full" ? "fit" : "full" }) });
+const requests = new Requests($("requests"), $("requests-note"), $("requests-tools"), {
+  ...parts, onRow: (row, button) => openDetail(idOf(row), button), onMore: () => load(),
+});
+const events = new Events($("events"), $("events-note"), $("events-tools"), parts);
+$("pools-tools").append(exportButtons("replicas", replicaRows, exportAbout, announce));
+const filters = new Filters({ onChange: change, announce });
 let loading = null;
+let loadedAt = 0;
+filters.show(state);
 
-const idOf = (row) => row.stream || row.id;
-
-const requests = new Table(
-  "Requests",
-  [
-    { title: "Ended (UTC)", name: "name", of: (row) => ({ text: time(row.at_us), title: `${moment(row.at_us)}\n${idOf(row)}` }) },
-    { title: "End", name: "", of: (row) => ({ text: row.ended, sub: row.error_code ?? "", tone: ["failed", "refused"].includes(row.ended) ? "bad" : "" }) },
-    { title: "Tenant", name: "far", of: (row) => row.tenant },
-    { title: "Model", name: "", of: (row) => row.model || "–" },
-    { title: "Replica", name: "far", of: (row) => row.replica || "–" },
-    { title: "Tokens in, out", name: "number far", of: (row) => `${whole(row.prompt_tokens)}, ${whole(row.output_tokens)}` },
-    { title: "First token", name: "number", of: (row) => (row.ttft_us ? span(row.ttft_us / 1000) : "–") },
-    { title: "Total", name: "number", of: (row) => span(row.wall_us / 1000) },
-  ],
-  { onRow: (row, button) => openDetail(idOf(row), button) },
-);
-requests.node.hidden = true;
-$("requests").append(requests.node);
-
-const EVENTS = "/traces/queries/fleet?since=1h&top=20";
-const events = new Table("What happened in the last hour", [
-  { title: "When (UTC)", name: "name", of: (row) => ({ text: time(row.at_us), title: moment(row.at_us) }) },
-  { title: "What", name: "", of: (row) => [row.what, row.state].filter(Boolean).join(": ") },
-  { title: "Pool", name: "far", of: (row) => row.pool || "–" },
-  { title: "Replica", name: "", of: (row) => row.replica || "–" },
-  { title: "Why", name: "", of: (row) => row.reason || "–" },
-  { title: "Source", name: "far", of: (row) => row.source },
-]);
-events.node.hidden = true;
-$("events").append(events.node);
-
-for (const each of CHOICES) {
-  const button = el("button", "", each[0]);
-  button.type = "button";
-  button.addEventListener("click", () => {
-    choice = each;
-    showChoice();
-    if (snapshot) load();
-  });
-  document.querySelector(".choices").append(button);
+/** Fields beside the rows of an export in JSON. */
+function exportAbout() {
+  return { exported_at: new Date().toISOString(), gateway: snapshot?.gateway.name ?? "", page: `${location.origin}${location.pathname}${location.search}`, ...(shownState().range === "live" ? {} : windowOf(state)) };
 }
 
-function showChoice() {
-  [...document.querySelectorAll(".choices button")].forEach((button, index) => button.setAttribute("aria-pressed", String(CHOICES[index] === choice)));
+function replicaRows() {
+  const shown = (snapshot?.fleet?.pools ?? []).filter((pool) => !state.model || pool.replicas.some(({ models }) => models.includes(state.model)));
+  return shown.flatMap((pool) => pool.replicas.map(({ recent_load: loads, ...row }) => ({ at_utc: new Date(snapshot.at_ms).toISOString(), pool: pool.pool, ...row })));
 }
-showChoice();
 
-/** Loads the lists of requests and events from telemetry. */
-async function load() {
+/** The state that can be shown: without telemetry only the live range, and no filter on requests. */
+function shownState() {
+  return snapshot?.telemetry.state === "off" ? { ...state, range: "live", tenant: "", status: "" } : state;
+}
+
+function change(changes) {
+  state = { ...state, ...changes };
+  history.pushState(null, "", location.pathname + serialize(state) + location.hash);
+  apply(Object.keys(changes));
+}
+
+/** Shows the state; what is loaded for another range or filter is dropped. */
+function apply(changed) {
+  filters.show(state);
+  const isOnlyView = changed.every((name) => ["spark", "axis"].includes(name));
+  if (!isOnlyView) {
+    const isOnlySort = changed.every((name) => name === "sort");
+    if (!isOnlySort) latency.forget();
+    if (!isOnlySort) events.forget();
+    requests.forget();
+    requests.say("Loading from telemetry …");
+  }
+  showSnapshot();
+  if (snapshot && !isOnlyView) load({ isNew: true });
+}
+
+addEventListener("popstate", () => {
+  const next = parse(location.search);
+  const changed = Object.keys(next).filter((name) => next[name] !== state[name]);
+  state = next;
+  if (changed.length) apply(changed);
+});
+
+/** Shows the requests of one step of a chart, the latest first tokens first. */
+function openStep(row, stepS) {
+  change({ range: "custom", from: row.at, to: row.at + stepS * 1000, sort: "ttft" });
+  $("requests-title").scrollIntoView({ block: "start" });
+  $("requests-title").focus({ preventScroll: true });
+}
+
+/** Loads what telemetry has of the range: charts, requests and events. */
+async function load({ isNew = false } = {}) {
   loading?.abort();
   loading = new AbortController();
+  loadedAt = performance.now();
   const { signal } = loading;
-  const { state } = snapshot.telemetry;
-  if (state !== "ok") {
-    const said = state === "off" ? "This gateway has no telemetry configured (STREAM_GW_TELEMETRY_URL)." : "Telemetry does not answer.";
-    note("requests", requests.node.hidden ? said : "Telemetry does not answer: this list is old.");
-    note("events", events.node.hidden ? said : "Telemetry does not answer: this list is old.");
+  const shown = shownState();
+  if (snapshot.telemetry.state !== "ok") {
+    const said = snapshot.telemetry.state === "off" ? "This gateway has no telemetry configured (STREAM_GW_TELEMETRY_URL)." : "Telemetry does not answer.";
+    requests.fail(said);
+    events.fail(said);
     return;
   }
-  const [, path, when] = choice;
-  await Promise.all([
-    ask("requests", requests, path, signal, (row) => `${idOf(row)} ${row.at_us}`, `No requests ${when}, according to telemetry.`),
-    ask("events", events, EVENTS, signal, (row) => `${row.at_us} ${row.what} ${row.replica} ${row.source}`, "No events, according to telemetry."),
-  ]);
+  await Promise.all([ask(latency, shown, signal), ask(requests, shown, signal), ask(events, shown, signal)]);
+  if (signal.aborted) return;
+  showSnapshot();
+  if (isNew || !filters.coverage?.requests) await learn(shown, signal);
 }
 
-async function ask(name, table, path, signal, keyOf, none) {
+async function ask(part, shown, signal) {
   try {
-    const rows = await session.get(path, signal);
-    if (signal.aborted) return;
-    table.node.hidden = !rows.length;
-    table.update(rows.map((row) => [keyOf(row), row]));
-    note(name, rows.length ? "" : none);
+    await part.load(shown, signal);
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     if (error.code === "not_signed_in" || error.code === "invalid_api_key") askForKey(error.message);
-    else if (error.code !== "too_many") note(name, error.code ? error.message : "The gateway cannot be reached.");
+    else if (error.code !== "too_many") part.fail(error.code ? error.message : "The gateway cannot be reached.", shown);
   }
 }
 
-function note(name, text) {
-  const node = $(`${name}-note`);
-  if (node.textContent !== text) node.textContent = text;
+/** What telemetry can serve, and what can be filtered by. The page does without it. */
+async function learn(shown, signal) {
+  const known = { async load() {
+    const [[coverage], rows] = await Promise.all([
+      session.get("/traces/queries/coverage", signal),
+      session.get(`/traces/queries/filters?${new URLSearchParams(windowOf(shown))}`, signal),
+    ]);
+    filters.know(snapshot.telemetry, coverage);
+    filters.propose(rows, liveModels());
+  }, fail() {} };
+  await ask(known, shown, signal);
 }
 
+const liveModels = () => (snapshot?.fleet?.pools ?? []).flatMap((pool) => pool.replicas.flatMap(({ models }) => models));
+
 setInterval(() => {
-  if (feed && snapshot && document.visibilityState === "visible" && !$("detail").open) load();
+  if (!feed || !snapshot || document.visibilityState !== "visible" || $("detail").open) return;
+  const every = { live: TRACES_MS, "15m": TRACES_MS, custom: Infinity }[shownState().range] ?? LONG_MS;
+  if (performance.now() - loadedAt >= every - 100) load();
 }, TRACES_MS);
 
 $("find").addEventListener("submit", (event) => {
@@ -220,10 +257,14 @@ $("find").addEventListener("submit", (event) => {
   const id = $("id").value.trim();
   if (!id) return;
   if (ID.test(id)) openDetail(id, $("id"));
-  else note("find", "An id may contain letters, digits and the characters _ . : - only.");
+  else noteFind("An id may contain letters, digits and the characters _ . : - only.");
 });
 
-$("id").addEventListener("input", () => note("find", ""));
+$("id").addEventListener("input", () => noteFind(""));
+
+function noteFind(text) {
+  $("find-note").textContent = text;
+}
 
 // One request
 
@@ -233,10 +274,10 @@ async function openDetail(id, opener) {
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
-  $("detail-title").textContent = id;
+  $("detail-title").replaceChildren(idNode(id, { most: 40 }));
   $("detail-body").replaceChildren(el("p", "line", "Loading from telemetry …"));
   $("detail-body").setAttribute("aria-busy", "true");
-  history.replaceState(null, "", `#trace=${encodeURIComponent(id)}`);
+  history.replaceState(null, "", `${location.pathname}${location.search}#trace=${encodeURIComponent(id)}`);
   if (!$("detail").open) {
     $("detail").showModal();
     $("detail").opener = opener;
@@ -256,11 +297,11 @@ async function openDetail(id, opener) {
 
 $("detail").addEventListener("close", () => {
   asking?.abort();
-  history.replaceState(null, "", location.pathname);
+  history.replaceState(null, "", location.pathname + location.search);
   // The browser has given the focus back already; somebody may have moved it since
   if (document.activeElement === document.body) $("detail").opener?.focus();
   $("detail").opener = null;
-  if (feed && snapshot) load();
+  if (feed && snapshot && shownState().range !== "custom") load();
 });
 $("detail-close").addEventListener("click", () => $("detail").close());
 $("detail").addEventListener("click", (event) => {

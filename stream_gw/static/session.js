@@ -69,17 +69,40 @@ export class Session {
   }
 
   async mint() {
-    const response = await fetch("/v1/tokens", {
-      method: "POST",
-      headers: { authorization: `Bearer ${this.key}`, "content-type": "application/json" },
-      body: JSON.stringify({ scopes: ["create", "read", "cancel", "input"], user: this.user, expires_in_s: 3600 }),
+    const asked = { scopes: ["create", "read", "cancel", "input"], user: this.user, expires_in_s: 3600 };
+    const { token, expires_at: expiresAt } = await this.askToken(asked);
+    this.token = token;
+    this.expiresAt = expiresAt * 1000;
+  }
+
+  /** A token that reads one stream and does nothing else, until `expiresAt` in Unix seconds. */
+  async mintLink(stream, expiresInS) {
+    if (!this.key) {
+      throw new GatewayError("not_signed_in", "Only the tab in which you signed in can share. Open the conversation there.");
+    }
+    const { token, expires_at: expiresAt } = await this.askToken({ scopes: ["read"], stream, expires_in_s: expiresInS });
+    return { token, expiresAt };
+  }
+
+  /** Ends all links to a stream, also for those who watch at this moment. */
+  async endLinks(stream) {
+    await this.call("DELETE", `/v1/streams/${encodeURIComponent(stream)}/links`, await this.getToken());
+  }
+
+  async askToken(asked) {
+    return (await this.call("POST", "/v1/tokens", this.key, asked)).json();
+  }
+
+  async call(method, path, credential, body) {
+    const response = await fetch(path, {
+      method,
+      headers: { authorization: `Bearer ${credential}`, "content-type": "application/json" },
+      body: body && JSON.stringify(body),
     }).catch(() => {
       throw new GatewayError("unreachable", "The gateway cannot be reached.", { retriable: true });
     });
     if (!response.ok) throw await errorOf(response);
-    const { token, expires_at: expiresAt } = await response.json();
-    this.token = token;
-    this.expiresAt = expiresAt * 1000;
+    return response;
   }
 
   borrow() {

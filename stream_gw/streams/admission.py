@@ -27,6 +27,7 @@ from stream_fabric.pool.records import Work
 from stream_fabric.ports import StreamLog
 from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.stream.ids import StreamId, TenantId
+from stream_gw.dialects.anthropic.limits import Left, limit_headers
 from stream_gw.streams.budgets.claims import spend_of
 from stream_gw.streams.budgets.report import describe_budgets, over_budget, warning_headers
 
@@ -78,7 +79,9 @@ class Admission:
         self._now_us = now_us
         self._log_at = 0.0
 
-    async def admit(self, work: Work, terms: Terms, tokens: int, *, fail_open: bool) -> tuple[Headers, int]:
+    async def admit(
+        self, work: Work, terms: Terms, tokens: int, *, dialect: str, fail_open: bool
+    ) -> tuple[Headers, int]:
         """Reserve what the request will use about.
 
         Returns the headers with what is left, and the output tokens that its budgets grant it (0: it has none). Raises
@@ -99,7 +102,10 @@ class Admission:
             reply = await asking
         if reply.overdue:
             self._spawn(settle_overdue(self._accounts, self._log, tenant, reply.overdue))
-        headers = rate_headers(subjects, reply.uses)
+        left = least_left(subjects, reply.uses)
+        headers = rate_headers(left)
+        if dialect.startswith("anthropic."):
+            headers += limit_headers(left, self._now_us() // 1000)
         if isinstance(reply, Exceeded):
             self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
             raise _limited(subjects, reply, tokens, headers)
@@ -147,9 +153,9 @@ class Admission:
         return describe_budgets(claims, await self._accounts.budgets(tenant, [claim.name for claim in claims]))
 
 
-def rate_headers(subjects: Sequence[Subject], uses: Sequence[Use]) -> Headers:
-    """Return the ``x-ratelimit-*`` headers that OpenAI's clients read: of each kind the limit with the least left."""
-    headers: list[tuple[bytes, bytes]] = []
+def least_left(subjects: Sequence[Subject], uses: Sequence[Use]) -> list[Left]:
+    """Return of each kind the limit with the least left."""
+    left = []
     for kind in ("requests", "tokens"):
         found = [
             (limit - getattr(use, kind), limit)
@@ -158,14 +164,19 @@ def rate_headers(subjects: Sequence[Subject], uses: Sequence[Use]) -> Headers:
             if limit_kind == kind
         ]
         if found:
-            left, limit = min(found)
-            reset_ms = (limit - left) / limit * MINUTE_MS if limit else 0
-            headers += (
-                (b"x-ratelimit-limit-" + kind.encode(), str(limit).encode()),
-                (b"x-ratelimit-remaining-" + kind.encode(), str(max(0, math.floor(left))).encode()),
-                (b"x-ratelimit-reset-" + kind.encode(), _duration(reset_ms).encode()),
-            )
-    return tuple(headers)
+            free, limit = min(found)
+            reset_ms = (limit - free) / limit * MINUTE_MS if limit else 0
+            left.append(Left(kind, limit, max(0, math.floor(free)), reset_ms))
+    return left
+
+
+def rate_headers(left: Sequence[Left]) -> Headers:
+    """Return the ``x-ratelimit-*`` headers that OpenAI's clients read."""
+    return tuple(
+        (f"x-ratelimit-{figure}-{kind}".encode(), value.encode())
+        for kind, limit, remaining, reset_ms in left
+        for figure, value in (("limit", str(limit)), ("remaining", str(remaining)), ("reset", _duration(reset_ms)))
+    )
 
 
 def _limits(limits: Limits) -> list[tuple[LimitKind, int]]:
@@ -179,6 +190,11 @@ def _duration(ms: float) -> str:
         return f"{math.ceil(ms)}ms"
     minutes, seconds = divmod(ms / 1000, 60)
     return (f"{int(minutes)}m" if minutes else "") + f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def limited_input(subjects: Sequence[Subject], reply: Exceeded, tokens: int) -> RateLimited:
+    """Make the error of an input that a limit refuses."""
+    return _limited(subjects, reply, tokens, rate_headers(least_left(subjects, reply.uses)))
 
 
 def _limited(subjects: Sequence[Subject], reply: Exceeded, tokens: int, headers: Headers) -> RateLimited:

@@ -1,4 +1,4 @@
-"""Bounds the memory of request bodies that arrive at one gateway."""
+"""Bounds the memory of request bodies at one gateway that no stream was created for yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from stream_fabric.stream.ids import TenantId
 
 
 class BodyBytes:
-    """Received bytes of the bodies that are not complete yet: of all requests, and of each tenant's."""
+    """Bytes of HTTP bodies that are not complete yet, and of WebSocket messages that wait or run: of all, and of each
+    tenant's."""
 
     def __init__(self, bytes_max: int = BODIES_BYTES_MAX, tenant_bytes_max: int = TENANT_BODIES_BYTES_MAX) -> None:
         self._bytes_max = bytes_max

@@ -1,4 +1,4 @@
-"""Commands to a running stream: cancel, input."""
+"""Cancels of running streams."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import logging
 from collections import deque
 from typing import Any
 
-import msgspec
-
-from stream_fabric.errors import BadRequest
-from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from stream_fabric.stream.ids import StreamId, TenantId, UserId
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
-from stream_gw.privacy.prompt_moderation import moderate_input
 from stream_gw.streams.follow import StreamReads, stream_id
 from stream_gw.streams.parts import GatewayParts
 
@@ -28,13 +23,9 @@ _REMEMBERED_S = 10.0
 
 
 class StreamCommands:
-    """Cancels streams and takes their inputs, from any gateway.
-
-    Another tenant's stream is answered like one that does not exist: an input raises NotFound, a cancel is pending.
-    """
+    """Cancels streams, from any gateway. Another tenant's stream is answered like one that does not exist: pending."""
 
     def __init__(self, parts: GatewayParts, reads: StreamReads) -> None:
-        self._parts = parts
         self._log = parts.log
         self._accounts = parts.accounts
         self._index = parts.index
@@ -55,10 +46,23 @@ class StreamCommands:
         self._recent.append((asyncio.get_running_loop().time(), who.tenant, name))
         return reply
 
-    async def cancel_revoked(self, revoked: Revoked) -> None:
-        """Cancel the running streams of revoked keys or of a suspended user. Every gateway does it; one suffices."""
+    async def steer(self, who: Principal, stream: str) -> CancelReply:
+        """Cut the answer of a stream for a successor. One that has ended, or that has begun a call of a tool, stays."""
+        return await self._log.cancel(stream_id(stream), who.tenant, steers=True)
+
+    def end_revoked(self, revoked: Revoked) -> None:
+        """Cancel the running streams of revoked keys or of a suspended user, in the background. Every gateway does it.
+
+        One suffices for the streams of the index, which forgets a user an hour after the last create. Older streams
+        with readers are known where they are read.
+        """
+        read_here = self._hub.streams_of(revoked.tenant, revoked.user) if revoked.user is not None else []
+        self._hub.spawn(self._cancel_revoked(revoked, read_here))
+
+    async def _cancel_revoked(self, revoked: Revoked, read_here: list[StreamId]) -> None:
         if revoked.user is not None:
-            ending = await self._index.live(revoked.tenant, UserId(revoked.user))
+            listed = await self._index.live(revoked.tenant, UserId(revoked.user))
+            ending = list(dict.fromkeys([*listed, *read_here]))
         else:
             subjects = {key_subject(key) for key in revoked.keys}
             held = await self._accounts.reserved(revoked.tenant)
@@ -77,17 +81,6 @@ class StreamCommands:
 
     async def _repeat_cancel(self, tenant: TenantId, stream: StreamId) -> None:
         await self._log.cancel(stream, tenant)
-
-    async def input(self, who: Principal, stream: str, input_id: str, item: msgspec.Raw) -> str:
-        """Add an item to the stream's durable inputs, once per ``input_id``."""
-        if not 0 < len(input_id) <= IDEMPOTENCY_KEY_CHARS_MAX:
-            raise BadRequest(f"an input's id has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", param="id")
-        await moderate_input(self._parts.moderator, self._parts.authenticator.keys.plan(who.tenant), item)
-        while True:
-            await self._reads.read_head(who, stream, "input")
-            result = await self._log.input(StreamId(stream), who.tenant, input_id, item)
-            if result is not None:  # None: the stream was lost after the look
-                return result
 
 
 def cancel_json(reply: CancelReply) -> dict[str, Any]:

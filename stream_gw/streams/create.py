@@ -23,7 +23,7 @@ from stream_fabric.pool.records import Work
 from stream_fabric.recovery.failover import placement_record, wait_s
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo
-from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, created_ms, new_stream_id
 from stream_fabric.stream.log import CreateCode
 from stream_gw.auth import check_region, pinned_regions
 from stream_gw.delivery.local_stream import Subscription
@@ -34,6 +34,7 @@ from stream_gw.privacy.prompt_moderation import moderate_prompt
 from stream_gw.routing.place_request import Outcome, place, refusal
 from stream_gw.streams.admission import Admission, Headers, Terms
 from stream_gw.streams.budgets.claims import claims_of, session_key
+from stream_gw.streams.chats.turn import bindings
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.follow import StreamReads
 from stream_gw.streams.idempotency import IdempotencyKeys
@@ -88,38 +89,40 @@ class StreamCreation:
         Returns None when the caller attached to a stream that has ended at the cursor. Raises StreamGwError.
         """
         trace = call.trace
-        trace.tenant = call.who.tenant
+        trace.tenant, trace.dialect = call.who.tenant, call.request.own_dialect
         try:
-            return await self._create(call)
+            opened = await self._create(call)
         except StreamGwError as error:
             if trace.role == "refused" and not trace.has_ended:  # the subscription may have finished it
                 trace.finish("refused", error=error)
             raise
+        if opened is not None and opened.facts.model != call.request.model:
+            served = (b"x-served-model", opened.facts.model.encode())
+            opened = replace(opened, headers=(*opened.headers, served))
+        return opened
+
+    async def prepare(self, call: CreateCall) -> StreamFacts:
+        """Check a request and name its stream without making it: nothing is placed, and no limit is charged.
+
+        Raises StreamGwError, like ``create``.
+        """
+        call, user, _, _ = await _checked(self._parts, self._readiness, call)
+        now_ms = self._parts.clock.now_us() // 1000
+        stream = new_stream_id(now_ms, self._parts.random.token_bytes(10))
+        facts = StreamFacts.of(stream, now_ms // 1000, call.request)
+        call.check_facts(facts)
+        if call.on_named is not None:
+            await call.on_named.named(facts, user)
+        return facts
 
     async def _create(self, call: CreateCall) -> OpenedStream | None:
-        who, trace, parts = call.who, call.trace, self._parts
-        if self._readiness.draining:
-            raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
-        who.require("create")
-        ended = parts.authenticator.reason_to_end(who, parts.unix_s())
-        if ended is not None:  # revoked while the body came in
-            raise ended
-        call, records = self._lower_tier(call), parts.authenticator.keys
-        request = call.request
-        user = stream_user(who, request.user)
-        parts.authenticator.check_user(who.tenant, user)
-        # The plan of now: a socket's caller was authenticated long ago
-        allowed = records.regions(who)
-        check_region(parts.settings.region, allowed)
-        regions = trace.regions = pinned_regions(allowed)
-        pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
-        if context := parts.directory.context(pool, request.model, regions):
-            await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-        await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
+        call, user, regions, pool = await _checked(self._parts, self._readiness, call)
+        who, trace, parts, request = call.who, call.trace, self._parts, call.request
+        records = parts.authenticator.keys
         salt = cache_salt(who.tenant if records.plan(who.tenant).kv_isolation else None, request.cache_salt)
         scope = prefix_scope(request.model, salt)
         hashes = await off_loop(request.prompt_bytes, lambda: block_hashes(scope, request.prompt))
-        trace.session = session_key(who.tenant, request.session_id)
+        trace.session = session_key(who.tenant, request.affinity)
         cell = parts.directory.choose_cell(pool, request.model, trace.session, hashes, regions)
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = new_id(parts, cell, now_ms)
@@ -136,7 +139,8 @@ class StreamCreation:
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
         call.check_facts(facts)  # before anything is kept
-        claims = claims_of(records.plan(who.tenant).budgets, user, trace.session, now_ms)
+        session = trace.session if request.session_id else ""
+        claims = claims_of(records.plan(who.tenant).budgets, user, session, now_ms)
         terms = Terms(records.subjects(who, user, request.model), claims)
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
@@ -145,10 +149,23 @@ class StreamCreation:
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
         try:
+            await self._tell_name(call, facts, user)
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers, ladder)
         except BaseException:
+            if call.on_named is not None and stream == claimed:
+                parts.hub.spawn(call.on_named.withdrawn(facts))
             if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
+            raise
+
+    async def _tell_name(self, call: CreateCall, facts: StreamFacts, user: str | None) -> None:
+        """Tell the caller's part the name of its stream. Its error ends the create, and the key is free again."""
+        if call.on_named is None:
+            return
+        try:
+            await call.on_named.named(facts, user)
+        except StreamGwError:
+            await self._keys.release(call, facts.stream)
             raise
 
     async def _make_stream(
@@ -183,8 +200,6 @@ class StreamCreation:
             subscription.close()
             raise
         assert trace.facts is not None
-        if trace.facts.model != request.model:
-            headers = (*headers, (b"x-served-model", trace.facts.model.encode()))
         return OpenedStream(
             stream,
             str(epoch),
@@ -211,13 +226,6 @@ class StreamCreation:
 
     # --- limits --------------------------------------------------------------------------------------------
 
-    def _lower_tier(self, call: CreateCall) -> CreateCall:
-        """Lower the request's tier to the highest one of the tenant's plan."""
-        highest = TIERS.index(self._parts.authenticator.keys.plan(call.who.tenant).tier)
-        if call.request.tier >= highest:
-            return call
-        return replace(call, request=msgspec.structs.replace(call.request, tier=highest))
-
     async def _admit(self, call: CreateCall, work: Work, terms: Terms) -> tuple[Headers, int]:
         """Check the request against the limits and budgets of its tenant. Raises RateLimited; its key is then free."""
         request, stream = call.request, work.request.stream
@@ -225,7 +233,9 @@ class StreamCreation:
         call.trace.placing = self._parts.clock.monotonic_us()
         fail_open = self._parts.settings.limits_fail_open
         try:
-            return await self._admission.admit(work, terms, work.prompt_tokens + output, fail_open=fail_open)
+            return await self._admission.admit(
+                work, terms, work.prompt_tokens + output, dialect=request.own_dialect, fail_open=fail_open
+            )
         except StreamGwError:
             await self._keys.release(call, stream)
             raise
@@ -255,6 +265,8 @@ class StreamCreation:
         calls: list[Awaitable[Any]] = [creating, placing]
         if new.user is not None:
             calls.append(parts.index.add_live(tenant, UserId(new.user), new.id, new.created_ms))
+        if new.call.chat is not None:
+            calls += bindings(parts, new.call.who, new.user, new.call.chat, new.id)
         created, outcome, *_ = await self._all_or_withdraw(new, calls)
         if created is CreateCode.CANCELLED:
             raise StreamCancelled("the stream was cancelled before it began")
@@ -327,3 +339,40 @@ class StreamCreation:
         """Maximum seconds in the queue; longer while the pool has a cold start."""
         warming = self._parts.directory.warming(pool)
         return max(self._parts.settings.queue_wait_s, warming.patience_s if warming else 0.0)
+
+
+async def _checked(
+    parts: GatewayParts, readiness: Readiness, call: CreateCall
+) -> tuple[CreateCall, str | None, tuple[str, ...], str]:
+    """Check that the caller may make the request here and now.
+
+    Returns the call with the tier that it gets, its user, its regions and its pool.
+    """
+    who, trace = call.who, call.trace
+    if readiness.draining:
+        raise Draining("this gateway is shutting down; retry, another gateway will answer", retry_after_s=1)
+    who.require("create")
+    ended = parts.authenticator.reason_to_end(who, parts.unix_s())
+    if ended is not None:  # revoked while the body came in
+        raise ended
+    call, records = _lower_tier(parts, call), parts.authenticator.keys
+    request = call.request
+    user = stream_user(who, request.user)
+    parts.authenticator.check_user(who.tenant, user)
+    # The plan of now: a socket's caller was authenticated long ago
+    allowed = records.regions(who)
+    check_region(parts.settings.region, allowed)
+    regions = trace.regions = pinned_regions(allowed)
+    pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
+    if context := parts.directory.context(pool, request.model, regions):
+        await off_loop(request.prompt_bytes, lambda: check_context(request, context))
+    await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
+    return call, user, regions, pool
+
+
+def _lower_tier(parts: GatewayParts, call: CreateCall) -> CreateCall:
+    """Lower the request's tier to the highest one of the tenant's plan."""
+    highest = TIERS.index(parts.authenticator.keys.plan(call.who.tenant).tier)
+    if call.request.tier >= highest:
+        return call
+    return replace(call, request=msgspec.structs.replace(call.request, tier=highest))

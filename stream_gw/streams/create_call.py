@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from stream_fabric.errors import IdempotencyMismatch
 from stream_fabric.stream.cursor import Cursor
@@ -11,6 +12,17 @@ from stream_gw.dialects import encoder_class
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.trace import ReaderTrace
+from stream_gw.streams.chats.turn import ChatTurn
+
+
+class OnNamed(Protocol):
+    """Learns of a new stream before it is created."""
+
+    async def named(self, facts: StreamFacts, user: str | None) -> None:
+        """Take the stream's facts and user. Raises StreamGwError: the stream is not created."""
+
+    async def withdrawn(self, facts: StreamFacts) -> None:
+        """Take that the stream was not created after all."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,10 @@ class CreateCall:
     """Where a caller that attaches continues; None: at the beginning."""
     dialect: str | None = None
     """The dialect that the caller reads; None: the caller reads the whole answer."""
+    chat: ChatTurn | None = None
+    """The chat whose newest stream this becomes."""
+    on_named: OnNamed | None = None
+    """Learns of the stream before it is created; not called for a stream that the key is bound to."""
 
     def check_facts(self, facts: StreamFacts) -> None:
         """Check that the caller can read such a stream. Raises BadRequest, Unsupported or IdempotencyMismatch."""

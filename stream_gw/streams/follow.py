@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from stream_fabric.stream.log import Page
 from stream_fabric.stream.reader import check_cursor
 from stream_gw.auth import Principal, Scope
 from stream_gw.delivery.hub import no_stream
-from stream_gw.dialects import encoder_class
+from stream_gw.dialects import DIALECTS, encoder_class
+from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
@@ -46,6 +47,12 @@ class StreamReads:
         After an outage a missing stream is waited for, because its producer may still recreate it.
         """
         who.require(scope)
+        if not who.may_read(stream):
+            raise no_stream(stream_id(stream))
+        if who.stream is not None and self._parts.links is not None:
+            ended = who.link_error((await self._parts.links.generations([who.stream]))[who.stream])
+            if ended is not None:
+                raise ended
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ORPHAN_GRACE_S
         while True:
@@ -61,6 +68,9 @@ class StreamReads:
         meta = meta_decoder.decode(page.facts)
         if not who.may_see(meta.user):
             raise no_stream(stream)
+        if who.stream is not None and meta.facts.settings is not None:
+            # The holder of a link to the stream sees its answer, and nothing of the request
+            meta = msgspec.structs.replace(meta, facts=msgspec.structs.replace(meta.facts, settings=None))
         return page, meta
 
     async def follow(
@@ -87,6 +97,7 @@ class StreamReads:
                 raise CursorGone(f"cursor {after} lies beyond the end of the stream, {end}; read the stream again")
             return None
         check_cursor(after, page.epoch, page.head, page.bases)
+        trace.dialect = dialect if dialect in DIALECTS else ""  # a wrong one is refused later
         self._note_opened(trace, page, meta, after)
         seen = _structure_frames(page.structure, after.seq)
         if after.seq and encoder_class(dialect or meta.facts.own_dialect, meta.facts).needs_history:
@@ -101,6 +112,33 @@ class StreamReads:
         trace.tenant, trace.role = who.tenant, "resumed"
         self._note_opened(trace, found, meta, at)
         return self._make_opened_stream(StreamId(stream), page, meta, at, tuple(lines), trace, exact=False)
+
+    async def read_frames(self, who: Principal, stream: str) -> tuple[StreamMeta, list[tuple[int, bytes]]]:
+        """Read all frames so far, each with its epoch, and the stream's meta."""
+        _, meta = await self.read_head(who, stream)
+        frames: list[tuple[int, bytes]] = []
+        async for page in self._pages(who, StreamId(stream)):
+            for entry in page.entries:
+                frames[entry.first - 1 :] = [(entry.epoch, line) for line in entry.frames.split(b"\n")]
+        return meta, frames
+
+    async def follow_from(
+        self, who: Principal, stream: str, place: Callable[[StreamFacts, list[bytes]], int], trace: ReaderTrace
+    ) -> OpenedStream | None:
+        """Open a stream for a reader whose position only its dialect knows; None: the stream has ended there.
+
+        ``place`` returns how many of the frames so far the reader has.
+        """
+        meta, frames = await self.read_frames(who, stream)
+        lines = [line for _, line in frames]
+        seq = place(meta.facts, lines)
+        page = await self._hub.read_page(StreamId(stream), who.tenant, _NO_ENTRIES)
+        if page.status != "live" and seq >= page.head:
+            return None
+        after = Cursor(frames[seq - 1][0], seq) if seq else BEGINNING
+        trace.tenant, trace.role = who.tenant, "resumed"
+        self._note_opened(trace, page, meta, after)
+        return self._make_opened_stream(StreamId(stream), page, meta, after, tuple(lines[:seq]), trace, exact=True)
 
     def _make_opened_stream(
         self,
@@ -206,6 +244,7 @@ class StreamReads:
     async def running(self, who: Principal, user: str) -> list[dict[str, Any]]:
         """Describe the user's running streams, newest first."""
         who.require("read")
+        who.require_any_stream()
         if not who.may_see(user):
             raise NotFound("this token belongs to another user")
         oldest_ms = self._parts.clock.now_us() // 1000 - _LISTED_EARLY_MS

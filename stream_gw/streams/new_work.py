@@ -51,6 +51,7 @@ def make_work(
     request, trace, tenant = call.request, call.trace, call.who.tenant
     estimates = parts.directory.estimates(cell, route_key(request.model, request.own_dialect, TIERS[request.tier]))
     limit = _NO_LIMIT if request.max_tokens is None else request.max_tokens
+    repairs = min(request.repairs, plan.repairs)
     deadline_ms = 0 if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
     body = salted_body(request.body, salt)
     return Work(
@@ -67,7 +68,7 @@ def make_work(
         prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
         # Most requests stop far below their limit
         output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
-        output_limit=min(limit * request.n, _NO_LIMIT),
+        output_limit=min(limit * request.n * (1 + repairs), _NO_LIMIT),
         prefix=array("I", hashes).tobytes(),
         prices=trace.prices,
         reserved=reserved,
@@ -75,6 +76,7 @@ def make_work(
         user_hash=hashed_user(tenant, trace.user),
         retention_s=plan.retention_s,
         retention_days=row_days(plan),
+        repairs=repairs,
         moderated=plan.moderation == "all" and request.kind in ("chat", "completions"),
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from stream_fabric.accounts.budgets import Crossed
 from stream_fabric.accounts.ports import Accounts
+from stream_fabric.chats import Chats
+from stream_fabric.links import Links
 from stream_fabric.moderation.moderator import Moderator
 from stream_fabric.ports import Clock, Index, Pools, Random, StreamLog
 from stream_fabric.stream.ids import GatewayId, TenantId
@@ -14,6 +16,7 @@ from stream_gw.auth import Authenticator
 from stream_gw.delivery.hub import Hub
 from stream_gw.observe.content import Contents
 from stream_gw.observe.trace import Tracer
+from stream_gw.responses import ResponseStore
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
 from stream_gw.settings import GatewaySettings
@@ -44,8 +47,16 @@ class GatewayParts:
     """Called for each request that was admitted without its limits."""
     on_crossed: Callable[[TenantId, Crossed, str], None] = lambda tenant, crossed, model: None
     """Called with a budget that has crossed a mark, and the model of the request that did it."""
+    on_input: Callable[[str], None] = lambda result: None
+    """Called with the result of each input of a running stream."""
+    responses: ResponseStore | None = None
+    """Stored responses; None: none are stored."""
     moderator: Moderator | None = None
     """Checks prompts of plans with moderation; None: such prompts are refused."""
+    chats: Chats | None = None
+    """Newest streams of chats. None in simulations."""
+    links: Links | None = None
+    """Ended links to streams. None in simulations."""
 
     def unix_s(self) -> float:
         """Unix time on the fabric's clock, in seconds."""

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stream_fabric.accounts.records import Budgets, Limits, Moderation, PlanRecord, Price, Scope, TierName
+from stream_fabric.accounts.records import Budgets, Limits, Moderation, PlanRecord, Price, Region, Scope, TierName
 from stream_fabric.errors import BadRequest
 from stream_fabric.limits import (
     CONTENT_BYTES_MAX,
+    REPAIRS_MAX,
+    RESPONSE_DAYS_MAX,
     RETENTION_S_MAX,
     TENANT_LIST_MAX,
     TRACE_RETENTION_DAYS_MAX,
@@ -30,10 +32,11 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 Model = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
 Label = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]{0,200}\Z")]
 User = Annotated[str, msgspec.Meta(pattern=rf"^[^\x00-\x1f\x7f]{{1,{USER_CHARS_MAX}}}\Z")]
-Region = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Share = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_Repairs = Annotated[int, msgspec.Meta(ge=0, le=REPAIRS_MAX)]
 _RetentionS = Annotated[int, msgspec.Meta(ge=0, le=RETENTION_S_MAX)]
 _RetentionDays = Annotated[int, msgspec.Meta(ge=0, le=TRACE_RETENTION_DAYS_MAX)]
+_ResponseDays = Annotated[int, msgspec.Meta(ge=0, le=RESPONSE_DAYS_MAX)]
 _ExpiresInS = Annotated[int, msgspec.Meta(ge=1, le=_EXPIRES_S_MAX)]
 _ContentBytes = Annotated[int, msgspec.Meta(ge=0, le=CONTENT_BYTES_MAX)]
 PageLimit = Annotated[int, msgspec.Meta(ge=1, le=TENANT_LIST_MAX)]
@@ -69,6 +72,8 @@ class PlanChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace_retention_days: _RetentionDays | UnsetType | None = UNSET
     redact: bool | UnsetType = UNSET
     moderation: Moderation | UnsetType = UNSET
+    repairs: _Repairs | UnsetType = UNSET
+    response_days: _ResponseDays | UnsetType | None = UNSET
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.routing import Mount, Route, Router
@@ -12,26 +13,34 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stream_fabric.errors import Draining, StreamGwError
+from stream_fabric.stream.frames import passed_over
 from stream_fabric.stream.ids import StreamId
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.records import GatewayStats
 from stream_gw.admin.traces import Traces
 from stream_gw.admin.usage import Usage
 from stream_gw.auth import Principal, Revoked, bearer
+from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.parsers import PATHS
 from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
+from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import ws
 from stream_gw.transport.cors import CorsPolicy
 from stream_gw.transport.endpoint import Answering, Endpoint, Handler
+from stream_gw.transport.http import JSON
 from stream_gw.transport.pages import Page, Secured
 from stream_gw.transport.reference.served import ReferenceRoutes
+from stream_gw.transport.reference.unserved import unserved
+from stream_gw.transport.responses import ResponseRoutes, session
 from stream_gw.transport.service_routes import ServiceRoutes
+from stream_gw.transport.sockets import EdgeSocket
+from stream_gw.transport.stored import StoredRoutes
 from stream_gw.transport.stream_routes import SWEEP_BATCH, StreamRoutes
 from stream_gw.transport.tenancy_routes import TenancyRoutes
-from stream_gw.transport.ws_socket import Socket
+from stream_gw.transport.ui import UiRoutes, chat_socket
 
 if TYPE_CHECKING:
     from stream_gw.tenancy import Tenancy
@@ -56,14 +65,24 @@ class Edge:
         self._metrics = metrics
         parts = gateway.parts
         cors = CorsPolicy(parts.settings.cors_origins)
-        self._answering = Answering(parts.clock, parts.random, metrics, access, cors)
+        self._answering = Answering(parts.clock, parts.random, metrics, access, cors, gateway.bodies)
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
         usage = Usage(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
-        self.sockets: set[Socket] = set()
+        self.sockets: set[EdgeSocket] = set()
+        self._sockets: dict[str, ASGIApp] = {
+            "/v1/stream": self._serve_stream,
+            "/v1/ui/chat": self._serve_chats,
+            **dict.fromkeys(session.PATHS, self._serve_responses),
+        }
+        """WebSockets by path."""
         self.ops = Ops(parts.pools, parts.directory, traces, self._gateway_stats, recent.stats, parts.clock)
         self._streams = StreamRoutes(gateway, self._answering, metrics)
+        self._ui = UiRoutes(gateway, self._streams, metrics)
+        self._chats = chat_socket(self._ui.calls)
+        self._responses = ResponseRoutes(gateway, self._streams, metrics)
         self._services = ServiceRoutes(gateway, self._answering, metrics, self.ops, traces, usage, self._update_gauges)
         self._tenants = TenancyRoutes(gateway, tenancy)
+        self._stored = StoredRoutes(gateway)
         self._reference = ReferenceRoutes()
         self._swept_lagging = 0
         """Readers with a full connection at the last sweep."""
@@ -85,6 +104,7 @@ class Edge:
         direct: dict[str, ASGIApp] = {
             path: self._endpoint(path, post=streams.creator(parser)) for path, parser in PATHS.items()
         }
+        direct["/v1/ui/chat"] = self._endpoint("/v1/ui/chat", post=self._ui.create)
         router = Router(
             routes=[
                 self._route("/v1/models", get=services.models),
@@ -99,11 +119,17 @@ class Edge:
                 self._route("/v1/streams/{id}/info", get=streams.info),
                 self._route("/v1/streams/{id}/placement", get=streams.placement),
                 self._route("/v1/streams/{id}/cancel", post=streams.cancel),
+                self._route("/v1/streams/{id}/links", delete=streams.end_links),
                 self._route("/v1/streams/{id}/input", post=streams.input),
+                self._route("/v1/ui/chat/{id:path}/stream", get=self._ui.resume),
+                self._route("/v1/ui/chat/{id:path}", delete=self._ui.stop),
                 self._route("/v1/admin/traces{rest:path}", get=services.traces),
                 self._route("/v1/admin/ops", get=services.ops),
+                *(self._route(path, **handlers) for path, handlers in self._stored.handlers().items()),
+                *(self._route(path, **handlers) for path, handlers in self._responses.handlers().items()),
                 *(self._route(path, **handlers) for path, handlers in self._tenants.handlers().items()),
                 self._route("/openapi.json", get=self._reference.document),
+                self._route("/asyncapi.json", get=self._reference.asyncapi),
                 self._route("/healthz", get=services.healthz),
                 self._route("/readyz", get=services.readyz),
                 self._route("/metrics", get=services.metrics),
@@ -117,7 +143,7 @@ class Edge:
         def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             # Returns the coroutine of an endpoint whose streams stay open: one frame less for each
             if scope["type"] == "websocket":
-                return (self._serve_socket if scope["path"] == "/v1/stream" else _refuse_socket)(scope, receive, send)
+                return self._sockets.get(scope["path"], _refuse_socket)(scope, receive, send)
             return direct.get(scope["path"], router)(scope, receive, send)
 
         return app
@@ -130,27 +156,48 @@ class Edge:
         return Route(path, self._endpoint(path, **handlers))
 
     def _page_routes(self) -> list[Mount | Route]:
-        static, make_request = files("stream_gw") / "static", self._answering.request
+        static, make_request = Path(str(files("stream_gw") / "static")), self._answering.request
 
-        def page(path: str, file: str) -> Route:
+        def page(path: str, file: str, head: Path | None = None) -> Route:
             self.paths[path] = ("get",)
-            return Route(path, Secured(Page(str(static / file), make_request), make_request))
+            return Route(path, Secured(Page(static / file, make_request, head), make_request))
 
         self.paths["/static"] = ("get",)
         return [
-            Mount("/static", Secured(StaticFiles(directory=str(static)), make_request)),
+            # ``static/client`` is a link to clients/js/src in the source tree, and a folder in a wheel
+            Mount("/static", Secured(StaticFiles(directory=static, follow_symlink=True), make_request)),
             page("/", "index.html"),
-            page("/ops", "ops.html"),
-            page("/docs", "docs.html"),
+            page("/ops", "ops.html", static / "head.html"),
+            page("/docs", "docs.html", static / "head.html"),
+            page("/watch", "watch.html"),
         ]
 
     # --- sockets -------------------------------------------------------------------------------------------
 
-    def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        name = "conn_" + self._gateway.parts.random.token_hex(8)
-        return ws.serve(scope, receive, send, self._gateway, name, bearer(scope["headers"]), self._register_socket)
+    def _serve_stream(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._serve_channels(scope, receive, send, ws.TOKENSTREAM)
 
-    def _register_socket(self, socket: Socket) -> Callable[[], None]:
+    def _serve_chats(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._serve_channels(scope, receive, send, self._chats)
+
+    def _serve_channels(self, scope: Scope, receive: Receive, send: Send, kind: ws.SocketKind) -> Awaitable[None]:
+        name, credential = self._connection_name(), bearer(scope["headers"])
+        return ws.serve(scope, receive, send, self._gateway, name, credential, self._register_socket, kind)
+
+    def _serve_responses(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        name, register = self._connection_name(), self._register_socket
+        return session.serve(scope, receive, send, self._gateway, name, register, self._receive_answered)
+
+    def _connection_name(self) -> str:
+        return "conn_" + self._gateway.parts.random.token_hex(8)
+
+    def _receive_answered(self, path: str, name: str, trace: ReaderTrace | None, error: StreamGwError | None) -> None:
+        """Count and log a request of a Responses socket."""
+        self._metrics.requests.labels(path, str(200 if error is None else error.http_status)).inc()
+        if error is not None:
+            self._answering.access.receive_refused(name, path, trace, error)
+
+    def _register_socket(self, socket: EdgeSocket) -> Callable[[], None]:
         """Add a socket to those that are swept and drained; return the call that removes it."""
         self.sockets.add(socket)
         if self._gateway.readiness.draining:  # the load balancer has not noticed yet; sent after hi
@@ -169,6 +216,7 @@ class Edge:
         """Set the gauges of open streams, open sockets and lagging readers."""
         self._metrics.open_streams.set(len(self._gateway.parts.hub.local))
         self._metrics.open_sockets.set(len(self.sockets))
+        self._metrics.receive_passed_over(passed_over.count)
         self._metrics.lagging.set(sum(o.full for o in self._streams.outlets) + sum(s.full for s in self.sockets))
 
     async def sweep(self) -> None:
@@ -182,6 +230,7 @@ class Edge:
                 lagging += outlet.full
                 if number % SWEEP_BATCH == SWEEP_BATCH - 1:
                     await asyncio.sleep(0)  # tokens go first
+            self.ops.sample_loads()
             for viewer in tuple(self.ops.viewers):
                 viewer.sweep(loop.time())
             for number, socket in enumerate(tuple(self.sockets)):
@@ -194,19 +243,26 @@ class Edge:
 
     def receive_revoked(self, revoked: list[Revoked]) -> None:
         """End what revoked keys have open, and cancel what they run unless the plan lets it finish."""
-        hub, commands = self._gateway.parts.hub, self._gateway.commands
-        hub.spawn(self.end_unauthorized())
         for each in revoked:
             if not each.finish:
-                hub.spawn(commands.cancel_revoked(each))
+                self._gateway.commands.end_revoked(each)
+        self._gateway.parts.hub.spawn(self.end_unauthorized())
 
     async def end_unauthorized(self) -> None:
         """End the connections of callers whose API key or user may no longer call."""
         parts = self._gateway.parts
+        await self._end_readers(lambda who: parts.authenticator.reason_to_end(who, parts.unix_s()))
 
-        def reason_to_end(who: Principal) -> StreamGwError | None:
-            return parts.authenticator.reason_to_end(who, parts.unix_s())
+    async def end_recalled_links(self) -> None:
+        """End the connections of those who watch by a link that the stream's owner has ended, until cancelled."""
 
+        def readers() -> Iterable[Principal]:
+            yield from self._streams.readers()
+            yield from (socket.principal for socket in self.sockets if socket.principal is not None)
+
+        await self._gateway.links.run(readers, self._end_readers)
+
+    async def _end_readers(self, reason_to_end: Callable[[Principal], StreamGwError | None]) -> None:
         await self._streams.end_unauthorized(reason_to_end)
         for socket in tuple(self.sockets):
             if socket.principal is not None and (error := reason_to_end(socket.principal)) is not None:
@@ -218,9 +274,9 @@ class Edge:
     # --- drain ---------------------------------------------------------------------------------------------
 
     async def drain(self, drain_s: float, spread_s: float) -> None:
-        """Take no new work; let readers reconnect elsewhere, spread over ``spread_s``; end the rest after ``drain_s``.
+        """Take no new work; let readers reconnect elsewhere, spread over ``spread_s``; wait ``drain_s`` for the rest.
 
-        Plain streams run to their end meanwhile.
+        Plain streams run to their end meanwhile. ``end_readers`` ends those that outlast it.
         """
         gateway, loop = self._gateway, asyncio.get_running_loop()
         gateway.readiness.draining = True
@@ -231,12 +287,14 @@ class Edge:
             socket.ask_to_reconnect(gateway.parts.random.uniform(0, min(spread_s, drain_s / 2)))
         while loop.time() < deadline and self.busy:  # noqa: ASYNC110  # readers come and go; this is a process's end
             await asyncio.sleep(0.05)
-        for local in tuple(gateway.parts.hub.local.values()):
+
+    def end_readers(self) -> None:
+        """Tell all that still read where to go on, and end them."""
+        for local in tuple(self._gateway.parts.hub.local.values()):
             for sub in tuple(local.subs):
                 local.fail(sub, _draining_error(local.id))
         for socket in tuple(self.sockets):
             socket.close(Draining.close_code, "this gateway is shutting down; reconnect")
-        await asyncio.sleep(0.05)
 
 
 def _draining_error(stream: StreamId) -> Draining:
@@ -245,6 +303,12 @@ def _draining_error(stream: StreamId) -> Draining:
 
 
 async def _refuse_socket(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close a WebSocket of a wrong path."""
+    """Close a WebSocket of a wrong path; one of another service's endpoint gets that endpoint's 404."""
     await receive()
-    await send({"type": "websocket.close", "code": 1008, "reason": "the WebSocket is at /v1/stream"})
+    if (missing := unserved(scope["path"])) is not None:
+        headers = [JSON, (b"content-length", b"%d" % len(body := error_body(missing, None)))]
+        await send({"type": "websocket.http.response.start", "status": missing.http_status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": body})
+        return
+    paths = "/v1/stream, /v1/responses and /v1/ui/chat"
+    await send({"type": "websocket.close", "code": 1008, "reason": f"the paths are {paths}"})

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from stream_fabric.errors import BadRequest, HeadersTooLarge
 from stream_fabric.limits import (
     HEAD_S_MAX,
     HEADER_BYTES_MAX,
@@ -34,6 +35,8 @@ from stream_fabric.limits import (
     WS_PROTOCOL_PING_S,
 )
 from stream_fabric.system_errors import reason
+from stream_gw.dialects.anthropic import errors as anthropic_errors
+from stream_gw.dialects.errors import error_body
 from stream_gw.transport.stall import StallTimer
 
 CONNECTION = "stream_gw.connection"
@@ -50,6 +53,13 @@ class ConnectionListener(Protocol):
     def connection_resumed(self) -> None: ...
 
     def connection_lost(self) -> None: ...
+
+
+class SocketListener(ConnectionListener, Protocol):
+    """Takes a WebSocket's events."""
+
+    def message_grew(self, size: int) -> None:
+        """``size`` bytes of the message that is arriving are held; 0: none is incomplete."""
 
 
 class _Observed(asyncio.Protocol):
@@ -186,6 +196,8 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._in_head = self._head_began = self._too_large = False
+        self.url = b""
+        self.headers = []
         self._head_bytes = self._header_bytes = 0
         self._silent_bytes = 0
         """Bytes received after a head without a parser event: the parser may be gathering them."""
@@ -274,12 +286,11 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse input that is no valid request, then end the connection."""
-        status, code = (431, "headers_too_large") if self._too_large else (400, "invalid_request")
-        what = "the URL or the headers are over their limit" if status == 431 else msg
-        body = (
-            f'{{"error":{{"message":"{what}","type":"invalid_request_error","code":"{code}","param":null,'
-            f'"request_id":null,"retriable":false}}}}'
-        ).encode()
+        too_large = "the URL or the headers are over their limit"
+        error = HeadersTooLarge(too_large) if self._too_large else BadRequest(msg)
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        shape = anthropic_errors.error_body if anthropic_errors.is_anthropic(path, dict(self.headers)) else error_body
+        status, body = error.http_status, shape(error, None)
         reason = b"Request Header Fields Too Large" if status == 431 else b"Bad Request"
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
@@ -410,13 +421,15 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
 
     # Half of uvicorn's attributes are slots here, so that its dict stays below 31 entries (see EdgeHttp)
     __slots__ = (
-        "_discarded", "close_timeout", "close_timer", "curr_msg_data_type", "frames", "initial_response",
+        "_discarded", "_incomplete", "close_timeout", "close_timer", "curr_msg_data_type", "frames", "initial_response",
         "last_ping_rtt", "pending_ping_payload", "ping_interval", "ping_sent_at", "ping_timeout", "ping_timer",
         "pong_timer", "request", "response",
     )  # fmt: skip
 
+    listener: SocketListener | None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._discarded = 0
+        self._discarded = self._incomplete = 0
         self.queue = _Messages()  # type: ignore[assignment]
         self.writable = _Event(is_set=True)  # type: ignore[assignment]
         super().connection_made(transport)
@@ -475,10 +488,14 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
         self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
 
     def data_received(self, data: bytes) -> None:
-        if self.conn.parser_exc is None:
-            super().data_received(data)
-        else:
+        if self.conn.parser_exc is not None:
             self._discarded += len(data)
+            return
+        super().data_received(data)
+        incomplete = len(self.conn.reader.buffer) + (len(self.frames[0]) if self.frames else 0)
+        if incomplete != self._incomplete and self.listener is not None:
+            self._incomplete = incomplete
+            self.listener.message_grew(incomplete)
 
     def _linger_on(self, seen: int, until: float) -> None:
         """Close the connection once the peer sends no more, at the latest at ``until`` (loop time)."""
@@ -523,6 +540,12 @@ class EdgeServer(uvicorn.Server):
                 connection.sweep(loop.time())  # type: ignore[union-attr]
                 if number % 500 == 499:
                     await asyncio.sleep(0)  # tokens go first
+
+    def abort(self) -> None:
+        """Cut all connections, whatever they have not taken yet."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the address. Raises OSError when the address cannot be bound."""

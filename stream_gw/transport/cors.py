@@ -9,17 +9,22 @@ from starlette.types import Scope, Send
 
 _MAX_AGE_S = 600
 _LIMITS = [f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")]
+_ANTHROPIC_LIMITS = [
+    f"anthropic-ratelimit-{unit}-{what}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+]
 _EXPOSED = ", ".join(
     [
         "x-stream-id",
         "x-stream-epoch",
         "x-request-id",
+        "x-structured-output",
         "link",
         "retry-after",
         "retry-after-ms",
         "x-should-retry",
         "x-budget-warning",
         *_LIMITS,
+        *_ANTHROPIC_LIMITS,
     ]
 ).encode()
 _ANY = b"*"

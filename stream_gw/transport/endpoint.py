@@ -35,18 +35,20 @@ Handler = Callable[[Request, Send], Awaitable[OpenResponse | None]]
 class Answering:
     """State that a gateway's endpoints share, such as the number of requests that are being answered."""
 
-    def __init__(self, clock: Clock, random: Random, metrics: Metrics, access: AccessLog, cors: CorsPolicy) -> None:
+    def __init__(
+        self, clock: Clock, random: Random, metrics: Metrics, access: AccessLog, cors: CorsPolicy, bodies: BodyBytes
+    ) -> None:
         self._clock = clock
         self._random = random
         self.metrics = metrics
         self.access = access
-        self.bodies = BodyBytes()
+        self._bodies = bodies
         self.cors = cors
         self.count = 0
         """Requests whose answer is not complete."""
 
     def request(self, scope: Scope, receive: Receive, send: Send) -> Request:
-        return Request(scope, receive, send, self._clock, self._random, self.bodies)
+        return Request(scope, receive, send, self._clock, self._random, self._bodies)
 
     def retry_ms(self, request: Request) -> int | None:
         """Milliseconds after which an EventSource should reconnect, spread over an interval; None for other clients."""

@@ -19,6 +19,7 @@ from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
 from stream_gw.dialects.requests import check_depth
+from stream_gw.dialects.responses import errors as responses_errors
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
 from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import CONNECTION, EdgeHttp
@@ -153,6 +154,8 @@ class Request:
         if isinstance(error, WrongMethod):
             headers.append((b"allow", ", ".join(error.allowed).encode()))
         shape = anthropic_errors.error_body if self.is_anthropic else error_body
+        if responses_errors.is_open(self.scope["path"], self.headers):
+            shape = responses_errors.open_error_body
         body = shape(error, self.id, stream_id=stream, cursor=cursor)
         # The rest of a refused body is not read
         await self.answer(self.status_of(error), body, headers, close=isinstance(error, BodyTooLarge))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,13 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stream_fabric.errors import NotFound
 from stream_gw.transport.http import Request, WrongMethod
+from stream_gw.transport.reference.unserved import unserved
 
 _CONTENT_SECURITY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _METHODS = ("GET", "HEAD")
-_API_PATH = re.compile(r"/(chat/completions|completions|embeddings|rerank|models|streams)(/[^/]+)?/?$")
+_API_PATH = re.compile(r"/(chat/completions|completions|embeddings|rerank|classify|score|models|streams)(/[^/]+)?/?$")
 """End of a path that a client has put behind a base URL without ``/v1``, or with one too many."""
 
 RequestMaker = Callable[[Scope, Receive, Send], Request]
@@ -54,27 +56,29 @@ class Secured:
 
 
 class Page:
-    """One HTML file."""
+    """One HTML file, after a head that pages share. ``$name`` in the head is the file's name without its suffix."""
 
-    def __init__(self, path: str, make_request: RequestMaker) -> None:
+    def __init__(self, path: Path, make_request: RequestMaker, head: Path | None = None) -> None:
         self._path = path
+        self._head = head
         self._make_request = make_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await asyncio.to_thread(_read, self._path)
+        body = await asyncio.to_thread(self._read)
         await self._make_request(scope, receive, send).answer(
             200, body, [(b"content-type", b"text/html; charset=utf-8")]
         )
 
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    def _read(self) -> bytes:
+        head = b"" if self._head is None else self._head.read_bytes().replace(b"$name", self._path.stem.encode())
+        return head + self._path.read_bytes()
 
 
 def no_path(scope: Scope) -> NotFound:
     """Make the error of a path that does not exist. A path of the API at another base URL is answered with its own."""
     path = scope["path"][:200]
+    if (missing := unserved(path)) is not None:
+        return missing
     if (found := _API_PATH.search(path)) and path != f"/v1{found[0]}":
         what_to_do = "set the client's base URL to this server's address followed by /v1"
         return NotFound(f"no such path {path!r}; did you mean /v1{found[0]}? {what_to_do}")

@@ -17,7 +17,6 @@ from stream_gw.auth import Principal, TokenRequest, bearer, cookie_cleared, cook
 from stream_gw.dialects.anthropic.models import model_json, model_list
 from stream_gw.observe.metrics import Metrics
 from stream_gw.routing.directory import Served
-from stream_gw.routing.regions import served_in
 from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
@@ -65,34 +64,39 @@ class ServiceRoutes:
         self._traces = traces
         self._usage = usage
         self._measure = measure
+        self._image_models = {name.strip() for name in gateway.parts.settings.image_models.split(",")}
 
     def _authenticate(self, request: Request) -> Principal:
         return self._gateway.authenticate(bearer(request.scope["headers"]))
 
     async def models(self, request: Request, send: Send) -> None:
         who = self._authenticate(request)
-        served = sorted(self._served(who).items())
+        served = sorted(self._gateway.served(who).items())
         mine = [(model, each) for model, each in served if who.may_use(model)]
         if request.is_anthropic:
             await request.json(200, model_list(mine))
         else:
-            await request.json(200, {"object": "list", "data": [_model_json(model, each) for model, each in mine]})
+            listed = [self._model_json(model, each) for model, each in mine]
+            await request.json(200, {"object": "list", "data": listed})
 
-    def _served(self, who: Principal) -> dict[str, Served]:
-        """Return the models that the caller's regions serve."""
-        parts = self._gateway.parts
-        directory, regions = parts.directory, parts.authenticator.keys.regions(who)
-        models = directory.models()
-        return models if regions is None else dict(served_in(directory, models, regions) if regions else ())
+    def _model_json(self, model: str, served: Served) -> dict[str, Any]:
+        """Return the API's description of a model, in OpenAI's shape."""
+        known: dict[str, Any] = {"max_model_len": served.max_model_len} if served.max_model_len else {}
+        if not self._image_models.isdisjoint((model, "*")):
+            known["input_modalities"] = ["text", "image"]
+        return {
+            "id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated,
+            **known,
+        }  # fmt: skip
 
     async def model(self, request: Request, send: Send) -> None:
         who, directory, model = self._authenticate(request), self._gateway.parts.directory, request.path_params["id"]
         if not model:
             raise no_path(request.scope)
-        served = self._served(who).get(model)
+        served = self._gateway.served(who).get(model)
         if served is None or not who.may_use(model):
             raise directory.model_not_found(model, who.models)
-        shape = model_json if request.is_anthropic else _model_json
+        shape = model_json if request.is_anthropic else self._model_json
         await request.json(200, shape(model, served))
 
     async def tokens(self, request: Request, send: Send) -> None:
@@ -100,7 +104,8 @@ class ServiceRoutes:
         if not parts.settings.token_secret.get_secret_value():
             raise Forbidden("this fleet mints no capability tokens; its operator must set STREAM_GW_TOKEN_SECRET")
         requested = parse(await request.body(who.tenant) or b"{}", TokenRequest)
-        token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s())
+        link = await self._gateway.links.generation(requested.stream)
+        token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s(), link)
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})
 
     async def limits(self, request: Request, send: Send) -> None:
@@ -187,11 +192,3 @@ class ServiceRoutes:
     async def unknown_path(self, request: Request, send: Send) -> None:
         """Answer 404 for a path that does not exist."""
         raise no_path(request.scope)
-
-
-def _model_json(model: str, served: Served) -> dict[str, Any]:
-    """Return the API's description of a model, in OpenAI's shape."""
-    known = {"max_model_len": served.max_model_len} if served.max_model_len else {}
-    return {
-        "id": model, "object": "model", "created": 0, "owned_by": served.pool, "simulated": served.simulated, **known
-    }  # fmt: skip

@@ -119,6 +119,9 @@ class SseOutlet(SseBody):
         self._request_id = request_id
         self.resume: Callable[[], None] = _nothing
         super().__init__(connection)
+        opening = encoder.opening()
+        if opening:
+            self._put(opening)
 
     def drained(self) -> None:
         self.resume()
@@ -160,7 +163,11 @@ class SseOutlet(SseBody):
         self._end()
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        self._put(self.encoder.failure(error, self._request_id, cursor))
+        event = self.encoder.failure(error, self._request_id, cursor)
+        if not event:  # the dialect's clients resume after a broken connection alone
+            self._connection.transport.abort()
+            return
+        self._put(event)
         self._end()
 
 

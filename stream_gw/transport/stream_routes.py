@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-import msgspec
 from starlette.types import Send
 
 from stream_fabric.errors import BadRequest, StreamGwError, Unauthenticated
@@ -14,11 +13,12 @@ from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
 from stream_gw.delivery.local_stream import Subscription
 from stream_gw.dialects import encoder_class
+from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.parsers import Parser
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.observe.metrics import Metrics
 from stream_gw.streams.cancel import cancel_json
-from stream_gw.streams.create_call import CreateCall
+from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.follow import describe
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
@@ -73,20 +73,23 @@ class StreamRoutes:
             if number % SWEEP_BATCH == SWEEP_BATCH - 1:
                 await asyncio.sleep(0)  # tokens go first
 
-    def _authenticate(self, request: Request) -> Principal:
+    def readers(self) -> Iterable[Principal]:
+        """Return the callers that read a stream."""
+        return tuple(self._readers.values())
+
+    def authenticate(self, request: Request) -> Principal:
+        """Return the caller. Raises Unauthenticated."""
         return self._gateway.authenticate(bearer(request.scope["headers"]))
 
-    def _reader(self, request: Request) -> Principal:
+    def reader(self, request: Request) -> Principal:
         """Return the caller that reads a stream.
 
         Without an authorization header, the cookie of a browser's EventSource counts.
         """
         headers = request.headers
-        if b"authorization" in headers or b"x-api-key" in headers:
-            return self._authenticate(request)
         token = cookie_of(request.scope["headers"])
-        if token is None:
-            return self._authenticate(request)
+        if token is None or b"authorization" in headers or b"x-api-key" in headers:
+            return self._gateway.authenticate_reader(bearer(request.scope["headers"]))
         if headers.get(b"sec-fetch-site") == b"cross-site":
             raise Unauthenticated("the cookie is not accepted from a page of another site")
         return self._gateway.authenticate_cookie(token)
@@ -101,19 +104,20 @@ class StreamRoutes:
         """Make the handler of a path whose bodies ``parser`` reads."""
 
         async def create(request: Request, send: Send) -> OpenStreamResponse | None:
-            who = self._authenticate(request)
+            who = self.authenticate(request)
             body = await request.body(who.tenant)
             parsed = await off_loop(len(body), lambda: parser(body))
             if parsed.stream:
-                return await self._create_streamed(request, send, who, parsed)
-            await self._create_whole(request, who, parsed)
+                return await self.create_streamed(request, send, who, parsed)
+            await self.create_whole(request, who, parsed)
             return None
 
         return create
 
-    async def _create_streamed(
-        self, request: Request, send: Send, who: Principal, parsed: CreateRequest
+    async def create_streamed(
+        self, request: Request, send: Send, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
     ) -> OpenStreamResponse | None:
+        """Create the stream, and deliver its events."""
         last_event_id = request.header(b"last-event-id")
         call = CreateCall(
             who,
@@ -122,15 +126,19 @@ class StreamRoutes:
             key=request.header(b"idempotency-key"),
             after=Cursor.parse(last_event_id) if last_event_id else None,
             dialect=parsed.own_dialect,
+            on_named=on_named,
         )
-        return await self._stream(request, send, who, await self._gateway.streams.create(call), call.dialect)
+        return await self.deliver(request, send, who, await self._gateway.streams.create(call), call.dialect)
 
-    async def _create_whole(self, request: Request, who: Principal, parsed: CreateRequest) -> None:
+    async def create_whole(
+        self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
+    ) -> None:
+        """Create the stream, and answer with all of it."""
         connection: EdgeHttp = request.scope["state"][CONNECTION]
         trace = request.trace(self._gateway.parts.tracer, "whole")
         # An unread large body pauses reading, and a client that leaves would go unnoticed
         connection.skip_body()
-        call = CreateCall(who, parsed, trace, key=request.header(b"idempotency-key"))
+        call = CreateCall(who, parsed, trace, key=request.header(b"idempotency-key"), on_named=on_named)
         opened = await self._gateway.streams.create(call)
         if opened is None:
             await request.answer(204)
@@ -139,27 +147,39 @@ class StreamRoutes:
         subscription = opened.subscribe(outlet)
         self._readers[subscription] = who
         try:
-            body, error, cursor = await outlet.done
+            body, error, cursor, checked = await outlet.done
         finally:
             self.forget(subscription)
             subscription.close()
         if body is not None:
-            await request.answer(200, body, [JSON, (b"x-stream-id", opened.id.encode()), *opened.headers])
+            headers = [JSON, (b"x-stream-id", opened.id.encode()), *opened.headers]
+            if checked:
+                headers.append((b"x-structured-output", checked.encode()))
+            await request.answer(200, body, headers)
         elif error is not None and cursor is None:
             raise error
         elif error is not None:
             self._answering.access.receive_refused(request.id, request.scope["path"], trace, error)
             await request.refuse(error, stream=opened.id, cursor=cursor)
 
-    async def _stream(
-        self, request: Request, send: Send, who: Principal, opened: OpenedStream | None, dialect: str | None
+    async def deliver(
+        self,
+        request: Request,
+        send: Send,
+        who: Principal,
+        opened: OpenedStream | None,
+        dialect: str | None,
+        encoder: Encoder | None = None,
     ) -> OpenStreamResponse | None:
-        """Send the headers and the first heartbeat; the outlet then writes the stream's events."""
+        """Send the headers and the first heartbeat; the outlet then writes the stream's events.
+
+        ``encoder``: one that continues after the reader's position; None: one of the dialect is made.
+        """
         if opened is None:
             await request.answer(204)
             return None
         connection: EdgeHttp = request.scope["state"][CONNECTION]
-        outlet = SseOutlet(connection, opened.encoder(dialect), request.id)
+        outlet = SseOutlet(connection, encoder or opened.encoder(dialect), request.id)
         subscription = opened.subscribe(outlet)
         outlet.resume = subscription.resume
         self.outlets.add(outlet)
@@ -172,6 +192,7 @@ class StreamRoutes:
                     "status": 200,
                     "headers": [
                         *sse.HEADERS,
+                        *outlet.encoder.headers,
                         *request.id_headers(),
                         (b"x-stream-id", opened.id.encode()),
                         (b"x-stream-epoch", opened.epoch.encode()),
@@ -190,7 +211,7 @@ class StreamRoutes:
     # --- streams that exist --------------------------------------------------------------------------------
 
     async def follow(self, request: Request, send: Send) -> OpenStreamResponse | None:
-        who, stream = self._reader(request), request.path_params["id"]
+        who, stream = self.reader(request), request.path_params["id"]
         dialect = request.query.get("dialect")
         if request.scope["method"] == "HEAD":
             _, meta = await self._gateway.reads.read_head(who, stream)
@@ -206,32 +227,36 @@ class StreamRoutes:
             self.metrics.resumes.inc()
         trace = request.trace(self._gateway.parts.tracer, "sse")
         opened = await self._gateway.reads.follow(who, stream, after, trace, exact=mode == "tokens", dialect=dialect)
-        return await self._stream(request, send, who, opened, dialect)
+        return await self.deliver(request, send, who, opened, dialect)
 
     async def info(self, request: Request, send: Send) -> None:
-        who = self._authenticate(request)
+        who = self.authenticate(request)
         page, meta = await self._gateway.reads.read_head(who, request.path_params["id"])
         await request.json(200, describe(StreamId(request.path_params["id"]), page, meta))
 
     async def placement(self, request: Request, send: Send) -> None:
-        who = self._authenticate(request)
+        who = self.authenticate(request)
         await request.json(200, await self._gateway.reads.placement(who, request.path_params["id"]))
 
     async def cancel(self, request: Request, send: Send) -> None:
-        who = self._authenticate(request)
+        who = self.authenticate(request)
         reply = await self._gateway.commands.cancel(who, request.path_params["id"])
         self.metrics.cancels.labels(reply.result).inc()
         await request.json(200, cancel_json(reply))
 
+    async def end_links(self, request: Request, send: Send) -> None:
+        who = self.authenticate(request)
+        await self._gateway.links.end(who, request.path_params["id"])
+        await request.answer(204)
+
     async def input(self, request: Request, send: Send) -> None:
-        who = self._authenticate(request)
+        who = self.authenticate(request)
         body = parse(await request.body(who.tenant), InputBody)
-        item = msgspec.Raw(msgspec.json.encode(body.item))
-        result = await self._gateway.commands.input(who, request.path_params["id"], body.id, item)
+        result = await self._gateway.inputs.add(who, request.path_params["id"], body.id, body.item)
         await request.json(202 if result != "terminal" else 409, {"result": result})
 
     async def running(self, request: Request, send: Send) -> None:
-        who = self._authenticate(request)
+        who = self.authenticate(request)
         user = request.query.get("user") or who.user
         if not user:
             raise BadRequest("name the user whose streams to list: /v1/streams?user=<user>", param="user")

@@ -5,8 +5,8 @@ Operators call them; no stream waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.types import Send
@@ -32,15 +32,25 @@ from stream_gw.tenancy.models import (
     checked,
 )
 from stream_gw.transport.endpoint import Handler
-from stream_gw.transport.http import Request, parse
-from stream_gw.transport.http import query_as as _query
+from stream_gw.transport.http import Request, parse, query_as
 
 if TYPE_CHECKING:
-    from stream_gw.tenancy import Tenancy
+    from stream_gw.tenancy import Session, Tenancy
 
 USER_ROUTE = "/v1/admin/users/{tenant}/{id:path}"
 PRICE_ROUTE = "/v1/admin/prices/{model:path}"
 _NO_STORE = [(b"cache-control", b"no-store")]
+Path: TypeAlias = Mapping[str, str]
+"""Parameters of a path by name."""
+
+
+class _Paged(Protocol):
+    @property
+    def limit(self) -> int: ...
+
+
+_Q = TypeVar("_Q", bound=_Paged)
+_B = TypeVar("_B")
 
 
 class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,22 +93,83 @@ class TenancyRoutes:
 
     def handlers(self) -> dict[str, dict[str, Handler]]:
         """Return the handlers by path and method."""
-        tenant: dict[str, Handler] = {"get": self.get_tenant, "patch": self.change_tenant, "delete": self.delete_tenant}
-        user: dict[str, Handler] = {"get": self.get_user, "patch": self.change_user, "delete": self.delete_user}
-        plan: dict[str, Handler] = {"get": self.get_plan, "patch": self.change_plan, "delete": self.delete_plan}
+        return {**self._callers(), **self._terms()}
+
+    def _callers(self) -> dict[str, dict[str, Handler]]:
+        """Tenants, users and keys."""
         return {
-            "/v1/admin/tenants": {"get": self.list_tenants, "post": self.create_tenant},
-            "/v1/admin/tenants/{id}": tenant,
-            "/v1/admin/users": {"get": self.list_users, "post": self.create_user},
-            USER_ROUTE: user,
-            "/v1/admin/keys": {"get": self.list_keys, "post": self.create_key},
-            "/v1/admin/keys/{id}": {"patch": self.change_key, "delete": self.revoke_key},
+            "/v1/admin/tenants": {
+                "get": self._lists(PageQuery, lambda session, page: session.tenants.page(page.after, page.limit + 1)),
+                "post": self._creates(TenantCreate, lambda session, asked: session.tenants.create(asked)),
+            },
+            "/v1/admin/tenants/{id}": {
+                "get": self._finds(lambda session, path: session.tenants.find(path["id"])),
+                "patch": self._changes(
+                    TenantChange, lambda session, path, change: session.tenants.change(path["id"], change)
+                ),
+                "delete": self._deletes(lambda session, path: session.tenants.delete(path["id"])),
+            },
+            "/v1/admin/users": {
+                "get": self._lists(
+                    UserQuery, lambda session, page: session.users.page(page.tenant, page.after, page.limit + 1)
+                ),
+                "post": self._creates(UserCreate, lambda session, asked: session.users.create(asked)),
+            },
+            USER_ROUTE: {
+                "get": self._finds(lambda session, path: session.users.find(path["tenant"], path["id"])),
+                "patch": self._changes(
+                    UserChange, lambda session, path, change: session.users.change(path["tenant"], path["id"], change)
+                ),
+                "delete": self._deletes(lambda session, path: session.users.delete(path["tenant"], path["id"])),
+            },
+            "/v1/admin/keys": {
+                "get": self._lists(
+                    KeyQuery,
+                    lambda session, page: session.keys.page(
+                        page.tenant, page.after, page.limit + 1, revoked=page.revoked
+                    ),
+                ),
+                "post": self._creates(KeyCreate, lambda session, asked: session.keys.create(asked)),
+            },
+            "/v1/admin/keys/{id}": {
+                "patch": self._changes(
+                    KeyChange, lambda session, path, change: session.keys.change(path["id"], change)
+                ),
+                "delete": self.revoke_key,
+            },
             "/v1/admin/keys/{id}/rotate": {"post": self.rotate_key},
-            "/v1/admin/plans": {"get": self.list_plans, "post": self.create_plan},
-            "/v1/admin/plans/{name}": plan,
-            "/v1/admin/prices": {"get": self.list_prices},
-            PRICE_ROUTE: {"get": self.get_price, "put": self.set_price, "delete": self.delete_price},
-            "/v1/admin/audit": {"get": self.list_audit},
+        }
+
+    def _terms(self) -> dict[str, dict[str, Handler]]:
+        """Plans, prices and who has changed what."""
+        return {
+            "/v1/admin/plans": {
+                "get": self._lists(
+                    PageQuery, lambda session, page: session.plans.page(page.after, page.limit + 1), id_="name"
+                ),
+                "post": self._creates(Plan, lambda session, asked: session.plans.create(asked)),
+            },
+            "/v1/admin/plans/{name}": {
+                "get": self._finds(lambda session, path: session.plans.find(path["name"])),
+                "patch": self._changes(
+                    PlanChange, lambda session, path, change: session.plans.change(path["name"], change)
+                ),
+                "delete": self._deletes(lambda session, path: session.plans.delete(path["name"])),
+            },
+            "/v1/admin/prices": {"get": self._lists(PageQuery, _prices_after, id_="model")},
+            PRICE_ROUTE: {
+                "get": self._finds(_price_of),
+                "put": self._changes(Price, _set_price),
+                "delete": self._deletes(_delete_price),
+            },
+            "/v1/admin/audit": {
+                "get": self._lists(
+                    AuditQuery,
+                    lambda session, page: session.audit.page(
+                        AuditFilter(page.since, page.subject, page.who), page.after, page.limit + 1
+                    ),
+                )
+            },
         }
 
     def _open(self, request: Request) -> tuple[Tenancy, str]:
@@ -109,98 +180,60 @@ class TenancyRoutes:
             raise NoDatabase("this gateway has no database of tenants; set STREAM_GW_DATABASE_URL, or ask another one")
         return self._tenancy, _actor(who)
 
-    # --- tenants -------------------------------------------------------------------------------------------
+    def _lists(
+        self, query: type[_Q], rows: Callable[[Session, _Q], Awaitable[Sequence[Any]]], *, id_: str = "id"
+    ) -> Handler:
+        """Answer with one page. ``rows`` gives one row more than its limit when there is another page."""
 
-    async def list_tenants(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, PageQuery)
-        async with tenancy.read() as session:
-            found = await session.tenants.page(page.after, page.limit + 1)
-        await _answer_page(request, found, page.limit, "id")
+        async def handler(request: Request, send: Send) -> None:
+            tenancy, _ = self._open(request)
+            page = query_as(request, query)
+            async with tenancy.read() as session:
+                found = await rows(session, page)
+            data = found[: page.limit]
+            last = getattr(data[-1], id_) if data else None
+            body = {"object": "list", "data": data, "has_more": len(found) > page.limit, "last_id": last}
+            await request.json(200, body, _NO_STORE)
 
-    async def create_tenant(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        asked = parse(await request.body(), TenantCreate)
-        async with tenancy.change(who) as session:
-            tenant = await session.tenants.create(asked)
-        await request.json(201, tenant, _NO_STORE)
+        return handler
 
-    async def get_tenant(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        async with tenancy.read() as session:
-            tenant = await session.tenants.find(request.path_params["id"])
-        await request.json(200, tenant, _NO_STORE)
+    def _creates(self, body: type[_B], create: Callable[[Session, _B], Awaitable[object]]) -> Handler:
+        async def handler(request: Request, send: Send) -> None:
+            tenancy, who = self._open(request)
+            asked = parse(await request.body(), body)
+            async with tenancy.change(who) as session:
+                made = await create(session, asked)
+            await request.json(201, made, _NO_STORE)
 
-    async def change_tenant(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        change = parse(await request.body(), TenantChange)
-        async with tenancy.change(who) as session:
-            tenant = await session.tenants.change(request.path_params["id"], change)
-        await request.json(200, tenant, _NO_STORE)
+        return handler
 
-    async def delete_tenant(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        async with tenancy.change(who) as session:
-            await session.tenants.delete(request.path_params["id"])
-        await request.answer(204, headers=_NO_STORE)
+    def _finds(self, find: Callable[[Session, Path], Awaitable[object]]) -> Handler:
+        async def handler(request: Request, send: Send) -> None:
+            tenancy, _ = self._open(request)
+            async with tenancy.read() as session:
+                found = await find(session, request.path_params)
+            await request.json(200, found, _NO_STORE)
 
-    # --- users ---------------------------------------------------------------------------------------------
+        return handler
 
-    async def list_users(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, UserQuery)
-        async with tenancy.read() as session:
-            found = await session.users.page(page.tenant, page.after, page.limit + 1)
-        await _answer_page(request, found, page.limit, "id")
+    def _changes(self, body: type[_B], change: Callable[[Session, Path, _B], Awaitable[object]]) -> Handler:
+        async def handler(request: Request, send: Send) -> None:
+            tenancy, who = self._open(request)
+            asked = parse(await request.body(), body)
+            async with tenancy.change(who) as session:
+                changed = await change(session, request.path_params, asked)
+            await request.json(200, changed, _NO_STORE)
 
-    async def create_user(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        asked = parse(await request.body(), UserCreate)
-        async with tenancy.change(who) as session:
-            user = await session.users.create(asked)
-        await request.json(201, user, _NO_STORE)
+        return handler
 
-    async def get_user(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        async with tenancy.read() as session:
-            user = await session.users.find(*_user_of(request))
-        await request.json(200, user, _NO_STORE)
+    def _deletes(self, delete: Callable[[Session, Path], Awaitable[None]]) -> Handler:
+        async def handler(request: Request, send: Send) -> None:
+            tenancy, who = self._open(request)
+            async with tenancy.change(who) as session:
+                await delete(session, request.path_params)
+            await request.answer(204, headers=_NO_STORE)
 
-    async def change_user(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        change = parse(await request.body(), UserChange)
-        async with tenancy.change(who) as session:
-            user = await session.users.change(*_user_of(request), change)
-        await request.json(200, user, _NO_STORE)
-
-    async def delete_user(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        async with tenancy.change(who) as session:
-            await session.users.delete(*_user_of(request))
-        await request.answer(204, headers=_NO_STORE)
-
-    # --- keys ----------------------------------------------------------------------------------------------
-
-    async def list_keys(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, KeyQuery)
-        async with tenancy.read() as session:
-            found = await session.keys.page(page.tenant, page.after, page.limit + 1, revoked=page.revoked)
-        await _answer_page(request, found, page.limit, "id")
-
-    async def create_key(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        asked = parse(await request.body(), KeyCreate)
-        async with tenancy.change(who) as session:
-            key = await session.keys.create(asked)
-        await request.json(201, key, _NO_STORE)
-
-    async def change_key(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        change = parse(await request.body(), KeyChange)
-        async with tenancy.change(who) as session:
-            key = await session.keys.change(request.path_params["id"], change)
-        await request.json(200, key, _NO_STORE)
+        return handler
 
     async def rotate_key(self, request: Request, send: Send) -> None:
         tenancy, who = self._open(request)
@@ -211,86 +244,31 @@ class TenancyRoutes:
 
     async def revoke_key(self, request: Request, send: Send) -> None:
         tenancy, who = self._open(request)
-        tokens_only, id_ = _query(request, RevokeQuery).tokens_only, request.path_params["id"]
+        tokens_only, id_ = query_as(request, RevokeQuery).tokens_only, request.path_params["id"]
         async with tenancy.change(who) as session:
             key = await (session.keys.end_tokens(id_) if tokens_only else session.keys.revoke(id_))
         await request.json(200, key, _NO_STORE)
 
-    # --- prices --------------------------------------------------------------------------------------------
 
-    async def list_prices(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, PageQuery)
-        async with tenancy.read() as session:
-            prices = await session.prices.read()
-        found = [_model_price(model, price) for model, price in sorted(prices.items()) if model > page.after]
-        await _answer_page(request, found[: page.limit + 1], page.limit, "model")
+async def _prices_after(session: Session, page: PageQuery) -> list[ModelPrice]:
+    prices = await session.prices.read()
+    found = [_model_price(model, price) for model, price in sorted(prices.items()) if model > page.after]
+    return found[: page.limit + 1]
 
-    async def get_price(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        model = request.path_params["model"]
-        async with tenancy.read() as session:
-            price = await session.prices.find(model)
-        await request.json(200, _model_price(model, price), _NO_STORE)
 
-    async def set_price(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        price = parse(await request.body(), Price)
-        priced = checked(_model_price(request.path_params["model"], price))
-        async with tenancy.change(who) as session:
-            await session.prices.set(priced.model, price)
-        await request.json(200, priced, _NO_STORE)
+async def _price_of(session: Session, path: Path) -> ModelPrice:
+    return _model_price(path["model"], await session.prices.find(path["model"]))
 
-    async def delete_price(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        model = request.path_params["model"]
-        async with tenancy.change(who) as session:
-            await session.prices.find(model)
-            await session.prices.set(model, None)
-        await request.answer(204, headers=_NO_STORE)
 
-    # --- plans and the audit ---------------------------------------------------------------------------------
+async def _set_price(session: Session, path: Path, price: Price) -> ModelPrice:
+    priced = checked(_model_price(path["model"], price))
+    await session.prices.set(priced.model, price)
+    return priced
 
-    async def list_plans(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, PageQuery)
-        async with tenancy.read() as session:
-            found = await session.plans.page(page.after, page.limit + 1)
-        await _answer_page(request, found, page.limit, "name")
 
-    async def create_plan(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        asked = parse(await request.body(), Plan)
-        async with tenancy.change(who) as session:
-            plan = await session.plans.create(asked)
-        await request.json(201, plan, _NO_STORE)
-
-    async def get_plan(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        async with tenancy.read() as session:
-            plan = await session.plans.find(request.path_params["name"])
-        await request.json(200, plan, _NO_STORE)
-
-    async def change_plan(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        change = parse(await request.body(), PlanChange)
-        async with tenancy.change(who) as session:
-            plan = await session.plans.change(request.path_params["name"], change)
-        await request.json(200, plan, _NO_STORE)
-
-    async def delete_plan(self, request: Request, send: Send) -> None:
-        tenancy, who = self._open(request)
-        async with tenancy.change(who) as session:
-            await session.plans.delete(request.path_params["name"])
-        await request.answer(204, headers=_NO_STORE)
-
-    async def list_audit(self, request: Request, send: Send) -> None:
-        tenancy, _ = self._open(request)
-        page = _query(request, AuditQuery)
-        wanted = AuditFilter(page.since, page.subject, page.who)
-        async with tenancy.read() as session:
-            found = await session.audit.page(wanted, page.after, page.limit + 1)
-        await _answer_page(request, found, page.limit, "id")
+async def _delete_price(session: Session, path: Path) -> None:
+    await session.prices.find(path["model"])
+    await session.prices.set(path["model"], None)
 
 
 def _actor(who: Principal) -> str:
@@ -298,17 +276,5 @@ def _actor(who: Principal) -> str:
     return f"tenant:{who.tenant}" if who.key is None else who.key.id
 
 
-def _user_of(request: Request) -> tuple[str, str]:
-    return request.path_params["tenant"], request.path_params["id"]
-
-
 def _model_price(model: str, price: Price) -> ModelPrice:
     return ModelPrice(price.prompt, price.output, price.cached, model=model)
-
-
-async def _answer_page(request: Request, found: Sequence[Any], limit: int, id_: str) -> None:
-    """Answer with one page. ``found`` has one row more when there is another page."""
-    data = found[:limit]
-    last = getattr(data[-1], id_) if data else None
-    body = {"object": "list", "data": data, "has_more": len(found) > limit, "last_id": last}
-    await request.json(200, body, _NO_STORE)

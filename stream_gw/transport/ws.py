@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import (
-    BadRequest,
-    Draining,
-    StreamGwError,
-    TooMany,
-    Unauthenticated,
-    UserSuspended,
-    WrongRegion,
-)
+from stream_fabric.errors import BadRequest, Draining, StreamGwError, TooMany, Unauthenticated
 from stream_fabric.limits import STREAMS_PER_SOCKET_MAX, WS_OPENING_MAX, WS_PENDING_MAX
 from stream_fabric.stream.cursor import Cursor
-from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.auth import Principal
 from stream_gw.dialects.accumulate import snapshot
+from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.parsers import PARSERS
-from stream_gw.dialects.requests import check_depth
 from stream_gw.observe.trace import ReaderTrace
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
+from stream_gw.streams.steering.items import read_item
 from stream_gw.transport.connection import CONNECTION, EdgeWebSocket
+from stream_gw.transport.sockets.base import close_reason
+from stream_gw.transport.sockets.session import SocketSession
 from stream_gw.transport.ws_messages import (
     Auth,
     Cancel,
@@ -43,16 +39,14 @@ from stream_gw.transport.ws_messages import (
     Sub,
     Unsub,
     decoder,
-    encode,
 )
 from stream_gw.transport.ws_socket import Channel, Socket
 
-log = logging.getLogger(__name__)
-
 SUBPROTOCOL = "tokenstream.v1"
+"""Subprotocol of ``Session``."""
 _BEARER = "bearer."
 _CHANNEL_MAX = (1 << 31) - 1
-_INTERNAL_ERROR = 1011
+C = TypeVar("C", bound=Channel)
 
 
 async def serve(
@@ -63,203 +57,199 @@ async def serve(
     name: str,
     header_credential: str | None,
     register: Callable[[Socket], Callable[[], None]],
+    kind: SocketKind,
 ) -> None:
-    """Accept a socket and serve it until it ends. ``register`` adds the socket, and returns the call that removes
-    it."""
+    """Accept a socket of the ``kind`` and serve it until it ends. ``register`` adds the socket, and returns the call
+    that removes it."""
     await receive()  # websocket.connect
     offered: list[str] = scope["subprotocols"]
     credential = header_credential or next((p.removeprefix(_BEARER) for p in offered if p.startswith(_BEARER)), None)
     principal: Principal | None = None
     if credential is not None:
         try:
-            principal = gateway.authenticate(credential)
-        except (Unauthenticated, UserSuspended, WrongRegion) as error:
+            principal = kind.authenticate(gateway, credential)
+        except StreamGwError as error:
             # A browser cannot see a refused handshake's status: accept and close with the code
-            await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
-            await send({"type": "websocket.close", "code": error.close_code, "reason": error.message[:120]})
+            await send(
+                {"type": "websocket.accept", "subprotocol": kind.subprotocol if kind.subprotocol in offered else None}
+            )
+            await send({"type": "websocket.close", "code": error.close_code, "reason": close_reason(error.message)})
             return
-    if offered and SUBPROTOCOL not in offered:
-        await send({"type": "websocket.close", "code": 1008, "reason": f"the subprotocol is {SUBPROTOCOL}"})
+    if offered and kind.subprotocol not in offered:
+        await send({"type": "websocket.close", "code": 1008, "reason": f"the subprotocol is {kind.subprotocol}"})
         return
-    await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if offered else None})
+    await send({"type": "websocket.accept", "subprotocol": kind.subprotocol if offered else None})
     connection: EdgeWebSocket = scope["state"][CONNECTION]
     connection.trim()
     scope.clear()
-    socket = Socket(connection, name, asyncio.get_running_loop().time)
+    socket = kind.socket(connection, name, asyncio.get_running_loop().time, gateway.bodies)
     unregister = register(socket)
     if principal is not None:
-        socket.greet(principal)
-    session = Session(socket, gateway)
+        socket.greet(principal, gateway.public_id)
+    session = kind.session(socket, gateway)
     try:
         await session.run(receive)
     finally:
         unregister()
-        socket.close_channels()
-        await session.wait_for_commands()
+        await session.end()
 
 
-class Session:
-    """Carries out the messages of one socket.
+class CommandSession(SocketSession[Socket]):
+    """Carries out commands, which count as bodies while they run."""
+
+    __slots__ = ()
+
+    async def wait_for_answers(self) -> None:
+        await self.wait_for_tasks()
+
+    def spawn(
+        self,
+        work: Coroutine[Any, Any, None],
+        tenant: TenantId,
+        size: int,
+        refuse: Callable[[StreamGwError], None],
+    ) -> None:
+        """Run the command of a message of ``size`` characters in a task, or refuse it when too many or too large ones
+        run."""
+        bodies = self.gateway.bodies
+        try:
+            if len(self.tasks) >= WS_PENDING_MAX:
+                raise TooMany(
+                    f"{WS_PENDING_MAX} commands of this socket are still running, the limit; wait for their answers"
+                )
+            bodies.add(tenant, size)
+        except StreamGwError as error:
+            work.close()
+            refuse(error)
+            return
+        self.start(work).add_done_callback(lambda task: bodies.remove(tenant, size))
+
+
+class Session(CommandSession):
+    """Carries out the messages of ``tokenstream.v1``.
 
     ``unsub``, ``pong`` and ``auth`` take effect at once. The others run in tasks, so that a cancel never waits for a
     create. Only a few creates and subs run at once: each may fill the connection, and the next must see that.
     Inputs run one after another, in the order of their messages.
     """
 
-    __slots__ = ("_gateway", "_inputs", "_opens", "_snapshots", "_socket", "_tasks")
+    __slots__ = ("_inputs", "_opens", "_snapshots")
+    protocol = SUBPROTOCOL
+    resume_with = " with the cursor"
 
     def __init__(self, socket: Socket, gateway: Gateway) -> None:
-        self._socket = socket
-        self._gateway = gateway
-        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(socket, gateway)
         # Made when they are first needed: most sockets need few of them
         self._opens: asyncio.Semaphore | None = None
         self._snapshots: asyncio.Lock | None = None
         self._inputs: asyncio.Lock | None = None
 
-    async def run(self, receive: Receive) -> None:
-        """Handle messages until the socket disconnects."""
-        socket = self._socket
-        while True:
-            event = await receive()
-            if event["type"] == "websocket.disconnect":
-                return
-            if socket.close_code is not None:
-                continue
-            text = event.get("text")
-            if text is None:
-                socket.close(1008, "binary frames are not part of tokenstream.v1; send JSON text")
-                continue
-            if not socket.take_credit():
-                await self.wait_for_commands()  # the messages before get their answers
-                socket.close(TooMany.close_code, socket.rate_limit)
-                continue
-            try:
-                message = decoder.decode(text)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                socket.reply_error(BadRequest(f"not a message of tokenstream.v1: {str(error)[:200]}"))
-                if not socket.take_bad_message():
-                    socket.close(1008, "too many malformed messages")
-                continue
-            self._handle_message(message)
-
-    async def wait_for_commands(self) -> None:
-        """Wait for the running commands: a stream whose create was sent is created, and kept for its grace period."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    def take(self, text: str) -> None:
+        try:
+            message = decoder.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self.socket.reply_error(BadRequest(f"not a message of tokenstream.v1: {str(error)[:200]}"))
+            if not self.socket.take_bad_message():
+                self.socket.close(1008, "too many malformed messages")
+            return
+        self._handle_message(message, len(text))
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def _handle_message(self, message: ClientMessage) -> None:
-        socket, who = self._socket, self._socket.principal
+    def _handle_message(self, message: ClientMessage, size: int) -> None:
+        socket, who = self.socket, self.socket.principal
         if who is None:
             self._authenticate_first(message)
             return
-        who = self._gateway.parts.authenticator.keys.current(who)  # its key may have been changed
+        who = self.gateway.parts.authenticator.keys.current(who)  # its key may have been changed
         match message:
             case Auth(token):
                 self._renew_principal(who, token)
             case Create(ch) | Sub(ch):
-                self._spawn_open(who, message, ch)
+                self._spawn_open(who, message, ch, size)
             case Unsub(ch):
                 channel = socket.channels.pop(ch, None)
                 if channel is not None:
                     channel.leave()
             case Cancel(id):
-                self._spawn(self._cancel(who, message), id)
+                self.spawn(self._cancel(who, message), who.tenant, size, partial(self.socket.reply_error, id=id))
             case Input(id):
-                self._spawn(self._input(who, message), id)
+                self.spawn(self._input(who, message), who.tenant, size, partial(self.socket.reply_error, id=id))
             case Pong():
                 pass
 
     def _authenticate_first(self, message: ClientMessage) -> None:
         if not isinstance(message, Auth):
-            self._socket.close(Unauthenticated.close_code, "the first message must be auth")
+            self.socket.close(Unauthenticated.close_code, "the first message must be auth")
             return
         try:
-            self._socket.greet(self._gateway.authenticate(message.token))
-        except (Unauthenticated, UserSuspended, WrongRegion) as error:
-            self._socket.close(error.close_code, error.message)
+            self.socket.greet(self.gateway.authenticate_reader(message.token), self.gateway.public_id)
+        except StreamGwError as error:
+            self.socket.close(error.close_code, error.message)
 
     def _renew_principal(self, who: Principal, token: str) -> None:
-        """Replace the socket's principal by that of a new token of the same tenant."""
+        """Replace the socket's principal by that of a new token, which reaches no less: its channels stay open."""
         try:
-            renewed = self._gateway.authenticate(token)
-        except (Unauthenticated, UserSuspended, WrongRegion) as error:
-            self._socket.reply_error(error)
+            renewed = self.gateway.authenticate_reader(token)
+        except StreamGwError as error:
+            self.socket.reply_error(error)
             return
-        if renewed.tenant != who.tenant:
-            self._socket.reply_error(BadRequest("a socket stays with its tenant; open another socket"))
+        if not renewed.covers(who):
+            self.socket.reply_error(
+                BadRequest(
+                    "a socket stays with its tenant, and with the user and stream of its token; open another one"
+                )
+            )
             return
-        self._socket.principal = renewed
-
-    def _spawn(self, work: Coroutine[Any, Any, None], id: str | None = None) -> None:
-        """Run a command in a task, or refuse it when too many run. ``id``: the request id for the error."""
-        if len(self._tasks) >= WS_PENDING_MAX:
-            work.close()
-            self._socket.reply_error(_too_many_commands(), id=id)
-            return
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finish_command)
-
-    def _finish_command(self, task: asyncio.Task[None]) -> None:
-        """Forget a finished command; close the socket after an unexpected error."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("websocket command failed: socket=%s", self._socket.name, exc_info=error)
-            self._socket.close(_INTERNAL_ERROR, "internal error of the gateway; reconnect with the cursor")
+        self.socket.principal = renewed
 
     async def _cancel(self, who: Principal, message: Cancel) -> None:
         try:
-            reply = await self._gateway.commands.cancel(who, message.stream)
+            reply = await self.gateway.commands.cancel(who, message.stream)
         except StreamGwError as error:
-            self._socket.reply_error(error, id=message.id)
+            self.socket.reply_error(error, id=message.id)
         else:
-            self._socket.reply({"t": "ack", "id": message.id, **cancel_json(reply)})
+            self.socket.reply({"t": "ack", "id": message.id, **cancel_json(reply)})
 
     async def _input(self, who: Principal, message: Input) -> None:
         self._inputs = self._inputs or asyncio.Lock()
         try:
             async with self._inputs:
-                raw = encode(message.item)
-                check_depth(raw)
-                result = await self._gateway.commands.input(who, message.stream, message.id, msgspec.Raw(raw))
+                raw = bytes(message.item)
+                item = await off_loop(len(raw), lambda: read_item(raw))
+                result = await self.gateway.inputs.add(who, message.stream, message.id, item)
         except StreamGwError as error:
-            self._socket.reply_error(error, id=message.id)
+            self.socket.reply_error(error, id=message.id)
         else:
-            self._socket.reply({"t": "ack", "id": message.id, "result": result})
+            self.socket.reply({"t": "ack", "id": message.id, "result": result})
 
     # --- channels ------------------------------------------------------------------------------------------
 
-    def _spawn_open(self, who: Principal, message: Create | Sub, ch: int) -> None:
+    def _spawn_open(self, who: Principal, message: Create | Sub, ch: int, size: int) -> None:
         """Make the channel, and open the stream in a task."""
         try:
             channel = self._new_channel(ch)
         except StreamGwError as error:
-            self._socket.reply_error(error, ch=ch)
+            self.socket.reply_error(error, ch=ch)
             return
-        self._spawn(self._open(who, message, channel))
+
+        def refuse(error: StreamGwError) -> None:
+            self.socket.forget(channel)
+            self.socket.reply_error(error, ch=ch)
+
+        self.spawn(self._open(who, message, channel), who.tenant, size, refuse)
 
     def _new_channel(self, ch: int) -> Channel:
-        socket = self._socket
         if not 0 <= ch <= _CHANNEL_MAX:
             raise BadRequest(f"ch must be 0 to {_CHANNEL_MAX}", param="ch")
-        if ch in socket.channels:
+        if ch in self.socket.channels:
             raise BadRequest(f"channel {ch} is open; unsub it first or use another number", param="ch")
-        if len(socket.channels) >= STREAMS_PER_SOCKET_MAX:
-            raise TooMany(f"this socket is at its limit of {STREAMS_PER_SOCKET_MAX} open channels; unsub one first")
-        if len(self._tasks) >= WS_PENDING_MAX:
-            raise _too_many_commands()
-        if socket.hinted:
-            raise Draining("this gateway is shutting down; reconnect", retry_after_s=1)
-        channel = socket.channels[ch] = Channel(socket, ch)
-        return channel
+        return add_channel(self.socket, Channel(self.socket, ch))
 
     async def _open(self, who: Principal, message: Create | Sub, channel: Channel) -> None:
         """Create or subscribe to the stream for the channel; send an error if that fails."""
-        socket = self._socket
-        trace = ReaderTrace(self._gateway.parts.tracer, socket.name, "ws", message.traceparent)
+        socket = self.socket
+        trace = ReaderTrace(self.gateway.parts.tracer, socket.name, "ws", message.traceparent)
         self._opens = self._opens or asyncio.Semaphore(WS_OPENING_MAX)
         try:
             async with self._opens:
@@ -282,19 +272,19 @@ class Session:
         channel.reports_queue = message.queued
         # Readers leave with their socket, so its streams get the longer grace
         call = CreateCall(who, request, trace, key=message.key, kept=True, dialect=message.dialect)
-        opened = await self._gateway.streams.create(call)
+        opened = await self.gateway.streams.create(call)
         if opened is not None:
             subscribe(channel, opened, message.dialect)
 
     async def _subscribe(self, who: Principal, message: Sub, channel: Channel, trace: ReaderTrace) -> None:
-        reads = self._gateway.reads
+        reads = self.gateway.reads
         after = Cursor.parse(message.after)
         # A client that has something already gets the rest, not everything again
         if message.mode == "snapshot" and not after.seq:
             self._snapshots = self._snapshots or asyncio.Lock()
             # A snapshot is one piece, however large: a full socket gets none, and one is read at a time
             async with self._snapshots:
-                if not self._socket.full:
+                if not self.socket.full:
                     opened = await reads.follow_whole(who, message.stream, trace)
                     subscribe(channel, opened, message.dialect, whole=True)
                     return
@@ -313,13 +303,29 @@ class Session:
             channel.end(page.status)
 
 
-def subscribe(channel: Channel, opened: OpenedStream, dialect: str, *, whole: bool = False) -> None:
-    """Deliver a stream to a channel. ``whole``: first send its frames so far as one snapshot. Raises StreamGwError."""
+def add_channel(socket: Socket, channel: C) -> C:
+    """Add a channel whose stream is about to be opened. Raises TooMany and Draining."""
+    if len(socket.channels) >= STREAMS_PER_SOCKET_MAX:
+        raise TooMany(f"this socket is at its limit of {STREAMS_PER_SOCKET_MAX} open channels; unsub one first")
+    if socket.hinted:
+        raise Draining("this gateway is shutting down; reconnect", retry_after_s=1)
+    socket.channels[channel.number] = channel
+    return channel
+
+
+def subscribe(
+    channel: Channel, opened: OpenedStream, dialect: str, *, whole: bool = False, encoder: Encoder | None = None
+) -> None:
+    """Deliver a stream to a channel. Raises StreamGwError.
+
+    ``whole``: first send its frames so far as one snapshot. ``encoder``: one that continues after the reader's
+    position; None: one of the dialect is made.
+    """
     if whole:
         channel.set_stream(opened.id, opened.encoder(dialect), 0)
         channel.snapshot(opened.after.seq, snapshot(opened.facts, list(opened.seen), dialect))
     else:
-        channel.set_stream(opened.id, opened.encoder(dialect), opened.after.seq)
+        channel.set_stream(opened.id, encoder or opened.encoder(dialect), opened.after.seq)
     socket = channel.socket
     is_open = channel.is_open
     subscription = opened.subscribe(channel)
@@ -328,11 +334,20 @@ def subscribe(channel: Channel, opened: OpenedStream, dialect: str, *, whole: bo
         return
     if channel.is_open:  # a short stream has ended already
         channel.handle = subscription
-    channel.open(opened.epoch, subscription.head, subscription.local.status)
+    channel.open(opened.epoch, subscription.head, subscription.local.status, opened.headers)
     if channel.is_open and channel.full and not socket.full:  # the socket drained while the stream was being opened
         channel.full = False
         subscription.resume()
 
 
-def _too_many_commands() -> TooMany:
-    return TooMany(f"{WS_PENDING_MAX} commands of this socket are still running, the limit; wait for their answers")
+class SocketKind(NamedTuple):
+    """Protocol of a socket's messages."""
+
+    subprotocol: str
+    authenticate: Callable[[Gateway, str], Principal]
+    """Returns the owner of a handshake's credential. Raises StreamGwError."""
+    socket: Callable[[EdgeWebSocket, str, Callable[[], float], BodyBytes], Socket]
+    session: Callable[[Socket, Gateway], CommandSession]
+
+
+TOKENSTREAM = SocketKind(SUBPROTOCOL, Gateway.authenticate_reader, Socket, Session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -52,7 +52,8 @@ class Cancel(msgspec.Struct, tag_field="t", tag="cancel"):
 class Input(msgspec.Struct, tag_field="t", tag="input"):
     id: _Id
     stream: str
-    item: dict[str, Any]
+    item: msgspec.Raw  # decoded after a check of its depth and of its number of objects
+    """A string, or a message with role user."""
 
 
 class Pong(msgspec.Struct, tag_field="t", tag="pong"):

@@ -1,44 +1,27 @@
-"""One WebSocket and its channels: what goes out, backpressure and liveness."""
+"""One WebSocket of ``tokenstream.v1`` and its channels: what goes out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Any
 
-from stream_fabric.errors import Draining, StreamGwError, Unauthenticated
+from stream_fabric.errors import Draining, StreamGwError
 from stream_fabric.events import ReadEnd
-from stream_fabric.limits import STALL_S_MAX, WS_APP_PING_S, WS_AUTH_S_MAX, WS_REPLIES_BYTES_MAX
+from stream_fabric.limits import WS_APP_PING_S
 from stream_fabric.stream.cursor import Cursor
-from stream_fabric.stream.frames import End, Status, decode
+from stream_fabric.stream.frames import INPUT_PREFIX, End, Note, Status, decode
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.auth import Principal
-from stream_gw.dialects.base import Encoder
+from stream_gw.dialects.base import Encoder, check_json
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import EdgeWebSocket
-from stream_gw.transport.stall import StallTimer
+from stream_gw.transport.sockets.base import EdgeSocket, Handle, Headers, headers_object
 from stream_gw.transport.ws_messages import encode
 
-_MESSAGES_PER_S = 200.0
-_MESSAGES_BURST = 1000.0
-_BAD_MESSAGES_MAX = 10
-_CLOSE_S = 5.0
 _RECONNECT_S = 1.0
-_STALLED = 4408
-_READ_END: dict[int, ReadEnd] = {_STALLED: "stalled", Draining.close_code: "drained"}
-"""How a trace names the end of a reader whose socket was closed with this code."""
-
-
-class Handle(Protocol):
-    """The channel's subscription to a stream, as far as the channel uses it."""
-
-    @property
-    def head(self) -> int:
-        """Last seq of the stream that this gateway has heard of."""
-
-    def resume(self) -> None:
-        """Continue the delivery, because the socket has drained."""
-
-    def close(self, why: ReadEnd = "left") -> None: ...
+_STRUCTURE = ord("{")
+"""First byte of every frame that is no plain text."""
 
 
 class Channel:
@@ -79,10 +62,11 @@ class Channel:
         """Set the stream, its encoder and the seq that it continues from; called before any frame."""
         self.stream, self.encoder, self.seq = stream, encoder, seq
 
-    def open(self, epoch: str, head: int, status: str) -> None:
-        """Send ``ok`` and the messages that came before it."""
+    def open(self, epoch: str, head: int, status: str, headers: Headers = ()) -> None:
+        """Send ``ok`` and the messages that came before it. ``headers``: what an HTTP answer would tell in its
+        headers."""
         early, self._early = self._early, None
-        self.send_ok(epoch, head, status)
+        self.send_ok(epoch, head, status, headers)
         for text in early or ():
             self.socket.send(text)
 
@@ -99,10 +83,18 @@ class Channel:
         else:
             self.socket.send(text)
 
-    def send_ok(self, epoch: str, head: int, status: str) -> None:
-        self.socket.reply(
-            {"t": "ok", "ch": self.number, "stream": self.stream, "epoch": epoch, "head": head, "status": status}
-        )
+    def send_ok(self, epoch: str, head: int, status: str, headers: Headers = ()) -> None:
+        message: dict[str, Any] = {
+            "t": "ok",
+            "ch": self.number,
+            "stream": self.stream,
+            "epoch": epoch,
+            "head": head,
+            "status": status,
+        }
+        if headers:
+            message["headers"] = headers_object(headers)
+        self.socket.reply(message)
 
     def snapshot(self, seq: int, chunks: list[bytes]) -> None:
         """Send all frames up to ``seq`` as accumulated chunks."""
@@ -119,7 +111,7 @@ class Channel:
         last = first + len(lines) - 1
         if lines[-1].startswith(b'{"k":"end"'):
             self.end_frame = lines[-1]
-        chunks = encoder.chunks(lines)
+        chunks = encoder.chunks(lines, first)
         if last - 1 == self.seq:
             text = b'{"t":"d","ch":%d,"s":%d,"f":[%b]}' % (self.number, last, b",".join(chunks))
         else:
@@ -129,6 +121,15 @@ class Channel:
             self._early.append(text)
         else:
             self.socket.send(text)
+        if len(lines) > 1 or lines[0][0] == _STRUCTURE:
+            self._tell_inputs(first, lines)
+
+    def _tell_inputs(self, first: int, lines: list[bytes]) -> None:
+        """Tell what became of inputs, whether the dialect's chunks say it or not."""
+        for seq, line in enumerate(lines, first):
+            if line.startswith(INPUT_PREFIX) and isinstance(note := decode(line), Note) and note.body is not None:
+                body = bytes(note.body)
+                self._send_or_hold(b'{"t":"steered","ch":%d,"s":%d,%b' % (self.number, seq, body[1:]))
 
     def _is_positional(self) -> bool:
         """Whether the dialect's chunks only make sense after all chunks before them."""
@@ -166,6 +167,9 @@ class Channel:
             message["usage"] = end.usage
             if end.error is not None:
                 message["error"] = end.error
+        if self.encoder is not None and self.encoder.checks:
+            checks = self.encoder.checks
+            message["structured_output"] = [{"choice": choice, **check_json(check)} for choice, check in checks]
         self._send_or_hold(encode(message))
         self.socket.forget(self)
 
@@ -175,52 +179,23 @@ class Channel:
         self.socket.forget(self)
 
 
-class Socket:
-    """One connection's state: its channels, its message credit, its liveness. A ``ConnectionListener``."""
+class Socket(EdgeSocket):
+    """One connection of ``tokenstream.v1`` and its channels."""
 
-    __slots__ = (
-        "_bad_messages", "_connection", "_credit", "_credited_at", "_monotonic", "_opened_at", "_pinged_at", "_stall",
-        "_unread_replies", "channels", "close_code", "full", "hinted", "name", "principal",
-    )  # fmt: skip
+    __slots__ = ("_pinged_at", "channels")
 
-    def __init__(self, connection: EdgeWebSocket, name: str, monotonic: Callable[[], float]) -> None:
-        self._connection = connection
-        self._monotonic = monotonic
-        self.name = name
-        self.full = False
+    def __init__(self, connection: EdgeWebSocket, name: str, monotonic: Callable[[], float], bodies: BodyBytes) -> None:
+        super().__init__(connection, name, monotonic, bodies)
         self.channels: dict[int, Channel] = {}
         """Channels that are open or being opened."""
-        self.principal: Principal | None = None
-        self.close_code: int | None = None
-        self.hinted = False
-        """Whether the client was asked to reconnect elsewhere."""
-        self._opened_at = monotonic()
         self._pinged_at = self._opened_at
-        self._stall: StallTimer | None = None
-        self._unread_replies = 0
-        """Bytes of replies sent since the socket became full."""
-        self._credit = _MESSAGES_BURST
-        self._credited_at = self._opened_at
-        self._bad_messages = 0
-        connection.listener = self
 
-    # --- out -----------------------------------------------------------------------------------------------
-
-    def send(self, text: bytes) -> None:
-        """Send a channel's message; the hot call."""
-        self._connection.send_text(text)
+    def outlets(self) -> Collection[Channel]:
+        return self.channels.values()
 
     def reply(self, message: dict[str, Any]) -> None:
         """Send an answer to a client's message. Close a client that sends but does not read its replies."""
-        text = encode(message)
-        if self.full:
-            self._unread_replies += len(text)
-            if self._unread_replies > WS_REPLIES_BYTES_MAX:
-                self.close(_STALLED, "the client does not read its replies; reconnect with the cursor")
-                return
-            if self._stall is not None:
-                self._stall.sent(len(text))
-        self.send(text)
+        self.reply_text(encode(message))
 
     def error_message(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> dict[str, Any]:
         """Make an ``error`` message for a channel (``ch``), a request (``id``) or the socket."""
@@ -236,37 +211,24 @@ class Socket:
             message["id"] = id
         if error.retry_after_s is not None:
             message["retry_after_s"] = error.retry_after_s
+        if error.headers:
+            message["headers"] = headers_object(error.headers)
         message["request_id"] = self.name
         return message
 
     def reply_error(self, error: StreamGwError, *, ch: int | None = None, id: str | None = None) -> None:
         self.reply(self.error_message(error, ch=ch, id=id))
 
-    def greet(self, principal: Principal) -> None:
-        """Set the authenticated caller and send ``hi``."""
+    def greet(self, principal: Principal, gateway: str) -> None:
+        """Set the authenticated caller and send ``hi``. ``gateway``: tells this gateway from others."""
         self.principal = principal
-        self.reply({"t": "hi", "conn": self.name, "ping_ms": int(WS_APP_PING_S * 1000)})
+        self.reply({"t": "hi", "conn": self.name, "gateway": gateway, "ping_ms": int(WS_APP_PING_S * 1000)})
 
     def forget(self, channel: Channel) -> None:
         """Remove a channel that has ended."""
         channel.handle = None
         if channel.is_open:
             del self.channels[channel.number]
-
-    def close(self, code: int, reason: str) -> None:
-        """Start the closing handshake; ``Session.run`` then sees the disconnect."""
-        connection = self._connection
-        if self.close_code is None and not connection.close_sent and not connection.transport.is_closing():
-            self.close_code = code
-            connection.conn.send_close(code, reason[:120])
-            connection.transport.write(b"".join(connection.conn.data_to_send()))
-            connection.close_sent = True
-            connection.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-            # Reading goes on until the peer's answer: a transport closed over unread input resets our close away
-            if connection.read_paused:
-                connection.read_paused = False
-                connection.transport.resume_reading()
-            connection.close_timer = asyncio.get_running_loop().call_later(_CLOSE_S, connection.transport.abort)
 
     def ask_to_reconnect(self, after_s: float) -> None:
         """Ask the client to reconnect after ``after_s``, because this gateway drains; close a little later."""
@@ -275,76 +237,12 @@ class Socket:
         reason = "this gateway is shutting down; reconnect"
         asyncio.get_running_loop().call_later(after_s + _RECONNECT_S, self.close, Draining.close_code, reason)
 
-    # --- in ------------------------------------------------------------------------------------------------
-
-    def take_credit(self) -> bool:
-        """Count one message. False: the client has sent more than its rate allows."""
-        now = self._monotonic()
-        self._credit = min(_MESSAGES_BURST, self._credit + (now - self._credited_at) * _MESSAGES_PER_S)
-        self._credited_at = now
-        self._credit -= 1
-        return self._credit >= 0
-
-    @property
-    def rate_limit(self) -> str:
-        """Close reason for a client that sends too many messages."""
-        return f"more than {_MESSAGES_PER_S:g} messages per second"
-
-    def take_bad_message(self) -> bool:
-        """Count one malformed message. False: the client has used up its allowance."""
-        self._bad_messages += 1
-        return self._bad_messages < _BAD_MESSAGES_MAX
-
-    # --- ConnectionListener --------------------------------------------------------------------------------
-
-    def connection_paused(self) -> None:
-        self.full = True
-        self._stall = None
-        self._unread_replies = 0
-        for channel in self.channels.values():
-            channel.full = True
-
-    def connection_resumed(self) -> None:
-        self.full = False
-        self._stall = None
-        for channel in tuple(self.channels.values()):
-            if channel.full and channel.handle is not None:  # a channel that is being opened resumes when it is open
-                channel.full = False
-                channel.handle.resume()
-
-    def connection_lost(self) -> None:
-        self.close_channels()
-
-    def close_channels(self) -> None:
-        """Unsubscribe from every stream; the streams go on."""
+    def close_outlets(self) -> None:
         channels, self.channels = self.channels, {}
         for channel in channels.values():
             channel.leave(self.read_end)
 
-    @property
-    def read_end(self) -> ReadEnd:
-        """Value with which traces record the end of this socket's readers."""
-        return _READ_END.get(self.close_code or 0, "left")
-
-    # --- the sweep -----------------------------------------------------------------------------------------
-
-    def sweep(self, now: float, unix_now: float) -> None:
-        """Send pings; close a socket that is silent, stalled, or whose token has expired."""
-        transport = self._connection.transport
-        if transport.is_closing() or self.close_code is not None:
-            return
-        if self.principal is None:
-            if now - self._opened_at > WS_AUTH_S_MAX:
-                self.close(Unauthenticated.close_code, f"no auth message within {WS_AUTH_S_MAX:g} s")
-            return
-        if self.principal.expires_at is not None and self.principal.expires_at <= unix_now:
-            self.close(Unauthenticated.close_code, "the capability token has expired; get a new one")
-            return
-        if self.full:
-            self._stall = self._stall or StallTimer()
-            if self._stall.is_stalled(transport.get_write_buffer_size(), now):
-                self.close(_STALLED, f"nothing read for {STALL_S_MAX:g} s; reconnect with the cursor")
-            return
+    def _ping(self, now: float) -> None:
         if now - self._pinged_at >= WS_APP_PING_S:
             self._pinged_at = now
             self.reply(

@@ -135,7 +135,8 @@ class Diff:
 
 
 _NAMES = {"engine_queue_us": "engine queue", "pool_queue_us": "pool queue", "client_stall_us": "client stall",
-          "resume_gap_us": "resume gap", "residual_us": "unaccounted"}  # fmt: skip
+          "resume_gap_us": "resume gap", "check_us": "check and repair", "steer_us": "steering",
+          "residual_us": "unaccounted"}  # fmt: skip
 
 
 def _replica_of_change(phase: str, us: float, before: Tail, after: Tail) -> str:

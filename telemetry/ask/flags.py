@@ -21,7 +21,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
     show = add_verb("show", "all events of a request")
     show.add_argument("id", help="id, as for why")
     _add_window_flags(add_verb("list", "the newest requests"), "1h", "ended")
-    _add_window_flags(add_verb("slow", "the requests that spent the most time in a phase"), "1h", "phase")
+    _add_window_flags(add_verb("slow", "the requests that spent the most time in a phase"), "1h", "phase", "ended")
     diff = add_verb("diff", "compare two groups of requests")
     for side in ("a", "b"):
         diff.add_argument(side, help="such as since=2h,until=1h,model=NAME; also " + ", ".join(_COHORT[1:]))

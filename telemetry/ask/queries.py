@@ -26,6 +26,7 @@ TOP = 20
 HOUR_US = 3_600_000_000
 EVER_US = 4_102_444_800_000_000
 
+_FILES = ("saved.sql", "saved_ops.sql", "saved_usage.sql")
 _ENTRY = re.compile(r"\{(\w+):([\w()', ]+)\}")
 _TYPES: Mapping[str, tuple[type, ...]] = {"Int64": (int,), "String": (str,)}
 _FROM, _UNTIL = "{from_us:Int64}", "{until_us:Int64}"
@@ -72,6 +73,10 @@ _PARTS: Mapping[str, str] = {
     ),
     "means": ", ".join(f"sum({name} * weight) / sum(weight) AS {name}_mean" for name in PHASES),
     "phases": ", ".join(PHASES),
+    "minutes": "(minute >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) "
+    "AND minute < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000)))",
+    "if_ended": _matches_if_given("ended"),
+    "if_model": _matches_if_given("model"),
     "hours": "hour >= fromUnixTimestamp(intDiv({from_us:Int64}, 1000000)) "
     "AND hour < fromUnixTimestamp(intDiv({until_us:Int64}, 1000000))",
     "bucket": "multiIf({bucket:String} = 'hour', toInt64(toUnixTimestamp(hour)) * 1000000, {bucket:String} = 'day', "
@@ -113,9 +118,9 @@ class Saved(Query):
 
 
 def _read_saved() -> dict[str, Saved]:
-    """Parse ``saved.sql`` and ``saved_usage.sql``, and insert the common SQL parts."""
+    """Parse the files of saved queries, and insert the common SQL parts."""
     folder = resources.files("telemetry.ask")
-    text = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("saved.sql", "saved_usage.sql"))
+    text = "\n".join(folder.joinpath(name).read_text("utf-8") for name in _FILES)
     found = {}
     for part in text.split("\n-- name: ")[1:]:
         name, _, rest = part.partition("\n")

@@ -18,13 +18,13 @@ SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
 -- tells: every reader of a stream; of a refused request, by its own id
 -- default: stream = ''
 -- default: id = ''
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, shifted_to, backlog_ms, regions, asked_model, $phases FROM requests
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, shifted_to, backlog_ms, regions, asked_model, schema_check, repairs, inputs, inputs_refused, $phases FROM requests
 WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.id = {id:String} OR trace_id = {id:String}, stream = {stream:String})
 ORDER BY requests.at, requests.id LIMIT 1000;
 
 -- name: attempts
 -- tells: every attempt at a stream
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, check_us, steer_us, inputs_json, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
 
 -- name: content
 -- tells: prompt and completion of a stream, for tenants whose plan allows it
@@ -69,9 +69,12 @@ ORDER BY requests.at DESC, id LIMIT {top:Int64};
 -- name: slow
 -- tells: the requests that spent the most time in one phase
 -- default: phase = 'wall'
+-- default: ended = ''
 SELECT toUnixTimestamp64Micro(at) AS at_us, stream, ended, tenant, model, replica, prompt_tokens, output_tokens,
-    $phase AS phase_us, ttft_us, requests.wall_us AS wall_us
-FROM requests WHERE $window AND $cohort ORDER BY phase_us DESC, stream LIMIT {top:Int64};
+    $phase AS phase_us, ttft_us, requests.wall_us AS wall_us, error_code,
+    if(requests.stream = '', requests.id, '') AS id
+FROM requests WHERE $window AND $cohort AND ({ended:String} = '' OR ended = {ended:String})
+ORDER BY phase_us DESC, stream, id LIMIT {top:Int64};
 
 -- name: profile
 -- tells: one cohort: requests, outcomes, and the quantiles of each phase
@@ -126,7 +129,9 @@ SELECT model, sum(weight) AS requests, round(sum(requests.wall_us * weight) / su
     round(100 * sum(fabric_us * weight) / sum(requests.wall_us * weight), 1) AS fabric,
     round(100 * sum(client_stall_us * weight) / sum(requests.wall_us * weight), 1) AS client_stall,
     round(100 * sum(resume_gap_us * weight) / sum(requests.wall_us * weight), 1) AS resume_gap,
-    round(100 * sum(recovery_us * weight) / sum(requests.wall_us * weight), 1) AS recovery
+    round(100 * sum(recovery_us * weight) / sum(requests.wall_us * weight), 1) AS recovery,
+    round(100 * sum(check_us * weight) / sum(requests.wall_us * weight), 1) AS checks,
+    round(100 * sum(steer_us * weight) / sum(requests.wall_us * weight), 1) AS steering
 FROM requests WHERE $window AND $cohort AND role != 'refused'
 GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
 
@@ -256,6 +261,28 @@ SELECT model, countIf(ended = 'completed') AS completed, countIf(ended = 'failed
     round(quantilesBFloat16(0.5, 0.99)(recovery_us)[2] / 1000, 1) AS pause_p99_ms
 FROM requests WHERE $window AND $cohort AND role = 'created' AND (recovery_us > 0 OR requests.attempts > 1)
 GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
+
+-- name: structured
+-- tells: replies with a JSON schema: how many do not fit, how many were made again, and what checks and repairs take
+SELECT model, dialect, sum(weight) AS replies, round(100 * sumIf(weight, schema_check = 'invalid') / replies, 1) AS invalid_percent,
+    sumIf(weight, schema_check = 'unchecked') AS unchecked, sumIf(weight, schema_check = 'valid' AND repairs > 0) AS repaired,
+    sum(repairs * weight) AS made_again,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(check_us, toUInt64(weight), repairs = 0)[1] / 1000, 1) AS check_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(check_us, toUInt64(weight), repairs > 0)[1] / 1000, 1) AS repair_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(check_us, toUInt64(weight), repairs > 0)[2] / 1000, 1) AS repair_p99_ms
+FROM requests WHERE $window AND $cohort AND role = 'created' AND schema_check != ''
+GROUP BY model, dialect ORDER BY replies DESC, model, dialect LIMIT {top:Int64};
+
+-- name: steered
+-- tells: inputs of clients to running streams: how many were applied and refused, and how long the next answers took
+SELECT model, uniqExact(stream) AS streams, countIf(i.2 = 'applied') AS applied, countIf(i.2 = 'refused') AS refused,
+    countIf(i.2 = 'applied' AND i.5 = 0) AS unanswered,
+    round(quantilesBFloat16(0.5, 0.99)(i.4)[1] / 1000, 1) AS waited_p50_ms,
+    round(quantilesBFloat16(0.5, 0.99)(i.4)[2] / 1000, 1) AS waited_p99_ms,
+    round(quantilesBFloat16If(0.5, 0.99)(i.4 + i.5, i.5 > 0)[1] / 1000, 1) AS next_token_p50_ms,
+    round(quantilesBFloat16If(0.5, 0.99)(i.4 + i.5, i.5 > 0)[2] / 1000, 1) AS next_token_p99_ms
+FROM (SELECT model, stream, arrayJoin(inputs) AS i FROM attempts WHERE $window AND $cohort AND inputs_json != '')
+GROUP BY model ORDER BY applied DESC, model LIMIT {top:Int64};
 
 -- name: regions
 -- tells: requests served in another region, and their cost in time

@@ -10,6 +10,7 @@ from typing import Any
 from stream_fabric.events import PHASES
 from telemetry.ask.compare import ATS, BYS, Diff
 from telemetry.ask.reconcile import Report
+from telemetry.ask.why.attempts import input_rows, inputs_without_times, token_times
 from telemetry.ask.why.causes import duration
 from telemetry.ask.why.explain import Answer
 from telemetry.ask.why.story import Reader, Row, Segment, Story, candidates
@@ -27,6 +28,8 @@ _NAMES = {
     "fabric_us": "fabric",
     "client_stall_us": "client stall",
     "recovery_us": "recovery",
+    "check_us": "check and repair",
+    "steer_us": "steering",
     "residual_us": "unaccounted",
     "between": "between readers",
     "unrecorded": "not recorded",
@@ -84,6 +87,7 @@ def _header_lines(story: Story) -> list[str]:
         f"prompt {story.prompt_tokens} tokens, {story.cached_tokens} cached; output {story.output_tokens}"
         + (f"; first token after {duration(ttft)}" if ttft else "")
         + (f"; price {money_text(price)}" if price else "")
+        + (f"; schema {fact('schema_check')}, {fact('repairs') or 0} repairs" if fact("schema_check") else "")
         + (f"; cancelled at {fact('cancel_point')}" if fact("cancel_point") else "")
     )
     if fact("request_id") or fact("trace_id"):
@@ -118,8 +122,7 @@ def _waterfall_lines(story: Story) -> list[str]:
     """Draw the client's time by phase, as figures and bars."""
     wall = max(story.wall_us, 1)
     lines = [f"{'where the time went':<24}{'ms':>12}{'%':>7}"]
-    at = 0
-    previous = 0
+    at = previous = 0
     for segment in story.segments():
         if segment.reader != previous and segment.reader and len(story.line) > 1:
             lines.append(_reader_line(segment.reader, story.line[segment.reader - 1]))
@@ -152,6 +155,8 @@ def _attempt_lines(story: Story) -> list[str]:
     ]
     for row in story.attempts:
         said = [str(row["error_code"])] if row["error_code"] else []
+        said += [f"check and repair {duration(row['check_us'])}"] if row.get("check_us") else []
+        said += [f"steering {duration(row['steer_us'])}"] if row.get("steer_us") else []
         if row["billed"]:
             said.append("billed")
         if row["ended"] == "lost":
@@ -168,22 +173,16 @@ def _attempt_lines(story: Story) -> list[str]:
     for row in story.attempts:
         if times := token_times(row.get("token_us") or ()):
             lines += _wrapped(f"  attempt {row['attempt']}.{row['epoch']}: {times}")
-    return [*lines, ""]
+    return [*lines, *_input_lines(story), ""]
 
 
-_GAPS_SHOWN = 3
-
-
-def token_times(times: Sequence[int]) -> str:
-    """Describe the gaps between an attempt's tokens, in µs, and name the longest."""
-    if not times:
-        return ""
-    gaps = sorted(enumerate(times[1:], 1), key=lambda gap: (-gap[1], gap[0]))
-    said = f"times of {len(times)} tokens: first token after {duration(times[0])}"
-    if not gaps:
-        return said
-    longest = ", ".join(f"{duration(us)} between tokens {at} and {at + 1}" for at, us in gaps[:_GAPS_SHOWN])
-    return f"{said}, median gap {duration(gaps[len(gaps) // 2][1])}, longest gaps {longest}"
+def _input_lines(story: Story) -> list[str]:
+    """Describe the client's inputs: how long each waited, and the time from there to the next answer's first token."""
+    rows = input_rows(story)
+    lines = ["", "inputs (waited: for the replica; next token: from there on)", *table(rows)] if rows else []
+    if gone := inputs_without_times(story):
+        lines.append(f"  {gone} more applied by a replica that died, so without times")
+    return lines
 
 
 def _placement_lines(story: Story) -> list[str]:

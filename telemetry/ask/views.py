@@ -10,8 +10,9 @@ from stream_fabric.errors import BadRequest, NotFound
 from telemetry.ask.compare import ATS, BYS, Diff, diff
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT, PHASE_NAMES, SAVED, TOP, Value, saved
-from telemetry.ask.text import diff_text, missing_events, request_line, rows_text, timeline_text, token_times, why_text
+from telemetry.ask.text import diff_text, missing_events, request_line, rows_text, timeline_text, why_text
 from telemetry.ask.times import cohort_of, window
+from telemetry.ask.why.attempts import token_times
 from telemetry.ask.why.explain import Answer, load_story, why
 
 TOP_MAX = 1000
@@ -40,7 +41,8 @@ async def slow(ask: Ask, given: Given, now_us: int) -> View:
     phase = given.get("phase") or "wall"
     if phase not in ("wall", "ttft", *PHASE_NAMES):
         raise BadRequest(f"there is no phase {phase[:40]!r}; choose wall, ttft, {', '.join(PHASE_NAMES)}")
-    rows = await ask.query("slow", {**_common_parameters(given, now_us, "1h", "phase"), "phase": phase})
+    common = _common_parameters(given, now_us, "1h", "phase", "ended")
+    rows = await ask.query("slow", {**common, "phase": phase, "ended": given.get("ended", "")})
     return View(rows, rows_text(rows))
 
 

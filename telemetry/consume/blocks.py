@@ -77,6 +77,7 @@ class PartitionBlocks(Generic[R]):
         self.claimed = claimed
         self.held_bytes = 0
         self._seen = next - 1
+        self._lingers = True
         self.repeated = 0
         """Number of records that arrived again after they were processed."""
         self.skipped = 0
@@ -113,13 +114,19 @@ class PartitionBlocks(Generic[R]):
             return True
         return len(self._records) < 2 * self._policy.rows_max and self.held_bytes < 2 * self._policy.bytes_max
 
+    def end_linger(self) -> None:
+        """Make a block due at once from now on, however few records there are: the consumer stops."""
+        self._lingers = False
+
     def due_at(self, now: float) -> float | None:
         """Return the time at which a block is due if no more records arrive. None: more records are needed first."""
         if self.claimed is not None:
             return now if self._seen >= self.claimed.last else None
         if not self._records:
             return None
-        if len(self._records) >= self._policy.rows_max or self.held_bytes >= self._policy.bytes_max:
+        if not self._lingers or len(self._records) >= self._policy.rows_max:
+            return now
+        if self.held_bytes >= self._policy.bytes_max:
             return now
         return self._since[0][1] + self._policy.linger_s
 

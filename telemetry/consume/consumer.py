@@ -75,6 +75,8 @@ class Consumer:
         self._making = asyncio.Lock()
         self._parts: dict[Part, _OwnedPartition] = {}
         self._stopping = False
+        self._read_to_end = asyncio.Event()
+        """Set once the log was read after the stop."""
         self._failed: asyncio.Future[None] | None = None
 
     @property
@@ -82,7 +84,7 @@ class Consumer:
         return list(self._parts)
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Consume until ``stop`` is set, then finish the claimed blocks for at most ``drain_s``.
+        """Consume until ``stop`` is set, then read the log once more and insert what is held, for at most ``drain_s``.
 
         ``on_ready`` is called when the consumer has joined the group. Raises errors that a retry cannot repair: a claim
         that another version wrote, or a bug.
@@ -154,26 +156,38 @@ class Consumer:
     # --- reading -------------------------------------------------------------------------------------------
 
     async def _read_log(self, on_ready: Callable[[], None]) -> None:
-        """Join the group, then hand new records to the partitions with room for them."""
+        """Join the group, then read until the stop, and once more after it."""
         await self._retry("start", lambda: self._source.start(self._on_assigned, self._on_revoked))
         on_ready()
-        while True:
-            wanted = [part for part, held in self._parts.items() if held.blocks is not None and held.blocks.has_room]
-            try:
-                found = await self._source.read(wanted, _READ_S)
-            except SourceUnavailable as error:
-                _log.warning("reading the log failed, retrying: error=%s", error)
-                await asyncio.sleep(_RETRY.first_s)
-                continue
-            now = time.monotonic()
-            for part, records in found.items():
-                held = self._parts.get(part)
-                if held is not None and held.blocks is not None:
-                    held.blocks.receive(records, now)
-                    held.changed.set()
-            for part, held in self._parts.items():
+        try:
+            while not self._stopping:
+                await self._read_once(_READ_S)
+            await self._read_once(0.0)  # the last events of processes that end together with this one
+        finally:
+            self._read_to_end.set()
+            for held in self._parts.values():
                 if held.blocks is not None:
-                    self._metrics.report_partition(part, self._source.end(part), held.blocks, held.claimed_since)
+                    held.blocks.end_linger()
+                held.changed.set()
+
+    async def _read_once(self, timeout_s: float) -> None:
+        """Hand new records to the partitions with room for them."""
+        wanted = [part for part, held in self._parts.items() if held.blocks is not None and held.blocks.has_room]
+        try:
+            found = await self._source.read(wanted, timeout_s)
+        except SourceUnavailable as error:
+            _log.warning("reading the log failed, retrying: error=%s", error)
+            await asyncio.sleep(_RETRY.first_s)
+            return
+        now = time.monotonic()
+        for part, records in found.items():
+            held = self._parts.get(part)
+            if held is not None and held.blocks is not None:
+                held.blocks.receive(records, now)
+                held.changed.set()
+        for part, held in self._parts.items():
+            if held.blocks is not None:
+                self._metrics.report_partition(part, self._source.end(part), held.blocks, held.claimed_since)
 
     # --- one partition -------------------------------------------------------------------------------------
 
@@ -239,13 +253,13 @@ class Consumer:
         return int(rows.rows[0][0])
 
     async def _wait_until_due(self, held: _OwnedPartition) -> bool:
-        """Wait until a block is due. False: the consumer stops, and no complete claimed block is left."""
+        """Wait until a block is due. False: the consumer stops, and nothing is left that can be inserted."""
         blocks = held.blocks
         assert blocks is not None
         while True:
             now = time.monotonic()
             due = blocks.due_at(now)
-            if self._stopping and (blocks.claimed is None or due is None):
+            if self._read_to_end.is_set() and due is None:
                 return False
             if due is not None and due <= now:
                 return True

@@ -30,7 +30,12 @@ _OPERATIONS = {
     "openai.completions": "text_completion",
     "openai.embeddings": "embeddings",
     "openai.rerank": "rerank",
+    "openai.classify": "classify",
+    "openai.score": "score",
     "anthropic.messages": "chat",
+    "vercel.ui": "chat",
+    "openai.responses": "chat",
+    "open.responses": "chat",
     "anthropic.count_tokens": "count_tokens",
 }
 
@@ -225,6 +230,8 @@ def phase_spans(event: RequestTrace) -> Iterator[tuple[str, int, int]]:
         ("prefill", phases.prefill_us),
         ("decode", phases.decode_us),
         ("recover", phases.recovery_us),
+        ("check", phases.check_us),
+        ("steer", phases.steer_us),
         ("deliver", phases.fabric_us + phases.client_stall_us),
     ):
         if took_us:

@@ -409,6 +409,20 @@ async def test_a_drain_that_is_hurried_waits_for_nothing(redis_url: str) -> None
         await asyncio.wait_for(asyncio.shield(task), 10)
 
 
+async def test_a_stream_that_was_handed_over_is_not_waited_for(redis_url: str) -> None:
+    """The takeover fences this replica's own epoch, which looks as if another process had taken the stream."""
+    async with running(redis_url, drain_s=0.0) as (one, task), running(redis_url, pool=one.pool) as (two, _):
+        stream = await one.ask(max_tokens=1000)
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        one.agent.drain()
+        waits: set[str] = set()
+        while not task.done():
+            waits |= {getattr(each.get_coro(), "__qualname__", "") for each in asyncio.all_tasks()}
+            await asyncio.sleep(0.01)
+        assert "Handover._finish_release" not in waits
+        await eventually(lambda: stream in two.agent.running, "the second producer")
+
+
 async def _told(bench: Bench, streams: set[StreamId]) -> list[AttemptTrace] | None:
     first = [trace for trace in bench.heard.attempts if trace.epoch == 1]
     return first if {trace.stream for trace in first} == streams else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.agent.observe.attempt_timing import AttemptTiming, TokenTiming
-from stream_fabric.events import TOKEN_TIMES_MAX
+from stream_fabric.events import TOKEN_TIMES_MAX, InputTimes
 from tests.support.events import SetClock
 
 
@@ -86,3 +86,72 @@ def test_of_what_had_no_token_our_own_clock_tells(clock: SetClock) -> None:
     times.receive_end()
     assert times.estimated
     assert times.summary().prefill_us == 100_000
+
+
+def test_the_time_after_an_input_is_a_part_of_its_own(clock: SetClock) -> None:
+    times = AttemptTiming(clock, 0, 0)
+    times.prefill_s = 0.03
+    clock.at_us += 40_000
+    times.receive_tokens(1)
+    clock.at_us += 5_000
+    times.receive_tokens(1)
+    came_us = clock.at_us
+    clock.at_us += 7_000
+    times.receive_cut()
+    told = times.receive_input(came_us, "applied")
+    assert (told.waited_us, told.answered_us) == (7_000, 0)
+    times.receive_input(0, "refused", "no_text")
+    clock.at_us += 60_000
+    assert times.summary().steer_us == 60_000, "it grows while no token comes"
+    times.receive_tokens(2)
+    clock.at_us += 5_000
+    times.receive_tokens(1)
+    clock.at_us += 1_000
+    times.receive_end()
+    told_all = times.summary()
+    assert (told_all.queue_us, told_all.prefill_us, told_all.steer_us) == (10_000, 30_000, 60_000)
+    assert told_all.decode_us == 5_000 + 7_000 + 5_000 + 1_000
+    assert times.itl_max_us == 5_000 and sum(times.sketch()) == 2, "the wait for the next answer is no gap"
+    assert times.inputs == (
+        InputTimes(came_us, "applied", "", 7_000, 60_000),
+        InputTimes(0, "refused", "no_text", 0),
+    )
+
+
+def test_an_input_before_the_first_token_ends_the_first_prefill(clock: SetClock) -> None:
+    times = AttemptTiming(clock, 0, 0)
+    times.prefill_s = 0.03
+    for _ in range(2):  # two inputs, one after the other
+        clock.at_us += 20_000
+        times.receive_cut()
+        times.receive_input(clock.at_us - 1_000, "applied")
+    clock.at_us += 50_000
+    times.receive_tokens(1)
+    clock.at_us += 8_000
+    told = times.summary()
+    assert (told.queue_us + told.prefill_us, told.steer_us, told.decode_us) == (20_000, 70_000, 8_000)
+    assert [each.answered_us for each in times.inputs] == [70_000, 50_000]
+
+
+def test_an_input_at_the_end_counts_from_the_end(clock: SetClock) -> None:
+    times = AttemptTiming(clock, 0, 0)
+    times.receive_tokens(1)
+    clock.at_us += 5_000
+    times.receive_reply_end()
+    clock.at_us += 2_000
+    times.receive_end()
+    clock.at_us += 3_000
+    times.receive_cut()
+    clock.at_us += 9_000
+    times.receive_tokens(1)
+    clock.at_us += 4_000
+    times.receive_end()
+    told = times.summary()
+    assert (told.decode_us, told.check_us, told.steer_us) == (5_000 + 4_000, 2_000, 12_000)
+    assert times.generated == 2
+    without = AttemptTiming(clock, 0, 0)
+    clock.at_us += 1_000
+    without.receive_cut()
+    clock.at_us += 2_000
+    without.receive_end()
+    assert (without.summary().prefill_us, without.summary().steer_us) == (1_000, 2_000), "no token ever came"

@@ -12,20 +12,47 @@ from hypothesis import strategies as st
 from inference.agent.continuation import (
     CannotContinue,
     ContinuingSink,
+    Part,
+    PriorChoice,
     PriorOutput,
-    can_continue,
-    continuing_request,
-    limit_reached,
+    continuing_requests,
+    is_finished,
     prior_output,
 )
+from inference.agent.continued.parts import JoinedParts
+from inference.agent.steering.turns import can_continue
 from inference.engines.sim.engine import SimEngine
 from inference.engines.sim.settings import SimSettings
 from stream_fabric.pool.records import EngineRequest
-from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Note, Open, Usage, encode, encode_text
+from stream_fabric.ports import FrameSink
+from stream_fabric.stream.frames import (
+    ChoiceEnd,
+    Close,
+    Delta,
+    ErrorInfo,
+    Frame,
+    Note,
+    Open,
+    Usage,
+    encode,
+    encode_text,
+)
 from tests.agent.engines.recorder import Recorder, chat, completion
 from tests.support.virtual import run_virtual
 
 TEXT = [Note("started"), Note("prompt", prompt_tokens=7, cached_tokens=3), Open(0, 0, "text")]
+
+
+def said(text: str, tokens: int, block: int = 0, prompt_tokens: int | None = None) -> PriorOutput:
+    """The output so far of a stream with one choice."""
+    return PriorOutput((PriorChoice(text, tokens, block),), prompt_tokens, "", 1)
+
+
+def continuing_body(request: EngineRequest, before: PriorOutput) -> dict[str, Any]:
+    (part,) = continuing_requests(request, before)
+    assert part.request.stream == request.stream
+    body: dict[str, Any] = msgspec.json.decode(part.request.body)
+    return body
 
 
 def lines(*frames: Frame) -> list[bytes]:
@@ -34,15 +61,16 @@ def lines(*frames: Frame) -> list[bytes]:
 
 def test_what_was_said() -> None:
     assert prior_output([], 1).empty
-    assert prior_output(lines(*TEXT[:2]), 1) == PriorOutput(prompt_tokens=7)
-    assert prior_output([*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)], 1) == PriorOutput(
+    assert prior_output(lines(*TEXT[:2]), 1) == PriorOutput((PriorChoice(),), 7)
+    assert prior_output([*lines(*TEXT), encode_text(0, "Once "), encode_text(0, "more", 3)], 1) == said(
         "Once more", 4, 0, 7
     )
     ended = [*TEXT, Delta(0, "x"), Close(0), ChoiceEnd(0, "stop")]
-    assert prior_output(lines(*ended), 1).complete
-    both = [Open(0, 0, "text"), Delta(0, "x"), Close(0), ChoiceEnd(0, "stop")]
-    with pytest.raises(CannotContinue, match="text"):
-        prior_output(lines(*both), 2)
+    assert prior_output(lines(*ended), 1) == PriorOutput((PriorChoice("x", 1, -1, True),), 7, "stop", 1)
+    beside = [Open(0, 1, "text"), Delta(0, "x"), Open(1, 0, "text"), Delta(1, "y", 2), Close(0), ChoiceEnd(1, "stop")]
+    both = prior_output(lines(*beside), 3)
+    assert both.choices == (PriorChoice("y", 2, 1), PriorChoice("x", 1, -1, True), PriorChoice())
+    assert (both.tokens, both.next_block, both.open_blocks, both.empty) == (3, 2, {0: 1}, False)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +81,7 @@ def test_what_was_said() -> None:
         ([Open(0, 0, "text"), Delta(0, "x", 1, msgspec.Raw(b"[]"))], "logprobs"),
         ([Open(0, 0, "text"), Delta(0, "x"), Close(0)], "without a finish reason"),
         ([Open(0, 0, "text"), Delta(0, "x"), Open(1, 0, "tool", "function", "c", "f")], "kind tool"),
+        ([Open(0, 0, "text"), Delta(0, "x"), Close(0), Note("started")], "without a finish reason"),
     ],
 )
 def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> None:
@@ -72,24 +101,54 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
 )
 def test_a_request_that_cannot_be_continued_says_why(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(CannotContinue, match=why):
-        continuing_request(chat(1, **fields), PriorOutput("x", 1, 0))
+        continuing_requests(chat(1, **fields), said("x", 1))
+
+
+def test_an_answer_that_the_client_has_begun_goes_on_in_the_same_message() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
+    (part,) = continuing_requests(chat(1, messages=messages, continue_final_message=True), said(" yes", 1))
+    body = msgspec.json.decode(part.request.body)
+    assert body["messages"] == [messages[0], {"role": "assistant", "content": "Well, yes"}]
+    assert (body["continue_final_message"], part.request.own_chars) == (True, 4)
+
+
+def test_each_prompt_is_continued_from_its_own_tokens() -> None:
+    request = completion(1, ["A", "B", "C", "D"], max_tokens=10, min_tokens=3)
+    choices = (PriorChoice("a", 1, 0), PriorChoice("b", 4, -1, True), PriorChoice(), PriorChoice("d" * 10, 10, 1))
+    before = PriorOutput(choices, 12, "stop", 3)
+    parts = continuing_requests(request, before)
+    bodies = [msgspec.json.decode(part.request.body) for part in parts]
+    assert [part.choice for part in parts] == [0, 2]
+    assert [(body["prompt"], body["max_tokens"], body["min_tokens"]) for body in bodies] == [("Aa", 9, 2), ("C", 10, 3)]
+    assert [part.request.own_chars for part in parts] == [1, 0]
+    names = {part.request.stream for part in parts}
+    assert len(names) == 2 and request.stream not in names
+    assert continuing_requests(request, before) == parts, "the same names every time"
+    with pytest.raises(CannotContinue, match="before its prompts were counted"):
+        continuing_requests(request, msgspec.structs.replace(before, prompt_tokens=None))
+    with pytest.raises(CannotContinue, match="more than one choice for a prompt"):
+        continuing_requests(completion(1, ["A", "B"], n=2), PriorOutput((PriorChoice("a", 1, 0),) * 4, 12, "", 1))
+    with pytest.raises(CannotContinue, match="token ids"):
+        continuing_requests(completion(1, prompt=[[1], [2]]), PriorOutput((PriorChoice("a", 1, 0),) * 2, 12, "", 1))
+    assert can_continue(request, lines(Open(0, 3, "text"), Open(1, 0, "text")))
 
 
 def test_the_rest_is_asked_for() -> None:
     request = chat(1, max_tokens=10, min_tokens=2, seed=3)
-    body = msgspec.json.decode(continuing_request(request, PriorOutput("Once", 4, 0)).body)
+    body = continuing_body(request, said("Once", 4))
     assert body["messages"][-1] == {"role": "assistant", "content": "Once"}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     assert (body["max_tokens"], body["min_tokens"], body["seed"]) == (6, 0, 3)
-    body = msgspec.json.decode(continuing_request(completion(1, "A", max_tokens=10), PriorOutput(" b", 4, 0)).body)
+    body = continuing_body(completion(1, "A", max_tokens=10), said(" b", 4))
     assert (body["prompt"], body["max_tokens"]) == ("A b", 6)
-    body = msgspec.json.decode(continuing_request(completion(1, prompt=["A"]), PriorOutput(" b", 4, 0)).body)
+    body = continuing_body(completion(1, prompt=["A"]), said(" b", 4))
     assert body["prompt"] == "A b"
     with pytest.raises(CannotContinue, match="token ids"):
-        continuing_request(completion(1, prompt=[[1, 2]]), PriorOutput(" b", 4, 0))
-    assert limit_reached(chat(1, max_tokens=4), PriorOutput("Once", 4, 0))
-    assert not limit_reached(chat(1, max_tokens=5), PriorOutput("Once", 4, 0))
-    assert not limit_reached(chat(1), PriorOutput("Once", 4, 0))
+        continuing_requests(completion(1, prompt=[[1, 2]]), said(" b", 4))
+    assert is_finished(chat(1, max_tokens=4), PriorChoice("Once", 4, 0))
+    assert not is_finished(chat(1, max_tokens=5), PriorChoice("Once", 4, 0))
+    assert not is_finished(chat(1), PriorChoice("Once", 4, 0))
+    assert is_finished(chat(1), PriorChoice("Once", 4, -1, True))
 
 
 def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opened() -> None:
@@ -109,7 +168,7 @@ class Log(Recorder):
 async def test_a_continuation_that_goes_on_with_a_tool_call_closes_the_text_first() -> None:
     log = Log()
     log.follow([Open(0, 0, "text"), Delta(0, "Let me see")])
-    sink = ContinuingSink(log, PriorOutput("Let me see", 3, 0, 5))
+    sink = ContinuingSink(log, said("Let me see", 3, 0, 5))
     for frame in (
         Note("prompt", prompt_tokens=8),
         Open(0, 0, "tool", "function", "c", "f"),
@@ -126,16 +185,93 @@ async def test_a_continuation_that_goes_on_with_a_tool_call_closes_the_text_firs
 async def test_a_continuation_with_nothing_to_add_ends_the_text() -> None:
     log = Log()
     log.follow([Open(0, 0, "text"), Delta(0, "All.")])
-    sink = ContinuingSink(log, PriorOutput("All.", 1, 0, 5))
+    sink = ContinuingSink(log, said("All.", 1, 0, 5))
     sink.frame(ChoiceEnd(0, "stop"))
     sink.end("completed")
     assert log.status == "completed"
 
 
-@given(seed=st.integers(0, 1000), cut=st.integers(0, 40), by_max=st.booleans())
-def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: bool) -> None:
-    """Whatever the token at which the first producer died."""
-    more = {"max_tokens": 40, "seed": seed} if by_max else {"seed": seed, "stop": ["the"]}
+async def test_a_choice_that_has_ended_is_not_ended_again() -> None:
+    """Moderation that flags a continued stream ends every choice that it has not seen end."""
+    log = Log()
+    log.follow([Open(0, 0, "text"), Delta(0, "a"), Open(1, 1, "text"), Close(0), ChoiceEnd(0, "stop")])
+    before = PriorOutput((PriorChoice("a", 1, -1, True), PriorChoice("", 0, 1)), 5, "stop", 2)
+    sink = ContinuingSink(log, before)
+    for choice in range(2):
+        sink.frame(ChoiceEnd(choice, "content_filter"))
+    sink.end("incomplete")
+    assert {number: end.finish_reason for number, end in log.choice_ends().items()} == {0: "stop", 1: "content_filter"}
+
+
+async def test_the_first_failure_of_a_part_ends_all() -> None:
+    log, aborted = Log(), list[bool]()
+    parts = [Part(number, completion(number, "A")) for number in range(3)]
+    one, two, three = JoinedParts(log, parts, lambda: aborted.append(True)).sinks
+    one.frame(Open(0, 0, "text"))
+    one.text(0, "x")
+    one.frame(Close(0))
+    one.frame(ChoiceEnd(0, "stop"))
+    one.end("completed", usage=Usage(1, output=1))
+    assert not log.ended.is_set() and not aborted
+    error = ErrorInfo("engine_lost", "gone")
+    two.end("failed", error)
+    three.end("failed", error)
+    assert (log.status, log.error, aborted) == ("failed", error, [True])
+
+
+def undisturbed(request: EngineRequest, settings: str) -> Log:
+    whole = Log()
+    run_virtual(_run([Part(0, request)], whole, whole, [], settings))
+    return whole
+
+
+async def _run(parts: list[Part], sink: FrameSink, log: Log, kept: list[Frame], settings: str) -> None:
+    log.follow(kept)
+    engine = SimEngine(SimSettings.parse(settings))
+    await engine.start()
+    joined = JoinedParts(sink, parts, lambda: None)
+    for part, each in zip(parts, [sink] if sink is log else joined.sinks, strict=True):
+        engine.submit(part.request, each)
+    await log.ended.wait()
+    await engine.close()
+
+
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 80), stop=st.booleans())
+def test_continued_prompts_are_the_undisturbed_ones(seed: int, cut: int, stop: bool) -> None:
+    """Whatever the token at which the first producer died: each choice has its text, finish reason and tokens."""
+    settings = "itl_ms=1,ttft_ms=0,length_min=10,length_max=30"
+    request = completion(1, [f"{name} {seed}" for name in "abc"], max_tokens=25, seed=seed)
+    if stop:
+        request = completion(1, [f"{name} {seed}" for name in "abc"], max_tokens=25, seed=seed, stop=["the", "."])
+    whole = undisturbed(request, settings)
+    kept: list[Frame] = []
+    for frame in whole.frames:
+        if isinstance(frame, Delta) and sum(isinstance(f, Delta) for f in kept) >= cut:
+            break
+        kept.append(frame)
+    before = prior_output([encode(frame) for frame in kept], 3)
+    if all(is_finished(request, choice) for choice in before.choices):
+        return
+    for number, choice in enumerate(before.choices):
+        if not choice.ended and is_finished(request, choice):
+            kept += [Close(choice.block), ChoiceEnd(number, "length")]
+    log = Log()
+    run_virtual(_run(continuing_requests(request, before), ContinuingSink(log, before), log, kept, settings))
+    assert [log.body(choice=number) for number in range(3)] == [whole.body(choice=number) for number in range(3)]
+    assert log.choice_ends() == whole.choice_ends()
+    assert log.end_usage is not None and whole.end_usage is not None
+    assert log.end_usage.prompt == whole.end_usage.prompt
+    if not stop:
+        assert log.end_usage.output == whole.end_usage.output == log.tokens()
+
+
+@given(seed=st.integers(0, 1000), cut=st.integers(0, 40), by_max=st.booleans(), begun=st.booleans())
+def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: bool, begun: bool) -> None:
+    """Whatever the token at which the first producer died, and where the client has begun the answer."""
+    more: dict[str, Any] = {"max_tokens": 40, "seed": seed} if by_max else {"seed": seed, "stop": ["the"]}
+    if begun:
+        question = {"role": "user", "content": f"Tell me of {seed}"}
+        more |= {"messages": [question, {"role": "assistant", "content": "Well,"}], "continue_final_message": True}
     request = chat(1, f"Tell me of {seed}", **more)
 
     async def run(asked: EngineRequest, wrap: PriorOutput | None, log: Log, kept: list[Frame]) -> None:
@@ -157,10 +293,11 @@ def test_a_continued_answer_is_the_undisturbed_one(seed: int, cut: int, by_max: 
     log = Log()
     if before.empty:
         return
-    if limit_reached(request, before):
+    if is_finished(request, before.choices[0]):
         assert len(kept) == len(whole.frames) - 2
         return
-    run_virtual(run(continuing_request(request, before), before, log, kept))
+    (part,) = continuing_requests(request, before)
+    run_virtual(run(part.request, before, log, kept))
     assert log.body() == whole.body()
     if by_max:
         assert log.choice_ends() == whole.choice_ends()

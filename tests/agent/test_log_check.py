@@ -86,8 +86,7 @@ async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connect
 )
 async def test_a_doorbell_message_that_cannot_be_decoded_changes_nothing(payload: bytes) -> None:
     streams = streams_of(1)
-    async with asyncio.TaskGroup() as tasks:
-        Doorbell(UNUSED, UNUSED, streams, UNUSED, UNUSED, tasks).receive(payload)
+    Doorbell(UNUSED, streams, UNUSED, UNUSED).receive(payload)
     (only,) = streams
     assert not only.closed and not only.producer.stopped
 

@@ -174,6 +174,12 @@ class LogReader:
         assert head is not None, f"{stream} is not in the log"
         return head
 
+    async def settled(self, stream: str) -> Usage:
+        """Return the usage that the stream was settled with."""
+        found = await self._log.settled(StreamId(stream))
+        assert found is not None, f"{stream} was not settled"
+        return found[1]
+
     async def usage(self) -> tuple[int, Usage]:
         """Streams settled to the tenant in this hour and the one before, and what they have used."""
         hour = int(time.time() // 3600)

@@ -22,7 +22,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["stream-gw", "up", "--port", "0", "--no-telemetry"]
+sys.argv = ["stream-gw", "up", "--port", "0", "--no-telemetry", "--no-database"]
 runpy.run_module("stream_gw.cli", run_name="__main__")
 """
 """Runs ``stream-gw up`` with a Ctrl-C in the moment when it imports a module."""

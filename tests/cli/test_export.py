@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,15 @@ from tests.house.tree import ROOT
 
 
 def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Files of the folder, and of folders that it links to."""
+    walked = os.walk(folder, followlinks=True)
+    return {str(Path(where, name).relative_to(folder)) for where, _, found in walked for name in found}
 
 
 def test_the_chart_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "helm", str(tmp_path)]) == 0
     assert names(tmp_path / "stream-gw") == names(ROOT / "infra/helm/stream-gw")
+    assert (tmp_path / "stream-gw/files/alerts/alerts.yaml").exists(), "behind a link"
     assert f"helm install llm {tmp_path}/stream-gw" in capsys.readouterr().out
 
 
@@ -64,15 +68,17 @@ def test_the_wheel_carries_what_is_exported(tmp_path: Path) -> None:
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in listed.stdout.splitlines():
-        if not name.startswith(("tests/", "bench/")) and (ROOT / name).is_file():
+        if not name.startswith(("tests/", "bench/")) and (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, tree / name)
+            shutil.copyfile(ROOT / name, tree / name, follow_symlinks=False)
     command = ["wheel", "-q", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path), str(tree)]
     done = subprocess.run([sys.executable, "-m", "pip", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     ZipFile(wheel).extractall(tmp_path / "installed")
     shutil.rmtree(tree)
+    client = tmp_path / "installed/stream_gw/static/client"
+    assert names(client) == names(ROOT / "clients/js/src"), "pages of a wheel import the browser client"
     for what in ("helm", "compose", "dashboards"):
         done = subprocess.run(
             [sys.executable, "-m", "stream_gw.cli", "export", what, str(tmp_path / what)],

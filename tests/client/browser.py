@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from playwright.async_api import Browser, async_playwright, expect
+
+from tests.support.missing import missing
 
 PATIENCE_MS = 30_000
 """Longest wait for something to appear on a page: tests run beside busy processes."""
@@ -35,10 +36,7 @@ async def chromium() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         executable = _executable(playwright.chromium.executable_path)
         if executable is None:
-            reason = "no Chromium: set CHROMIUM or run `playwright install chromium`"
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
+            missing("no Chromium: set CHROMIUM or run `playwright install chromium`")
         expect.set_options(timeout=PATIENCE_MS)
         browser = await playwright.chromium.launch(executable_path=executable, args=_ARGS)
         try:

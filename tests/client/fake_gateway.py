@@ -20,10 +20,10 @@ from aiohttp import WSMsgType, web
 STATIC = Path(__file__).parents[2] / "stream_gw" / "static"
 KEY = "sk-test"
 CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-TERMINAL = {"completed", "cancelled", "failed"}
+TERMINAL = {"completed", "cancelled", "failed", "incomplete"}
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Faults:
     refuse_create: list[dict[str, Any]] = field(default_factory=list)
     refuse_subs: list[dict[str, Any]] = field(default_factory=list)
     ping_ms: int = 15_000
+    novelties: bool = False  # messages of types that today's clients do not know
 
 
 @dataclass(eq=False)
@@ -56,6 +57,8 @@ class FakeStream:
     error: dict[str, Any] | None = None
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     reads: int = 0
+    steers: list[tuple[str, str]] = field(default_factory=list)
+    steered: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def head(self) -> int:
@@ -158,10 +161,17 @@ class Socket:
         await self.send(
             {"t": "ok", "ch": ch, "stream": stream.id, "epoch": epoch, "head": stream.head, "status": stream.status}
         )
+        if self.gateway.faults.novelties:
+            await self.send({"t": "novelty", "ch": ch, "s": 7, "f": {"x": [1]}})
+            await self.send({"t": "weather", "sunny": True})
         sent = after
         if mode != "tokens" and len(stream.frames) - sent > 1:
-            text = "".join(frame[0]["choices"][0]["delta"]["content"] for frame in stream.frames[sent:])
-            await self.send({"t": "d", "ch": ch, "a": sent, "s": len(stream.frames), "f": [stream.chunk(text)]})
+            text, inputs = "", []
+            for (chunk,) in stream.frames[sent:]:
+                text += chunk["choices"][0]["delta"]["content"]
+                inputs += [chunk["input"] | {"at": len(text)}] if "input" in chunk else []
+            chunk = stream.chunk(text) | ({"inputs": inputs} if inputs else {})
+            await self.send({"t": "d", "ch": ch, "a": sent, "s": len(stream.frames), "f": [chunk]})
             sent = len(stream.frames)
         while True:
             grown = stream.grown
@@ -173,7 +183,7 @@ class Socket:
             await grown.wait()
         self.channels.pop(ch, None)
         end: dict[str, Any] = {"t": "end", "ch": ch, "s": sent + 1, "status": stream.status}
-        end["usage"] = {"prompt_tokens": 1, "completion_tokens": sent, "total_tokens": sent + 1}
+        end["usage"] = {"prompt": 1, "cached": 0, "written": 0, "output": sent, "reasoning": 0}
         await self.send(end | ({"error": stream.error} if stream.error else {}))
 
     async def frame(self, ch: int, seq: int, chunks: list[dict[str, Any]]) -> None:
@@ -183,6 +193,8 @@ class Socket:
             return
         for _ in range(1 + faults.duplicate):
             await self.send({"t": "d", "ch": ch, "s": seq, "f": chunks})
+            if "input" in chunks[0]:
+                await self.send({"t": "steered", "ch": ch, "s": seq, **chunks[0]["input"]})
         if self.frames_left is not None:
             self.frames_left -= 1
             if self.frames_left <= 0:
@@ -200,11 +212,18 @@ class FakeGateway:
         self.by_key: dict[str, FakeStream] = {}
         self.received: list[dict[str, Any]] = []
         self.inputs: dict[str, Any] = {}
+        self.refuse_inputs = ""
+        """Reason why streams refuse inputs; empty: they take them."""
         self.tokens: set[str] = {KEY}
         self.minted = 0
         self.http_cancels = 0
         self.sockets: set[Socket] = set()
         self.model = "sim-7b"
+        self.name = "gw_1"
+        self.modalities: list[str] | None = None
+        self.link_tokens: list[dict[str, Any]] = []  # bodies of requests for tokens of one stream
+        self.finish, self.ends = "stop", "completed"
+        self.stop_reason: str | None = None
         self._ids = itertools.count(1)
         self._released = asyncio.Event()
         self._producers: set[asyncio.Task[None]] = set()
@@ -216,9 +235,9 @@ class FakeGateway:
         if stream := self.by_key.get(key):
             return stream if stream.body == text else None
         prompt = body["messages"][-1]["content"]
-        answer = prompt.removeprefix("say:") if prompt.startswith("say:") else ""
-        answer = answer or " ".join(f"word{n}" for n in range(1, body.get("max_tokens", 40) + 1))
-        texts = re.findall(r"\s*\S+|\s+$", answer)
+        if not isinstance(prompt, str):
+            prompt = next((part["text"] for part in prompt if part["type"] == "text"), "")
+        texts = _texts(prompt, body.get("max_tokens", 40))
         stream = FakeStream(f"resp_{next(self._ids):032x}", body["model"], 1_700_000_000, texts, text)
         self.streams[stream.id] = self.by_key[key] = stream
         producer = asyncio.create_task(self._produce(stream))
@@ -227,15 +246,36 @@ class FakeGateway:
         return stream
 
     async def _produce(self, stream: FakeStream) -> None:
-        for text in stream.texts:
-            if self.hold_at is not None and len(stream.frames) >= self.hold_at:
-                await self._released.wait()
+        texts = list(stream.texts)
+        while texts or stream.steers:
+            if self.hold_at is not None and len(stream.frames) >= self.hold_at and not stream.steers:
+                held = [asyncio.ensure_future(event.wait()) for event in (self._released, stream.steered)]
+                await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+                for each in held:
+                    each.cancel()
+                stream.steered.clear()
             await asyncio.sleep(self.token_delay_s)
             if stream.status != "live":
                 return
-            stream.frames.append([stream.chunk(text)])
+            if stream.steers:
+                texts = self._steer(stream, texts)
+                continue
+            text = texts.pop(0)
+            is_last = not texts
+            chunk = stream.chunk(text, self.finish if is_last else None)
+            if is_last and self.stop_reason:
+                chunk["choices"][0]["stop_reason"] = self.stop_reason
+            stream.frames.append([chunk])
             stream.grow()
-        stream.end("completed")
+        stream.end(self.ends)
+
+    def _steer(self, stream: FakeStream, texts: list[str]) -> list[str]:
+        """Apply an input: return the texts of the answer after it. ``hold_at`` moves by its frame."""
+        id, item = stream.steers.pop(0)
+        result = {"result": "refused", "reason": self.refuse_inputs} if self.refuse_inputs else {"result": "applied"}
+        stream.frames.append([stream.chunk("") | {"input": {"id": id, **result}}])
+        stream.grow()
+        return texts if self.refuse_inputs else _texts(item, 40)
 
     def release(self) -> None:
         self.hold_at = None
@@ -250,7 +290,13 @@ class FakeGateway:
 
     def take_input(self, message: dict[str, Any]) -> dict[str, Any]:
         known = message["id"] in self.inputs
+        stream = self.streams[message["stream"]]
+        if not known and stream.status != "live":
+            return {"result": "terminal"}
         self.inputs[message["id"]] = message["item"]
+        if not known and isinstance(message["item"], str):
+            stream.steers.append((message["id"], message["item"]))
+            stream.steered.set()
         return {"result": "duplicate" if known else "accepted"}
 
     # Faults
@@ -299,7 +345,7 @@ class FakeGateway:
         socket = Socket(self, request, ws)
         self.sockets.add(socket)
         try:
-            await socket.send({"t": "hi", "conn": "c1", "ping_ms": self.faults.ping_ms})
+            await socket.send({"t": "hi", "conn": "c1", "gateway": self.name, "ping_ms": self.faults.ping_ms})
             async for message in ws:
                 if message.type is WSMsgType.TEXT:
                     await socket.receive(json.loads(message.data))
@@ -312,15 +358,23 @@ class FakeGateway:
     async def _mint(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             return _error(401, "invalid_api_key", "This API key is unknown.")
-        self.minted += 1
-        token = f"cap_{self.minted}"
+        asked = await request.json()
+        if "stream" in asked:
+            self.link_tokens.append(asked)
+            token = f"cap_link{len(self.link_tokens)}"
+        else:
+            self.minted += 1
+            token = f"cap_{self.minted}"
         self.tokens.add(token)
         return web.json_response({"token": token, "expires_at": 4_000_000_000})
 
     async def _models(self, request: web.Request) -> web.Response:
         if not self._authorized(request):
             return _error(401, "invalid_api_key", "The token is unknown.")
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        model: dict[str, Any] = {"id": self.model, "object": "model"}
+        if self.modalities is not None:
+            model["input_modalities"] = self.modalities
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _cancel(self, request: web.Request) -> web.Response:
         self.http_cancels += 1
@@ -330,6 +384,9 @@ class FakeGateway:
 
     async def _page(self, request: web.Request) -> web.FileResponse:
         return web.FileResponse(STATIC / "index.html", headers={"Content-Security-Policy": CSP})
+
+    async def _watch_page(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(STATIC / "watch.html", headers={"Content-Security-Policy": CSP})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -342,7 +399,8 @@ class FakeGateway:
         app.router.add_post("/v1/streams/{id}/cancel", self._cancel)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/", self._page)
-        app.router.add_static("/static/", STATIC)
+        app.router.add_get("/watch", self._watch_page)
+        app.router.add_static("/static/", STATIC, follow_symlinks=True)
         return app
 
     @asynccontextmanager
@@ -359,6 +417,11 @@ class FakeGateway:
             for producer in list(self._producers):
                 producer.cancel()
             await runner.cleanup()
+
+
+def _texts(prompt: str, words: int) -> list[str]:
+    answer = prompt.removeprefix("say:") if prompt.startswith("say:") else ""
+    return re.findall(r"\s*\S+|\s+$", answer or " ".join(f"word{n}" for n in range(1, words + 1)))
 
 
 def _error(status: int, code: str, message: str) -> web.Response:

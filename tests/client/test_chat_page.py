@@ -246,7 +246,7 @@ async def test_stop(how: str, page: Page, fake: FakeGateway) -> None:
         await page.click("#stop")
     else:
         await page.keyboard.press("Escape")
-    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    await expect(page.locator("article .note").last).to_have_text("Stopped at token 5")
     await expect(page.locator("#send")).to_be_visible()
     assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
 
@@ -260,7 +260,7 @@ async def test_stop_while_offline(page: Page, context: BrowserContext, fake: Fak
     await page.click("#stop")
     await expect(page.locator("article .note").last).to_have_text("Stopping…")
     await context.set_offline(False)
-    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    await expect(page.locator("article .note").last).to_have_text("Stopped at token 5")
     assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
 
 
@@ -270,7 +270,7 @@ async def test_stop_after_a_reload(page: Page, fake: FakeGateway) -> None:
     await expect(answer(page)).to_contain_text("word5")
     await page.reload()
     await page.click("#stop")
-    await expect(page.locator("article .note").last).to_have_text("Stopped")
+    await expect(page.locator("article .note").last).to_have_text("Stopped at token 5")
     assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
 
 
@@ -300,7 +300,7 @@ async def test_stop_in_the_other_tab(page: Page, context: BrowserContext, fake: 
     other = await open_page(context, "/")
     await other.click("#stop")
     for tab in (page, other):
-        await expect(tab.locator("article .note").last).to_have_text("Stopped")
+        await expect(tab.locator("article .note").last).to_have_text("Stopped at token 5")
 
 
 async def test_an_error_is_shown_and_tried_again(page: Page, fake: FakeGateway) -> None:
@@ -391,6 +391,12 @@ async def test_signing_out_leaves_the_answer_running(page: Page, fake: FakeGatew
     assert len(fake.streams) == 1
 
 
+UNDO_IS_OVER = """() => {
+    const deleted = JSON.parse(localStorage.getItem("sgw.deleted"));
+    localStorage.setItem("sgw.deleted", JSON.stringify(deleted.map((each) => ({ ...each, at: each.at - 60_000 }))));
+}"""
+
+
 async def test_a_deleted_conversation_leaves_nothing(page: Page, fake: FakeGateway) -> None:
     fake.hold_at = 12
     await ask(page, "Hello")
@@ -398,10 +404,12 @@ async def test_a_deleted_conversation_leaves_nothing(page: Page, fake: FakeGatew
     await page.hover("#conversations li")
     await page.click(".remove")
     await expect(page.locator("#empty")).to_be_visible()
+    await page.evaluate(UNDO_IS_OVER)
+    await page.reload()
     while next(iter(fake.streams.values())).status != "cancelled":
         await asyncio.sleep(0.01)
     await page.wait_for_timeout(100)
-    left = await page.evaluate("Object.keys(localStorage).filter((key) => /message|conversation/.test(key))")
+    left = await page.evaluate("Object.keys(localStorage).filter((key) => /message|conversation|deleted/.test(key))")
     assert left == []
 
 

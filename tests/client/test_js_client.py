@@ -11,6 +11,7 @@ from playwright.async_api import Browser
 from tests.client.contract import Target
 from tests.client.contract_js import CONTRACT_JS, run_on
 from tests.client.fake_gateway import FakeGateway
+from tests.support.missing import missing
 
 
 @pytest.mark.parametrize("behaviour", CONTRACT_JS)
@@ -20,6 +21,14 @@ async def test_contract(behaviour: str, browser: Browser, any_target: Target) ->
 
 READ = "return await read(gateway.create(body()));"
 WHOLE = " ".join(f"word{n}" for n in range(1, 41))
+
+
+async def test_messages_of_a_newer_gateway_are_passed_over_and_counted(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.faults.novelties = True
+    script = "return [await read(gateway.create(body())), gateway.messagesPassedOver];"
+    assert await run_on(browser, target, script) == [WHOLE, 2]
 
 
 async def test_duplicates_and_holes_never_reach_the_reader(browser: Browser, fake: FakeGateway, target: Target) -> None:
@@ -163,6 +172,21 @@ async def test_an_input_arrives_once(browser: Browser, fake: FakeGateway, target
     assert len(fake.inputs) == 1
 
 
+async def test_an_input_with_an_id_of_its_own_is_added_once(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.hold_at = 5
+    script = """
+        const stream = gateway.create(body());
+        const id = await stream.ready;
+        const twice = [stream.input("shorter", { id: "mine" }), gateway.input(id, "shorter", { id: "mine" })];
+        const results = (await Promise.all(twice)).map(({ result }) => result);
+        return [...results, (await gateway.input(id, "shorter", { id: "mine" })).result];
+    """
+    assert await run_on(browser, target, script) == ["accepted", "accepted", "duplicate"]
+    assert list(fake.inputs) == ["mine"]
+
+
 async def test_a_hint_moves_every_stream_without_a_pause(browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.token_delay_s = 0.03
     script = """
@@ -185,7 +209,8 @@ async def test_a_slow_reader_holds_a_bounded_queue(browser: Browser, fake: FakeG
     script = """
         const small = new sg.StreamGateway({ ...options, queueItems: 8 });
         const stream = small.create(body("x", 200));
-        await sleep(300);
+        while (stream._queue.length < 8) await sleep(5);
+        await sleep(100);
         const held = stream._queue.length;
         const text = await read(stream);
         small.close();
@@ -349,7 +374,7 @@ gateway.close();
 async def test_it_runs_on_node(fake: FakeGateway, target: Target) -> None:
     node = shutil.which("node")
     if node is None:
-        pytest.skip("no node")
+        missing("needs node on PATH")
     client = Path(__file__).parents[2] / "stream_gw" / "static" / "client.js"
     flags = ["--experimental-websocket", "--experimental-default-type=module", "--no-warnings"]
     command = [node, *flags, "--input-type=module", "-e", NODE_SCRIPT, client.as_uri(), target.url, target.key]
@@ -358,5 +383,5 @@ async def test_it_runs_on_node(fake: FakeGateway, target: Target) -> None:
     )
     out, err = await asyncio.wait_for(process.communicate(), 20)
     if b"bad option" in err:
-        pytest.skip("this node has no WebSocket of its own to pass in")
+        missing("this node has no WebSocket of its own to pass in")
     assert out.decode() == WHOLE, err.decode()

@@ -50,9 +50,11 @@ def test_vendored_files_are_the_pinned_packages() -> None:
 def test_vendored_packages_have_a_version_an_integrity_and_a_permissive_licence() -> None:
     for package in MANIFEST["packages"]:
         for owner in (package, *package.get("bundles", ())):
-            assert owner["license"] in ("MIT", "Apache-2.0", "BSD-2-Clause")
+            assert owner["license"] in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause")
             assert owner["version"] and owner["integrity"].startswith("sha512-")
             assert any(file["path"].startswith("licenses/") for file in owner["files"])
+    colours = (VENDOR / "highlight").iterdir()
+    assert sum(path.stat().st_size for path in colours) < 60 << 10, "loaded with the first code"
     purify, markdown = (VENDOR / "purify.es.mjs").read_text(), (VENDOR / "markdown-it.esm.min.mjs").read_text()
     versions = {package["name"]: package["version"] for package in MANIFEST["packages"]}
     assert f"DOMPurify {versions['dompurify']}" in purify

@@ -129,7 +129,8 @@ async def test_a_slow_reader_holds_a_bounded_queue(fake: FakeGateway, target: Ta
     fake.token_delay_s = 0
     async with target.gateway(queue_items=8) as gateway:
         stream = gateway.create(target.body(tokens=200))
-        await asyncio.sleep(0.3)
+        await eventually(lambda: len(stream._queue) >= 8, "the queue to be full")
+        await asyncio.sleep(0.1)
         assert len(stream._queue) == 8
         text = await read(stream)
         assert text.endswith("word200") and text.count("word") == 200
@@ -345,8 +346,12 @@ def test_addresses() -> None:
         socket_url("gw.example")
 
 
-def test_messages_of_a_newer_gateway_are_ignored() -> None:
+async def test_messages_of_a_newer_gateway_are_passed_over_and_counted(fake: FakeGateway, target: Target) -> None:
     assert decode('{"t":"novelty","x":1}') is None
+    fake.faults.novelties = True
+    async with target.gateway() as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+        assert gateway.messages_passed_over == 2
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -93,3 +93,16 @@ def folded_answer(body: bytes) -> dict[str, Any]:
             known["text"] = choice["text"]
         choices.append(known)
     return {"choices": choices, "usage": parsed["usage"]}
+
+
+def named_events(body: bytes) -> list[tuple[bytes, bytes | None]]:
+    """An SSE body whose events are named by their type, as (data, id) of each; every line is checked."""
+    assert b"\r" not in body and (not body or body.endswith(b"\n\n"))
+    found = []
+    for block in body.split(b"\n\n")[:-1]:
+        lines = block.split(b"\n")
+        assert 2 <= len(lines) <= 3 and lines[0].startswith(b"event: ") and lines[1].startswith(b"data: ")
+        assert msgspec.json.decode(lines[1][6:])["type"].encode() == lines[0][7:], "the name is the type"
+        assert len(lines) == 2 or lines[2].startswith(b"id: ")
+        found.append((lines[1][6:], lines[2][4:] if len(lines) == 3 else None))
+    return found

@@ -62,7 +62,7 @@ class Stream:
         return [
             encode(frame)
             for frame in self.frames[:seq]
-            if isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind == "prompt")
+            if isinstance(frame, Open | ChoiceEnd) or (isinstance(frame, Note) and frame.kind in ("prompt", "input"))
         ]
 
 
@@ -177,7 +177,9 @@ def streams(
         left[choice] -= 1
         if not left[choice]:
             frames.append(ends[choice])
-    frames.insert(draw(st.integers(0, len(frames))), Note("input", body=raw({"a": 1})))
+    # An input of a stream of one choice comes before the end of its answer
+    place = next(index for index, frame in enumerate(frames) if isinstance(frame, ChoiceEnd)) if n == 1 else len(frames)
+    frames.insert(draw(st.integers(0, place)), Note("input" if n == 1 else "started", body=raw({"a": 1})))
     ended = draw(_STATUSES if status is None else st.just(status))
     if ended != "completed":
         frames = frames[: draw(st.integers(0, len(frames)))]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stream_fabric.errors import ContextLengthExceeded
 from stream_gw.dialects.context import check_context, prompt_tokens_least
-from stream_gw.dialects.embeddings import parse_embeddings
+from stream_gw.dialects.pooling.embeddings import parse_embeddings
 from stream_gw.dialects.requests import CreateRequest, Generated, parse_create
 
 CONTEXT = 100
@@ -52,6 +52,12 @@ EXCEEDS: dict[str, tuple[CreateRequest, str, str]] = {
     "a past answer": (said(WORDS, role="assistant"), "messages", "at least 100;"),
     "no words": (said("x" * 128 * CONTEXT), "messages", "at least 100;"),
     "a prompt": (request("completions", prompt=[WORDS]), "prompt", "prompt takes at least 100;"),
+    "one of several prompts": (
+        request("completions", prompt=["x", WORDS, "y"]),
+        "prompt",
+        "prompt takes at least 100;",
+    ),
+    "one of several lists": (request("completions", prompt=[[1], [2] * 100]), "prompt", "prompt takes 100;"),
     "ids": (request("completions", prompt=[7] * 170), "prompt", "prompt takes 170;"),
     "a list of ids": (request("completions", prompt=[[7] * 100]), "prompt", "prompt takes 100;"),
     "output": (said("Hi", max_completion_tokens=101), "max_tokens", "max_tokens is 101;"),

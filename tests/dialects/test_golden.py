@@ -396,7 +396,8 @@ def test_a_whole_completion_counts_its_offsets_over_the_whole_text() -> None:
 
 
 def test_the_registry() -> None:
-    assert set(DIALECTS) == {"openai.chat", "openai.completions", "anthropic.messages"}
+    responses = {"openai.responses", "open.responses"}
+    assert set(DIALECTS) == {"openai.chat", "openai.completions", "anthropic.messages", "vercel.ui", *responses}
     with pytest.raises(BadRequest, match=r"'openai.chatt'.*openai\.chat, openai\.completions") as unknown:
         encoder_for("openai.chatt", facts())
     assert unknown.value.param == "dialect"
@@ -405,12 +406,16 @@ def test_the_registry() -> None:
         ("openai.chat", {"kind": "completions", "logprobs": True}),
         ("anthropic.messages", {"n": 2}),
         ("anthropic.messages", {"logprobs": True}),
+        ("vercel.ui", {"n": 2}),
+        ("vercel.ui", {"logprobs": True}),
+        ("openai.responses", {"n": 2}),
+        ("open.responses", {"kind": "completions", "logprobs": True}),
     ):
         made = facts(**more)
         with pytest.raises(Unsupported, match=f"created as openai.{made.kind} and cannot be read as {dialect}: "):
             encoder_for(dialect, made)
-    with pytest.raises(Unsupported, match="encoder 3"):
-        encoder_for("openai.chat", facts(encoder=3))
+    with pytest.raises(Unsupported, match=f"encoder {ENCODER_SET + 1}"):
+        encoder_for("openai.chat", facts(encoder=ENCODER_SET + 1))
 
 
 def test_a_stream_is_read_with_the_set_of_encoders_that_it_was_begun_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,17 @@ from stream_fabric.limits import (
     JSON_CONTAINERS_MAX,
     JSON_DEPTH_MAX,
     MESSAGES_MAX,
+    PROMPT_CHOICES_MAX,
     USER_CHARS_MAX,
 )
 from stream_fabric.pool.prefix import block_hashes
+from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId
 from stream_gw.dialects import encoder_for
-from stream_gw.dialects.embeddings import parse_embeddings
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.pooling.embeddings import parse_embeddings
+from stream_gw.dialects.pooling.rerank import parse_rerank
 from stream_gw.dialects.requests import CreateRequest, Generated, Kind, check_depth, fingerprint, parse_create
-from stream_gw.dialects.rerank import parse_rerank
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -55,6 +57,31 @@ def test_the_minimal_body() -> None:
         body=msgspec.Raw(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'),
         prompt=(b'{"role":"user","content":"hi"}',),
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "session", "affinity"),
+    [
+        ({"prompt_cache_key": "k"}, None, "k"),
+        ({"conversation": "conv_1"}, "conv_1", "conv_1"),
+        ({"conversation": {"id": "conv_2"}, "prompt_cache_key": "k"}, "conv_2", "conv_2"),
+        ({"session_id": "s", "conversation": "c", "prompt_cache_key": "k"}, "s", "s"),
+        ({"conversation": "c" * 200}, "3d1b2dd6", "3d1b2dd6"),
+        ({"conversation": "", "prompt_cache_key": ""}, None, None),
+        ({"conversation": 5, "prompt_cache_key": ["x"]}, None, None),
+        ({"conversation": {"id": 5}}, None, None),
+        ({"conversation": None, "prompt_cache_key": None}, None, None),
+    ],
+    ids=str,
+)
+def test_openais_own_names_of_a_session(more: dict[str, Any], session: str | None, affinity: str | None) -> None:
+    request = chat(**more)
+    if len(str(more.get("conversation"))) > USER_CHARS_MAX:
+        session = affinity = request.session_id
+        assert session is not None and len(session) == 64 and chat(**more).session_id == session
+    assert (request.session_id, request.affinity) == (session, affinity)
+    kept = {name: value for name, value in more.items() if name != "session_id"}
+    assert {name: msgspec.json.decode(request.body).get(name) for name in kept} == kept, "the engine gets them too"
 
 
 def test_the_fields_that_placement_uses() -> None:
@@ -214,11 +241,46 @@ def test_refused_prompts(prompt: Any) -> None:
     assert raised.value.message.startswith("prompt")
 
 
-@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
-def test_one_prompt_per_request(prompts: Any) -> None:
-    with pytest.raises(Unsupported, match="one prompt, got 2") as raised:
-        completions(prompts)
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2, 3]], ["a"] * PROMPT_CHOICES_MAX])
+def test_several_prompts_have_n_choices_each(prompts: Any) -> None:
+    request = completions(prompts)
+    assert request.n == len(prompts)
+    assert msgspec.json.decode(request.body)["prompt"] == prompts
+    engine = EngineRequest(StreamId("resp_0"), "completions", "m", request.body)
+    assert (engine.prompts, engine.choices) == (len(prompts), len(prompts))
+    pair = completions(prompts[:2], n=3)
+    engine = EngineRequest(StreamId("resp_0"), "completions", "m", pair.body)
+    assert (pair.n, engine.prompts, engine.choices) == (6, 2, 6)
+
+
+@pytest.mark.parametrize(("prompt", "n", "choices"), [("x", None, 1), ([1, 2], 2, 2), ([[1, 2]], 1, 1), ([""], 3, 3)])
+def test_one_prompt_has_n_choices(prompt: Any, n: int | None, choices: int) -> None:
+    request = completions(prompt, n=n)
+    engine = EngineRequest(StreamId("resp_0"), "completions", "m", request.body)
+    assert (request.n, engine.prompts, engine.choices) == (choices, 1, choices)
+    of_chat = EngineRequest(StreamId("resp_0"), "chat", "m", chat(n=n, prompt=["a", "b"]).body)
+    assert (of_chat.prompts, of_chat.choices) == (1, n or 1), "a chat has one prompt whatever other fields it has"
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(["a"] * (PROMPT_CHOICES_MAX + 1), 1), (["a"] * 9, CHOICES_MAX)])
+def test_too_many_choices_of_all_prompts(prompts: list[str], n: int) -> None:
+    words = f"prompt holds {len(prompts)} prompts .*{PROMPT_CHOICES_MAX} choices"
+    with pytest.raises(BadRequest, match=words) as raised:
+        completions(prompts, n=n)
     assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize(("best_of", "n"), [(None, None), (1, None), (1, 1), (4, 4), (2.0, 2)])
+def test_best_of_that_changes_nothing(best_of: Any, n: int | None) -> None:
+    assert completions("x", best_of=best_of, n=n).n == (n or 1)
+
+
+@pytest.mark.parametrize(("best_of", "n"), [(2, None), (4, 2), (0, None)])
+def test_best_of_is_refused(best_of: int, n: int | None) -> None:
+    words = f"best_of must be absent or equal to n, which is {n or 1}; got {best_of}"
+    with pytest.raises(Unsupported, match=words) as raised:
+        completions(["a", "b"], best_of=best_of, n=n)
+    assert raised.value.param == "best_of"
 
 
 @pytest.mark.parametrize(("kind", "field"), [("chat", "messages"), ("completions", "prompt")])
@@ -319,6 +381,15 @@ def test_many_containers_side_by_side_are_not_deep() -> None:
     check_depth(b"[" + b"[]," * (JSON_CONTAINERS_MAX // 2) + b"[]]")
     with pytest.raises(TooDeep, match=str(JSON_CONTAINERS_MAX)):
         check_depth(b"[" + b"[]," * JSON_CONTAINERS_MAX + b"[]]")
+
+
+def test_strings_between_containers_cost_little() -> None:
+    """A body may be nothing but quotes: they are not cut into pieces one by one."""
+    check_depth(b"[" + b"[]," * 100 + b'"",' * 100_000 + b'"["]')
+    check_depth(b"[" + b'["["],' * (JSON_CONTAINERS_MAX - 1) + b'"["]')
+    for piece in (b'["["],', b'["["],"","",', b'["[","]"],'):
+        with pytest.raises(TooDeep, match=str(JSON_CONTAINERS_MAX)):
+            check_depth(b"[" + piece * JSON_CONTAINERS_MAX + b"0]")
 
 
 @given(

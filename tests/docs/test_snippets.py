@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from stream_gw.cli.main import load_command, make_parsers
 from tests.docs.snippets import Snippet, commands, snippets
 from tests.gateway.processes import Running, running
 from tests.house.tree import ROOT
+from tests.support.missing import missing
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 ELSEWHERE = {"docker", "kubectl", "helm", "clickhouse-client", "export", "vllm", "curl", "pip", "psql", "npm", "cd"}
@@ -124,3 +126,21 @@ def _bash(command: str) -> str:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.platform
+@pytest.mark.parametrize("snippet", snippets("jsx"), ids=str)
+def test_a_page_is_bundled_with_the_official_packages(snippet: Snippet) -> None:
+    packages = ROOT / "tests" / "node" / "node_modules"
+    esbuild = packages / ".bin" / "esbuild"
+    if not esbuild.exists():
+        missing("needs the packages of tests/node; run: make node")
+    done = subprocess.run(
+        [esbuild, "--bundle", "--loader=jsx", "--jsx=automatic", "--format=esm", "--outfile=/dev/null"],
+        input=snippet.text,
+        env={**os.environ, "NODE_PATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.processes import Running, running
+from tests.gateway.processes import Process, Running, running
 from tests.gateway.wire import Gate
+from tests.support.missing import missing
 
+SHORT, CONTEXT = "sim-tight", 1000
 NODE_FOLDER = Path(__file__).parents[1] / "node"
 
 
@@ -19,6 +20,20 @@ NODE_FOLDER = Path(__file__).parents[1] / "node"
 def platform() -> Iterator[Running]:
     with running(sim="itl_ms=15,ttft_ms=30") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def short(platform: Running) -> Iterator[str]:
+    """A model with a short context."""
+    with agent_of(platform, SHORT, CONTEXT):
+        yield SHORT
+
+
+def agent_of(platform: Running, model: str, context: int) -> Process:
+    """An agent of another model. Its name comes after the usual one's, because the chat page takes the first model."""
+    sim = f"model={model},itl_ms=0,ttft_ms=0,context={context}"
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
+    return Process("agent", "--replica", model, "--sim", sim, **env)
 
 
 @pytest.fixture
@@ -35,9 +50,6 @@ def two(platform: Running) -> Gate:
 def node() -> str:
     """The path of Node, with the official clients installed."""
     binary = shutil.which("node")
-    if binary is not None and (NODE_FOLDER / "node_modules" / "@anthropic-ai").exists():
-        return binary
-    reason = "needs node on PATH and the packages of tests/node; run: make node"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if binary is None or not (NODE_FOLDER / "node_modules" / "@anthropic-ai").exists():
+        missing("needs node on PATH and the packages of tests/node; run: make node")
+    return binary

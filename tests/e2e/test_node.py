@@ -53,6 +53,24 @@ async def test_openai(node: str, one: Gate, two: Gate) -> None:
     assert reply.json["choices"][0]["message"]["content"] == told["text"]
 
 
+async def test_openai_responses(node: str, one: Gate, two: Gate) -> None:
+    async with script(node, "openai_responses.mjs", one) as process:
+        told = await result(process)
+    reply = await two.ask("POST", "/v1/chat/completions", {**chat(20, 1), "stream": False})
+    assert reply.json["choices"][0]["message"]["content"] == told["text"]
+    await two.until_status(told["aborted"], "cancelled")
+
+
+async def test_openai_custom_tools_references_and_long_conversations(
+    node: str, one: Gate, two: Gate, short: str
+) -> None:
+    async with script(node, "openai_context.mjs", one, SHORT=short) as process:
+        told = await result(process)
+    kept = {"model": short, "input": told["kept"], "max_output_tokens": 20, "seed": 1}
+    reply = await two.ask("POST", "/v1/responses", kept)
+    assert reply.json["output"][0]["content"][0]["text"] == told["text"], "the prompt is that of the items that remain"
+
+
 async def test_openai_aborts_cancel(node: str, one: Gate, two: Gate) -> None:
     async with script(node, "openai_abort.mjs", one) as process:
         ids = (await result(process))["ids"]

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.async_api import Browser, BrowserContext, expect
 
 from stream_fabric.pool.plan import PoolPlan
-from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
-from stream_gw.auth import key_digest, new_key
 from tests.client.browser import PATIENCE_MS
+from tests.e2e.ops_pages import answered, opened, tile, until_told, violations
 from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import Gate, chat
+from tests.support.keys_file import operator_and_tenant
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -63,22 +63,8 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     need_redis()
     folder: Path = tmp_path_factory.mktemp("ops")
-    operator, tenant = new_key(HostRandom()), new_key(HostRandom())
     keys = folder / "keys.toml"
-    keys.write_text(
-        f"""
-        [[tenant]]
-        id = "operations"
-        [[tenant.key]]
-        sha256 = "{key_digest(operator)}"
-        scopes = ["admin"]
-
-        [[tenant]]
-        id = "{HOSTILE}"
-        [[tenant.key]]
-        sha256 = "{key_digest(tenant)}"
-        """
-    )
+    operator, tenant = operator_and_tenant(keys, HOSTILE)
     flags = ["up", "--port", "0", "--gateways", "2", "--replicas", "2", "--telemetry", "--sim", "itl_ms=3,ttft_ms=20"]
     with Process(*flags, XDG_STATE_HOME=str(folder), STREAM_GW_TELEMETRY_LINGER_S="0.1") as up:
         facts = up.facts
@@ -104,39 +90,6 @@ async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     await made.close()
 
 
-@asynccontextmanager
-async def opened(context: BrowserContext, url: str) -> AsyncIterator[Page]:
-    """A page, on which no script fails and which its policy finds nothing to forbid on."""
-    page = await context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
-    await page.goto(url)
-    yield page
-    assert errors == []
-    await page.close()
-
-
-async def answered(gate: Gate, tokens: int = 40, **more: Any) -> str:
-    """A request that is over and that telemetry knows of."""
-    async with gate.create(chat(tokens, **more)) as exchange:
-        assert exchange.status == 200
-        await exchange.rest()
-        return str(exchange.headers["x-stream-id"])
-
-
-async def until_told(gate: Gate, stream: str) -> None:
-    async def billed() -> bool:
-        reply = await gate.ask("GET", f"/v1/admin/traces/{stream}/why")
-        return reply.status == 200 and not reply.json["missing"]
-
-    await eventually(billed, f"{stream} to be told", 20)
-
-
-def tile(page: Page, title: str) -> Locator:
-    return page.locator("#tiles .tile", has=page.locator("dt", has_text=title)).locator(".value")
-
-
 async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: BrowserContext, fleet: Fleet) -> None:
     one, two = fleet.gates
     streams = [await answered(gate) for gate in (one, two, one)]
@@ -152,9 +105,9 @@ async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: 
             await expect(line.locator("td.state")).to_have_text("ready")
             await expect(line).to_contain_text("left")
         await expect(tile(page, "Replicas ready")).to_have_text("3 of 3")
-        here = page.get_by_role("region", name="Time to the first token at this gateway, by pool")
+        here = page.get_by_role("region", name="TTFT at this gateway, by pool")
         await expect(here.get_by_role("row", name="sim-small")).to_contain_text("ms")
-        whole = page.get_by_role("region", name="Time to the first token in the whole fleet, by pool")
+        whole = page.get_by_role("region", name="TTFT of the whole fleet, by pool")
         await expect(whole.get_by_role("row", name="sim-small")).to_contain_text("ms")
         await expect(page.locator("#attention")).to_have_text("Nothing needs attention.")
 
@@ -182,9 +135,38 @@ async def test_the_page_shows_the_fleet_and_why_a_request_took_so_long(context: 
         await page.get_by_role("button", name="Find").click()
         await expect(page.get_by_role("dialog")).to_contain_text("there are no events of resp_nobody")
         await page.keyboard.press("Escape")
-        await page.get_by_role("button", name="Refused").click()
-        await expect(page.get_by_role("button", name="Refused")).to_have_attribute("aria-pressed", "true")
-        await expect(page.locator("#requests-note")).to_contain_text("No requests were refused")
+        await page.get_by_label("Status").select_option("refused")
+        await expect(page.locator("#requests-note")).to_contain_text("No requests")
+        await expect(page).to_have_url(f"{one.url}/ops?status=refused")
+
+
+async def test_the_page_shows_the_inputs_of_a_steered_answer(context: BrowserContext, fleet: Fleet) -> None:
+    one, two = fleet.gates
+    async with one.create(chat(200)) as exchange:
+        stream = exchange.headers["x-stream-id"]
+        for _ in range(8):
+            await exchange.piece()
+        reply = await two.ask("POST", f"/v1/streams/{stream}/input", {"id": "k1", "item": "Shorter."})
+        assert reply.json == {"result": "accepted"}
+        await exchange.rest()
+    await until_told(one, stream)
+    async with opened(context, f"{one.url}/ops#key={one.key}") as page:
+        await expect(page.locator("#feed")).to_have_text("Live")
+        await page.goto(f"{one.url}/ops#trace={stream}")
+        detail = page.get_by_role("dialog")
+        await expect(detail.locator("dl.facts")).to_contain_text("1 applied")
+        inputs = detail.get_by_role("region", name="Inputs of the client to the running answer")
+        await expect(inputs.locator("tbody tr")).to_have_count(1)
+        await expect(inputs.locator("tbody tr")).to_contain_text("applied")
+        await expect(detail.locator("table.waterfall")).to_contain_text("steering")
+        shown = await detail.locator("table.waterfall").evaluate(WATERFALL)
+        why = (await one.ask("GET", f"/v1/admin/traces/{stream}/why")).json
+        check_waterfall(shown, why["wall_us"])
+        assert sum(segment["us"] for segment in why["segments"] if segment["name"] == "steer_us") > 0
+        assert await violations(page) == []
+        if folder := os.environ.get("PAGE_SHOTS"):
+            await inputs.scroll_into_view_if_needed()
+            await page.screenshot(path=Path(folder) / "ops-steered.png")
 
 
 def check_waterfall(shown: dict[str, Any], wall_us: int) -> None:
@@ -209,7 +191,7 @@ async def test_what_others_named_is_text(context: BrowserContext, fleet: Fleet) 
         await expect(page.locator("article.pool tbody th", has_text=HOSTILE)).to_be_visible()
         row = page.locator("#requests tbody tr", has=page.locator(f"[title*={stream}]"))
         await expect(row.get_by_text(HOSTILE).first).to_be_visible()
-        await row.get_by_role("button").click()
+        await row.locator("button.open").click()
         await expect(page.get_by_role("dialog")).to_contain_text("Where the time went")
         await expect(page.get_by_role("dialog").get_by_text(HOSTILE, exact=True).first).to_be_visible()
         await page.keyboard.press("Escape")
@@ -231,7 +213,7 @@ async def test_by_the_keyboard_alone(context: BrowserContext, fleet: Fleet) -> N
         await page.keyboard.type(one.key)
         await page.keyboard.press("Enter")
         await expect(page.locator("#feed")).to_have_text("Live")
-        button = page.locator("#requests tbody tr", has=page.locator(f"[title*={stream}]")).get_by_role("button")
+        button = page.locator("#requests tbody tr", has=page.locator(f"[title*={stream}]")).locator("button.open")
         await expect(button).to_be_visible()
         focused = "document.activeElement.closest('#requests tbody tr') !== null"
         for _ in range(60):

@@ -82,6 +82,25 @@ def test_the_longest_wait_is_told() -> None:
     assert isinstance(too_large, Exceeded) and (too_large.kind, too_large.retry_ms) == ("tokens", -1)
 
 
+def test_an_input_counts_as_a_request_and_is_settled_with_its_stream() -> None:
+    account = Account()
+    account.admit(1, tokens=300)
+
+    def add(requests: int, tokens: int) -> Admitted | Exceeded:
+        return account.state.add(stream(1), [TENANT], requests, tokens, account.now_ms)
+
+    added = add(1, 500)
+    assert isinstance(added, Admitted) and added.uses[0][:2] == (2, 800)
+    refused = add(1, 250)
+    assert isinstance(refused, Exceeded) and (refused.kind, refused.retry_ms) == ("tokens", 3000)
+    assert isinstance(add(-1, -500), Admitted), "one that was sent twice is given back"
+    assert add(1, 100).uses[0][:2] == (2, 400)
+    account.settle(1, 150)
+    assert account.state.uses([TENANT], account.now_ms)[0] == (2, 150, 0)
+    unreserved = account.state.add(stream(9), [TENANT], 1, 5000, account.now_ms)
+    assert isinstance(unreserved, Admitted), "a stream without limits pays nothing"
+
+
 def test_a_settled_stream_counts_what_it_used_and_frees_its_place() -> None:
     account = Account()
     for number in range(3):
@@ -195,12 +214,32 @@ async def test_the_scripts_agree_with_the_law(redis_client: RedisClient, monkeyp
                 reply = await accounts.admit(tenant, stream(number), subjects, tokens)
                 assert reply._replace(overdue=()) == expected._replace(overdue=()), (seed, step)
                 assert set(reply.overdue) == set(expected.overdue), (seed, step)
+                if rng.random() < 0.4:
+                    more = rng.choice([(1, rng.randint(0, 900)), (-1, -rng.randint(0, 900))])
+                    added = law.add(stream(number), subjects, *more, now_ms)
+                    reply = await accounts.add(tenant, stream(number), subjects, *more, f"{seed} {step}")
+                    assert reply == added, (seed, step)
             else:
                 settlement = Settlement(stream(number), rng.randint(0, 1500), rng.randint(0, 1))
                 settled = law.settle(settlement, now_ms)
                 assert await accounts.settle(tenant, [settlement]) == settled, (seed, step)
             assert await accounts.uses(tenant, subjects) == law.uses(subjects, now_ms), (seed, step)
             assert set(await accounts.reserved(tenant)) == set(law.reservations), (seed, step)
+
+
+async def test_a_call_whose_reply_was_lost_adds_once(redis_client: RedisClient) -> None:
+    """Every script is sent again when its outcome is unknown; others may have come in between."""
+    accounts, tenant = RedisAccounts(redis_client), TenantId(f"t-{os.urandom(4).hex()}")
+    subjects = [Subject("tenant", Limits(requests_per_min=4, tokens_per_min=1000))]
+    await accounts.admit(tenant, stream(1), subjects, 100)
+    for call in ("a", "b", "a", "b", "a"):
+        assert isinstance(await accounts.add(tenant, stream(1), subjects, 1, 300, call), Admitted)
+    (use,) = await accounts.uses(tenant, subjects)
+    assert (round(use.requests), round(use.tokens, -1)) == (3, 700)
+    for call in ("c", "a", "c"):
+        await accounts.add(tenant, stream(1), subjects, -1, -300, call)
+    (use,) = await accounts.uses(tenant, subjects)
+    assert (round(use.requests), round(use.tokens, -1)) == (2, 400)
 
 
 async def test_no_interleaving_admits_more_than_the_limit(redis_url: str) -> None:

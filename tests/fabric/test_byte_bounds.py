@@ -10,21 +10,19 @@ from collections import Counter
 import msgspec
 import pytest
 
-from stream_fabric.errors import FabricFull, TooMany
-from stream_fabric.limits import INPUTS_BYTES_MAX
+from stream_fabric.errors import FabricFull
 from stream_fabric.pool.placement import Placed, PlacementRequest, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.pool.state import PoolState
-from stream_fabric.redis.client import Partitions, RedisClient
+from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.index import RedisIndex
 from stream_fabric.redis.ingest import RedisIngest
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
-from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
-from tests.fabric.test_failures import PARTITIONS, Teller, running
+from tests.fabric.test_failures import Teller, running
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
 
@@ -139,18 +137,6 @@ async def test_requests_that_an_older_version_removed_are_not_counted_for_ever(b
     await bounded.client.execute(slot, "HDEL", prefix + "work", *streams[1:])  # as scripts did that do not count
     assert isinstance(await bounded.place(work_of(ACME, 12 * KIB)), Queued)
     await bounded.check()
-
-
-async def test_inputs_of_a_stream_are_bounded_in_bytes(redis_client: RedisClient) -> None:
-    log, stream = RedisStreamLog(redis_client, Partitions(PARTITIONS)), new_stream()
-    await log.create(stream, Epoch(1, "aa"), ACME, b"{}", None)
-    item = msgspec.Raw(b'"' + b"x" * (INPUTS_BYTES_MAX // 3) + b'"')
-    for name in ("a", "b"):
-        assert await log.input(stream, ACME, name, item) == "accepted"
-    with pytest.raises(TooMany, match=f"{INPUTS_BYTES_MAX} bytes"):
-        await log.input(stream, ACME, "c", item)
-    assert await log.input(stream, ACME, "a", item) == "duplicate"
-    assert [name for name, _ in await log.inputs(stream)] == ["a", "b"]
 
 
 async def test_at_maxmemory_new_work_is_refused_and_running_streams_end_whole(redis_server: RedisServer) -> None:

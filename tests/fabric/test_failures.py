@@ -354,6 +354,22 @@ async def test_what_is_sent_once_is_not_sent_again_but_for_a_redirection(
     await cluster.close()
 
 
+async def test_commands_of_a_closed_client_end_at_once(redis_url: str) -> None:
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url)
+        await client.start()
+        proxy.pause()
+        waiting = asyncio.create_task(client.execute(0, "PING"))
+        await asyncio.sleep(0)
+        started = asyncio.get_running_loop().time()
+        await client.close()
+        with pytest.raises(FabricUnavailable, match="closed"):
+            await waiting
+        with pytest.raises(FabricUnavailable, match="closed"):
+            await client.execute(0, "PING")
+        assert asyncio.get_running_loop().time() - started < COMMAND_TIMEOUT_S / 2
+
+
 async def test_a_server_out_of_memory_is_an_outage_not_a_crash(redis_server: RedisServer) -> None:
     engine = Teller(30, 0.01)
     async with running(redis_server.url, engine) as (follower, agent):

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from stream_fabric.errors import TooMany
 from stream_fabric.limits import (
     ATTEMPTS_MAX,
     INPUTS_BYTES_MAX,
     INPUTS_MAX,
+    INPUTS_PENDING_MAX,
     LIVE_TTL_S,
     PAGE_ENTRIES_MAX,
     PENDING_CANCEL_TTL_S,
@@ -24,10 +24,12 @@ from stream_fabric.limits import (
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis.subscriber import Subscriber, partition_channels
+from stream_fabric.redis.topology import slot_of
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import End, ErrorInfo, Open, Usage, decode, encode, encode_text
+from stream_fabric.stream.frames import ChoiceEnd, End, ErrorInfo, Open, Usage, decode, encode, encode_text
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import (
+    STEERED_CHOICE,
     UNIT,
     Append,
     AppendCode,
@@ -35,8 +37,10 @@ from stream_fabric.stream.log import (
     CancelReply,
     CreateCode,
     Entry,
+    InputCode,
     Takeover,
     cancelled_end,
+    cut_frames,
     failed_end,
 )
 from tests.support.memory_log import MemoryStreamLog
@@ -747,38 +751,131 @@ async def test_heads_of_many(fabric: Fabric) -> None:
     assert await fabric.log.heads(0, [], gateway) == []
 
 
+AT_US = 1_795_168_800_000_001
+
+
+async def inputs_after(fabric: Fabric, item: Append) -> tuple[AppendCode, int, int]:
+    (reply,) = await fabric.log.append(fabric.log.partition(item.stream), [item])
+    return reply.code, reply.seq, reply.inputs
+
+
 async def test_inputs(fabric: Fabric) -> None:
     bell = await fabric.listen(R1)
     stream = await fabric.create()
     await fabric.append(batch(stream, 1, 1))
-    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b'{"x":1}')) == "accepted"
-    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b'"two words"')) == "accepted"
-    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b"2")) == "duplicate"
-    assert await fabric.log.input(stream, OTHER, "c", msgspec.Raw(b"2")) is None
-    assert await fabric.log.input(fabric.stream(), ACME, "c", msgspec.Raw(b"2")) is None
-    assert await fabric.log.inputs(stream) == [("b", b'{"x":1}'), ("a", b'"two words"')]
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b'{"x":1}'), AT_US) is InputCode.ACCEPTED
+    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b'"two words"')) is InputCode.ACCEPTED
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b'{"x":1}'), AT_US) is InputCode.ACCEPTED, "sent again"
+    for at_us in (AT_US + 1, 0):
+        assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b'{"x":1}'), at_us) is InputCode.DUPLICATE
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b"2"), AT_US) is InputCode.OTHER_ITEM
+    assert await fabric.log.input(stream, OTHER, "c", msgspec.Raw(b"2")) is InputCode.NONE
+    assert await fabric.log.input(fabric.stream(), ACME, "c", msgspec.Raw(b"2")) is InputCode.NONE
+    assert await fabric.log.inputs(stream) == [("b", b'{"x":1}', AT_US), ("a", b'"two words"', 0)]
     await eventually(lambda: [p for p in bell.payloads if stream.encode() in p])
     assert bell.payloads[-1] == UNIT.join((b"input", stream.encode(), b"1.aa", b"0"))
-    await fabric.append(ending(stream, 2))
-    assert await fabric.log.input(stream, ACME, "d", msgspec.Raw(b"1")) == "terminal"
-    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b"1")) == "duplicate"
+    assert await inputs_after(fabric, ending(stream, 2)) == (AppendCode.OK, 2, 2)
+    assert await fabric.log.input(stream, ACME, "d", msgspec.Raw(b"1")) is InputCode.TERMINAL
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b'{"x":1}')) is InputCode.DUPLICATE
+
+
+async def test_an_answer_ends_only_while_no_input_waits(fabric: Fabric) -> None:
+    stream = await fabric.create()
+    finish = encode(ChoiceEnd(0, "stop"))
+    end = Append(stream, "1.aa", 2, 2, finish, Usage(), b"2 " + finish + b"\n", "", 0, True)
+    assert await inputs_after(fabric, batch(stream, 1, 1)) == (AppendCode.OK, 1, 0)
+    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b"1")) is InputCode.ACCEPTED
+    assert await inputs_after(fabric, end) == (AppendCode.INPUTS, 1, 1)
+    assert [e.last for e in (await fabric.watch(stream)).entries] == [1]
+    # The producer answers the input, and says so
+    answer = Append(stream, "1.aa", 2, 2, encode_text(0, "x"), Usage(), b"", "", 1)
+    assert await inputs_after(fabric, answer) == (AppendCode.OK, 2, 1)
+    end = end._replace(first=3, last=3, inputs=1)
+    assert await inputs_after(fabric, end) == (AppendCode.OK, 3, 1)
+    assert await inputs_after(fabric, end) == (AppendCode.DUPLICATE, 3, 1), "its reply was lost"
+    # The choice has ended, though the stream has not: no input comes between
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b"1")) is InputCode.TERMINAL
+    head = await fabric.head(stream)
+    assert head.status == "live" and head.inputs == 1
 
 
 async def test_inputs_are_bounded(fabric: Fabric) -> None:
     stream = await fabric.create()
-    await asyncio.gather(*(fabric.log.input(stream, ACME, f"i{n}", msgspec.Raw(b"1")) for n in range(INPUTS_MAX)))
-    with pytest.raises(TooMany):
-        await fabric.log.input(stream, ACME, "more", msgspec.Raw(b"1"))
-    assert await fabric.log.input(stream, ACME, "i5", msgspec.Raw(b"1")) == "duplicate"
+    for start in range(0, INPUTS_MAX, INPUTS_PENDING_MAX):
+        count = min(INPUTS_PENDING_MAX, INPUTS_MAX - start)
+        codes = await asyncio.gather(
+            *(fabric.log.input(stream, ACME, f"i{start + n}", msgspec.Raw(b"1")) for n in range(count + 3))
+        )
+        assert codes.count(InputCode.ACCEPTED) == count
+        waits = start + count < INPUTS_MAX
+        assert set(codes) == {InputCode.ACCEPTED, InputCode.TOO_MANY_WAIT if waits else InputCode.TOO_MANY}
+        at = start // INPUTS_PENDING_MAX + 1
+        answered = Append(stream, "1.aa", at, at, encode_text(0, "x"), Usage(), b"", "", start + count)
+        assert await inputs_after(fabric, answered) == (AppendCode.OK, at, start + count)
+    assert await fabric.log.input(stream, ACME, "i0", msgspec.Raw(b"1")) is InputCode.DUPLICATE
+
+
+async def test_inputs_live_as_long_as_their_stream(fabric: Fabric) -> None:
+    if fabric.redis is None:
+        pytest.skip("nothing expires in the model")
+    stream = await fabric.create()
+    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b"1")) is InputCode.ACCEPTED
+    k = fabric.log.partition(stream)
+    slot, key = slot_of(f"p{k}"), f"sg:{{p{k}}}:{stream}:i"
+    for renew in (lambda: fabric.append(batch(stream, 1, 1)), lambda: fabric.log.takeover(stream, EPOCH, "bb")):
+        await fabric.redis.execute(slot, "PEXPIRE", key, 1000)
+        await renew()
+        assert await fabric.redis.execute(slot, "PTTL", key) > LIVE_TTL_S * 900
+
+
+async def test_an_input_after_lost_ones_counts(fabric: Fabric) -> None:
+    if fabric.redis is None:
+        pytest.skip("the model loses no part of a stream")
+    stream = await fabric.create()
+    assert await inputs_after(fabric, batch(stream, 1, 1)) == (AppendCode.OK, 1, 0)
+    assert await fabric.log.input(stream, ACME, "a", msgspec.Raw(b"1")) is InputCode.ACCEPTED
+    k = fabric.log.partition(stream)
+    await fabric.redis.execute(slot_of(f"p{k}"), "DEL", f"sg:{{p{k}}}:{stream}:i")  # evicted
+    assert await fabric.log.input(stream, ACME, "b", msgspec.Raw(b"2")) is InputCode.ACCEPTED
+    assert (await fabric.head(stream)).inputs == 2, "its producer would not read it"
 
 
 async def test_inputs_are_bounded_in_bytes(fabric: Fabric) -> None:
     stream = await fabric.create()
     item = msgspec.Raw(b'"' + b"x" * (INPUTS_BYTES_MAX * 2 // 3) + b'"')
-    assert await fabric.log.input(stream, ACME, "a", item) == "accepted"
-    with pytest.raises(TooMany):
-        await fabric.log.input(stream, ACME, "b", item)
-    assert await fabric.log.input(stream, ACME, "c", msgspec.Raw(b"1")) == "accepted"
+    assert await fabric.log.input(stream, ACME, "a", item) is InputCode.ACCEPTED
+    assert await fabric.log.input(stream, ACME, "b", item) is InputCode.TOO_LARGE
+    assert await fabric.log.input(stream, ACME, "c", msgspec.Raw(b"1")) is InputCode.ACCEPTED
+
+
+async def test_a_steer_ends_the_answer_exactly(fabric: Fabric) -> None:
+    bell = await fabric.listen(R1)
+    stream = await fabric.create()
+    await fabric.append(batch(stream, 1, 3))
+    assert await fabric.log.cancel(stream, OTHER, steers=True) == CancelReply("none", None, "")
+    assert await fabric.log.cancel(fabric.stream(), ACME, steers=True) == CancelReply("none", None, "")
+    assert await fabric.log.cancel(stream, ACME, steers=True) == CancelReply("accepted", Cursor(1, 3), "incomplete")
+    assert await fabric.log.cancel(stream, ACME, steers=True) == CancelReply("terminal", Cursor(1, 5), "incomplete")
+    for last in (4, 5, 6):  # the log has as many frames, but not these
+        assert await fabric.append(batch(stream, 4, last)) == [Reply(AppendCode.STEERED, 3)]
+    page = await fabric.watch(stream)
+    assert page.status == "incomplete" and page.head == 5
+    *_, last = page.entries
+    assert (last.first, last.last) == (4, 5)
+    assert last.frames.split(b"\n") == cut_frames(Usage(7, 3, 2, 3, 1), steered=True)
+    assert page.structure.endswith(b"4 " + STEERED_CHOICE + b"\n")
+    await eventually(lambda: [p for p in bell.payloads if stream.encode() in p])
+    assert bell.payloads[-1] == UNIT.join((b"steer", stream.encode(), b"1.aa", b"3"))
+    head = await fabric.head(stream)
+    assert (head.status, head.cancelled_at) == ("incomplete", 3)
+
+
+async def test_a_steer_spares_an_answer_that_has_ended(fabric: Fabric) -> None:
+    stream = await fabric.create()
+    finish = encode(ChoiceEnd(0, "stop"))
+    await fabric.append(Append(stream, "1.aa", 1, 1, finish, Usage(), b"1 " + finish + b"\n", "", 0, True))
+    assert (await fabric.log.cancel(stream, ACME, steers=True)).result == "terminal"
+    assert await fabric.append(ending(stream, 2)) == [Reply(AppendCode.OK, 2)]
 
 
 async def test_placement_records_are_kept_once_and_the_newest(fabric: Fabric) -> None:
@@ -835,7 +932,7 @@ async def test_scripts_are_loaded_again_after_a_flush(fabric: Fabric) -> None:
     if fabric.redis is None:
         pytest.skip("memory has no scripts")
     stream = await fabric.create()
-    slot = fabric.partitions.slots[fabric.log.partition(stream)]  # type: ignore[attr-defined]
+    slot = slot_of(f"p{fabric.log.partition(stream)}")
     await fabric.redis.execute(slot, "SCRIPT", "FLUSH")
     assert await fabric.append(batch(stream, 1, 3)) == [(AppendCode.OK, 3)]
     assert (await fabric.watch(stream)).head == 3
@@ -850,7 +947,7 @@ async def test_a_log_that_outlived_its_meta_does_not_block_the_stream(fabric: Fa
     stream = await fabric.create()
     await fabric.append(batch(stream, 1, 3))
     k = fabric.log.partition(stream)
-    await fabric.redis.execute(fabric.partitions.slots[k], "DEL", f"sg:{{p{k}}}:{stream}:m")  # type: ignore[attr-defined]
+    await fabric.redis.execute(slot_of(f"p{k}"), "DEL", f"sg:{{p{k}}}:{stream}:m")
     assert await fabric.append(batch(stream, 4, 4)) == [(AppendCode.NOSTREAM, 0)]
     assert await fabric.log.create(stream, EPOCH, ACME, FACTS, None) is CreateCode.CREATED
     assert await fabric.append(batch(stream, 1, 2)) == [(AppendCode.OK, 2)]

@@ -7,7 +7,7 @@ import pytest
 
 from stream_fabric.limits import RETENTION_S, ZERO_RETENTION_S
 from stream_fabric.stream.cursor import BEGINNING
-from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.ids import StreamId, TenantId
 from stream_fabric.stream.log import CreateCode
 from tests.fabric.test_log_contract import (
     ACME,
@@ -107,6 +107,24 @@ async def test_gateways_that_listen_forget_it_together(fabric: Fabric) -> None:
     assert await fabric.log.forget(stream, fabric.name("h"))
     for ear in ears:
         await ear.close()
+
+
+@pytest.mark.parametrize("retention_s", [None, 0, 900])
+async def test_a_tenant_deletes_its_own_ended_streams(fabric: Fabric, retention_s: int | None) -> None:
+    stream = await kept(fabric, retention_s, "g")
+    assert not await fabric.log.delete(stream, ACME), "it runs"
+    await fabric.append(ending(stream, 3))
+    assert not await fabric.log.delete(stream, TenantId("globex"))
+    assert not await fabric.log.delete(fabric.stream(), ACME), "no such stream"
+    assert (await fabric.watch(stream)).head == 3
+    assert await fabric.log.delete(stream, ACME) and not await fabric.log.delete(stream, ACME)
+    assert await fabric.log.watch(stream, ACME, None, BEGINNING) is None
+    assert await fabric.log.inputs(stream) == []
+    head = await fabric.head(stream)
+    assert (head.last, head.status) == (3, "completed"), "its producer and the account find what they need"
+    if fabric.redis is not None:
+        ttls = await fabric.keys(stream)
+        assert set(ttls) == {"m"} and 0 < ttls["m"] <= ZERO_RETENTION_S * 1000
 
 
 @pytest.mark.parametrize("retention_s", [None, 1, 900])

@@ -20,11 +20,14 @@ import pytest
 
 from stream_gw.cli.platform.redis_server import redis_binary
 from tests.gateway.wire import Gate
-from tests.support.redis import RedisCluster
+from tests.support.missing import missing
+from tests.support.redis import PATIENT_MS, RedisCluster
 
 START_S = 60.0
 STOP_S = 30.0
 CLI = [sys.executable, "-m", "stream_gw.cli"]
+INTERRUPTIBLE = ["env", "--default-signal=INT"]
+"""Before a command: a shell's background job ignores the signal, and its children inherit that."""
 
 
 def clean_env(**more: str) -> dict[str, str]:
@@ -185,10 +188,10 @@ def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2, **env: 
     set on a Redis Cluster of three primaries."""
     need_redis()
     command = ["up", "--port", "0", "--gateways", str(gateways), "--replicas", str(replicas), "--sim", sim]
-    command += [*flags, "--no-telemetry"]
+    command += ["--no-telemetry", "--no-database", *flags]
     with contextlib.ExitStack() as stack:
         if on_cluster():
-            command += ["--redis-url", stack.enter_context(RedisCluster()).url]
+            command += ["--redis-url", stack.enter_context(RedisCluster(node_timeout_ms=PATIENT_MS)).url]
         process = stack.enter_context(Process(*command, **env))
         facts = process.facts
         yield Running(
@@ -212,7 +215,4 @@ def on_cluster() -> bool:
 def need_redis() -> None:
     """Skip where no Redis server is installed; fail where ``CI`` is set."""
     if redis_binary() is None:
-        reason = "needs redis-server or valkey-server on PATH"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing("needs redis-server or valkey-server on PATH")

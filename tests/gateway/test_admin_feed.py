@@ -163,6 +163,16 @@ async def desk() -> Desk:
 # --- the feed --------------------------------------------------------------------------------------------------
 
 
+async def test_a_first_viewer_sees_the_loads_of_the_minutes_before(desk: Desk) -> None:
+    desk.pools.add("llama", "a")
+    for _ in range(3):
+        desk.ops.sample_loads()
+        desk.clock.now += limits.OPS_LOAD_EVERY_S
+    assert not desk.pools.reads, "from the directory's copy"
+    told = await desk.snapshot()
+    assert told["fleet"]["pools"][0]["replicas"][0]["recent_load"] == [38, 38, 38], "3 of 8 slots"
+
+
 async def test_all_viewers_share_one_snapshot(desk: Desk) -> None:
     desk.pools.add("llama", "a")
     await asyncio.sleep(0)

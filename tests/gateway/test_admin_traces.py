@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from stream_fabric.process.host import HostRandom
-from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate
+from tests.support.keys_file import operator_and_tenant
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.fleet import fleet
 
@@ -29,22 +27,8 @@ def asked() -> Iterator[Asked]:
 @pytest.fixture(scope="module")
 def gates(platform: Running, asked: Asked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate, Gate]]:
     """The gateway with an operator's key and with a tenant's key."""
-    operator, tenant = new_key(HostRandom()), new_key(HostRandom())
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text(
-        f"""
-        [[tenant]]
-        id = "operations"
-        [[tenant.key]]
-        sha256 = "{key_digest(operator)}"
-        scopes = ["admin"]
-
-        [[tenant]]
-        id = "acme"
-        [[tenant.key]]
-        sha256 = "{key_digest(tenant)}"
-        """
-    )
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    operator, tenant = operator_and_tenant(path, "acme")
     env = {
         "STREAM_GW_KEYS_FILE": str(path), "STREAM_GW_TELEMETRY_URL": asked.url, "STREAM_GW_TELEMETRY_TOKEN": TOKEN,
         "STREAM_GW_TOKEN_SECRET": "0123456789abcdef",

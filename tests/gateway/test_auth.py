@@ -91,6 +91,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
         (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"z" * 64}"', ["'a'", "sha256", "64 hex digits"]),
         (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"0" * 64}"\nscopes = ["write"]', ["write", "scopes"]),
         (f'[[tenant]]\nid = "a"\n[[tenant.key]]\nsha256 = "{"0" * 64}"\nmodel = "m"', ["model", "tenant[0].key[0]"]),
+        ('[[tenant]]\nid = "a"\n[plan.eu]\nregions = ["eu west"]', ["plan[...].regions", "regex"]),
     ],
 )
 def test_a_wrong_keys_file_names_file_and_field(tmp_path: Path, text: str, names: list[str]) -> None:

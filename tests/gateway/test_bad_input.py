@@ -146,11 +146,25 @@ async def test_other_bodies_that_cannot_be_served(gate: Gate, path: str, body: A
 
 
 @pytest.mark.parametrize(
-    "body", [{"id": "i"}, {"item": {}}, {"id": 5, "item": {}}, {"id": "", "item": {}}, {"id": "i", "item": []}]
-)
-async def test_an_input_that_is_none(gate: Gate, body: Any) -> None:
+    ("body", "code"),
+    [
+        *(
+            (body, "invalid_request")
+            for body in ({"id": "i"}, {"item": "x"}, {"id": 5, "item": "x"}, {"id": "", "item": "x"})
+        ),
+        ({"id": "i", "item": []}, "invalid_request"),
+        *(
+            ({"id": "i", "item": item}, "invalid_input")
+            for item in (
+                "", {}, {"role": "assistant", "content": "x"}, {"role": "user"}, {"role": "user", "content": []},
+                {"role": "user", "content": [{"type": "text"}]}, {"type": "function_call_output", "output": "x"},
+            )
+        ),
+    ],
+)  # fmt: skip
+async def test_an_input_that_is_none(gate: Gate, body: Any, code: str) -> None:
     stream = await gate.background(2000)
-    refusal(await gate.ask("POST", f"/v1/streams/{stream}/input", body), 400, "invalid_request")
+    refusal(await gate.ask("POST", f"/v1/streams/{stream}/input", body), 400, code)
     await gate.cancel(stream)
 
 
@@ -300,7 +314,7 @@ async def test_a_file_that_is_not_there(gate: Gate, path: str) -> None:
     refusal(await gate.ask("GET", path), 404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/ops", "/static/client.js"])
+@pytest.mark.parametrize("path", ["/", "/watch", "/ops", "/static/client.js"])
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
 async def test_a_page_takes_get_and_head_alone(gate: Gate, method: str, path: str) -> None:
     reply = await gate.ask(method, path)

@@ -311,6 +311,10 @@ async def test_a_budget_warns_once(budgeted: Budgeted) -> None:
     assert all(each is not None and each.startswith("tenant_month 8") for each in seen), seen
     async with gate.create(chat(5)) as exchange:
         assert exchange.headers["x-budget-warning"].startswith("tenant_month ")
+    async with gate.socket() as socket:
+        await socket.create(1, chat(5))
+        await socket.until_ended(1)
+        assert socket.track(1).ok[0]["headers"]["x-budget-warning"].startswith("tenant_month ")
 
     async def reported() -> list[dict[str, Any]]:
         return await fleet_events(budgeted, "warned")
@@ -328,6 +332,11 @@ async def test_an_hour_that_is_used_up_trips(budgeted: Budgeted) -> None:
     assert reply.json["usage"]["total_tokens"] == 300
     refusal = await refused(gate)
     assert "tenant_hour" in refusal.json["error"]["message"]
+    async with gate.socket() as socket:
+        await socket.create(1, chat(5))
+        error = await socket.until_t("error", ch=1)
+    assert error["code"] == "budget_exceeded" and error["retriable"]
+    assert error["headers"]["x-budget-warning"] == refusal.headers["x-budget-warning"]
     assert int(refusal.headers["retry-after"]) <= 3600
 
     async def tripped() -> bool:

@@ -21,7 +21,7 @@ from stream_gw.auth import KeyStore, read_keys_file
 from stream_gw.cli.commands import replicas, up
 from stream_gw.cli.main import main
 from stream_gw.cli.platform.platform import Platform, UpOptions
-from tests.gateway.processes import CLI, Process, Running, alive, clean_env, need_redis, run_cli
+from tests.gateway.processes import CLI, INTERRUPTIBLE, Process, Running, alive, clean_env, need_redis, run_cli
 from tests.gateway.wire import MODEL, Gate, chat, events, tokens_of_chunks
 from tests.support.waiting import eventually
 
@@ -239,7 +239,7 @@ async def _ended(pids: set[int]) -> None:
 )
 async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> None:
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "2", "--replicas", "1", "--no-telemetry") as up:
+    with Process("up", "--port", "0", "--gateways", "2", "--replicas", "1", "--no-telemetry", "--no-database") as up:
         facts = up.facts
         pids = _children(up.pid)
         named = {facts["redis_pid"], *(p["pid"] for p in facts["gateways"]), *(p["pid"] for p in facts["agents"])}
@@ -270,7 +270,7 @@ def test_up_says_where_its_pages_are(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 async def test_up_that_is_killed_leaves_nothing_behind() -> None:
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry", "--no-database") as up:
         pids = _children(up.pid)
         assert len(pids) == 4, "Redis, an agent, a controller, a gateway"
         up.kill()
@@ -281,10 +281,13 @@ async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
     need_redis()
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and never answers: the agent waits for it
         upstream = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        for flags in (["up", "--port", "0", "--engine", "openai", "--upstream", upstream, "--no-telemetry"], ["demo"]):
+        for flags in (
+            ["up", "--port", "0", "--engine", "openai", "--upstream", upstream, "--no-telemetry", "--no-database"],
+            ["demo"],
+        ):
             process = await asyncio.create_subprocess_exec(
-                *CLI, *flags, env=clean_env(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+                *INTERRUPTIBLE, *CLI, *flags,
+                env=clean_env(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             pids = await eventually(lambda at=process.pid: len(found := _children(at)) > 3 and found)
             process.send_signal(signal.SIGINT)
@@ -298,7 +301,7 @@ async def test_an_interrupt_ends_up_and_demo_while_they_start() -> None:
 
 def test_up_that_cannot_start_says_why_once() -> None:
     """Five processes fail of the same cause, and only one of them is told of."""
-    done = run_cli("up", "--port", "0", "--redis-url", NOWHERE, "--no-telemetry")
+    done = run_cli("up", "--port", "0", "--redis-url", NOWHERE, "--no-telemetry", "--no-database")
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "127.0.0.1:1" in done.stderr and "connection refused" in done.stderr
@@ -308,7 +311,7 @@ def test_up_names_the_port_that_is_taken() -> None:
     need_redis()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_cli("up", "--port", str(port), "--gateways", "1", "--no-telemetry")
+        done = run_cli("up", "--port", str(port), "--gateways", "1", "--no-telemetry", "--no-database")
     assert done.returncode == 1
     assert done.stderr == (
         f"stream-gw up: gateway0: cannot listen on 127.0.0.1 port {port}: address already in use; "
@@ -319,7 +322,7 @@ def test_up_names_the_port_that_is_taken() -> None:
 async def test_up_ends_soon_also_while_an_answer_runs() -> None:
     """Neither a gateway nor an agent takes the half minute that it would give a stream elsewhere."""
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry", "--no-database") as up:
         (gateway,) = up.facts["gateways"]
         async with Gate(gateway["url"], gateway["pid"], up.facts["key"]).create(chat(4000)) as exchange:
             await exchange.events(3)
@@ -330,7 +333,7 @@ async def test_up_ends_soon_also_while_an_answer_runs() -> None:
 
 async def test_a_second_interrupt_kills_what_does_not_end() -> None:
     need_redis()
-    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry") as up:
+    with Process("up", "--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry", "--no-database") as up:
         (agent,) = up.facts["agents"]
         os.kill(agent["pid"], signal.SIGSTOP)
         up.signal(signal.SIGINT)
@@ -342,7 +345,7 @@ async def test_a_second_interrupt_kills_what_does_not_end() -> None:
 async def test_up_that_cannot_start_leaves_nothing_behind(platform: Running) -> None:
     port = platform.gates[0].port
     process = await asyncio.create_subprocess_exec(
-        *CLI, "up", "--port", str(port), "--no-telemetry", "--json", env=clean_env(),
+        *CLI, "up", "--port", str(port), "--no-telemetry", "--no-database", "--json", env=clean_env(),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     seen: set[int] = set()

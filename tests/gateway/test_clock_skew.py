@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
+from stream_fabric.events import PHASES, RequestTrace, decode_event
 from stream_fabric.process.host import HostRandom
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.topology import slot_of
 from stream_fabric.stream.ids import StreamId, created_ms
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Running
@@ -90,6 +93,35 @@ async def test_streams_run_between_skewed_hosts_and_have_the_right_time(skewed: 
             stream = StreamId(exchange.headers["x-stream-id"])
         assert whole_events(body)[-1].data == "[DONE]"
         assert abs(created_ms(stream) / 1000 - time.time()) < 5, "Redis and this test share a clock"
+
+
+async def test_the_phases_of_a_trace_add_up_and_none_is_the_skew(skewed: Skewed, platform: Running) -> None:
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    try:
+        for gate in (skewed.ahead, skewed.behind):
+            await served(skewed, gate)
+            async with gate.create(chat(20, model=skewed.model)) as exchange:
+                began = time.monotonic()
+                await exchange.rest()
+                wall_us = (time.monotonic() - began) * 1e6
+                stream = exchange.headers["x-stream-id"]
+
+            async def told(stream: str = stream) -> RequestTrace | None:
+                entries = await client.execute(slot_of("events"), "XRANGE", "sg:{events}", "-", "+")
+                lines = [line for _, fields in entries for value in fields[1::2] for line in value.splitlines()]
+                events = [decode_event(line) for line in lines if stream.encode() in line]
+                return next((event for event in events if isinstance(event, RequestTrace)), None)
+
+            trace = await eventually(told, "the trace")
+            phases = {name: getattr(trace.phases, name) for name in PHASES}
+            assert trace.phases.total_us == trace.wall_us
+            assert all(0 <= us <= trace.wall_us for name, us in phases.items() if name != "residual_us"), phases
+            assert abs(phases["residual_us"]) < trace.wall_us, phases
+            assert trace.wall_us < wall_us + 5e6
+            assert abs(trace.at_us / 1e6 - time.time()) < 5, "Redis and this test share a clock"
+    finally:
+        await client.close()
 
 
 async def test_the_lease_of_a_skewed_agent_holds(skewed: Skewed) -> None:

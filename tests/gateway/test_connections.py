@@ -156,10 +156,13 @@ async def test_a_flood_of_pipelined_requests_is_read_as_it_is_answered(one: Gate
 
 
 @asynccontextmanager
-async def shaken_hands(gate: Gate, receive_buffer: int | None = None) -> AsyncIterator[Exchange]:
-    """A WebSocket that nobody has authenticated, to send any bytes."""
+async def shaken_hands(
+    gate: Gate, receive_buffer: int | None = None, *, signed_in: bool = False
+) -> AsyncIterator[Exchange]:
+    """A WebSocket to send any bytes. Without ``signed_in`` nobody has authenticated."""
+    headers = HANDSHAKE if signed_in else HANDSHAKE | {"authorization": ""}
     async with gate.connection(receive_buffer) as exchange:
-        await exchange.send(gate.request("GET", "/v1/stream", None, HANDSHAKE | {"authorization": ""}))
+        await exchange.send(gate.request("GET", "/v1/stream", None, headers))
         await exchange.head()
         assert exchange.status == 101
         yield exchange
@@ -186,7 +189,8 @@ async def test_a_ping_is_answered(one: Gate) -> None:
 
 
 async def test_fragments_cost_their_bytes(one: Gate) -> None:
-    async with shaken_hands(one) as exchange:
+    async with shaken_hands(one, signed_in=True) as exchange:
+        await exchange.bytes((await exchange.bytes(2))[1])  # hi
         await exchange.send(frame(0x01, b"{"))
 
         async def tiny() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from stream_fabric.accounts.account import Subject
@@ -17,6 +18,7 @@ from stream_fabric.process.host import HostRandom
 from stream_fabric.recovery.settlements import settle_overdue
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Epoch
+from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, encode
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
 from stream_gw.streams.create_call import CreateCall
@@ -192,6 +194,22 @@ async def test_a_stream_that_ends_before_its_placement_is_read_was_created(world
     await creation
     (trace,) = world.traces
     assert (trace.role, trace.ttft_us) == ("created", 5)
+
+
+async def test_a_stream_that_ends_before_its_creation_is_read_was_created(world: InProcess) -> None:
+    world.log_link.pause()
+    call = world.call()
+    creation = asyncio.create_task(world.gateway.streams.create(call))
+    await eventually(lambda: world.gateway.parts.hub.local, "its calls to be sent")
+    (local,) = world.gateway.parts.hub.local.values()
+    started = Note("started", body=msgspec.Raw(b'{"replica":"r","attempt":1}'))
+    frames = [started, Open(0, 0, "text"), Delta(0, " a", 1), ChoiceEnd(0, "stop"), End("completed")]
+    local.receive(local.epoch, 1, len(frames), b"\n".join(map(encode, frames)))
+    world.log_link.resume()
+    await creation
+    (trace,) = world.traces
+    assert (trace.role, trace.ended) == ("created", "completed")
+    assert trace.ttft_us > 0
 
 
 async def test_a_request_that_is_refused_after_its_stream_was_created_is_refused(

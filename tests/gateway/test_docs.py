@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stream_gw.cli.configuration import table
+from stream_gw.cli.package.client_page import page
 
 ROOT = Path(__file__).parents[2]
 
@@ -12,6 +13,12 @@ ROOT = Path(__file__).parents[2]
 def test_the_configuration_page_is_the_settings() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == table(), (
         "run: python -m stream_gw.cli.configuration > docs/configuration.md"
+    )
+
+
+def test_the_page_of_the_python_client_is_its_docstrings() -> None:
+    assert (ROOT / "docs" / "python-client.md").read_text() == page(), (
+        "run: python -m stream_gw.cli.package.client_page > docs/python-client.md"
     )
 
 

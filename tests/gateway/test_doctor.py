@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -24,7 +25,9 @@ from stream_gw.auth import key_digest
 from stream_gw.cli.checks.engine import check_engine
 from stream_gw.cli.checks.files import check_keys, check_pools
 from stream_gw.cli.checks.redis import check_redis
+from stream_gw.cli.checks.replies import check_images, check_structured
 from stream_gw.cli.checks.report import Finding, Report, as_text
+from stream_gw.cli.checks.responses import check_responses
 from stream_gw.cli.checks.telemetry import check_clickhouse, check_consumer
 from stream_gw.settings import GatewaySettings
 from telemetry.ask.api import api
@@ -32,6 +35,7 @@ from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.settings import TelemetrySettings
 from telemetry.store.migrations import migrations
 from tests.gateway.processes import Running, run_cli
+from tests.gateway.wire import MODEL
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import RedisServer, Secured, SentinelSetup
 from tests.support.stores import make_store
@@ -342,6 +346,75 @@ async def test_vllms_version_is_asked(
 async def test_a_vllm_that_is_not_installed_is_missing(report: Report) -> None:
     await check_engine(report, AgentSettings(engine="vllm", model="m", vllm_python="/nonexistent/python"))
     assert "--vllm-python" in one(report, "vLLM").remedy
+
+
+# --- responses, structured replies, images -----------------------------------------------------------------------
+
+
+async def test_bounds_of_stored_responses_that_contradict_each_other_are_missing(report: Report) -> None:
+    bounds = {"response_bytes_max": 2 << 20, "response_held_bytes_max": 1 << 20, "response_stored_bytes_max": 1 << 20}
+    await check_responses(report, GatewaySettings(**bounds), None)  # type: ignore[arg-type]
+    for where, name in (("Redis", "HELD"), ("the database", "STORED")):
+        found = one(report, f"room in {where} for one response")
+        assert found.status == "missing" and f"STREAM_GW_RESPONSE_{name}_BYTES_MAX" in found.remedy + found.found
+    assert "STREAM_GW_DATABASE_URL" in one(report, "stored responses and conversations in a database").remedy
+
+
+async def test_a_database_that_keeps_no_response_and_a_missing_secret_are_absent(
+    report: Report, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    await check_responses(report, GatewaySettings(database_url=url, response_days=0), None)
+    assert "STREAM_GW_RESPONSE_DAYS" in one(report, "days that stored responses").remedy
+    assert "STREAM_GW_TOKEN_SECRET" in one(report, "STREAM_GW_TOKEN_SECRET, for compactions").what
+    assert statuses(report) == {"absent"}
+
+
+async def test_a_plan_that_stores_and_keeps_nothing_is_missing(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "[plan.strict]\nretention_s = 0\nresponse_days = 30\n"
+        f'[[tenant]]\nid = "a"\nplan = "strict"\nkey = [{{ sha256 = "{key_digest("sk-a")}" }}]\n'
+    )
+    await check_responses(report, GatewaySettings(keys_file=path), None)
+    found = one(report, "one retention of plan strict")
+    assert found.status == "missing" and "response_days" in found.remedy
+
+
+async def test_stored_responses_must_leave_redis_room_and_find_a_database(report: Report) -> None:
+    with RedisServer(**{"maxmemory": "64mb", "maxmemory-policy": "noeviction"}) as server:
+        client = RedisClient(server.url)
+        await client.start()
+        await client.execute(0, "ZADD", "sg:{rsp3}:unsaved", 1, "resp_1")
+        await client.close()
+        await check_responses(report, GatewaySettings(), server.url)
+    found = one(report, "room in Redis beside the stored responses")
+    assert (found.status, found.found) == ("absent", "256 MiB of 64 MiB")
+    assert "STREAM_GW_RESPONSE_HELD_BYTES_MAX" in found.remedy
+    waits = one(report, "a database for stored responses")
+    assert waits.found.startswith("1 wait") and "STREAM_GW_DATABASE_URL" in waits.remedy
+
+
+async def test_checks_of_structured_replies_run_or_say_why_not(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    await check_structured(report)
+    assert statuses(report) == {"ok"}
+    broken = Report(lambda finding: None)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    await check_structured(broken)
+    assert statuses(broken) == {"absent"} and "jsonschema-rs" in broken.findings[0].remedy
+
+
+async def test_models_that_take_images_must_be_served(report: Report, platform: Running) -> None:
+    for named, status, word in (
+        ("", "skipped", "STREAM_GW_IMAGE_MODELS"),
+        ("*", "ok", ""),
+        (MODEL, "ok", ""),
+        ("*,m", "absent", "STREAM_GW_IMAGE_MODELS to * alone"),
+        (f"{MODEL},gpt-image", "absent", "STREAM_GW_IMAGE_MODELS"),
+    ):
+        await check_images(report, named, platform.redis_url)
+        assert (report.findings[-1].status, word in report.findings[-1].remedy) == (status, True), named
+    assert "no replica serves gpt-image" in report.findings[-1].found
 
 
 # --- telemetry -------------------------------------------------------------------------------------------------

@@ -122,6 +122,23 @@ async def test_invariant_9_what_outlasts_the_grace_is_told_where_to_go_on(platfo
         await ended(process, 10)
 
 
+async def test_readers_that_take_nothing_hold_no_gateway(platform: Running, fast: str) -> None:
+    async with gateway(platform, drain_s=0.5) as (leaving, process), AsyncExitStack() as stack:
+        stream, _ = await leaving.finished(4000, model=fast, seed=23)
+        reader = await stack.enter_async_context(leaving.connection(receive_buffer=4096))
+        await reader.send(leaving.request("GET", f"/v1/streams/{stream}"))
+        socket = await stack.enter_async_context(leaving.socket(receive_buffer=4096, max_queue=1))
+        await socket.sub(1, stream)
+
+        async def both_lag() -> bool:
+            return await leaving.gauge("lagging_clients") == 2
+
+        await eventually(both_lag, "both readers to lag")
+        process.terminate()
+        await ended(process, 10)
+        assert '"level": "error"' not in process.log
+
+
 async def test_invariant_9_a_create_on_its_way_gets_the_grace_too(platform: Running) -> None:
     key = f"drain-{time.time_ns()}"
     body = chat(1500)  # longer than a server waits for its last answers

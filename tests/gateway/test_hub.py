@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -28,7 +29,6 @@ from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.routing import queue_positions as lines_module
 from stream_gw.routing.directory import Directory
 from stream_gw.routing.queue_positions import QueuePositions
-from stream_gw.transport.http import WrongMethod
 from tests.fabric.test_placement import FAR_S, ask, info_of, work_of
 from tests.gateway.in_process import silent
 from tests.support.proxy import Proxy
@@ -131,9 +131,15 @@ def all_of(kind: type[StreamGwError]) -> list[type[StreamGwError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in all_of(below))]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in all_of(StreamGwError) if kind is not WrongMethod], ids=lambda kind: kind.__name__
-)
+KINDS = all_of(StreamGwError)
+PLAIN = [kind for kind in KINDS if "retry_after_s" in inspect.signature(kind).parameters]
+
+
+def test_an_error_that_makes_its_own_message_is_no_429_or_503() -> None:
+    assert [kind for kind in KINDS if kind not in PLAIN and kind.http_status in (429, 503)] == []
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
 def test_every_429_and_503_says_when_to_come_back(kind: type[StreamGwError]) -> None:
     error = kind("words")
     assert (error.retry_after_s is not None) is (kind.http_status in (429, 503))

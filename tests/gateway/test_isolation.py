@@ -27,8 +27,11 @@ ABSENT = "org/not-here"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": "Hi"},
+    "/v1/ui/chat": {"id": "c", "messages": [{"id": "u", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]},
     "/v1/embeddings": {"input": "Hi"},
     "/v1/rerank": {"query": "Hi", "documents": ["Hi"]},
+    "/v1/classify": {"input": "Hi"},
+    "/v1/score": {"queries": "Hi", "documents": ["Hi"]},
 }
 
 

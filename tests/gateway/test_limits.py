@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import openai
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from stream_fabric.process.host import HostRandom
 from stream_gw.auth import key_digest, new_key
 from tests.gateway.processes import Running
+from tests.gateway.responses_socket.wire import code_of, opened
 from tests.gateway.wire import Gate, Reply, chat, tokens_of_chunks, whole_events
 from tests.support.waiting import eventually
 
@@ -25,11 +27,15 @@ PLANS = {
     "streams-cancelled": "tenant = { streams = 1 }",
     "attach": "tenant = { requests_per_min = 1 }",
     "released": "tenant = { streams = 1 }",
+    "sockets": "tenant = { requests_per_min = 2 }",
     "users": "user = { streams = 1 }",
     "keys": "key = { requests_per_min = 1 }",
     "models": 'model."*" = { requests_per_min = 1 }',
     "shown": 'tenant = { requests_per_min = 100, streams = 3 }\nmodel."sim-small" = { tokens_per_min = 500 }',
     "crowd": "tenant = { tokens_per_min = 1000 }",
+    "inputs": "tenant = { requests_per_min = 2 }",
+    "successors": "tenant = { requests_per_min = 1 }",
+    "both": "tenant = { requests_per_min = 50, tokens_per_min = 5000 }",
 }
 
 
@@ -87,6 +93,25 @@ async def test_requests_are_counted_across_gateways(limited: Limited) -> None:
     assert error["retriable"] is True
     assert error["type"] == "rate_limit_error"
     assert "limit of 2 requests per minute of your tenant" in error["message"]
+
+
+async def test_anthropics_clients_read_the_limits_under_their_names(limited: Limited) -> None:
+    gate = limited.gate("both")
+    body = {"model": "sim-small", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        before = time.time()
+        reply = await gate.ask("POST", path, body)
+        assert reply.status == 200, reply
+        for kind in ("requests", "tokens"):
+            figures = {name: reply.headers[f"anthropic-ratelimit-{kind}-{name}"] for name in ("limit", "remaining")}
+            assert figures == {name: reply.headers[f"x-ratelimit-{name}-{kind}"] for name in figures}
+            reset = datetime.strptime(reply.headers[f"anthropic-ratelimit-{kind}-reset"], "%Y-%m-%dT%H:%M:%S%z")
+            assert before - 2 <= reset.timestamp() <= time.time() + 62
+    other = await admitted(gate)
+    assert not [name for name in other.headers if name.startswith("anthropic-")]
+    refusal = await gate.ask("POST", "/v1/messages", {**body, "max_tokens": 9_000})
+    assert refusal.status == 429 and refusal.json["error"]["type"] == "rate_limit_error"
+    assert refusal.headers["anthropic-ratelimit-tokens-limit"] == refusal.headers["x-ratelimit-limit-tokens"]
 
 
 async def test_what_a_stream_did_not_use_comes_back_when_it_ends(limited: Limited) -> None:
@@ -241,3 +266,43 @@ async def test_a_crowd_on_two_gateways_gets_no_more_than_the_limit(limited: Limi
     used = sum(await asyncio.gather(*map(ask, range(200))))
     refilled = 1000 * (time.monotonic() - began) / 60
     assert 800 <= used <= 1.1 * (1000 + refilled)
+
+
+async def test_an_input_counts_as_a_request(limited: Limited) -> None:
+    one, two = limited.gate("inputs"), limited.gate("inputs", 1)
+    stream = await one.background(2000)
+    path = f"/v1/streams/{stream}/input"
+    replies = [await gate.ask("POST", path, {"id": "a", "item": "Shorter."}) for gate in (one, two)]
+    assert [reply.json for reply in replies] == [{"result": "accepted"}, {"result": "duplicate"}], "and once only"
+    over = await two.ask("POST", path, {"id": "b", "item": "Shorter."})
+    assert (over.status, over.json["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(over.headers["retry-after"]) > 0
+    await one.cancel(stream)
+
+
+async def test_a_successor_that_a_limit_refuses_gives_its_input_back(limited: Limited) -> None:
+    one = limited.gate("successors")
+    async with opened(one) as ws:
+        await ws.create(tokens=2000, store=False)
+        response = (await ws.until("response.created"))["response"]["id"]
+        await ws.until("response.output_text.delta")
+        await ws.send({"type": "response.steer", "previous_response_id": response, "input": "Be brief."})
+        assert (await ws.ended())["response"]["incomplete_details"] == {"reason": "steered"}
+        while len(ws.steers) < 2:
+            await ws.receive()
+    accepted, failed = ws.steers
+    assert (
+        failed["error"]["code"] == "successor_creation_failed" and "requests per minute" in failed["error"]["message"]
+    )
+    assert failed["steer"] == {**accepted["steer"], "input": "Be brief."}
+
+
+async def test_each_request_of_a_responses_socket_counts(limited: Limited) -> None:
+    async with opened(limited.gate("sockets")) as ws:
+        assert (await ws.turn(generate=False))["status"] == "completed", "what generates nothing costs nothing"
+        for lane in (None, "a"):
+            assert (await ws.turn(lane))["status"] == "incomplete"
+        refused = await ws.turn("b", store=False)
+        assert code_of(refused) == (429, "rate_limit_exceeded") and refused["stream_id"] == "b"
+        told = refused["error"]["headers"]
+        assert told["x-ratelimit-limit-requests"] == "2" and int(told["retry-after"]) > 0

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.limits import BODY_BYTES_MAX
-from tests.dialects.anthropic.fold import events, fold
+from stream_fabric.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX
+from tests.dialects.anthropic.fold import fold
+from tests.dialects.fold import named_events as events
 from tests.gateway.wire import MODEL, Gate, chat, text_of_chunks
 
 DIALECT = "anthropic.messages"
@@ -120,6 +121,28 @@ async def test_errors_have_the_dialects_shape_before_the_body_is_read(one: Gate,
     assert nobody.status == 401 and nobody.json["error"]["type"] == "authentication_error"
     wrong = await one.ask("GET", path)
     assert wrong.status == 405 and wrong.json["type"] == "error"
+
+
+async def test_a_refusal_that_the_parser_sends_has_the_dialects_shape(one: Gate) -> None:
+    """431 and a malformed 400 are answered before there is a request."""
+    large = "x" * HEADER_BYTES_MAX
+    heads = {
+        f"POST /v1/messages HTTP/1.1\r\nx-large: {large}\r\n\r\n": 431,
+        f"GET /v1/models HTTP/1.1\r\nanthropic-version: 2026-10-21\r\nx-large: {large}\r\n\r\n": 431,
+        f"GET /v1/messages/?q={large} HTTP/1.1\r\n\r\n": 431,
+        "POST /v1/messages HTTP/1.1\r\nx y: z\r\n\r\n": 400,
+    }
+    for head, status in heads.items():
+        async with one.connection() as exchange:
+            await exchange.send(head.encode())
+            reply = await exchange.answer()
+        assert (reply.status, reply.json["type"]) == (status, "error"), head[:60]
+        assert reply.json["error"]["type"] == "invalid_request_error"
+    async with one.connection() as exchange:
+        await exchange.send(f"GET /v1/models HTTP/1.1\r\nx-large: {large}\r\n\r\n".encode())
+        assert "type" not in (await exchange.answer()).json
+    unknown = await one.ask("POST", "/v1/messages/nothing", message(3))
+    assert unknown.status == 404 and unknown.json["error"]["type"] == "not_found_error"
 
 
 async def test_other_paths_keep_their_shape_unless_the_header_asks(one: Gate) -> None:

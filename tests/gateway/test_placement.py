@@ -71,16 +71,18 @@ async def finish(gate: Gate, **more: object) -> str:
         return str(exchange.headers["x-stream-id"])
 
 
-async def test_a_sessions_turns_stay_with_the_replica_that_holds_their_cache(wide: Gate) -> None:
+@pytest.mark.parametrize("field", ["session_id", "conversation", "prompt_cache_key"])
+async def test_a_sessions_turns_stay_with_the_replica_that_holds_their_cache(wide: Gate, field: str) -> None:
+    name = {field: f"tale-{field}"}
     history = [{"role": "user", "content": "Once upon a time " * 200}]
-    first = await finish(wide, messages=history, session_id="tale")
+    first = await finish(wide, messages=history, **name)
     ((_, replica),) = await reasons(wide, first)
     for turn in range(3):
         history += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And then? {turn}"}]
-        stream = await finish(wide, messages=history, session_id="tale")
+        stream = await finish(wide, messages=history, **name)
         assert await reasons(wide, stream) == [("pin", replica)]
     # Another tenant's session, or none, of the same name is another
-    other = await finish(wide, messages=[{"role": "user", "content": "Hi"}], session_id="tale2")
+    other = await finish(wide, messages=[{"role": "user", "content": "Hi"}], session_id=f"other-{field}")
     assert (await reasons(wide, other))[0][0] == "load"
 
 

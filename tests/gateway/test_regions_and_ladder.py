@@ -142,6 +142,17 @@ async def test_a_retry_attaches_to_what_the_smaller_model_answered(fleet: Fleet)
     key = {"Idempotency-Key": "once"}
     async with fleet.saturated(BIG):
         first, again = [await at.ask("POST", "/v1/chat/completions", chat(5, model=BIG), key) for _ in range(2)]
+        async with at.socket() as socket:
+            await socket.create(1, chat(5, model=BIG), key="once")
+            await socket.until_ended(1)
+            repeated = socket.track(1)
+            await socket.create(2, chat(5, model=BIG))
+            await socket.until_ended(2)
+            new = socket.track(2)
+    for ok in (*repeated.ok, *new.ok):
+        assert ok["headers"] == {"x-served-model": SMALL}
+    for reply in (first, again):
+        assert reply.headers["x-served-model"] == SMALL
     assert first.headers["x-stream-id"] == again.headers["x-stream-id"]
     assert f'"model":"{SMALL}"'.encode() in first.body and f'"model":"{SMALL}"'.encode() in again.body
 

@@ -153,15 +153,21 @@ async def test_a_resumed_reader_leaves_two_traces_that_join(one: Gate, two: Gate
 
 
 async def test_a_slow_readers_time_counts_as_client_stall(one: Gate, fast: str, told: Told) -> None:
+    async def lags() -> bool:
+        return await one.gauge("lagging_clients") == 1
+
     async with one.connection(4096) as exchange:
-        exchange.pause_s = 0.006
         await exchange.send(one.request("POST", "/v1/chat/completions", chat(4000, model=fast)))
         await exchange.head()
+        await eventually(lags, "the reader to lag")
+        began = time.monotonic()
+        await asyncio.sleep(0.2)  # the reader's own time, in which its buffer is full
+        full_us = (time.monotonic() - began) * 1e6
         await exchange.rest(60)
     (trace,) = await told.requests(exchange.headers["x-stream-id"])
     adds_up(trace)
     assert trace.streamed_tokens == trace.output_tokens == 4000
-    assert trace.phases.client_stall_us > 0.5 * trace.wall_us
+    assert full_us < trace.phases.client_stall_us < trace.wall_us
 
 
 async def test_the_clients_trace_context_is_continued(one: Gate, told: Told) -> None:
@@ -186,3 +192,45 @@ async def test_a_refused_request_leaves_a_trace(one: Gate, told: Told) -> None:
     assert (trace.role, trace.ended, trace.http_status, trace.stream) == ("refused", "refused", 404, "")
     assert trace.error_code == reply.json["error"]["code"]
     assert trace.phases.total_us == trace.wall_us
+
+
+async def test_the_check_and_the_repair_of_a_structured_reply_are_told_and_add_up(one: Gate, told: Told) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1_000_000}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    reply = await one.ask(
+        "POST", "/v1/chat/completions", {**chat(30), "stream": False, "response_format": form, "repair": 1}
+    )
+    assert reply.headers["x-structured-output"] == "invalid", "the simulator's integers are below 100"
+    (request,) = await told.requests(reply.headers["x-stream-id"])
+    assert (request.schema_check, request.repairs, request.error_code) == ("invalid", 1, "schema_mismatch")
+    attempt = await told.attempt(request.stream)
+    assert request.phases.check_us == attempt.check_us > 0 and attempt.decoding_us == 0
+    assert attempt.check_us > attempt.decode_us / 4, "the second reply takes about as long as the first"
+    adds_up(request)
+
+
+async def test_a_reader_in_another_dialect_is_told_with_its_own(one: Gate, told: Told) -> None:
+    reply = await one.ask("POST", "/v1/chat/completions", {**chat(4), "stream": False})
+    stream = reply.headers["x-stream-id"]
+    await one.ask("GET", f"/v1/streams/{stream}?dialect=anthropic.messages")
+    first, second = sorted(await told.requests(stream, 2), key=lambda request: request.role)
+    assert (first.role, first.dialect, first.schema_check) == ("created", "openai.chat", "")
+    assert (second.role, second.dialect) == ("resumed", "anthropic.messages")
+
+
+async def test_inputs_of_a_running_stream_are_told_and_add_up(one: Gate, told: Told) -> None:
+    async with one.create(chat(150)) as exchange:
+        stream = exchange.headers["x-stream-id"]
+        for _ in range(8):
+            await exchange.piece()
+        reply = await one.ask("POST", f"/v1/streams/{stream}/input", {"id": "k1", "item": "In one word, please."})
+        assert reply.json == {"result": "accepted"}
+        await exchange.rest()
+    (request,) = await told.requests(stream)
+    attempt = await told.attempt(stream)
+    assert (request.inputs, request.inputs_refused, len(attempt.inputs)) == (1, 0, 1)
+    (times,) = attempt.inputs
+    assert times.result == "applied" and times.waited_us > 0 and 0 < times.answered_us <= attempt.steer_us
+    assert request.at_us - request.wall_us < times.at_us < request.at_us
+    assert request.phases.steer_us == attempt.steer_us
+    adds_up(request)

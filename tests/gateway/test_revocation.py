@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from tests.gateway.processes import Running, run_cli
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.index import RedisIndex
+from stream_fabric.redis.topology import slot_of
+from stream_fabric.stream.ids import StreamId, TenantId, UserId
+from stream_gw.cli.main import main
+from tests.gateway.processes import Running, clean_env, run_cli
+from tests.gateway.responses_socket.wire import opened
 from tests.gateway.wire import Gate, Tokenstream, chat, whole_events
 from tests.support.figures import Tell
 from tests.support.waiting import eventually
@@ -34,10 +44,15 @@ class Fleet:
     env: dict[str, str] = field(repr=False)
 
     def run(self, *flags: str) -> Any:
-        """Run a command of the operator; return its JSON."""
-        done = run_cli(*flags, "--json", **self.env)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """Run a command of the operator in this process; return its JSON."""
+        out = io.StringIO()
+        with (
+            patch.dict(os.environ, clean_env(**self.env), clear=True),
+            redirect_stdout(out),
+            ThreadPoolExecutor(1) as thread,  # the test's own thread has a loop already
+        ):
+            assert thread.submit(main, [*flags, "--json"]).result() == 0
+        return json.loads(out.getvalue())
 
     def tenant(self, *plan: str) -> tuple[str, str, str]:
         """Add a tenant with a plan of its own and a key. Returns (tenant, key id, key)."""
@@ -62,12 +77,23 @@ class Fleet:
         return gate
 
 
+async def forget_tenants(redis_url: str) -> None:
+    """Remove what another database has published: its revisions are higher than those of a new one."""
+    client = RedisClient(redis_url)
+    await client.start()
+    try:
+        await client.execute(slot_of("tenants"), "DEL", "sg:{tenants}:records", "sg:{tenants}:revisions")
+    finally:
+        await client.close()
+
+
 @pytest.fixture(scope="module")
 def fleet(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     path: Path = tmp_path_factory.mktemp("tenants") / "tenants.db"
     shared = {"STREAM_GW_KEY_PEPPER": secrets.token_hex(16), "STREAM_GW_TOKEN_SECRET": secrets.token_hex(16)}
     database = {"STREAM_GW_DATABASE_URL": f"sqlite:///{path}"}
     env = shared | database | {"STREAM_GW_REDIS_URL": platform.redis_url}
+    asyncio.run(forget_tenants(platform.redis_url))
     run_cli("tenants", "migrate", **env)
     with (
         platform.gateway("--gateway", "with-database", **env) as first,
@@ -194,6 +220,15 @@ async def test_tokens_alone_can_be_revoked(fleet: Fleet) -> None:
     assert (await gate.ask("GET", "/v1/models")).status == 200
 
 
+async def forget_in_index(redis_url: str, tenant: str, user: str, stream: str) -> None:
+    client = RedisClient(redis_url)
+    await client.start()
+    try:
+        await RedisIndex(client).remove_live(TenantId(tenant), UserId(user), [StreamId(stream)])
+    finally:
+        await client.close()
+
+
 async def test_a_suspended_user_ends_everything_within_two_seconds(fleet: Fleet) -> None:
     """Its streams, its key, its WebSocket; other users of the tenant go on."""
     tenant, _, key = fleet.tenant()
@@ -208,6 +243,8 @@ async def test_a_suspended_user_ends_everything_within_two_seconds(fleet: Fleet)
         await socket.receive()
         for exchange in (first, second):
             await exchange.events(3)
+        # As after an hour without another stream of hers
+        await forget_in_index(fleet.env["STREAM_GW_REDIS_URL"], tenant, "ann", first.headers["x-stream-id"])
         await asyncio.to_thread(fleet.run, "users", "add", "ann", "--tenant", tenant, "--suspended")
         for exchange in (first, second):
             last = whole_events(await exchange.rest(REVOKED_S + SLACK_S))[-1]
@@ -286,3 +323,19 @@ async def answer(socket: Tokenstream) -> dict[str, Any]:
 
 async def model_is_absent(gate: Gate) -> bool:
     return (await gate.ask("POST", "/v1/chat/completions", chat(2))).status == 404
+
+
+async def test_a_revoked_key_ends_its_responses_sockets(fleet: Fleet) -> None:
+    tenant, key_id, key = fleet.tenant()
+    one = await fleet.gate(key)
+    other = await fleet.gate(fleet.key(tenant)[1], 1)
+    async with opened(one) as ws:
+        await ws.create(tokens=100_000)
+        response = (await ws.until("response.created"))["response"]["id"]
+        await asyncio.to_thread(fleet.run, "keys", "revoke", key_id)
+        with pytest.raises(ConnectionClosed):
+            async with asyncio.timeout(REVOKED_S + SLACK_S):
+                while True:
+                    await ws.receive()
+        assert ws.connection.close_code == 4401
+    await other.until_status(response, "cancelled", REVOKED_S + SLACK_S)

@@ -645,7 +645,7 @@ async def test_a_cancel_of_what_ended_and_of_what_is_not_yet_there(one: Gate, tw
 async def test_an_input_is_taken_once(one: Gate, two: Gate) -> None:
     stream = await one.background(2000)
     path = f"/v1/streams/{stream}/input"
-    body = {"id": "i1", "item": {"type": "message", "text": "ü"}}
+    body = {"id": "i1", "item": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ü"}]}}
     replies = [await gate.ask("POST", path, body) for gate in (one, two, one)]
     assert [(reply.status, reply.json) for reply in replies] == [
         (202, {"result": "accepted"}),
@@ -653,7 +653,7 @@ async def test_an_input_is_taken_once(one: Gate, two: Gate) -> None:
         (202, {"result": "duplicate"}),
     ]
     await one.cancel(stream)
-    reply = await one.ask("POST", path, {"id": "i2", "item": {}})
+    reply = await one.ask("POST", path, {"id": "i2", "item": "too late"})
     assert reply.status == 409
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_fabric.events import Phases, Timing
+from stream_fabric.stream.frames import Note, encode
+from stream_gw.observe.steered import Steered
 from stream_gw.observe.timeline import Timestamps, phases
 
 PLAIN = Timestamps(1000, placing=1200, placed=1700, started=2600, first=62_000, arrived=503_000, done=503_050)
@@ -32,6 +35,62 @@ def test_waiting_for_a_replica_counts_as_queue() -> None:
     _, parts = phases(PLAIN._replace(arrived=92_500, done=92_500), told, created=True, queued=True)
     assert parts.pool_queue_us == 90_000
     assert parts.admission_us == 400
+
+
+def test_the_check_of_a_structured_reply_and_its_repairs_are_a_phase_of_their_own() -> None:
+    told = msgspec.structs.replace(TOLD, check_us=3_000_000)
+    wall, parts = phases(PLAIN._replace(arrived=3_503_000, done=3_503_050), told, created=True, queued=False)
+    assert (parts.decode_us, parts.check_us, parts.fabric_us) == (441_000, 3_000_000, 800 + 1000)
+    assert parts.total_us == wall and parts.residual_us == 50
+
+
+def test_an_agent_of_a_release_before_tells_no_check_and_no_steering() -> None:
+    for left_out in (1, 2):
+        before = msgspec.json.encode([getattr(TOLD, name) for name in TOLD.__struct_fields__][:-left_out])
+        assert msgspec.json.decode(before, type=Timing) == TOLD
+    newer = msgspec.json.encode([*msgspec.structs.astuple(TOLD), "of a release to come"])
+    assert msgspec.json.decode(newer, type=Timing) == TOLD
+
+
+def seen(*moments: tuple[int, int], broke: int = 0, first: int = 62_000) -> Steered:
+    """Inputs whose notes came at the first moment of each pair, and whose answers began at the second."""
+    steered = Steered()
+    for note, began in moments:
+        steered.receive_note(APPLIED, note, early=note < first)
+        if broke and note < broke <= began:
+            steered.receive_break(broke)
+        steered.receive_output(began)
+    return steered
+
+
+APPLIED = encode(Note("input", body=msgspec.Raw(b'{"id":"k","result":"applied"}')))
+
+
+def test_the_wait_for_the_answer_after_an_input_is_a_phase_of_its_own() -> None:
+    told = msgspec.structs.replace(TOLD, decode_us=341_000, steer_us=100_000)
+    wall, parts = phases(PLAIN._replace(steered=seen((200_000, 301_000))), told, created=True, queued=False)
+    assert (parts.decode_us, parts.steer_us, parts.residual_us) == (341_000, 100_000, 50)
+    assert parts.total_us == wall
+
+
+def test_without_the_producers_timing_the_gateway_tells_the_wait() -> None:
+    steered = seen((30_000, 62_000), (200_000, 300_000))
+    wall, parts = phases(PLAIN._replace(steered=steered), None, created=True, queued=False)
+    assert (parts.prefill_us, parts.steer_us, parts.decode_us) == (27_400, 32_000 + 100_000, 441_000 - 100_000)
+    assert parts.total_us == wall
+    late = PLAIN._replace(placed=1700, steered=seen((200_000, 300_000)))
+    wall, parts = phases(late, None, created=False, queued=False)
+    assert (parts.decode_us, parts.steer_us) == (501_300 - 100_000, 100_000) and parts.total_us == wall
+
+
+def test_the_wait_for_an_answer_ends_where_its_replica_dies() -> None:
+    steered = seen((100_000, 140_000), (292_000, 3_900_000), broke=302_000)
+    at = PLAIN._replace(broke=302_000, arrived=4_003_000, done=4_003_000, steered=steered)
+    told = Timing(0, 3_802_000, 3_803_000, 0, 50_000, 149_000)
+    wall, parts = phases(at, told, created=True, queued=False)
+    assert (parts.steer_us, parts.recovery_us) == (40_000 + 10_000, 3_500_000)
+    assert parts.decode_us == 240_000 - 50_000 + 149_000
+    assert parts.total_us == wall and abs(parts.residual_us) < 0.02 * wall
 
 
 def test_a_slow_reader_counts_as_client_stall() -> None:

@@ -14,16 +14,17 @@ from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.stream.cursor import Epoch
-from stream_fabric.stream.frames import Note, Usage, encode
+from stream_fabric.stream.frames import SCHEMA_MISMATCH, Check, ChoiceEnd, End, Note, Usage, encode
 from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.delivery.hub import Hub
+from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.trace import ReaderTrace, Tracer
 from tests.gateway.in_process import Reading, silent
 from tests.support.events import Heard, SetClock
 from tests.support.waiting import eventually
 
-BYTES_MAX = 700
+BYTES_MAX = 720
 """Size limit of a trace with two candidates, without objects that traces share."""
 
 
@@ -55,6 +56,16 @@ def test_a_readers_trace_is_small() -> None:
     shared = {id(getattr(two, name)) for name in two.__slots__}
     size = sys.getsizeof(one) + sum(sys.getsizeof(value) for value in own if id(value) not in shared)
     assert size <= BYTES_MAX
+
+
+def test_a_reply_that_does_not_fit_its_schema_is_always_traced() -> None:
+    for check, traced in ((Check("invalid", "/a", "wrong"), True), (Check("valid"), False), (None, False)):
+        sink = Heard()
+        trace = ReaderTrace(Tracer(sink, HostClock(), GatewayId("g"), one_in=1 << 30), "req_1", "whole")
+        trace.facts = StreamFacts(new_stream_id(1, b"x" * 10), 1, "m")
+        trace.receive_control(encode(ChoiceEnd(0, "stop", check=check)), 1)
+        trace.finish("completed", end=End("completed", Usage(1, output=1)))
+        assert [(each.ended, each.error_code) for each in sink.requests] == [("completed", SCHEMA_MISMATCH)] * traced
 
 
 async def test_the_time_between_one_producer_and_the_next_is_counted(redis_client: RedisClient) -> None:

@@ -34,6 +34,7 @@ from stream_fabric.stream.frames import End, Usage, encode
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id, partition_of
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_encoder
 from stream_gw.transport.stall import StallTimer
 from stream_gw.transport.ws import Session, subscribe
@@ -75,7 +76,7 @@ async def test_a_stream_from_hi_to_end(one: Gate) -> None:
     async with one.socket(subprotocols=[PROTOCOL]) as socket:
         assert socket.connection.subprotocol == PROTOCOL
         hi = await socket.receive()
-        assert hi.keys() == {"t", "conn", "ping_ms"}
+        assert hi.keys() == {"t", "conn", "gateway", "ping_ms"}
         assert (hi["t"], hi["ping_ms"]) == ("hi", int(WS_APP_PING_S * 1000))
         await socket.create(7, chat(25, seed=3))
         await socket.until_ended(7)
@@ -289,13 +290,13 @@ async def test_invariant_5_nothing_follows_an_accepted_cancel(one: Gate, two: Ga
         assert (again["result"], again["at"]) == ("already", ack["at"])
 
 
-async def test_an_input_is_an_object_as_over_http(one: Gate) -> None:
+async def test_an_input_is_a_users_message_as_over_http(one: Gate) -> None:
     stream = await one.background(3000)
     async with one.socket() as socket:
-        for item in ("7", "[]", '"x"', "null", '{"a":' * JSON_DEPTH_MAX + "1" + "}" * JSON_DEPTH_MAX):
+        for item in ("7", "[]", '""', "null", "{}", '{"a":' * JSON_DEPTH_MAX + "1" + "}" * JSON_DEPTH_MAX):
             await socket.connection.send(f'{{"t":"input","id":"i","stream":"{stream}","item":{item}}}')
             message = await socket.until(lambda m: m["t"] in ("ack", "error"))
-            assert message["t"] == "ack" if item.startswith("{") else message["code"] == "invalid_request", item
+            assert message["code"] == ("invalid_input" if item[0] in '{"' else "invalid_request"), item
         deeper = '{"a":' * (JSON_DEPTH_MAX + 1) + "1" + "}" * (JSON_DEPTH_MAX + 1)
         await socket.connection.send(f'{{"t":"input","id":"i2","stream":"{stream}","item":{deeper}}}')
         assert (await socket.until_t("error", id="i2"))["code"] == "json_too_deep"
@@ -316,17 +317,19 @@ async def test_an_id_has_a_length(one: Gate) -> None:
 async def test_inputs_are_acknowledged_once_durable(one: Gate, two: Gate) -> None:
     stream = await one.background(3000)
     async with one.socket() as socket, two.socket() as other:
-        await socket.send("input", id="i1", stream=stream, item={"type": "message", "text": "ü"})
+        await socket.send("input", id="i1", stream=stream, item="ü")
         assert (await socket.until_t("ack", id="i1"))["result"] == "accepted"
-        await socket.send("input", id="i1", stream=stream, item={})
+        await socket.send("input", id="i1", stream=stream, item={"role": "user", "content": "ü"})
         assert (await socket.until_t("ack", id="i1"))["result"] == "duplicate"
-        await other.send("input", id="i1", stream=stream, item={})
+        await other.send("input", id="i1", stream=stream, item="ü")
         assert (await other.until_t("ack", id="i1"))["result"] == "duplicate"
+        await other.send("input", id="i1", stream=stream, item="another")
+        assert (await other.until_t("error", id="i1"))["code"] == "idempotency_mismatch"
         await socket.send("input", id="i2", stream=UNKNOWN, item={})
         assert (await socket.until_t("error", id="i2"))["code"] == "not_found"
         await socket.send("input", id="", stream=stream, item={})
         assert (await socket.until_t("error"))["code"] == "invalid_request"
-    reply = await two.ask("POST", f"/v1/streams/{stream}/input", {"id": "i1", "item": {}})
+    reply = await two.ask("POST", f"/v1/streams/{stream}/input", {"id": "i1", "item": "ü"})
     assert reply.json == {"result": "duplicate"}, "another gateway knows it"
     await one.cancel(stream)
 
@@ -688,7 +691,7 @@ async def test_a_cancel_does_not_wait_for_a_create(redis_client: RedisClient) ->
         assert running is not None
         subscription = running.subscribe(Reading())
         wire = Wire()
-        socket = Socket(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+        socket = Socket(wire, "conn", time.monotonic, BodyBytes())  # type: ignore[arg-type]
         socket.principal = WHO
         session = Session(socket, world.gateway)
         world.pools_link.pause()  # a create waits for its place, and for its timeout
@@ -702,8 +705,7 @@ async def test_a_cancel_does_not_wait_for_a_create(redis_client: RedisClient) ->
         assert [(sent["t"], sent.get("id")) for sent in wire.sent] == [("ack", "k")]
         messages.put_nowait({"type": "websocket.disconnect"})
         await serving
-        socket.close_channels()
-        await session.wait_for_commands()
+        await session.end()
         subscription.close()
 
 
@@ -741,7 +743,7 @@ class Stream:
 
 def opened(wire: Wire, *moments: str) -> Stream:
     """A channel of a socket to which these things happen while its stream is being opened; the first one before."""
-    socket = Socket(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+    socket = Socket(wire, "conn", time.monotonic, BodyBytes())  # type: ignore[arg-type]
     stream = Stream()
     getattr(socket, moments[0])()
     channel = socket.channels[1] = Channel(socket, 1)
@@ -769,7 +771,7 @@ async def test_a_socket_that_is_lost_while_a_channel_opens_closes_it() -> None:
 
 async def test_an_error_while_a_channel_opens_comes_after_its_ok() -> None:
     wire = Wire()
-    channel = Channel(Socket(wire, "conn", time.monotonic), 7)  # type: ignore[arg-type]
+    channel = Channel(Socket(wire, "conn", time.monotonic, BodyBytes()), 7)  # type: ignore[arg-type]
     channel.fail(Draining("going away"), Cursor(1, 0))
     channel.open("1.aa", 0, "live")
     assert [message["t"] for message in wire.sent] == ["ok", "error"]
@@ -787,13 +789,13 @@ class Closing(Socket):
 
 def test_replies_to_a_client_that_does_not_read_are_bounded() -> None:
     wire = Wire()
-    socket = Closing(wire, "conn", time.monotonic)  # type: ignore[arg-type]
+    socket = Closing(wire, "conn", time.monotonic, BodyBytes())  # type: ignore[arg-type]
     socket.connection_paused()
     while socket.close_code is None:
         socket.reply({"t": "ack", "id": "k" * 200})
         assert len(wire.sent) * 200 < WS_REPLIES_BYTES_MAX
     assert socket.close_code == 4408
-    reader = Closing(Wire(), "conn", time.monotonic)  # type: ignore[arg-type]
+    reader = Closing(Wire(), "conn", time.monotonic, BodyBytes())  # type: ignore[arg-type]
     for _ in range(10):  # a client that takes them is never closed
         reader.connection_paused()
         reader.reply({"t": "ack", "id": "k" * (WS_REPLIES_BYTES_MAX // 2)})
@@ -819,7 +821,7 @@ def test_a_reader_that_takes_a_byte_now_and_then_is_stalled() -> None:
 
 def test_the_error_that_ends_a_channel_says_where_to_resume() -> None:
     wire = Wire()
-    channel = Channel(Socket(wire, "conn", time.monotonic), 7)  # type: ignore[arg-type]
+    channel = Channel(Socket(wire, "conn", time.monotonic, BodyBytes()), 7)  # type: ignore[arg-type]
     channel.set_stream(UNKNOWN, None, 0)
     channel.open("1.aa", 0, "live")
     channel.fail(FabricUnavailable("away"), Cursor(1, 9))

@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from tests.gateway.reference.socket_schema import assert_fits
 from tests.support.waiting import eventually
 
 MODEL = "sim-small"
@@ -45,7 +46,7 @@ class Reply:
         return json.loads(self.body)
 
 
-async def _connected(gate: Gate, receive_buffer: int) -> socket.socket:
+async def connected(gate: Gate, receive_buffer: int) -> socket.socket:
     """A connection for which the kernel holds so few bytes that a reader who does not read is felt."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -73,7 +74,7 @@ class Exchange:
         """``receive_buffer``: bytes that the kernel may hold for us."""
         if receive_buffer is None:
             return cls(*await asyncio.open_connection(gate.host, gate.port))
-        return cls(*await asyncio.open_connection(sock=await _connected(gate, receive_buffer), limit=1024))
+        return cls(*await asyncio.open_connection(sock=await connected(gate, receive_buffer), limit=1024))
 
     @property
     def local_port(self) -> int:
@@ -390,7 +391,7 @@ class Tokenstream:
         **options: Any,
     ) -> AsyncIterator[Tokenstream]:
         if receive_buffer is not None:
-            options["sock"] = await _connected(gate, receive_buffer)
+            options["sock"] = await connected(gate, receive_buffer)
         async with connect(
             f"ws://{gate.host}:{gate.port}/v1/stream",
             additional_headers=headers,
@@ -419,6 +420,7 @@ class Tokenstream:
             raw = await self.connection.recv()
         assert isinstance(raw, str), "the server sends text frames only"
         message: dict[str, Any] = json.loads(raw)
+        assert_fits(message)
         if "ch" not in message:
             self.others.append(message)
             return message

@@ -52,6 +52,8 @@ OURS = tuple(ROLES)
 SECRET = {
     "STREAM_GW_REDIS_URL": "redis://:secret@redis:6379/0",
     "STREAM_GW_CLICKHOUSE": "http://user:secret@clickhouse:8123/stream_gw",
+    "STREAM_GW_CLICKHOUSE_READER": "http://reader:secret@clickhouse:8123/stream_gw",
+    "STREAM_GW_UPSTREAM_API_KEY": "secret",
     "STREAM_GW_KAFKA_USER": "user",
     "STREAM_GW_KAFKA_PASSWORD": "secret",
     "STREAM_GW_TELEMETRY_TOKEN": "secret",
@@ -129,6 +131,7 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["gateway.settings.TOKEN_SECRET=abc"], "TOKEN_SECRET"),
         (["gateway.settings.queue=1"], "queue"),
         (["gateway.autoscaling.min=0"], "min"),
+        (["gateway.corsOrigins={https://chat.example/path}"], "corsOrigins"),
         (["poolDefaults.engine=magic"], "'vllm'"),
         (["autoscaling.matchers=namespace=llm"], "matchers"),
         (["autoscaling.prometheus=http://user:password@prometheus"], "prometheus"),
@@ -143,6 +146,9 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["pools[0].model="], "needs a model"),
         (["poolDefaults.longestStreamSeconds=4000"], "longestStreamSeconds"),
         (["poolDefaults.plan.warm=1"], "warm"),
+        (["gateway.secretSettings.DEV_KEY=sk-1"], "secretSettings"),
+        (["telemetry.settings.CLICKHOUSE_READER=http://u:p@c"], "CLICKHOUSE_READER"),
+        (["gateway.imageModels={a\\,b}"], "imageModels"),
         (["autoscaling.trigger=hope"], "'external-push'"),
         (["autoscaling.trigger=external-push"], "autoscaling.push.secret"),
         (["autoscaling.trigger=external-push", "autoscaling.push.secret=a"], "autoscaling.push.clientSecret"),
@@ -158,6 +164,51 @@ def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
 
 
 # --- what our processes are told ---------------------------------------------------------------------------------
+
+
+def test_every_setting_can_be_given_and_a_secret_one_only_by_a_secret() -> None:
+    """By a value of its own, in ``settings``, or in ``secretSettings``: no setting of any role is out of reach."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    refused = set(schema["$defs"]["settings"]["propertyNames"]["not"]["enum"])
+    secret = {
+        name.upper()
+        for role in ROLES.values()
+        for name, field in role.model_fields.items()
+        if field.annotation is SecretStr or not field.repr
+    }
+    assert refused == secret | {"KAFKA_USER"}
+    took = {"name": "a-secret", "key": "a-key"}
+    given: dict[str, Any] = {"secretSettings": dict.fromkeys(secret, took)}
+    flags = [f"--set-json={at}={json.dumps(given['secretSettings'])}" for at in
+             ("gateway.secretSettings", "controller.secretSettings", "telemetry.secretSettings",
+              "poolDefaults.secretSettings")]  # fmt: skip
+    for name, pod in workloads(objects("production", *flags)):
+        if component(pod) in OURS:
+            by_secret = {
+                one["name"] for one in pod["spec"]["containers"][0]["env"]
+                if one.get("valueFrom", {}).get("secretKeyRef") == took
+            }  # fmt: skip
+            assert by_secret >= {f"STREAM_GW_{each}" for each in secret - {"UPSTREAM_API_KEY"}}, name
+
+
+def test_brokers_that_ask_for_it_get_the_clients_certificate() -> None:
+    for name, pod in ours("production"):
+        told, container = environment(pod), pod["spec"]["containers"][0]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        for variable in ("CERT", "KEY"):
+            folder, _, _ = str(told[f"STREAM_GW_KAFKA_{variable}"]).rpartition("/")
+            assert volumes[mounts[folder]]["secret"] == {"secretName": "kafka-client"}, name
+
+
+def test_gateways_are_told_which_models_take_images() -> None:
+    pods = [pod for name, pod in ours("production") if component(pod) == "gateway"]
+    assert [environment(pod)["STREAM_GW_IMAGE_MODELS"] for pod in pods] == ["qwen3-vl-8b"]
+
+
+def test_gateways_are_told_the_origins_as_one_list() -> None:
+    pods = [pod for name, pod in ours("production") if component(pod) == "gateway"]
+    assert [environment(pod)["STREAM_GW_CORS_ORIGINS"] for pod in pods] == ["https://chat.example,https://ops.example"]
 
 
 def ours(case: str) -> list[tuple[str, Object]]:

@@ -80,6 +80,7 @@ def test_an_image_has_every_package_of_ours_in_tested_versions_and_runs_as_nobod
     copied = {source for word, rest in found if word == "COPY" for source in rest.split()}
     packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert packages <= copied
+    assert "clients" in copied, "stream_gw/static/client is a link into it"
     (install,) = [rest for word, rest in found if word == "RUN" and "pip" in rest]
     assert "-c requirements.lock" in install
     extras = re.search(r'"\.\[([\w,]+)\]"', install)
@@ -144,6 +145,11 @@ def test_compose_tells_every_process_of_ours_real_settings(monkeypatch: pytest.M
         drain_s = float(getattr(settings, "drain_s", 0) or getattr(settings, "telemetry_drain_s", 0))
         if drain_s:
             assert int(service["stop_grace_period"].removesuffix("s")) >= drain_s + 15, name
+
+
+def test_every_process_of_ours_reads_the_operators_further_settings() -> None:
+    for name, service in ours():
+        assert service["env_file"] == [{"path": "stream-gw.env", "required": False}], name
 
 
 def test_compose_names_only_what_is_there() -> None:

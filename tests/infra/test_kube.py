@@ -55,14 +55,13 @@ def models() -> Iterator[Object]:
 
 def secrets() -> Iterator[Object]:
     """KEDA looks up what the first container of a pool gets from Secrets, and scales nothing where one is missing."""
-    for name, key in (
-        ("stream-gw-redis", "url"),
-        ("stream-gw-tokens", "token-secret"),
-        ("stream-gw-telemetry", "token"),
-        ("kafka-user", "user"),
-        ("hugging-face", "token"),
-    ):
-        data = {key: "secret", **({"password": "secret"} if key == "user" else {})}
+    keys: dict[str, dict[str, str]] = {}
+    for _, pod in workloads(objects("production")):
+        for container in pod["spec"]["containers"]:
+            for variable in container.get("env", ()):
+                if (source := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                    keys.setdefault(source["name"], {})[source["key"]] = "secret"
+    for name, data in keys.items():
         where = {"name": name, "namespace": NAMESPACE}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": where, "stringData": data}
 

@@ -58,6 +58,8 @@ async def some_load(gates: list[Gate]) -> None:
     reply = await gates[0].ask("POST", "/v1/chat/completions", chat(5) | {"model": "nobody-serves-it"})
     assert reply.status == 404
     running = await gates[1].background(2000)
+    reply = await gates[0].ask("POST", f"/v1/streams/{running}/input", {"id": "i", "item": "Shorter."})
+    assert reply.status == 202
     await gates[0].cancel(running)
 
 

@@ -102,7 +102,7 @@ def test_the_metrics_page_is_the_list() -> None:
 def over(**changes: object) -> ReaderOutcome:
     whole = ReaderOutcome(
         "p", "created", "completed", 200, "", 2_000_000, 80_000, 12, "ab" * 16, "req_1", "resp_" + "0" * 32,
-        TenantId("acme"),
+        TenantId("acme"), dialect="openai.chat",
     )  # fmt: skip
     return whole._replace(**changes)  # type: ignore[arg-type]
 
@@ -121,13 +121,19 @@ def test_a_gateway_counts_every_reader_by_whose_fault_it_was() -> None:
     metrics.receive_outcome(over())
     metrics.receive_outcome(over(ended="failed", http_status=502, error_code="engine_error"))
     metrics.receive_outcome(over(ended="failed", http_status=400, error_code="invalid_request"))
-    metrics.receive_outcome(over(role="refused", ended="refused", http_status=503, error_code="pool_full", ttft_us=0))
+    metrics.receive_outcome(
+        over(role="refused", ended="refused", http_status=503, error_code="pool_full", ttft_us=0, dialect="")
+    )
     metrics.receive_outcome(over(role="resumed", ended="left"))
     seen = samples(metrics.exposition.render().body.decode())
     assert seen["reads_total{ended=completed,fault=none,pool=p,role=created}"] == 1
     assert seen["reads_total{ended=failed,fault=platform,pool=p,role=created}"] == 1
     assert seen["reads_total{ended=failed,fault=client,pool=p,role=created}"] == 1
     assert seen["reads_total{ended=refused,fault=platform,pool=p,role=refused}"] == 1
+    assert seen["reads_by_dialect_total{dialect=openai.chat,fault=platform}"] == 1
+    assert seen["reads_by_dialect_total{dialect=openai.chat,fault=none}"] == 1
+    assert seen["reads_by_dialect_total{dialect=openai.chat,fault=client}"] == 2
+    assert seen["reads_by_dialect_total{dialect=none,fault=platform}"] == 1, "refused before its dialect was known"
     assert seen["sheds_total{layer=pool}"] == 1 and seen["sheds_total{layer=queue}"] == 0
     assert seen["ttft_seconds_count{pool=p}"] == 3, "of requests that made a stream"
     assert seen["ttft_seconds_bucket{le=0.1,pool=p}"] == 3

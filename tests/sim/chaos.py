@@ -24,6 +24,8 @@ SLEEP_SHARE = 0.15
 """Share of schedules that also ask replicas to sleep, wake and become warm."""
 YIELD_SHARE = 0.15
 """Share of schedules whose requests are batch work, which yields time and again."""
+INPUT_SHARE = 0.2
+"""Share of schedules whose clients send inputs to running streams."""
 DEATHS = (
     "agent", "frozen agent", "stall", "drain", "engine", "dropped answer", "halfway", "again", "poison",
 )  # fmt: skip
@@ -51,6 +53,8 @@ class Chaos:
         """Processes killed or frozen half-way through a rescue."""
         self.yields = 0
         """Times that batch work was made to yield."""
+        self.inputs: dict[StreamId, dict[str, str]] = {}
+        """Results of the inputs of a stream, as gateways answered: id → result."""
         self.orphaned: list[tuple[float, StreamId]] = []
         """When which stream lost its producer."""
 
@@ -142,6 +146,12 @@ class Chaos:
         if self.has("cancel"):
             for _ in range(r.choice((1, 1, 3))):
                 self.w.after(r.choice((r.uniform(0.0, 0.01), r.uniform(0.0, 6.0), 60.0)), self.cancel, stream)
+        if self.has("input"):
+            apart = random.Random(r.random())
+            for number in range(apart.choice((1, 1, 2, 4))):
+                again = apart.choice((1, 1, 2))  # sent twice, through other gateways
+                for _ in range(again):
+                    self.w.after(apart.choice((0.02, 0.5, 3.0)) * apart.random(), self.steer, stream, f"i{number}")
 
     def ran(self, script: str, process: Process) -> None:
         """A script has run; whoever asked for it may die before it hears."""
@@ -288,3 +298,18 @@ class Chaos:
             self.w.note(f"cancel of {stream}: {reply.result} at {reply.at}")
         except StreamGwError as error:
             self.w.note(f"cancel of {stream}: {error.code}")
+
+    def steer(self, stream: StreamId, name: str) -> None:
+        host = self.w.any_gateway()
+        if host is not None:
+            host.serve(self._steer(host, stream, name))
+
+    async def _steer(self, host: GatewayHost, stream: StreamId, name: str) -> None:
+        assert host.gateway is not None
+        try:
+            result: str = await host.gateway.inputs.add(WHO, stream, name, f"input {name}")
+        except StreamGwError as error:
+            result = error.code
+        self.w.note(f"input {name} of {stream}: {result}")
+        told = self.inputs.setdefault(stream, {})
+        told[name] = "accepted" if "accepted" in (result, told.get(name)) else result

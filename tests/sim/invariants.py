@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stream_fabric.stream.frames import (
+    INPUT_PREFIX,
     STARTED_PREFIX,
     ChoiceEnd,
     Close,
     Delta,
     End,
+    InputNote,
     Note,
     Open,
     coalesce,
@@ -96,6 +100,7 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
     if stream in world.witness.cancels:
         at = world.witness.cancels[stream]
         require((state.status, state.last) == ("cancelled", at + 1), f"5: {stream} was cancelled at {at}")
+    _check_inputs(world, stream, lines, end)
     spec = world.of[stream]
     if spec.kind in ("chat", "completions"):
         _check_text(world, stream, lines, spec)
@@ -110,11 +115,30 @@ def _check_stream(world: World, stream: StreamId, state: StreamState) -> None:
 _PRODUCERS_LIVE = {"failover", "wipe", "drop", "cut", "slow", "leave", "gateway", "frozen gateway", "cancel"}
 
 
+def _inputs_of(lines: list[bytes]) -> list[InputNote]:
+    notes = [decode(line) for line in lines if line.startswith(INPUT_PREFIX)]
+    return [msgspec.json.decode(note.body, type=InputNote) for note in notes if isinstance(note, Note) and note.body]
+
+
+def _check_inputs(world: World, stream: StreamId, lines: list[bytes], end: End) -> None:
+    """Check that each input is answered once at most, and each accepted one if nothing else has ended the stream."""
+    answered = [note.id for note in _inputs_of(lines)]
+    require(len(answered) == len(set(answered)), f"2: {stream} answers an input twice: {answered}")
+    accepted = {name for name, result in world.chaos.inputs.get(stream, {}).items() if result == "accepted"}
+    # An end whose reply was lost stays, because readers may have seen it
+    if end.status == "completed" and lossless(world) and not world.faults & _REPLIES_LOST:
+        require(accepted <= set(answered), f"5: {stream} ended without the inputs {accepted - set(answered)}")
+
+
+_REPLIES_LOST = {"drop", "cut", "flaky", "stall", "frozen agent", "halfway"}
+
+
 def _check_text(world: World, stream: StreamId, lines: list[bytes], spec: Spec) -> None:
     """Check that the text is a prefix of the undisturbed replica's response."""
     wanted = spec.said(world)
     # A longer prompt has the simulator say something else: of plain completions only the first producer's part is known
     rewritten = spec.kind == "completions" and stream in world.witness.takeovers
+    rewritten = rewritten or any(note.result == "applied" for note in _inputs_of(lines))
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
     tokens, closed = 0, set()

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
+import msgspec
+
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
@@ -15,9 +17,9 @@ from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
 from stream_fabric.redis.client import Partitions
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo, Status, Usage
+from stream_fabric.stream.frames import ErrorInfo, Status, StoredInput, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
-from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, Page, Takeover
+from stream_fabric.stream.log import Append, AppendReply, CancelReply, CreateCode, Head, InputCode, Page, Takeover
 from tests.sim.fabric import PARTITIONS, Link, Shard, at_once
 from tests.sim.memory_pools import MemoryPool
 
@@ -80,12 +82,22 @@ class StreamDoor:
 
         return await self._link.call("append", shard, step)
 
-    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
+    async def input(self, stream: StreamId, tenant: TenantId, key: str, item: msgspec.Raw, at_us: int = 0) -> InputCode:
+        shard = self._shard(stream)
+        return await self._link.call("input", shard, lambda: at_once(shard.log.input(stream, tenant, key, item, at_us)))
+
+    async def inputs(self, stream: StreamId) -> list[StoredInput]:
+        shard = self._shard(stream)
+        return await self._link.call("inputs", shard, lambda: at_once(shard.log.inputs(stream)))
+
+    async def cancel(
+        self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None, *, steers: bool = False
+    ) -> CancelReply:
         shard = self._shard(stream)
 
         def step() -> CancelReply:
             with self._w.witness.watching(shard, [stream]) as seen:
-                reply = at_once(shard.log.cancel(stream, tenant, unwatched_ms))
+                reply = at_once(shard.log.cancel(stream, tenant, unwatched_ms, steers=steers))
                 seen.cancelled(stream, reply)
             return reply
 
@@ -143,6 +155,10 @@ class StreamDoor:
     async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
         shard = self._shard(stream)
         return await self._link.call("forget", shard, lambda: at_once(shard.log.forget(stream, gateway)))
+
+    async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
+        shard = self._shard(stream)
+        return await self._link.call("delete", shard, lambda: at_once(shard.log.delete(stream, tenant)))
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         shard = self._shard(stream)

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 import inference.agent.continuation
-import inference.agent.requests
 import inference.agent.running
+import inference.agent.steering.takeover
 import stream_gw.delivery.hub
 import stream_gw.streams.create
 import tests.sim.hosts
 import tests.support.memory_log
-from inference.agent.continuation import ContinuingSink
+from inference.agent.continuation import ContinuingSink, Part, PriorOutput
 from inference.agent.handover import Handover
 from inference.agent.lease import Lease
 from inference.agent.requests import Requests
@@ -422,12 +422,13 @@ def start_once(self: Requests, arrival: Arrival) -> None:
         _start(self, arrival)
 
 
-_continued = inference.agent.continuation.continuing_request
+_continued = inference.agent.continuation.continuing_requests
 
 
-def ask_for_all(request: EngineRequest, before: Any) -> EngineRequest:
+def ask_for_all(request: EngineRequest, before: PriorOutput) -> list[Part]:
     """Asks for as many tokens as the first producer had to make."""
-    return _continued(request, msgspec.structs.replace(before, tokens=0))
+    choices = tuple(msgspec.structs.replace(choice, tokens=0) for choice in before.choices)
+    return _continued(request, msgspec.structs.replace(before, choices=choices))
 
 
 class ReopeningSink(ContinuingSink):
@@ -453,19 +454,26 @@ async def free_as_far_as_it_knows(self: Lease) -> bool:
     return not self._running
 
 
-def submit_in_its_sleep(self: Requests, stream: RunningStream, request: EngineRequest, sink: FrameSink) -> None:
-    self._engine.submit(request, sink)
+def submit_in_its_sleep(
+    self: Requests,
+    stream: RunningStream,
+    request: EngineRequest,
+    sink: FrameSink,
+    whole: bool = True,
+    rest: Sequence[Part] = (),
+) -> None:
+    self._engine.submit(rest[0].request if rest else request, sink)
 
 
 def keep_what_was_reset(self: Client, reading: Any, epoch: int, to: int) -> None:
     self.told.append("reset")
 
 
-HUB, RUNNING, LOG, REQUESTS = (
+HUB, RUNNING, LOG, TAKEOVER = (
     stream_gw.delivery.hub,
     inference.agent.running,
     tests.support.memory_log,
-    inference.agent.requests,
+    inference.agent.steering.takeover,
 )
 PLANTED: dict[str, Bug] = {
     "a reader that accepts seq > cursor + 1": Bug([(HUB, "Reader", LeapingReader)], "3:"),
@@ -506,8 +514,8 @@ PLANTED: dict[str, Bug] = {
     "a rescue that moves nothing": Bug([(Failover, "rescue", place_without_instead)]),
     "a rescue that counts no attempts": Bug([(Failover, "rescue", UncountedRescue.rescue)], "6:"),
     "a continuation that has not read all": Bug([(Handover, "read_earlier_frames", lines_but_the_last)], "2:"),
-    "a continuation that asks for all": Bug([(REQUESTS, "continuing_request", ask_for_all)]),
-    "a continuation that opens again": Bug([(REQUESTS, "ContinuingSink", ReopeningSink)], "2:"),
+    "a continuation that asks for all": Bug([(TAKEOVER, "continuing_requests", ask_for_all)]),
+    "a continuation that opens again": Bug([(TAKEOVER, "ContinuingSink", ReopeningSink)], "2:"),
     "an agent that forgets what is taken from it": Bug(
         [(Handover, "release", forget_at_once)], "6:", faults=["halfway", "frozen agent"]
     ),

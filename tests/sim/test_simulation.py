@@ -22,6 +22,7 @@ KEPT = (
     (1381,), (2495,), (3100,),  # the place of a gateway that died lands, and another gateway creates the stream
     (12409,),  # two outages of Redis, and a look at the leases between them
     (16106,),  # a claim whose reply is lost is sent again
+    (1926,),  # an input's doorbell rings while a takeover reads the log
     (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""

@@ -30,6 +30,7 @@ import pytest
 import yaml
 
 from stream_gw.cli.platform.child import die_with_parent
+from tests.support.missing import missing
 from tests.support.server import free_port, wait_for
 from tests.support.tls import Authority
 
@@ -57,12 +58,9 @@ HOME: Path = _recipe().folder()
 def tool(name: str) -> str:
     """Path of a program that ``make helm`` builds. Without it the test is skipped, or fails where ``CI`` is set."""
     found = HOME / "bin" / name
-    if found.exists():
-        return str(found)
-    reason = f"needs {found}; run: make helm"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if not found.exists():
+        missing(f"needs {found}; run: make helm")
+    return str(found)
 
 
 def need_kube() -> None:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import astuple
 
-from stream_fabric.errors import TooMany
-from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_MAX, PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
+from stream_fabric.limits import PAGE_ENTRIES_MAX, PENDING_CANCEL_TTL_S
 from stream_fabric.redis.streams import OnEnded, leave_to_check
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import ErrorInfo, Usage
+from stream_fabric.stream.frames import ErrorInfo, StoredInput, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.stream.log import (
     RECORD,
@@ -22,6 +21,7 @@ from stream_fabric.stream.log import (
     CancelReply,
     CreateCode,
     Head,
+    InputCode,
     Page,
     StreamState,
     Takeover,
@@ -49,14 +49,13 @@ class MemoryStreamLog:
         self.streams: dict[StreamId, StreamState] = {}
         self.pending: dict[StreamId, tuple[TenantId, int]] = {}
         """Cancels that came before their stream: tenant, and until when they are kept."""
-        self._inputs: dict[StreamId, dict[str, bytes]] = {}
         self._models: dict[StreamId, str] = {}
         self._reserved: set[StreamId] = set()
         self._on_ended = on_ended
 
     def view(self, replica: str) -> MemoryStreamLog:
         other = MemoryStreamLog(self.partitions, self._publish, self._now_ms, replica, self._on_ended)
-        other.streams, other.pending, other._inputs = self.streams, self.pending, self._inputs
+        other.streams, other.pending = self.streams, self.pending
         other._models, other._reserved = self._models, self._reserved
         return other
 
@@ -120,7 +119,7 @@ class MemoryStreamLog:
             if state is None:
                 replies.append(AppendReply(AppendCode.NOSTREAM, 0))
                 continue
-            reply = state.append(item, self._replica)
+            reply = state.append(item, self._replica)._replace(inputs=len(state.inputs))
             if reply.code is AppendCode.OK and state.status == "live" and state.unwatched:
                 reply = reply._replace(
                     unwatched=state.unwatched, unwatched_ms=self._now_ms() - state.unwatched_since_ms
@@ -148,20 +147,23 @@ class MemoryStreamLog:
         if state.replica:
             self._publish(state.replica, doorbell)
 
-    async def cancel(self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None) -> CancelReply:
+    async def cancel(
+        self, stream: StreamId, tenant: TenantId, unwatched_ms: int | None = None, *, steers: bool = False
+    ) -> CancelReply:
         state = self.streams.get(stream)
         if state is None:
-            if unwatched_ms is not None or self._pending(stream) not in (None, tenant):
+            if steers or unwatched_ms is not None or self._pending(stream) not in (None, tenant):
                 return CancelReply("none", None, "")
             self.pending[stream] = (tenant, self._now_ms() + PENDING_CANCEL_TTL_S * 1000)
             return CancelReply("pending", None, "")
         if state.tenant != tenant:
             return CancelReply("none", None, "")
-        reply = state.cancel(self._now_ms(), unwatched_ms)
+        reply = state.cancel(self._now_ms(), unwatched_ms, steers=steers)
         if reply.result == "accepted":
             at = b"%d" % state.cancelled_at
             self._note_ended(stream, state)
-            self._tell(stream, state, doorbell=UNIT.join((b"cancel", stream.encode(), str(state.epoch).encode(), at)))
+            what = b"steer" if steers else b"cancel"
+            self._tell(stream, state, doorbell=UNIT.join((what, stream.encode(), str(state.epoch).encode(), at)))
         return reply
 
     async def fence(
@@ -210,10 +212,11 @@ class MemoryStreamLog:
 
     async def forget(self, stream: StreamId, gateway: GatewayId) -> bool:
         state = self.streams.get(stream)
-        if state is None or not state.forget(gateway):
-            return False
-        self._inputs.pop(stream, None)
-        return True
+        return state is not None and state.forget(gateway)
+
+    async def delete(self, stream: StreamId, tenant: TenantId) -> bool:
+        state = self._owned(stream, tenant)
+        return state is not None and state.delete()
 
     async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None:
         state = self.streams.get(stream)
@@ -239,29 +242,24 @@ class MemoryStreamLog:
             self._now_ms() - state.unwatched_since_ms if state.unwatched else 0,
             gateway in state.watchers,
             state.replica,
+            len(state.inputs),
         )
 
-    async def input(self, stream: StreamId, tenant: TenantId, input_id: str, item: msgspec.Raw) -> str | None:
+    async def input(self, stream: StreamId, tenant: TenantId, key: str, item: msgspec.Raw, at_us: int = 0) -> InputCode:
         state = self._owned(stream, tenant)
         if state is None:
-            return None
-        inputs = self._inputs.setdefault(stream, {})
-        if input_id in inputs:
-            return "duplicate"
-        if state.status != "live":
-            return "terminal"
-        if len(inputs) >= INPUTS_MAX:
-            raise TooMany(f"the stream has taken {INPUTS_MAX} inputs, the most one may have")
-        if sum(map(len, inputs.values())) + len(bytes(item)) > INPUTS_BYTES_MAX:
-            raise TooMany(f"inputs of stream {stream} would exceed {INPUTS_BYTES_MAX} bytes")
-        inputs[input_id] = bytes(item)
-        if state.replica:
+            return InputCode.NONE
+        code = state.input(key, bytes(item), at_us)
+        if code is InputCode.ACCEPTED and state.replica:
             bell = UNIT.join((b"input", stream.encode(), str(state.epoch).encode(), b"0"))
             self._publish(state.replica, bell)
-        return "accepted"
+        return code
 
-    async def inputs(self, stream: StreamId) -> list[tuple[str, bytes]]:
-        return list(self._inputs.get(stream, {}).items())
+    async def inputs(self, stream: StreamId) -> list[StoredInput]:
+        state = self.streams.get(stream)
+        if state is None:
+            return []
+        return [StoredInput(name, item, state.inputs_at[name]) for name, item in state.inputs.items()]
 
 
 def _part(stream: StreamId, epoch: str, first: int, last: int, frames: bytes) -> bytes:

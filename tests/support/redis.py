@@ -147,6 +147,11 @@ class RedisServer(ServerProcess):
     def __call__(self, *args: str | bytes | int) -> Any:
         return call(self.port, *args, secured=self.secured)
 
+    def configure(self, name: str, value: str | int) -> None:
+        """Set a parameter of the running server and of its later starts."""
+        self("CONFIG", "SET", name, value)
+        self._config[name] = value
+
     def restart(self) -> None:
         """Kill, and start again on the same port, empty."""
         self.kill()
@@ -159,14 +164,20 @@ class RedisServer(ServerProcess):
         wait_for(lambda: b"master_link_status:up" in self("INFO", "replication"), "the replica's sync")
 
 
+PATIENT_MS = 15_000
+"""Node timeout of a cluster that no test disturbs: a node may stand still for so long before it is replaced."""
+
+
 class RedisCluster:
     """Three primaries with a replica each."""
 
     def __init__(self, primaries: int = 3, node_timeout_ms: int = 1000, secured: Secured = OPEN) -> None:
+        """``node_timeout_ms``: time after which a silent primary is replaced."""
         self.secured = secured
+        self._node_timeout_ms = node_timeout_ms
         config: dict[str, str | int] = {
             "cluster-enabled": "yes",
-            "cluster-node-timeout": node_timeout_ms,
+            "cluster-node-timeout": PATIENT_MS,  # also the limit of a handshake; a MEET that exceeds it is lost
             "cluster-require-full-coverage": "no",
             "cluster-allow-replica-migration": "no",
             "cluster-replica-validity-factor": 0,
@@ -205,6 +216,8 @@ class RedisCluster:
             primary = self.nodes[number]("CLUSTER", "MYID")
             wait_for(lambda n=node, p=primary: n("CLUSTER", "REPLICATE", p) == b"OK", "CLUSTER REPLICATE")
         self.wait_ok()
+        for node in self.nodes:
+            node.configure("cluster-node-timeout", self._node_timeout_ms)
         return self
 
     def alive(self) -> list[RedisServer]:

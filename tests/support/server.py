@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -15,21 +14,18 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import hiredis
-import pytest
+
+from tests.support.missing import missing
 
 _STOP_S = 30.0
 
 
 def find_binary(*names: str) -> str:
     """Path of the first installed program. Skips the test when there is none; fails it where ``CI`` is set."""
-    for name in names:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    reason = f"needs one of {', '.join(names)} on PATH"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    found = next((path for path in map(shutil.which, names) if path is not None), None)
+    if found is None:
+        missing(f"needs one of {', '.join(names)} on PATH")
+    return found
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 15.0, every_s: float = 0.01) -> Any:

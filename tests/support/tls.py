@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
+from tests.support.missing import missing
 from tests.support.server import find_binary
 
 _LOOPBACK = "subjectAltName=IP:127.0.0.1"
@@ -89,7 +87,4 @@ def need_tls() -> None:
     """Skip where the installed Redis was built without TLS; fail where ``CI`` is set."""
     binary = find_binary("redis-server", "valkey-server")
     if not _speaks_tls(shutil.which(binary) or binary):
-        reason = f"needs a Redis that was built with TLS; {binary} was not"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing(f"needs a Redis that was built with TLS; {binary} was not")

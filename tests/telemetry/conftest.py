@@ -39,9 +39,19 @@ def front(_front: ClickHouseFront) -> Iterator[ClickHouseFront]:
 @pytest.fixture(params=["chdb", "http", "server"])
 def clickhouse_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Every way to reach ClickHouse, each with an empty database."""
+    return _url(request, tmp_path_factory)
+
+
+@pytest.fixture(params=["chdb", "server"])
+def engine_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """ClickHouse without regard to how it is reached, which test_store.py looks at; with an empty database."""
+    return _url(request, tmp_path_factory)
+
+
+def _url(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> str:
     match request.param:
         case "chdb":
-            return _embedded(tmp_path_factory)
+            return _embedded(factory)
         case "http":
             front: ClickHouseFront = request.getfixturevalue("front")
             return front.url

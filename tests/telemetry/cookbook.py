@@ -35,6 +35,8 @@ QUESTIONS: Sequence[tuple[str, str, dict[str, str]]] = (
     ("When did requests wait for a replica?", "queues", {"pool": "llama"}),
     ("Which requests were refused, and with which answer?", "refusals", {}),
     ("How much was computed that no reader received?", "wasted", {}),
+    ("How many replies do not fit their JSON schema, and what do repairs cost?", "structured", {}),
+    ("How often do clients steer a running answer, and how soon does the next one begin?", "steered", {}),
     ("How many requests are served in another region, and what does it cost?", "regions", {}),
     ("Do the phases add up?", "residuals", {}),
     ("What happened to the fleet?", "fleet", {"pool": "llama"}),
@@ -52,7 +54,8 @@ Set the source first: `STREAM_GW_TELEMETRY_URL=http://host:port` of `stream-gw t
 `STREAM_GW_TELEMETRY_TOKEN`, or `STREAM_GW_CLICKHOUSE` for a ClickHouse server. Each command takes `--json`. Any gateway
 answers too, with a key of scope `admin`: `GET /v1/admin/traces`, and below it `/slow`, `/diff?a=…&b=…`, `/pool?pool=…`,
 `/usage`, `/queries`, `/queries/<name>?…`, `/<id>` and `/<id>/why`, with the same parameters. `format=text` returns the
-texts of this page. In a browser, the page `/ops` of a gateway lists requests and explains each of them.
+texts of this page. In a browser, the page `/ops` of a gateway draws and lists requests of a
+range, by tenant, model and status, and explains each of them ([runbook](runbook.md#the-operations-page)).
 
 A time is an age (`15m`, `2h`, `3d`), `now`, or `2026-11-20T10:00:00Z`. Successful requests may be sampled
 (`STREAM_GW_TRACE_ONE_IN`); each row then counts for as many requests as it represents. Errors, cancellations and
@@ -68,10 +71,10 @@ _CAUSES = """
 Rules name the likely cause (`telemetry/ask/why/causes.py`). Each rule computes how much of the client's time its cause
 explains. A cause above the p95 of the cohort comes before one that is common in the cohort, and then the cause that
 explains more time. A second cause is named if it explains at least half as much. The causes are: refused, killed
-replica, handed over, failed, slow client, resume gap, yielded, full queue, token stall, overloaded engine, cold prefix,
-long answer, admission slow, gateway slow, fabric slow, unaccounted; otherwise *nothing is unusual*. The cohort is the
-finished requests of the same model, prompt size and hour. With fewer than 30 it is those of a day, then of any prompt
-size, then of a week.
+replica, handed over, failed, slow client, resume gap, yielded, full queue, repaired reply, schema check, steered, token
+stall, overloaded engine, cold prefix, long answer, admission slow, gateway slow, fabric slow, unaccounted; otherwise
+*nothing is unusual*. The cohort is the finished requests of the same model, prompt size and hour. With fewer than 30 it
+is those of a day, then of any prompt size, then of a week.
 
 The time line is the client's: all readers in order, the time between them, and time that belongs to no phase. It adds
 up to the wall time exactly. Missing events (a dead gateway, a success that was not sampled) are marked with `!`.
@@ -79,6 +82,13 @@ up to the wall time exactly. Missing events (a dead gateway, a success that was 
 An agent with `STREAM_GW_TRACE_TOKENS_ONE_IN=100` records the times of the first 4096 tokens for one attempt in a
 hundred (the same streams on each agent). `show` and `why` then print the longest gaps between tokens.
 
+### A steered answer
+
+A client that sends inputs to a running answer cuts it. Per input, `why` prints how long it waited for its replica, and
+the time from there to the first token of the next answer: abort, prefill of the longer prompt and first step. The phase
+`steering` has the second part of all inputs. `prefill` and `decode` are without it.
+
+%s
 ## What changed?
 
 Two cohorts, each given by `since`, `until`, `model`, `pool`, `replica`, `tenant`, `region`, `tier`:
@@ -148,7 +158,7 @@ async def page(ask: HttpAsk, hour: Fleet) -> str:
     a = "since=2026-11-20T10:00:00Z,until=2026-11-20T10:30:00Z,pool=phi"
     b = "since=2026-11-20T10:30:00Z,until=2026-11-20T11:00:00Z,pool=phi"
     out += [
-        _CAUSES,
+        _CAUSES % await _inputs(ask, hour.planted["steered"][0]),
         _shown(f"stream-gw traces diff {a} {b}", (await VIEWS["diff"](ask, {"a": a, "b": b}, NOW_US)).text),
     ]
     flags = "--since 2026-11-20T10:15:00Z --until 2026-11-20T10:25:00Z"
@@ -162,6 +172,13 @@ async def page(ask: HttpAsk, hour: Fleet) -> str:
         out.append(f"\n### {number}. {question}\n\n{SAVED[name].about[0].upper()}{SAVED[name].about[1:]}.\n\n")
         out.append(_shown(f"stream-gw traces query {name} {flags}", text))
     return "".join(out)
+
+
+async def _inputs(ask: HttpAsk, stream: str) -> str:
+    """The table of inputs in the explanation of a steered stream."""
+    whole = (await VIEWS["why"](ask, {"id": stream}, NOW_US)).text
+    _, head, rest = whole.partition("\ninputs (")
+    return _shown(f"stream-gw traces why {stream} | sed -n '/^inputs (/,/^$/p'", head[1:] + rest.partition("\n\n")[0])
 
 
 def _shown(command: str, text: str) -> str:

@@ -13,6 +13,7 @@ from stream_fabric.events import (
     CandidateScore,
     Event,
     FleetEvent,
+    InputTimes,
     Phases,
     Prices,
     RequestTrace,
@@ -38,6 +39,8 @@ REGIONS = ("eu", "us")
 SLOWED = "phi-2"
 """In the second half hour its engine keeps requests waiting for 380 ms. Nothing else is wrong with its pool."""
 SLOWED_US = 380_000
+STEER_US = 900_000
+"""Time from an input to the prefill of the next answer."""
 DIED = "llama-3"
 SPARE = "llama-5"
 """Warm until an operator activates it, after the other died."""
@@ -90,6 +93,10 @@ _KINDS = (
     + ["unbilled"] * 2
     + ["streamed less"] * 2
     + ["settled more"] * 2
+    + ["repaired reply"] * 6
+    + ["reply checked"] * 12
+    + ["reply does not fit"] * 3
+    + ["steered"] * 8
 )
 
 
@@ -156,10 +163,19 @@ class _Maker:
         attempts = 1
         if kind in ("killed replica", "handed over"):
             attempts, recovery = 2, rng.randint(3_000_000, 4_000_000)
+        schema_check, repairs, check_us = "", 0, 0
+        if kind in ("repaired reply", "reply checked", "reply does not fit"):
+            schema_check = "invalid" if kind == "reply does not fit" else "valid"
+            repairs = {"reply checked": 0, "repaired reply": 1}.get(kind, 2)
+            check_us = rng.randint(2_500_000, 4_000_000) * repairs + rng.randint(1000, 4000)
+        steer_us = 0
+        if kind == "steered":
+            steer_us = 2 * (STEER_US + prefill)
         residual = int(rng.gauss(0, 300))
         ttft = gateway + admission + pool_queue + queue_us + prefill + fabric // 2
         parts = Phases(
-            gateway, admission, pool_queue, queue_us, prefill, decode, fabric, stall, 0, recovery, residual
+            gateway, admission, pool_queue, queue_us, prefill, decode, fabric, stall, 0, recovery, check_us,
+            steer_us, residual,
         )  # fmt: skip
         trace_id = f"{rng.getrandbits(128):032x}"
         base = RequestTrace(
@@ -197,6 +213,11 @@ class _Maker:
             last_seq=output + 4,
             ttft_us=ttft,
             price_micro=PRICES.of(prompt, cached, output),
+            schema_check=schema_check,  # type: ignore[arg-type]
+            repairs=repairs,
+            inputs=2 if steer_us else 0,
+            inputs_refused=1 if steer_us else 0,
+            error_code="schema_mismatch" if schema_check == "invalid" else "",
         )
         self.fleet.asked[stream] = base
         self._tell(kind, base, token_us)
@@ -352,6 +373,9 @@ class _Maker:
             engine_queue_us=phases.engine_queue_us,
             prefill_us=phases.prefill_us,
             decode_us=int(generated * token_us),
+            check_us=phases.check_us,
+            steer_us=phases.steer_us,
+            inputs=_inputs(asked, done),
             believed_cached_tokens=int(asked.prompt_tokens * 0.7),
             prompt_tokens=asked.prompt_tokens,
             cached_tokens=asked.cached_tokens,
@@ -441,6 +465,16 @@ class _Maker:
             DIED_US + 8_000_000, "lease", "agent", replica=spare, state="ready", reason="its engine serves",
             asked_by="operator", figures={"streams": 0, "slots": 64, "room": 80},
         )  # fmt: skip
+
+
+def _inputs(asked: RequestTrace, done: int) -> tuple[InputTimes, ...]:
+    """Two inputs that were applied in the middle of the answer, and one that was refused."""
+    if not asked.inputs:
+        return ()
+    answered_us = asked.phases.steer_us // 2
+    began = done - answered_us * 2 - asked.phases.decode_us // 2
+    applied = [InputTimes(began + n * answered_us - 8000, "applied", "", 8000, answered_us) for n in range(2)]
+    return (*applied, InputTimes(done - 50_000, "refused", "waits_for_tools", 6000))
 
 
 def _region(replica: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,9 @@ CASES: dict[str, tuple[Story, list[str]]] = {
     "token stall": (
         story([reader(decode_us=3_900_000)], [attempt(decode_us=3_900_000, itl_max_us=1_900_000)]), ["token stall"],
     ),
+    "repaired reply": (story([reader(check_us=2_900_000, schema_check="valid", repairs=1)]), ["repaired reply"]),
+    "schema check": (story([reader(check_us=1_900_000, schema_check="unchecked", repairs=0)]), ["schema check"]),
+    "steered": (story([reader(steer_us=1_500_000, inputs=2)]), ["steered"]),
     "admission slow": (story([reader(admission_us=900_000)]), ["admission slow"]),
     "gateway slow": (story([reader(gateway_us=900_000)]), ["gateway slow"]),
     "fabric slow": (story([reader(fabric_us=900_000)]), ["fabric slow"]),
@@ -408,3 +412,15 @@ def test_what_is_no_stall() -> None:
     late = attempt(decode_us=3_900_000, itl_max_us=1_900_000, token_us=[50_000, *[13_000] * 40])
     (found,) = findings(story([reader(decode_us=3_900_000)], [late]))
     assert "between two of its tokens" in found.says, "its times end before it"
+
+
+def test_inputs_are_told_with_their_times_and_those_of_a_dead_replica_without() -> None:
+    told = [[T0 + 500_000, "applied", "", 8000, 60_000], [T0 + 900_000, "refused", "no_text", 2000]]
+    steered = story([reader(inputs=2, steer_us=60_000)], [attempt(inputs_json=json.dumps(told), steer_us=60_000)])
+    text = why_text(Answer(steered, []))
+    lines = text[text.index("inputs (") :].splitlines()
+    assert lines[1].split() == ["input", "came", "at", "result", "waited", "next", "token", "total"]
+    assert lines[2].split() == ["1.1", "+500", "ms", "applied", "8.0", "ms", "60", "ms", "68", "ms"]
+    assert lines[3].split() == ["1.2", "+900", "ms", "refused", "2.0", "ms", "-", "-", "no_text"]
+    assert "1 more applied by a replica that died" in lines[4]
+    assert "steering 60 ms" in text and "inputs" not in why_text(Answer(story(), []))

@@ -145,6 +145,28 @@ def _stalls(rows: Rows, hour: Hour) -> bool:
     return stalled <= hour.planted("slow client") and sum(row["stalled"] for row in rows) == len(stalled)
 
 
+def _structured(rows: Rows, hour: Hour) -> bool:
+    kinds = [hour.planted(kind) for kind in ("reply checked", "repaired reply", "reply does not fit")]
+    checked, repaired, misfits = map(len, kinds)
+    return (
+        sum(row["replies"] for row in rows) == checked + repaired + misfits
+        and sum(row["repaired"] for row in rows) == repaired
+        and sum(row["made_again"] for row in rows) == repaired + 2 * misfits
+        and round(sum(row["invalid_percent"] * row["replies"] for row in rows) / 100) == misfits
+        and all(row["check_p50_ms"] <= 4 and (not row["made_again"] or row["repair_p50_ms"] >= 2500) for row in rows)
+    )
+
+
+def _steered(rows: Rows, hour: Hour) -> bool:
+    streams = len(hour.planted("steered"))
+    return (
+        sum(row["streams"] for row in rows) == streams
+        and sum(row["applied"] for row in rows) == 2 * streams
+        and sum(row["refused"] for row in rows) == streams
+        and all(row["waited_p50_ms"] <= 20 < 800 <= row["next_token_p50_ms"] and not row["unanswered"] for row in rows)
+    )
+
+
 def _resumes(rows: Rows, hour: Hour) -> bool:
     return sum(row["resumed"] for row in rows) == sum(row.role == "resumed" for row in hour.requests) and all(
         10_000 <= row["gap_p50_ms"] <= 30_000 for row in rows
@@ -215,6 +237,8 @@ ANSWERS: dict[str, Callable[[Rows, Hour], bool]] = {
     "sessions": _sessions,
     "stalls": _stalls,
     "resumes": _resumes,
+    "structured": _structured,
+    "steered": _steered,
     "queues": _queues,
     "refusals": _refusals,
     "wasted": _wasted,

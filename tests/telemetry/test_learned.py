@@ -28,7 +28,7 @@ from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.store import Store
-from tests.support.stores import make_store
+from tests.support.stores import own_store
 from tests.support.waiting import eventually
 from tests.telemetry.load import AT_US
 
@@ -37,11 +37,9 @@ WINDOW: dict[str, Any] = {"pool": "p", "from_us": AT_US - HOUR_US, "until_us": A
 
 
 @pytest.fixture
-async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
-    store = make_store(clickhouse_url)
-    await store.open()
-    yield store
-    await store.close()
+async def opened(engine_url: str) -> AsyncIterator[Store]:
+    async with own_store(engine_url) as store:
+        yield store
 
 
 def request(number: int, prompt: int, output: int, **more: Any) -> RequestTrace:

@@ -25,7 +25,7 @@ from telemetry.store.migrations import Migration, migrations
 from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import free_port
-from tests.support.stores import make_store
+from tests.support.stores import make_store, own_store
 from tests.telemetry.load import AT_US, Sums, check, events, stored
 
 pytestmark = pytest.mark.platform
@@ -35,10 +35,8 @@ PART = Part("t", 0)
 
 @pytest.fixture
 async def opened(clickhouse_url: str) -> AsyncIterator[Store]:
-    store = make_store(clickhouse_url)
-    await store.open()
-    yield store
-    await store.close()
+    async with own_store(clickhouse_url) as store:
+        yield store
 
 
 def a_block(count: int = 400, seed: int = 1) -> tuple[Batch, Sums]:
@@ -325,7 +323,7 @@ async def test_a_server_that_is_away(front: ClickHouseFront) -> None:
 async def test_one_process_owns_a_folder(front: ClickHouseFront) -> None:
     code = (
         "import asyncio, sys\nfrom telemetry.store.errors import StoreUnavailable\n"
-        "from tests.support.stores import make_store\n"
+        "from tests.support.stores import make_store, own_store\n"
         "try:\n    asyncio.run(make_store(sys.argv[1]).open())\nexcept StoreUnavailable as error:\n    print(error)\n"
     )
     other = subprocess.run(

@@ -89,8 +89,8 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
     ok(run("plans", "add", "gold", "--tier", "standard", "--models", "a,b", "--tenant-tokens-per-min", "900",
            "--key-streams", "2", "--model-limits", "a:streams=1", "--trace-content-bytes", "10",
            "--kv-isolation", "--budget", "tenant_month:tokens=9,micro=8", "--share", "50", "--fallback", "a:b",
-           "--regions", "eu", "--retention-s", "60", "--trace-retention-days", "3", "--redact",
-           "--moderation", "all"))  # fmt: skip
+           "--regions", "eu", "--retention-s", "60", "--trace-retention-days", "3", "--response-days", "9", "--redact",
+           "--moderation", "all", "--repairs", "2"))  # fmt: skip
     assert "keys add --tenant acme" in ok(run("tenants", "add", "acme", "--plan", "gold", "--label", "Acme Inc."))
     key = json.loads(
         ok(
@@ -116,6 +116,7 @@ def test_a_tenant_with_a_plan_keys_and_prices(run: Run, server: RedisServer) -> 
         "gold", "standard", ("a", "b"), Limits(tokens_per_min=900), Limits(streams=2), model={"a": Limits(streams=1)},
         trace_content_bytes=10, kv_isolation=True, budgets=Budgets(tenant_month=Budget(9, 8)), share=50,
         fallbacks={"a": ("b",)}, regions=("eu",), retention_s=60, trace_retention_days=3, redact=True, moderation="all",
+        repairs=2, response_days=9,
     )  # fmt: skip
     assert found["prices"] == PricesRecord({"*": Prices(5, 5, 7)})
     tenant = found["tenant:acme"]

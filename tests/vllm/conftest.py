@@ -15,8 +15,10 @@ from inference.engines.vllm import VllmEngine
 from tests.agent.engines.recorder import Recorder
 from tests.gateway import processes
 from tests.support import waiting
+from tests.support.missing import missing
 from tests.support.waiting import eventually
 from tests.vllm.real import FIGURES, Home, ask, chat, children, command_line, endless, request
+from tests.vllm.whole_platform import Platform, platform_on
 
 REQUIREMENTS = Path(__file__).parents[2] / "infra" / "vllm-cpu" / "requirements.txt"
 
@@ -56,10 +58,7 @@ def home() -> Iterator[Home]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("STREAM_GW_TEST_VLLM") or cache / "stream-gw" / f"vllm-{found[1]}")
     if not (folder / "models" / ".made").exists():
-        reason = f"needs vLLM in {folder}; run: make test-vllm"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing(f"needs vLLM in {folder}; run: make test-vllm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
@@ -68,6 +67,14 @@ def home() -> Iterator[Home]:
         patch.setattr(processes, "START_S", 400.0)
         patch.setattr(waiting, "PATIENCE_S", 60.0)
         yield Home(folder)
+
+
+@pytest.fixture(scope="session")
+def platform(home: Home) -> Iterator[Platform]:
+    """One for the files about gateways. The last test of the last of them kills its agent."""
+    processes.need_redis()
+    with platform_on(home) as started:
+        yield started
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

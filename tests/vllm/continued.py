@@ -19,6 +19,7 @@ COMPLETIONS = "/v1/completions"
 USAGE = {"include_usage": True}
 ASKED = 1200
 """Tokens: some seconds' worth."""
+PROMPTS = ["Some words:", "More words:", "The last words of three prompts:"]
 WORDS = ("self", "return", "import", "None", "not", "name", "value", "with", "from", "that", "else", "raise", "class")
 
 
@@ -28,6 +29,7 @@ class Question:
     body: dict[str, Any]
     cut_alike: bool
     """Whether its answer's text is always cut into the tokens that it was made of."""
+    choices: int = 1
 
     def streamed(self) -> dict[str, Any]:
         return {**self.body, "stream": True, "stream_options": USAGE}
@@ -37,13 +39,19 @@ async def questions(direct: Direct, model: str = MODEL) -> dict[str, Question]:
     """Such as can be continued.
 
     vLLM goes on from a text, which it cuts into tokens anew. ``words`` and ``completion`` say words of one token each,
-    which are cut the same again. ``free`` is noise, which is not.
+    which are cut the same again; so do the three choices of ``prompts``, and ``begun``, whose answer the client has
+    begun. ``free`` is noise, which is not.
     """
     pushed = {"ignore_eos": True, "logit_bias": await one_token_words(direct), "seed": 1, "model": model}
     completion = {"prompt": "Some words:", "temperature": 0, "max_tokens": ASKED, **pushed}
+    words = chat("Say words", max_tokens=ASKED, **pushed)
+    answer = {"role": "assistant", "content": "These are words:"}
+    begun = {"messages": [*words["messages"], answer], "continue_final_message": True, "add_generation_prompt": False}
     return {
-        "words": Question(CHAT, chat("Say words", max_tokens=ASKED, **pushed), True),
+        "words": Question(CHAT, words, True),
+        "begun": Question(CHAT, words | begun, True),
         "completion": Question(COMPLETIONS, completion, True),
+        "prompts": Question(COMPLETIONS, completion | {"prompt": PROMPTS}, True, 3),
         "free": Question(CHAT, {**endless(tokens=ASKED), "seed": 1, "model": model}, False),
     }
 
@@ -81,7 +89,7 @@ class Told:
 
     def text(self, epoch: int | None = None) -> str:
         answers, _ = folded([chunk for chunk in chunks_of(self.body, epoch) if "choices" in chunk])  # not an error
-        return answers[0].text if answers else ""
+        return "".join(answer.reasoning + answer.text for _, answer in sorted(answers.items()))
 
     @property
     def error_code(self) -> str | None:
@@ -139,15 +147,16 @@ async def must_be_whole(question: Question, told: Told, direct: Direct, log: Log
     """As it came, and as it was settled."""
     expected, usage = folded(await direct.chunks(question.path, question.body))
     got, told_usage = folded(told.chunks)
-    assert got[0].finish == "length"
+    assert [answer.finish for answer in got.values()] == ["length"] * question.choices
     assert tokens_of(told_usage)[0] == tokens_of(usage)[0]
-    assert tokens_of(told_usage)[2] == tokens_of(usage)[2] == ASKED
+    output = ASKED * question.choices
+    assert tokens_of(told_usage)[2] == tokens_of(usage)[2] == output
     if question.cut_alike or told.epochs == [1]:
         assert got == expected
     _, end = await log.whole(told.stream)
     assert (end.status, end.usage and (end.usage.prompt, end.usage.output)) == (
         "completed",
-        (tokens_of(usage)[0], ASKED),
+        (tokens_of(usage)[0], output),
     )
 
 

@@ -32,7 +32,8 @@ SLOTS = 64
 KV_TOKENS = 16_384
 BLOCK = 32
 MODEL = "tiny"
-SMALL = ("--enforce-eager", "--max-model-len", "8192", "--block-size", str(BLOCK))
+CONTEXT = 8192
+SMALL = ("--enforce-eager", "--max-model-len", str(CONTEXT), "--block-size", str(BLOCK))
 GENERATION = (
     *SMALL,
     "--served-model-name", MODEL, "sim-small",  # the second for the engines' contract suite
@@ -113,13 +114,13 @@ def endless(text: str = "Tell me about rivers", tokens: int = 7000) -> dict[str,
 def request(
     number: int,
     body: dict[str, Any],
-    kind: Literal["chat", "completions", "embeddings", "rerank"] = "chat",
+    kind: Literal["chat", "completions", "embeddings", "rerank", "classify", "score"] = "chat",
 ) -> EngineRequest:
     return EngineRequest(stream_id(number), kind, MODEL, msgspec.Raw(msgspec.json.encode(body)))
 
 
 async def ask(engine: Engine, asked: EngineRequest, within_s: float = 60) -> Recorder:
-    sink = Recorder()
+    sink = Recorder(choices=asked.choices)
     engine.submit(asked, sink)
     async with asyncio.timeout(within_s):
         await sink.ended.wait()
@@ -144,6 +145,14 @@ class Direct:
         lines = [line.removeprefix("data: ") for line in answer.decode().split("\n\n") if line]
         assert lines.pop() == "[DONE]"
         return [json.loads(line) for line in lines]
+
+    async def serves(self) -> bool:
+        """Whether it answers yet."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self.url + "/health") as response:
+                return response.status == 200
+        except aiohttp.ClientConnectionError:
+            return False
 
     async def metrics(self) -> VllmMetrics:
         async with aiohttp.ClientSession() as session, session.get(self.url + "/metrics") as response:
@@ -228,7 +237,7 @@ class Up:
 def up(model: str, python: str, *flags: str, replicas: int = 1) -> Iterator[Up]:
     """``flags``: vLLM's."""
     engine = ["--engine", "vllm", "--model", model, "--vllm-python", python]
-    command = ["up", "--port", "0", "--gateways", "1", "--no-telemetry", *engine, "--", *flags]
+    command = ["up", "--port", "0", "--gateways", "1", "--no-telemetry", "--no-database", *engine, "--", *flags]
     if replicas != 1:
         command[1:1] = ["--replicas", str(replicas)]
     with Process(*command) as process:
@@ -239,7 +248,7 @@ def up(model: str, python: str, *flags: str, replicas: int = 1) -> Iterator[Up]:
 @contextlib.contextmanager
 def starting_up(model: str, python: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """One that has not said that it is ready. Whatever the test does, it is ended."""
-    command = [*CLI, "up", "--port", "0", "--no-telemetry", "--engine", "vllm", "--model", model]
+    command = [*CLI, "up", "--port", "0", "--no-telemetry", "--no-database", "--engine", "vllm", "--model", model]
     command += ["--vllm-python", python, "--", *flags]
     # A leftover process would hold a pipe open, so only stderr is one
     with subprocess.Popen(

@@ -6,20 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from stream_fabric.limits import QUEUE_WAIT_S_MAX
-from tests.chaos.fleet import PARTITIONS, log_of
-from tests.gateway.processes import Process, alive, need_redis
-from tests.gateway.wire import DONE, Gate
-from tests.support.redis import RedisServer
+from tests.chaos.fleet import log_of
+from tests.gateway.processes import alive
 from tests.support.waiting import eventually
 from tests.vllm.continued import (
     ASKED,
@@ -37,22 +32,18 @@ from tests.vllm.continued import (
 )
 from tests.vllm.real import (
     FIGURES,
-    GENERATION,
-    KV_TOKENS,
     MODEL,
     NAMED,
     SCHEMA,
     TOOL,
-    Direct,
-    Home,
     chat,
     children,
     command_line,
     endless,
     folded,
-    server_below,
     tokens_of,
 )
+from tests.vllm.whole_platform import PLATFORM_KV_TOKENS, Platform
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -64,42 +55,6 @@ LONG_LIST = {
         "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 5000},
     },
 }
-
-
-@dataclass(frozen=True)
-class Platform:
-    gate: Gate
-    agent: Process
-    redis_url: str
-
-    @property
-    def direct(self) -> Direct:
-        return server_below(self.agent.pid)[1]
-
-    @property
-    def server(self) -> int:
-        return server_below(self.agent.pid)[0]
-
-    async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        streamed = {**body, "stream": True, "stream_options": USAGE}
-        reply = await self.gate.ask("POST", path, streamed)
-        assert reply.status == 200, reply
-        assert f"data: {DONE}\n".encode() in reply.body[-100:], reply.body[-500:]
-        return chunks_of(reply.body)
-
-
-@pytest.fixture(scope="module")
-def platform(home: Home) -> Iterator[Platform]:
-    need_redis()
-    with contextlib.ExitStack() as stack:
-        redis_url = stack.enter_context(RedisServer()).url
-        env = {"STREAM_GW_REDIS_URL": redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
-        stack.enter_context(Process("controller", **env))
-        flags = shlex.join(GENERATION)
-        command = ["agent", "--engine", "vllm", "--model", home.model(), "--vllm-python", home.python, "--kv-events"]
-        agent = stack.enter_context(Process(*command, STREAM_GW_VLLM_FLAGS=flags, **env))
-        gateway = stack.enter_context(Process("gateway", "--port", "0", STREAM_GW_DEV_KEY="sk-dev", **env))
-        yield Platform(Gate(gateway.facts["url"], gateway.pid, "sk-dev"), agent, redis_url)
 
 
 # --- the same, token for token -------------------------------------------------------------------------------
@@ -171,6 +126,47 @@ async def test_a_session_s_next_turn_hits_the_prefix_cache(platform: Platform) -
     assert (await direct.metrics()).prefix_hits - before.prefix_hits == cached
 
 
+async def test_an_input_cuts_the_answer_and_the_next_one_finds_its_prompt_cached(platform: Platform) -> None:
+    direct, tokens = platform.direct, 120
+    body = chat(max_tokens=tokens, ignore_eos=True, stream_options=USAGE)
+    body["messages"] = [{"role": "user", "content": f"{time.time()} of a lake. " + "Tell me what you see. " * 40}]
+    before = await direct.metrics()
+    async with platform.gate.create({**body, "stream": True}) as exchange:
+        stream = exchange.headers["x-stream-id"]
+        read = await until(exchange, b'"content":"', 30)
+        began = time.monotonic()
+        item = {"id": "k1", "item": "Say it again in French."}
+        reply = await platform.gate.ask("POST", f"/v1/streams/{stream}/input", item)
+        assert reply.json == {"result": "accepted"}, reply.body
+        while b'"result":"applied"' not in read:
+            read += await exchange.piece()
+        note = read.index(b'"result":"applied"')
+        while b'"content":"' not in read[note:].partition(b"\n")[2]:
+            read += await exchange.piece()
+        took_ms = (time.monotonic() - began) * 1000
+        read += await exchange.rest(120)
+    after = await direct.metrics()
+    chunks = chunks_of(read)
+    at = next(place for place, chunk in enumerate(chunks) if "input" in chunk)
+    first, _ = folded(chunks[:at])
+    second, usage = folded(chunks[at:])
+    alone, own = folded(await platform.chunks(CHAT, body))
+    assert first[0].text and alone[0].text.startswith(first[0].text), "what was said stays as it was"
+    assert second[0].text and second[0].finish == "length"
+    (prompt, cached, output), (alone_prompt, _, _) = tokens_of(usage), tokens_of(own)
+    said = output - tokens
+    assert 0 < said < tokens, "each answer has the limit of the request"
+    assert cached > alone_prompt / 2 and after.prefix_hits - before.prefix_hits == cached
+    assert prompt - alone_prompt > alone_prompt + said / 2, "the second prompt has the first, and what was said"
+    assert after.prefix_queries - before.prefix_queries == prompt, "vLLM has computed what the usage says"
+    replayed = await platform.gate.ask("GET", f"/v1/streams/{stream}")
+    assert chunks_of(replayed.body) == chunks
+    FIGURES.append(
+        f"input to the first token of the next answer: {took_ms:.0f} ms, {prompt - alone_prompt} prompt tokens of "
+        f"which {cached} were cached"
+    )
+
+
 # --- ends ----------------------------------------------------------------------------------------------------
 
 
@@ -178,17 +174,17 @@ async def test_a_session_s_next_turn_hits_the_prefix_cache(platform: Platform) -
 async def test_a_cancel_reaches_vllm(platform: Platform, streams: int) -> None:
     """``streams``: that vLLM runs when one of them is cancelled; the others run on."""
     direct, took = platform.direct, []
-    body = {**endless(tokens=min(7000, KV_TOKENS * 7 // 8 // streams)), "stream": True}
+    body = {**endless(tokens=min(7000, PLATFORM_KV_TOKENS * 7 // 8 // streams)), "stream": True}
     async with contextlib.AsyncExitStack() as stack:
         others = [await stack.enter_async_context(platform.gate.create(body)) for _ in range(streams - 1)]
         for _ in range(10):
             async with platform.gate.create(body) as exchange:
                 await until(exchange, b'"content":"', 5)
-                await direct.until_idle(20, running=streams)
+                await direct.until_idle(60, running=streams)
                 began = time.monotonic()
                 cancelled = await platform.gate.cancel(exchange.headers["x-stream-id"])
                 assert cancelled["result"] == "accepted"
-                await direct.until_idle(20, running=streams - 1)
+                await direct.until_idle(60, running=streams - 1)
                 took.append(time.monotonic() - began)
         for other in others:
             await platform.gate.cancel(other.headers["x-stream-id"])
@@ -235,14 +231,18 @@ async def test_two_hundred_clients_at_once(platform: Platform) -> None:
 
 
 async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
-    """A stream that can be continued waits for vLLM (at most one minute) and continues; one that cannot ends
+    """A stream that can be continued or repeated waits for vLLM (at most one minute) and goes on; one that cannot ends
     at once, with an error that may be tried again."""
     server = platform.server
     asked = await questions(platform.direct)
+    thinking = asked["words"].body | {"chat_template_kwargs": {"enable_thinking": True}}
+    asked["thoughts"] = Question(CHAT, thinking, cut_alike=True)
+    guided = chat(response_format=LONG_LIST, max_tokens=ASKED)
+    asked["guided"] = Question(CHAT, guided, cut_alike=True)
     lost = {
         "logprobs": {**endless("Tell me about seas", ASKED), "logprobs": True},
         "two": {**endless("Tell me about two seas", ASKED), "n": 2, "temperature": 1, "seed": 1},
-        "guided": chat(response_format=LONG_LIST, max_tokens=ASKED),
+        "guided by chance": guided | {"temperature": 1},
     }
     asked |= {name: Question(CHAT, body, cut_alike=False) for name, body in lost.items()}
     async with contextlib.AsyncExitStack() as stack, log_of(platform.redis_url) as log:

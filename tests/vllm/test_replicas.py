@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from stream_fabric.limits import QUEUE_WAIT_S_MAX
 from tests.chaos.fleet import PARTITIONS, log_of
 from tests.gateway.processes import Process, alive, need_redis
 from tests.gateway.test_placement import placement, reasons
@@ -36,6 +37,9 @@ from tests.vllm.continued import (
 )
 from tests.vllm.real import FIGURES, MODEL, SMALL, Direct, Home, chat, children, folded, lora_slots, server_below
 
+START_S = 400.0
+"""A start of vLLM on a busy machine of two cores."""
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 ADAPTERS = {"left": "one", "right": "two"}
@@ -54,6 +58,12 @@ class Pair:
 
     def direct(self, name: str) -> Direct:
         return server_below(self.agents[name].pid)[1]
+
+    async def serves(self, name: str) -> bool:
+        """Whether the replica's vLLM answers; after a death there is none for a while."""
+        with contextlib.suppress(AssertionError):
+            return await self.direct(name).serves()
+        return False
 
     async def placed(self, stream: str) -> str:
         """The name of the replica that took a stream first."""
@@ -118,6 +128,55 @@ async def test_an_adapter_s_requests_go_to_the_replica_that_holds_it(pair: Pair)
     assert by_model == holders
 
 
+async def test_a_conversation_that_goes_on_in_another_dialect_finds_its_cache(pair: Pair) -> None:
+    """Without a session: hints of the prefix come from the messages, whatever bytes a client sent them in."""
+
+    async def first(number: int) -> tuple[str, str, str]:
+        story = f"{number} {time.time()} of a river and a sea. " + "Go on with the story. " * 40
+        question = chat(story, max_tokens=20, ignore_eos=True, stream=True)
+        async with pair.gate.open("POST", CHAT, question) as exchange:
+            got, _ = folded(chunks_of(await exchange.rest(60)))
+            return story, got[0].text, await pair.placed(exchange.headers["x-stream-id"])
+
+    begun_there = await asyncio.gather(*map(first, range(8)))
+    assert {name for *_, name in begun_there} == set(ADAPTERS), "both replicas hold some"
+    hits = 0
+    for story, answer, name in begun_there:
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": story}]},
+            {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+            {"role": "user", "content": "And then?"},
+        ]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 5}
+        reply = await pair.gate.ask("POST", "/v1/messages", body)
+        assert reply.status == 200, reply
+        usage = reply.json["usage"]
+        hits += usage["cache_read_input_tokens"] > usage["input_tokens"]
+        assert await pair.placed(reply.headers["x-stream-id"]) == name
+    FIGURES.append(f"conversations continued in another dialect: {hits} of {len(begun_there)} found their KV cache")
+    assert hits == len(begun_there)
+
+
+async def test_responses_that_follow_each_other_hit_the_cache_of_one_replica(pair: Pair) -> None:
+    """Also where nothing but ``previous_response_id`` names the conversation, and others are placed meanwhile."""
+    story = f"{time.time()} of two rivers. " + "Go on with the story. " * 40
+    ask: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 20, "ignore_eos": True}
+    turns = [(await pair.gate.ask("POST", "/v1/responses", ask | {"input": story})).json]
+    home = await pair.placed(turns[0]["id"])
+    before = await pair.direct(home).metrics()
+    hits = 0
+    for number in range(4):
+        await pair.gate.ask("POST", "/v1/responses", ask | {"input": f"{number} beside it. " * 60})
+        body = ask | {"input": "And then?", "previous_response_id": turns[-1]["id"]}
+        turns.append((await pair.gate.ask("POST", "/v1/responses", body)).json)
+        assert await pair.placed(turns[-1]["id"]) == home
+        cached, length = turns[-1]["usage"]["input_tokens_details"]["cached_tokens"], turns[-2]["usage"]["input_tokens"]
+        assert cached > length / 2
+        hits += cached
+    assert (await pair.direct(home).metrics()).prefix_hits - before.prefix_hits >= hits > 0
+    FIGURES.append(f"four responses by previous_response_id: {hits} prompt tokens from one replica's cache")
+
+
 async def running_on(
     pair: Pair, name: str, asked: dict[str, Question], stack: contextlib.AsyncExitStack
 ) -> tuple[dict[str, Told], dict[str, Exchange], dict[str, Question]]:
@@ -164,19 +223,24 @@ async def test_streams_of_a_killed_vllm_go_on_at_the_other_at_once(pair: Pair) -
         killed = time.monotonic()
         os.kill(server, signal.SIGKILL)
         await all_ended(told, exchanges)
-    assert max(one.at for label, one in told.items() if label != "adapter") < told["adapter"].at
-    async with log_of(pair.redis_url) as log:
-        await must_be_continued(own["adapter"], told.pop("adapter"), pair.direct("left"), log)
+    waited = told.pop("adapter")
+    assert max(one.at for one in told.values()) < waited.at
     await the_rest(pair, told, of, "right")
     went_on = max(one.gap for label, one in told.items() if not label.startswith("beside"))
     FIGURES.append(f"vLLM of one of two replicas killed: its streams were silent for {went_on:.2f} s at most")
-    assert killed and went_on < 2
+    assert went_on < 2
+    if waited.error_code == "deadline_exceeded":
+        assert waited.at - killed > QUEUE_WAIT_S_MAX
+        pytest.skip("this machine is so busy that vLLM's start takes longer than a request waits")
+    async with log_of(pair.redis_url) as log:
+        await must_be_continued(own["adapter"], waited, pair.direct("left"), log)
 
 
 async def test_streams_of_a_killed_replica_go_on_at_the_other(pair: Pair) -> None:
     """Comes last. Agent and vLLM die at once, and only the lease tells. Nobody else holds its adapter."""
     agent = pair.agents["right"]
     processes = children(agent.pid)
+    await eventually(lambda: pair.serves("left"), "the vLLM that was killed to be back", START_S)
     asked = await questions(pair.direct("left"))
     own = {"adapter": (await questions(pair.direct("left"), "two"))["words"]}
     async with contextlib.AsyncExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from stream_fabric.accounts.budgets import CHUNK_MIN
 from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Open
@@ -22,14 +23,14 @@ class Allowance:
     """
 
     __slots__ = (
-        "_asking", "_choices", "_ended", "_held", "_held_tokens", "_limit", "_open", "_prompt", "_reserved_prompt",
-        "_short", "denied", "granted", "held_bytes",
+        "_answer_limit", "_asking", "_choices", "_ended", "_held", "_held_tokens", "_limit", "_open", "_prompt",
+        "_reserved_prompt", "_short", "denied", "granted", "held_bytes",
     )  # fmt: skip
 
     def __init__(self, granted: int, prompt: int, limit: int, choices: int) -> None:
         self.granted = granted
         """Output tokens that the stream may have, those of earlier producers included."""
-        self._limit = limit
+        self._limit = self._answer_limit = limit
         self._choices = choices
         self._prompt = 0
         """Tokens of the prompt, once the engine has counted them."""
@@ -95,9 +96,18 @@ class Allowance:
             case ChoiceEnd(choice=choice):
                 self._ended.add(choice)
 
-    def continue_block(self, block: int) -> None:
-        """Note the block that an earlier producer has opened."""
-        self._open.add(block)
+    def take_over(self, blocks: Iterable[int], ended: Iterable[int]) -> None:
+        """Note the blocks that earlier producers have left open, and the choices that have ended."""
+        self._open.update(blocks)
+        self._ended.update(ended)
+
+    def begin_answer(self, used: int) -> None:
+        """Drop what waits, because an input has cut the answer after ``used`` tokens; the next one may be as long."""
+        self._held.clear()
+        self._held_tokens = self.held_bytes = 0
+        self._open.clear()
+        self._ended.clear()
+        self._limit = used + self._answer_limit
 
     def closing_frames(self) -> list[Frame]:
         """Return the frames that end everything that is open."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
-
 from inference.agent.budgets.allowance import Allowance
 from inference.agent.running import RunningStream
 from stream_fabric.accounts.budgets import Crossed, reserved_prompt
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import FabricError
-from stream_fabric.pool.records import EngineRequest
 from stream_fabric.process.budget_events import BudgetEvents
 
 log = logging.getLogger(__name__)
@@ -33,7 +30,7 @@ class BudgetExtender:
         work = stream.work
         if work.grant:
             prompt = reserved_prompt(work.prompt_tokens)
-            stream.limit(Allowance(work.grant, prompt, work.output_limit, choice_count(work.request)))
+            stream.limit(Allowance(work.grant, prompt, work.output_limit, work.request.choices))
 
     def ask(self, stream: RunningStream, question: tuple[int, int]) -> None:
         """Ask for more output tokens; the stream gets the reply."""
@@ -53,9 +50,3 @@ class BudgetExtender:
         for each in crossed:
             self._events.report(tenant, each, stream.work.request.model)
         stream.receive_grant(question, granted)
-
-
-def choice_count(request: EngineRequest) -> int:
-    """Return the number of choices (``n``) of a request."""
-    body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
-    return int(msgspec.json.decode(body["n"]) or 1) if "n" in body else 1

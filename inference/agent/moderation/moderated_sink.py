@@ -6,8 +6,6 @@ import asyncio
 import logging
 from functools import partial
 
-import msgspec
-
 from inference.agent.moderation.held_output import HeldOutput, Window
 from inference.agent.running import RunningStream
 from stream_fabric.errors import ModerationUnavailable
@@ -63,6 +61,10 @@ class ModeratedSink:
         self._ending: tuple[TerminalStatus, ErrorInfo | None, Usage | None] | None = None
         self._open_blocks: set[int] = set()
         self._ended_choices: set[int] = set()
+
+    def drop(self) -> None:
+        """Take nothing more: an input has cut the answer. Text that waits was not said."""
+        self._stop()
 
     # --- FrameSink -----------------------------------------------------------------------------------------
 
@@ -128,7 +130,8 @@ class ModeratedSink:
         try:
             category = await self._moderator.check([window.text for window in windows])
         except ModerationUnavailable as error:
-            self._fail(error)
+            if not self._stopped:
+                self._fail(error)
             return
         finally:
             self._checking = False
@@ -158,23 +161,18 @@ class ModeratedSink:
         log.info("answer filtered: stream=%s category=%s", self._stream.name, category)
         for block in sorted(self._open_blocks):
             self._sink.frame(Close(block))
-        for choice in range(self._choices()):
+        for choice in range(self._stream.work.request.choices):
             if choice not in self._ended_choices:
                 self._sink.frame(ChoiceEnd(choice, "content_filter"))
         self._sink.end("incomplete")
-        self._engine.abort(self._stream.name)
+        self._stream.abort(self._engine)
 
     def _fail(self, error: ModerationUnavailable) -> None:
         self._stop()
         if not self._stream.closed:
             self._stream.fail(error)
-            self._engine.abort(self._stream.name)
+            self._stream.abort(self._engine)
 
     def _stop(self) -> None:
         self._stopped = True
         self._held.drop()
-
-    def _choices(self) -> int:
-        body = msgspec.json.decode(self._stream.work.request.body, type=dict[str, msgspec.Raw])
-        count = msgspec.json.decode(body["n"]) if "n" in body else 1
-        return count if isinstance(count, int) else 1

@@ -12,12 +12,13 @@ from prometheus_client.registry import Collector
 
 from inference.agent.agent import Agent
 from inference.agent.observe.gpus import Gpu
-from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, itl_bounds_us
+from stream_fabric.events import ITL_BUCKETS, AttemptTrace, Event, FleetEvent, InputTimes, itl_bounds_us
 from stream_fabric.moderation.metrics import ModerationMetrics
 from stream_fabric.process import metric_names as listed
 from stream_fabric.process.budget_events import KINDS as BUDGET_EVENT_KINDS
 from stream_fabric.process.metric_names import ITL_BUCKETS_US
 from stream_fabric.process.metrics_registry import MetricsRegistry, Page
+from stream_fabric.stream.frames import passed_over
 
 _MIDDLES_US = tuple(sum(itl_bounds_us(bucket)) / 2 for bucket in range(ITL_BUCKETS))
 
@@ -90,6 +91,13 @@ class AgentMetrics:
         self._attempts = make.counter(listed.ATTEMPTS)
         self._engine_queue = make.histogram(listed.ENGINE_QUEUE).labels(pool)
         self._prefill = make.histogram(listed.PREFILL).labels(pool)
+        self._checked = make.counter(listed.STRUCTURED_REPLIES)
+        self._repairs = make.counter(listed.STRUCTURED_REPAIRS)
+        self._passed_over = _Total(make.counter(listed.FRAMES_PASSED_OVER))
+        answered = make.counter(listed.INPUTS_ANSWERED)
+        self._inputs = {result: answered.labels(pool, result) for result in ("applied", "refused")}
+        self._input_wait = make.histogram(listed.INPUT_WAIT).labels(pool)
+        self._steered = make.histogram(listed.STEERED_FIRST_TOKEN).labels(pool)
         self._wake = make.histogram(listed.WAKE).labels(pool)
         self._itl = ItlHistogram(pool)
         make.registry.register(self._itl)
@@ -114,6 +122,21 @@ class AgentMetrics:
         if event.generated_tokens:
             self._engine_queue.observe(event.engine_queue_us / 1e6)
             self._prefill.observe(event.prefill_us / 1e6)
+        for answered in (times for times in event.inputs if times.answered_us):
+            self._steered.observe(answered.answered_us / 1e6)
+
+    def receive_checked(self, result: str) -> None:
+        """Count a reply that was checked against a JSON schema, or a ``repair`` that began."""
+        if result == "repair":
+            self._repairs.labels(self._pool).inc()
+        else:
+            self._checked.labels(self._pool, result).inc()
+
+    def receive_input(self, times: InputTimes) -> None:
+        """Count an input of a running stream that was applied or refused."""
+        self._inputs[times.result].inc()
+        if times.at_us:
+            self._input_wait.observe(times.waited_us / 1e6)
 
     async def scraped(self, agent: Agent, gpus: Sequence[Gpu]) -> Page:
         """Return the metrics page, in the plain text format so that a simulated engine's metrics can follow."""
@@ -143,6 +166,7 @@ class AgentMetrics:
         self._missing.set(load.metrics_missing)
         self._bills_at_risk.set(agent.status.bills is not None and agent.status.bills.at_risk)
         self._generated.set(self._generated_by_ended + sum(s.timing.generated for s in agent.running.values()))
+        self._passed_over.set(passed_over.count)
         self._queries.set(load.prefix_queries_tokens)
         self._hits.set(load.prefix_hits_tokens)
 

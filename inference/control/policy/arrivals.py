@@ -18,7 +18,7 @@ _KNOWN_S = 10.0
 """Shortest time of looking that gives a rate."""
 _SLOPE_S = 60.0
 _SLOPE_EVERY_S = 5.0
-_SIGMAS = 3.0
+SIGMAS = 3.0
 """Standard deviations of a count above which a difference is not random variation."""
 _KEPT_S = 600.0
 _USUAL_AGO_S = 60.0
@@ -31,7 +31,9 @@ _BURSTS_EVERY_S = 5.0
 class Arrivals:
     """Rates of requests and tokens that arrive at one pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, sigmas: float = SIGMAS) -> None:
+        """``sigmas``: standard deviations above which a shorter span's rate counts."""
+        self._sigmas = sigmas
         self._samples: deque[tuple[float, DemandTotals]] = deque()
         self._growths: deque[tuple[float, float]] = deque()
         self._burstiness: dict[float, tuple[float, float]] = {}
@@ -71,7 +73,7 @@ class Arrivals:
 
     def _noise_per_s(self, long: DemandTotals, span_s: float) -> float:
         """Largest rise of a span's rate above the long rate that is random variation."""
-        return _SIGMAS * math.sqrt(self._dispersion(span_s) * max(long.requests, 1 / span_s) / span_s)
+        return self._sigmas * math.sqrt(self._dispersion(span_s) * max(long.requests, 1 / span_s) / span_s)
 
     def _dispersion(self, span_s: float) -> float:
         """Variance of the number of requests in such a span, relative to independent arrivals; at least 1.
@@ -151,4 +153,4 @@ class Arrivals:
 def _rise(before: DemandTotals, now: DemandTotals) -> float:
     """Increase in requests per second; 0 if it is within random variation."""
     rise = now.requests - before.requests
-    return rise if rise > _SIGMAS * math.sqrt((now.requests + before.requests) / RATE_S) else 0.0
+    return rise if rise > SIGMAS * math.sqrt((now.requests + before.requests) / RATE_S) else 0.0

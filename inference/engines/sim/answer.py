@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -14,17 +15,26 @@ from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Open
 from stream_fabric.stream.ids import StreamId, derived_id
 
 _TOP_LOGPROBS_MAX = 20
+_WORD = re.compile(r"[a-z0-9]+")
+_VERBS = ("find", "get", "list", "search", "set")
+"""Words of a function's name that its users leave out."""
 
 Piece = Frame | str | None
 """A frame, a token's text for the last opened block, or None: a token was made."""
 
 
 class Answer:
-    """One choice of ``length`` tokens; each call of ``token()`` gives the output of the next token."""
+    """One choice of ``length`` tokens; each call of ``token()`` gives the output of the next token.
 
-    def __init__(self, stream: StreamId, prompt: Prompt, choice: int, choices: int, settings: SimSettings) -> None:
+    ``n``: choices of each prompt. A prompt's choices are the same beside other prompts as alone.
+    """
+
+    def __init__(
+        self, stream: StreamId, prompt: Prompt, choice: int, choices: int, settings: SimSettings, n: int | None = None
+    ) -> None:
         body = prompt.body
         self.choice = choice
+        self._variant = choice % (n or choices)
         self.prompt_tokens = prompt.tokens
         self._stream = stream
         self._prompt = prompt
@@ -37,7 +47,7 @@ class Answer:
         self._detail: msgspec.Raw | None = None
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         spread = settings.length_max - settings.length_min + 1
-        natural = settings.length_min + prompt.number("length", self._seed + choice) % spread
+        natural = settings.length_min + prompt.number("length", self._seed + self._variant) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
         if settings.context and self.length > settings.context - prompt.tokens:
             self.length = asked = settings.context - prompt.tokens
@@ -63,7 +73,7 @@ class Answer:
             self.length = len(tokens)
             return self._to_pieces([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
-        endless = words(self._prompt, self._seed, self.choice)
+        endless = words(self._prompt, self._seed, self._variant)
         if self._prompt.continued:
             said, endless = skip(endless, self._prompt.continued)
             if self._natural:
@@ -114,6 +124,10 @@ class Answer:
             yield Close(self._block)
         yield ChoiceEnd(self.choice, self._finish, self._detail)
 
+    def hashes(self, block_size: int) -> list[int]:
+        """Hashes of the blocks of its prompt."""
+        return self._prompt.hashes(block_size)
+
     @property
     def block(self) -> int:
         """Number of the last opened block."""
@@ -153,7 +167,8 @@ def _top_logprobs(body: dict[str, Any]) -> int:
 
 
 def _requested_function(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] | None:
-    """Return the function to call: the one that the request demands, or that its last message names."""
+    """Return the function to call: the one that the request demands, or that the user's last message speaks of and
+    whose result has not come yet."""
     functions = [t["function"] for t in body.get("tools") or () if t.get("type") == "function"]
     choice = body.get("tool_choice")
     if not functions or choice == "none":
@@ -164,4 +179,10 @@ def _requested_function(body: dict[str, Any], prompt: Prompt) -> dict[str, Any] 
     if choice == "required":
         return dict(functions[0])
     last = prompt.data.rpartition(b"<user>")[2].decode("utf-8", "replace")
-    return next((f for f in functions if f["name"] in last), None)
+    return None if "<tool>" in last else next((f for f in functions if _is_named(f["name"], last)), None)
+
+
+def _is_named(function: str, text: str) -> bool:
+    """Whether a text speaks of a function: it has the name, or each word of the name after its verb."""
+    words = [word for word in _WORD.findall(function.lower()) if word not in _VERBS]
+    return function in text or (bool(words) and set(words) <= set(_WORD.findall(text.lower())))

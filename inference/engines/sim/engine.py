@@ -13,7 +13,7 @@ from inference.engines.sim.answer import Answer
 from inference.engines.sim.metrics import SimMetrics
 from inference.engines.sim.model import Replica
 from inference.engines.sim.settings import SimSettings
-from inference.engines.sim.text import Prompt
+from inference.engines.sim.text import Prompt, prompts_of
 from inference.engines.sim.whole import Part, Whole, whole_answer
 from inference.engines.upstream.answers import put_item
 from stream_fabric.errors import ContextLengthExceeded, EngineFailed, EngineLost, Unsupported
@@ -34,9 +34,10 @@ class _Request:
     """One request on the engine.
 
     ``fails_at``: fail after this number of tokens; None: never. ``whole``: the answer that is one document.
+    ``since_step``: the newest step when it came. A step's results are not for requests that came during it.
     """
 
-    __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "sink", "started_at", "whole")
+    __slots__ = ("answers", "cached", "fails_at", "left", "made", "prompt", "since_step", "sink", "started_at", "whole")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class _Request:
         whole: Whole | None,
         fails_at: int | None,
         started_at: float,
+        since_step: int,
     ) -> None:
         self.prompt = prompt
         self.sink = sink
@@ -56,6 +58,7 @@ class _Request:
         self.made = 0
         self.cached: int | None = None
         self.started_at = started_at
+        self.since_step = since_step
 
 
 class SimEngine:
@@ -80,6 +83,8 @@ class SimEngine:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._made = 0
+        self._step = 0
+        """Number of the newest step."""
         self._asleep = 0
         self._clears = 0
 
@@ -110,14 +115,14 @@ class SimEngine:
         if (exceeded := self._check_context(prompt, answers, whole)) is not None:
             sink.end("failed", ErrorInfo.of(exceeded))
             return
-        hashes = prompt.hashes(self.settings.block_size) if whole is None else ()
         fails_at = sum(answer.length for answer in answers) // 2
         if whole is None:
             fails_at = max(1, fails_at)
         failing = prompt.number("fail", self.settings.seed) % 10_000 < self.settings.fail_rate * 10_000
         now = asyncio.get_running_loop().time()
-        item = _Request(prompt, sink, answers, whole, fails_at if failing else None, now)
+        item = _Request(prompt, sink, answers, whole, fails_at if failing else None, now, self._step)
         for answer in answers:
+            hashes = answer.hashes(self.settings.block_size)
             if not self.replica.add((request.stream, answer.choice), answer.prompt_tokens, hashes, answer.length):
                 for other in answers:
                     self.replica.abort((request.stream, other.choice))
@@ -133,9 +138,12 @@ class SimEngine:
         whole: Whole | None = whole_answer(request, body)
         if whole is not None:
             return whole.prompt, whole.parts, whole
-        prompt = Prompt(body)
-        choices = int(body.get("n") or 1)
-        return prompt, [Answer(request.stream, prompt, k, choices, self.settings) for k in range(choices)], None
+        prompts, n = prompts_of(body, request.own_chars), int(body.get("n") or 1)
+        choices = len(prompts) * n
+        answers = [Answer(request.stream, prompts[k // n], k, choices, self.settings, n) for k in range(choices)]
+        prompt = prompts[0] if len(prompts) == 1 else Prompt(body)
+        prompt.tokens = sum(each.tokens for each in prompts)
+        return prompt, answers, None
 
     def _check_context(
         self, prompt: Prompt, answers: Sequence[Answer | Part], whole: Whole | None
@@ -216,6 +224,7 @@ class SimEngine:
                 self._work.clear()
                 await self._work.wait()
                 due = yielded = loop.time()
+            self._step += 1
             step = self.replica.step()
             now = loop.time()
             if not step.duration_s:  # without delays there is no schedule to keep
@@ -240,9 +249,14 @@ class SimEngine:
             if step.duration_s:
                 self.metrics.receive_step(len(step.tokens) - len(step.first), step.duration_s)
 
+    def _in_step(self, stream: StreamId) -> _Request | None:
+        """Return the request that the newest step has computed; None: it was aborted since the step began."""
+        request = self._requests.get(stream)
+        return None if request is None or request.since_step >= self._step else request
+
     def _report_prompt(self, stream: StreamId, cached: int) -> None:
         """Report the prompt's length and its cached tokens, at the first token of the stream."""
-        request = self._requests.get(stream)
+        request = self._in_step(stream)
         if request is None or request.cached is not None:
             return
         request.cached = cached
@@ -252,8 +266,8 @@ class SimEngine:
 
     def _emit_token(self, stream: StreamId, choice: int) -> None:
         """Put the next token of one choice into the stream, and end the stream after its last token."""
-        request = self._requests.get(stream)
-        if request is None:  # aborted between the step and its end
+        request = self._in_step(stream)
+        if request is None:
             return
         settings = self.settings
         request.made += 1

@@ -25,21 +25,23 @@ _ANY = {"type": "object", "properties": {"answer": {"type": "string"}}}
 class Prompt:
     """A request's prompt: its bytes, its length in (simulated) tokens, and its digest."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], own_chars: int = 0) -> None:
+        """``own_chars``: characters at the end of the prompt that an earlier replica has said of the answer."""
         self.body = body
         self.continued = ""
-        """Output that the request asks to continue."""
+        """Output of the earlier replica, which the answer continues."""
         if "messages" in body:
-            messages = body["messages"]
+            messages, begun = body["messages"], ""
             if body.get("continue_final_message") and messages[-1].get("role") == "assistant":
                 *messages, last = messages
-                self.continued = _content_text(last.get("content"))
+                begun = _content_text(last.get("content"))
             parts = [f"<{m.get('role')}>{_content_text(m.get('content'))}" for m in messages]
         else:
-            parts = [_content_text(body.get("prompt"))]
-        asked = "".join(parts).encode("utf-8", "replace")
+            begun, parts = _content_text(body.get("prompt")), []
+        begun, self.continued = begun[: len(begun) - own_chars], begun[len(begun) - own_chars :]
+        asked = "".join((*parts, begun)).encode("utf-8", "replace")
         self.digest = hashlib.blake2b(asked, digest_size=16).digest()
-        self.last = parts[-1] if parts else ""
+        self.last = parts[-1] if parts else begun
         """The last message, or the whole prompt of a completion."""
         self.data = asked + self.continued.encode("utf-8", "replace")
         self.tokens = max(1, len(self.data) // _BYTES_PER_TOKEN)
@@ -57,6 +59,14 @@ class Prompt:
     def number(self, purpose: str, seed: int) -> int:
         """A number that depends on the prompt, the purpose and the seed."""
         return int.from_bytes(_digest(self.digest, purpose, seed)[:6], "big")
+
+
+def prompts_of(body: dict[str, Any], own_chars: int = 0) -> list[Prompt]:
+    """Return the prompts of a request: a completion may have several. ``own_chars``: as for a ``Prompt``."""
+    given = body.get("prompt")
+    if "messages" in body or not isinstance(given, list) or not given or isinstance(given[0], int):
+        return [Prompt(body, own_chars)]
+    return [Prompt({**body, "prompt": one}) for one in given]
 
 
 def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Simulated answers that are one JSON document (embeddings, rerank, token counts). They depend on the inputs alone."""
+"""Simulated answers that are one JSON document (pooling, token counts). They depend on the inputs alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import msgspec
 from inference.engines.sim.answer import Piece
 from inference.engines.sim.text import Prompt
 from stream_fabric.pool.records import EngineRequest
-from stream_fabric.stream.ids import StreamId, derived_id
+from stream_fabric.stream.ids import StreamId, created_ms, derived_id
 
 _DIMENSIONS = 64
 _DIMENSIONS_MAX = 4096
 _NUMBERS_MAX = 1 << 20
 """Maximum numbers in all vectors of one answer."""
 _WORD = re.compile(r"\w+")
+_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""Names of the two sides of a score."""
 
 
 class Part:
@@ -45,6 +47,9 @@ class Part:
 
     def tokens_since_text(self) -> int:
         return 0
+
+    def hashes(self, block_size: int) -> list[int]:
+        return []  # two inputs share no KV cache
 
 
 class Whole(Protocol):
@@ -73,26 +78,32 @@ def _document(model: str, tokens: int, **fields: Any) -> bytes:
     return msgspec.json.encode({**fields, "model": model, "usage": usage, "simulated": True})
 
 
+def _inputs(given: Any) -> tuple[list[str], list[int]]:
+    """Return the texts and token counts of a text, token ids, or a list of texts or of lists of token ids."""
+    inputs = [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+    texts = [one if isinstance(one, str) else " ".join(map(str, one)) for one in inputs]
+    return texts, [_count_tokens(one) if isinstance(one, str) else len(one) for one in inputs]
+
+
+def _created(stream: StreamId) -> int:
+    return created_ms(stream) // 1000
+
+
 class Embeddings:
     """Answer with unit vectors: equal for equal inputs, unrelated for different ones."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._model = str(body["model"])
-        given = body["input"]
-        inputs = [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+        self._inputs, sizes = _inputs(body["input"])
         self._format = body.get("encoding_format") or "float"
         dimensions = body.get("dimensions")
         self._dimensions: int = _DIMENSIONS if dimensions is None else int(dimensions)
         if self._format not in ("float", "base64"):
             raise ValueError(f"encoding_format is float or base64, got {self._format!r}")
-        if not 1 <= self._dimensions <= _DIMENSIONS_MAX or self._dimensions * len(inputs) > _NUMBERS_MAX:
+        if not 1 <= self._dimensions <= _DIMENSIONS_MAX or self._dimensions * len(sizes) > _NUMBERS_MAX:
             raise ValueError(f"1 to {_DIMENSIONS_MAX} dimensions, and {_NUMBERS_MAX} numbers in all")
-        self._inputs = [text if isinstance(text, str) else " ".join(map(str, text)) for text in inputs]
-        self._data: list[dict[str, Any]] = [{} for _ in inputs]
-        self.parts: Sequence[Part] = [
-            Part(k, _count_tokens(one) if isinstance(one, str) else len(one), self._compute)
-            for k, one in enumerate(inputs)
-        ]
+        self._data: list[dict[str, Any]] = [{} for _ in sizes]
+        self.parts: Sequence[Part] = [Part(k, size, self._compute) for k, size in enumerate(sizes)]
         self.prompt = _joined_prompt(self._inputs, self.parts)
 
     def _compute(self, number: int) -> None:
@@ -143,6 +154,69 @@ class Rerank:
         return _document(self._model, self.prompt.tokens, id=name, results=results)
 
 
+_LABELS = ("negative", "neutral", "positive")
+
+
+class Classification:
+    """Answer that classifies texts into three classes, with probabilities that depend on the text alone."""
+
+    def __init__(self, stream: StreamId, body: dict[str, Any]) -> None:
+        self._model, self._stream = str(body["model"]), stream
+        if body.get("messages"):
+            inputs = [Prompt({"messages": body["messages"]}).data.decode("utf-8", "replace")]
+            sizes = [_count_tokens(inputs[0])]
+        else:
+            inputs, sizes = _inputs(body["input"])
+        if not inputs:
+            raise ValueError("there is no input")
+        self._inputs = inputs
+        self._data: list[dict[str, Any]] = [{} for _ in inputs]
+        self.parts: Sequence[Part] = [Part(k, size, self._compute) for k, size in enumerate(sizes)]
+        self.prompt = _joined_prompt(inputs, self.parts)
+
+    def _compute(self, number: int) -> None:
+        drawn = hashlib.shake_256(self._inputs[number].encode("utf-8", "replace")).digest(len(_LABELS))
+        weights = [1 + value for value in drawn]
+        probs = [weight / sum(weights) for weight in weights]
+        label = _LABELS[probs.index(max(probs))]
+        self._data[number] = {"index": number, "label": label, "probs": probs, "num_classes": len(_LABELS)}
+
+    def body(self) -> bytes:
+        name = derived_id("classify-", self._stream)
+        return _document(
+            self._model, self.prompt.tokens, id=name, object="list", created=_created(self._stream), data=self._data
+        )
+
+
+class Scores:
+    """Answer that scores pairs of texts by the share of the left one's words in the right one."""
+
+    def __init__(self, stream: StreamId, body: dict[str, Any]) -> None:
+        self._model, self._stream = str(body["model"]), stream
+        left, right = next([body[name] for name in pair] for pair in _SIDES if all(name in body for name in pair))
+        lefts, rights = (_inputs(side)[0] for side in (left, right))
+        if len(lefts) not in (1, len(rights)) or not rights:
+            raise ValueError("the left side has one text, or as many as the right one")
+        self._pairs = list(zip(lefts * len(rights) if len(lefts) == 1 else lefts, rights, strict=True))
+        self._scores = [0.0] * len(self._pairs)
+        self.parts: Sequence[Part] = [
+            Part(k, _count_tokens(one) + _count_tokens(other), self._compute)
+            for k, (one, other) in enumerate(self._pairs)
+        ]
+        self.prompt = _joined_prompt([*lefts, *rights], self.parts)
+
+    def _compute(self, number: int) -> None:
+        one, other = (set(_WORD.findall(text.casefold())) for text in self._pairs[number])
+        self._scores[number] = len(one & other) / max(1, len(one))
+
+    def body(self) -> bytes:
+        data = [{"index": k, "object": "score", "score": score} for k, score in enumerate(self._scores)]
+        name = derived_id("score-", self._stream)
+        return _document(
+            self._model, self.prompt.tokens, id=name, object="list", created=_created(self._stream), data=data
+        )
+
+
 class TokenCount:
     """Answer with the number of a prompt's simulated tokens."""
 
@@ -162,6 +236,10 @@ def whole_answer(request: EngineRequest, body: dict[str, Any]) -> Whole | None:
             return Embeddings(body)
         case "rerank":
             return Rerank(request.stream, body)
+        case "classify":
+            return Classification(request.stream, body)
+        case "score":
+            return Scores(request.stream, body)
         case "tokenize":
             return TokenCount(body)
     return None

@@ -120,9 +120,12 @@ class ChunkReader:
     """Reads the chunks of one response: ``receive`` puts frames into the sink, ``end`` checks that nothing is missing.
 
     ``counts``: each chunk has the token counts of the prompt and of its choice (``continuous_usage_stats`` of vLLM).
+    ``prompts``: each has the same number of choices, in the order of their indices.
     """
 
-    def __init__(self, stream: StreamId, sink: FrameSink, choices: int, *, counts: bool = False) -> None:
+    def __init__(
+        self, stream: StreamId, sink: FrameSink, choices: int, *, counts: bool = False, prompts: int = 1
+    ) -> None:
         self._stream = stream
         self._sink = sink
         self._choices = [_ChoiceState() for _ in range(choices)]
@@ -130,6 +133,10 @@ class ChunkReader:
         self._usage: Usage | None = None
         self._counts = counts
         self._prompt_tokens: int | None = None
+        self._choices_each = choices // prompts if prompts > 1 else 0
+        """Choices of each prompt; 0: there is one prompt."""
+        self._tokens_of: dict[int, int] = {}
+        """Tokens of each prompt that is known, if there are several."""
         self._done = False
         self._template: ChunkTemplate | None = None
         """Form of the chunks of the open text block."""
@@ -208,12 +215,25 @@ class ChunkReader:
 
     def _take_counts(self, usage: _Usage, choices: list[_Choice]) -> None:
         """Take a chunk's counts of prompt tokens and of each choice's tokens."""
-        if self._prompt_tokens is None and usage.prompt_tokens:
+        if self._choices_each:
+            self._add_prompts(usage, choices)
+        elif self._prompt_tokens is None and usage.prompt_tokens:
             self._prompt_tokens = usage.prompt_tokens
             self._sink.usage(usage.prompt_tokens)
         for choice in choices:
             if 0 <= choice.index < len(self._choices):
                 self._choices[choice.index].made = usage.completion_tokens
+
+    def _add_prompts(self, usage: _Usage, choices: list[_Choice]) -> None:
+        """Report the sum of the prompts known so far: a chunk counts the prompt of its own choice."""
+        for choice in choices:
+            prompt = choice.index // self._choices_each
+            if usage.prompt_tokens and prompt not in self._tokens_of:
+                self._tokens_of[prompt] = usage.prompt_tokens
+                total = sum(self._tokens_of.values())
+                self._sink.usage(total)
+                if len(self._tokens_of) * self._choices_each == len(self._choices):
+                    self._sink.frame(Note("prompt", prompt_tokens=total))  # for the next producer, if this one dies
 
     def _take_usage(self, usage: _Usage) -> None:
         """Take the usage of the whole response."""
@@ -315,7 +335,9 @@ class ChunkReader:
     def _open_call(self, state: _ChoiceState, index: int, call: _Call, name: str) -> None:
         self._close_text_block(state)
         call.block = self._new_block()
-        call.id = call.id or derived_id("call_", self._stream, call.block + 1)
+        if not call.id or any(other.id == call.id and 0 <= other.block < call.block for other in state.calls):
+            # Some servers repeat an id within an answer; clients tell calls by it
+            call.id = derived_id("call_", self._stream, call.block + 1)
         self._sink.frame(Open(call.block, index, "tool", "function", call.id, name))
         if call.held:
             self._sink.text(call.block, call.held, state.take_tokens(1))

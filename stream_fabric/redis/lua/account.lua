@@ -1,7 +1,8 @@
 -- Prefix of the scripts of a tenant's account; ``accounts.account.AccountState`` is the same algorithm.
 -- KEYS[1]: prefix .. 'held', a hash: stream → tokens it reserved and its subjects, each after \31.
 -- Other keys: 'due' sorted set of streams by when they are checked next, ms; 'b:<subject>' hash of its buckets: r spent
---   requests, ra when, rl limit per minute, and t, ta, tl for tokens; 'c:<subject>' set of its running streams.
+--   requests, ra when, rl limit per minute, and t, ta, tl for tokens; 'c:<subject>' set of its running streams;
+--   'o:<stream>' set of the last calls that added to its reservation.
 local A = string.sub(KEYS[1], 1, -5)
 
 local function drained(spent, at, limit, now)

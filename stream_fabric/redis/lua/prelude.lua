@@ -5,13 +5,20 @@
 --   t tenant   f facts for the encoder   o structural frames "seq line\n"   x when its expiry was last set, ms
 --   mo model that its usage is counted under   ib bytes of its inputs   ac 1 if its tenant's account holds a
 --   reservation for it   rt ms that it is kept after its end, where its plan says so; 0: until it was read
---   fg 1 once it was read and its content is deleted
+--   fg 1 once it was read and its content is deleted   in number of its inputs   ia how many of them its producer has
+--   answered
 local UNIT, RECORD = '\31', '\30'
 local HOUR_MS = 60 * 60 * 1000
+local STEERED = '{"k":"choice-end","choice":0,"finish_reason":"steered"}'
 
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- Whether the structural frames hold the end of a choice: then the answer is complete, or cut.
+local function is_answered(structure)
+  return string.find(structure or '', ' {"k":"choice-end"', 1, true) ~= nil
 end
 
 local function epoch_number(epoch)
@@ -63,24 +70,32 @@ local function kept_ms(own, default_ms)
   return own == '0' and ZERO_KEPT_MS or own or default_ms
 end
 
--- Let a stream that has ended expire. Its placement records and inputs go with it; no caller names their keys, so in a
--- slot that moves to another node this may fail, and they keep their longer life.
-local function expire_ended(m, l, default_ms)
-  local ms, prefix = kept_ms(redis.call('HGET', m, 'rt'), default_ms), string.sub(m, 1, -2)
-  redis.call('PEXPIRE', m, ms)
-  redis.call('PEXPIRE', l, ms)
-  redis.pcall('PEXPIRE', prefix .. 'p', ms)
-  redis.pcall('PEXPIRE', prefix .. 'i', ms)
+-- Let a stream's inputs expire with it. No caller names their key, so in a slot that moves to another node this may
+-- fail, and they keep the life that they have.
+local function expire_inputs(m, ms)
+  redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'i', ms)
 end
 
--- Append a terminal in place of the producer. The caller has checked that the stream is live.
-local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms, tenant, us)
-  local seq = string.format('%d', last + 1)
-  redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', seq, 'd', frame)
+-- Let a stream that has ended expire. Its inputs and placement records go with it; the key of the latter has no name
+-- here either.
+local function expire_ended(m, l, default_ms)
+  local ms = kept_ms(redis.call('HGET', m, 'rt'), default_ms)
+  redis.call('PEXPIRE', m, ms)
+  redis.call('PEXPIRE', l, ms)
+  redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', ms)
+  expire_inputs(m, ms)
+end
+
+-- Append a terminal in place of the producer. The caller has checked that the stream is live. before: a frame and a
+-- newline in front of the terminal, or nothing.
+local function finish(m, l, id, epoch, last, frame, status, watchers, channel, publish, retention_ms, tenant, us, before)
+  local first, seq = string.format('%d', last + 1), string.format('%d', last + (before and 2 or 1))
+  frame = (before or '') .. frame
+  redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', first, 'd', frame)
   redis.call('HSET', m, 's', seq, 'st', status)
   settle(m, tenant, us, redis.call('HGET', m, 'mo') or '', now_ms())
   expire_ended(m, l, retention_ms)
-  local message = part(id, epoch, seq, seq, frame)
+  local message = part(id, epoch, first, seq, frame)
   for gw in string.gmatch(watchers or '', '%S+') do
     redis.call(publish, channel .. gw, message)
   end

@@ -17,6 +17,7 @@ local epoch = string.format('%d.%s', n, ARGV[3])
 redis.call('HSET', m, 'e', epoch, 'b', v[5] .. string.format('%d', n) .. ':' .. v[2] .. ' ', 'r', '', 'x', '0')
 redis.call('PEXPIRE', m, ARGV[6])
 redis.call('PEXPIRE', KEYS[2], ARGV[6])
+expire_inputs(m, ARGV[6])
 if v[4] ~= '' then
   redis.call(ARGV[5], ARGV[4] .. v[4], 'fence' .. UNIT .. ARGV[1] .. UNIT .. v[1] .. UNIT .. v[2])
 end

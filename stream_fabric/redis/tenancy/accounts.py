@@ -58,6 +58,18 @@ class RedisAccounts(Accounts):
             return Spent(which, _UNITS[kind], uses, overdue, budgets, crossed)
         return Admitted(uses, overdue, granted, budgets, crossed)
 
+    async def add(
+        self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject], requests: int, tokens: int, call: str
+    ) -> Admitted | Exceeded:
+        slot, key = _slot_and_key(tenant)
+        args: list[Arg] = [stream, requests, tokens, len(subjects), call]
+        for name, limits in subjects:
+            args.append(name)
+            args += ("" if each is None else each for each in _figures(limits)[:2])
+        reply = await script("account_add")(self._client, slot, [key], args)
+        code, which, kind, retry, *_ = reply
+        return Exceeded(which, _KINDS[kind], float(retry), _uses(reply)) if code else Admitted(_uses(reply))
+
     async def extend(self, tenant: TenantId, stream: StreamId, output_tokens: int, prompt_tokens: int = 0) -> Extended:
         slot, key = _slot_and_key(tenant)
         args: list[Arg] = [stream, output_tokens, prompt_tokens]

@@ -55,7 +55,7 @@ async def _demo(first_port: int) -> int:
     """Start the platform, run the demo and return the exit code: 0 when every check held."""
     started = time.monotonic()
     print("Starting Redis, two simulated replicas, a controller and two gateways …", flush=True)
-    options = UpOptions(gateways=2, replicas=2, sim=_SIM, port=first_port, telemetry=False)
+    options = UpOptions(gateways=2, replicas=2, sim=_SIM, port=first_port, telemetry=False, database=False)
     held: deque[str] = deque(maxlen=_LOG_LINES_MAX)
     async with platform(options, held.append) as running:
         urls = [gateway["url"] for gateway in running.gateways]

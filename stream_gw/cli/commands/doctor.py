@@ -43,6 +43,8 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
     from stream_gw.cli.checks.files import check_keys, check_pools
     from stream_gw.cli.checks.privacy import check_privacy
     from stream_gw.cli.checks.redis import check_redis
+    from stream_gw.cli.checks.replies import check_images, check_structured
+    from stream_gw.cli.checks.responses import check_responses
     from stream_gw.cli.checks.telemetry import check_clickhouse, check_consumer
     from stream_gw.cli.checks.tenancy import check_tenancy
     from stream_gw.settings import GatewaySettings
@@ -71,10 +73,13 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
         check_keys(report, gateway)
         await check_tenancy(report, gateway)
         await check_privacy(report, gateway)
+        await check_responses(report, gateway, url)
+        await check_images(report, gateway.image_models, url)
     if controller:
         check_pools(report, controller)
     if agent:
         await check_engine(report, agent)
+        await check_structured(report)
     await check_events(report)
     if telemetry:
         await check_clickhouse(report, telemetry)

@@ -56,11 +56,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="keep a trace of every request in ClickHouse's engine (default: where it is installed, stream-gw[chdb])",
     )
     parser.add_argument(
+        "--database",
+        action=argparse.BooleanOptionalAction,
+        help="keep stored responses, conversations and tenants in an SQLite file (default: where stream-gw[tenants] is "
+        "installed, unless STREAM_GW_DATABASE_URL or --redis-url is given)",
+    )
+    parser.add_argument(
+        "--state-folder",
         "--telemetry-folder",
         metavar="FOLDER",
         default="",
-        help="folder of traces and undelivered events; fresh: an empty one, deleted at the end. One run uses a folder "
-        "at a time (default: $XDG_STATE_HOME/stream-gw, else ~/.local/state/stream-gw, shared by all runs)",
+        help="folder of traces, undelivered events and the database; fresh: an empty one, deleted at the end. One run "
+        "uses a folder at a time (default: $XDG_STATE_HOME/stream-gw, else ~/.local/state/stream-gw, shared by all "
+        "runs). --telemetry-folder is its name before this release",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready")
 
@@ -126,7 +134,7 @@ async def _run_platform(options: UpOptions, stop: asyncio.Event, starting: async
     async with platform(options) as running:
         up = running
         if running.state_folder:
-            _say(f"traces and undelivered events are in {_folder_text(running)}")
+            _say(_folder_text(running))
         if options.json:
             print(json.dumps(running.facts()), flush=True)
         else:
@@ -164,8 +172,13 @@ def _say(text: str) -> None:
 
 
 def _folder_text(running: Platform) -> str:
+    """Say what lies in the state folder, and whether it is kept."""
     assert running.state_folder is not None
-    return f"{running.state_folder.path} ({running.state_folder.note})"
+    what = "traces and undelivered events" if running.telemetry else "undelivered events"
+    if running.database:
+        what = "traces, undelivered events and the database" if running.telemetry else "the database"
+    verb = "is" if what == "the database" else "are"
+    return f"{what} {verb} in {running.state_folder.path} ({running.state_folder.note})"
 
 
 def print_addresses(running: Platform) -> None:
@@ -187,6 +200,11 @@ def print_addresses(running: Platform) -> None:
         lines += [("traces", f"stream-gw traces list {flags}"), ("why", f"stream-gw traces why resp_… {flags}")]
     elif options.telemetry is None and os.environ.get("STREAM_GW_EVENTS") != "off":
         lines.append(("traces", "not kept: pip install 'stream-gw[chdb]'"))
+    if running.database:
+        lines.append(("database", f"{running.database} (stored responses, conversations)"))
+    elif options.database is not False and not os.environ.get("STREAM_GW_DATABASE_URL"):
+        why = "set STREAM_GW_DATABASE_URL or --database" if options.redis_url else "pip install 'stream-gw[tenants]'"
+        lines.append(("database", f"none, so no conversations: {why}"))
     lines.append(("replicas", f"stream-gw replicas --redis-url {running.redis_url}"))
     for name, text in lines:
         print(f"  {name:<8} {text}".rstrip())

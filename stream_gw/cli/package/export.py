@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 from pathlib import Path
@@ -47,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     files = {
         folder / target / path.relative_to(source) if source.is_dir() else folder / target: path
         for source, target in ((root / name, target) for name, target in _SOURCES[args.what].items())
-        for path in ([source] if source.is_file() else sorted(source.rglob("*")))
-        if path.is_file()
+        for path in ([source] if source.is_file() else _files_of(source))
     }
     there = sorted(str(target) for target in files if target.exists())
     if there and not args.force:
@@ -61,6 +61,11 @@ def run(args: argparse.Namespace) -> int:
             shutil.copyfile(path, target)
     print(f"{len(files)} files in {folder}\n{_NEXT[args.what].format(folder=folder)}")
     return 0
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Return the files in the folder and in folders that it links to: the chart links to the dashboards."""
+    return sorted(Path(where, name) for where, _, names in os.walk(folder, followlinks=True) for name in names)
 
 
 def _movable(compose: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -54,8 +55,11 @@ class UpOptions:
     dev_key: str = "sk-dev"
     telemetry: bool | None = None
     """None: where ClickHouse's client and engine are installed."""
-    telemetry_folder: str = ""
-    """Folder of traces and undelivered events, or ``fresh``; empty: the default folder."""
+    database: bool | None = None
+    """Whether to keep an SQLite database of stored responses, conversations and tenants. None: where SQL is installed,
+    the platform starts its own Redis, and STREAM_GW_DATABASE_URL names no database."""
+    state_folder: str = ""
+    """Folder of traces, undelivered events and the database, or ``fresh``; empty: the default folder."""
     json: bool = False
 
 
@@ -71,6 +75,8 @@ class Platform:
     controller: dict[str, Any] = field(default_factory=dict)
     telemetry: dict[str, Any] | None = None
     state_folder: StateFolder | None = None
+    database: Path | None = None
+    """The SQLite file of this run. None: STREAM_GW_DATABASE_URL names the database, or there is none."""
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
     children: list[Children] = field(default_factory=list)
 
@@ -91,7 +97,8 @@ class Platform:
             "agents": self.agents,
             "controller": self.controller,
             "telemetry": self.telemetry,
-            "telemetry_folder": str(self.state_folder.path) if self.state_folder else None,
+            "state_folder": str(self.state_folder.path) if self.state_folder else None,
+            "database": str(self.database) if self.database else None,
             "redis_url": self.redis_url,
             "redis_pid": self.redis_pid,
             "key": self.options.dev_key,
@@ -132,9 +139,16 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
         if sys.stderr.isatty():  # the children write to a pipe
             env.setdefault("STREAM_GW_LOG_FORMAT", "text")
         with_telemetry = _with_telemetry(options)
-        if with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka":
-            running.state_folder = stack.enter_context(open_state_folder(options.telemetry_folder))
+        with_events, with_database = with_telemetry or env.get("STREAM_GW_EVENTS") == "kafka", _with_database(options)
+        if with_events or with_database:
+            running.state_folder = stack.enter_context(open_state_folder(options.state_folder))
+        if with_events and running.state_folder:
             env.setdefault("STREAM_GW_EVENTS_SPOOL", str(running.state_folder.path / "spool"))
+        if with_database and running.state_folder:
+            running.database = running.state_folder.path / "database.sqlite"
+            running.database.touch(0o600)  # it holds content; the gateways make its tables
+        elif options.database is False:
+            env.pop("STREAM_GW_DATABASE_URL", None)
         # The consumers end last, because gateways and agents send events to the end, and the folder goes after them
         for _ in range(2):
             running.children.append(group := Children(log))
@@ -156,7 +170,7 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
             env.setdefault("STREAM_GW_EVENTS", "off")
         starts += _agent_starts(others, options, env)
         starts.append(others.start(["controller", "--metrics-port", "0"], env))
-        starts += _gateway_starts(others, options, env | consumer)
+        starts += _gateway_starts(others, options, env | consumer | _gateway_secrets(running))
         for process, facts in await asyncio.gather(*starts):
             running.add(process, facts)
         if running.telemetry:
@@ -199,13 +213,38 @@ def _agent_starts(children: Children, options: UpOptions, env: dict[str, str]) -
 
 def _gateway_starts(children: Children, options: UpOptions, env: dict[str, str]) -> list[Start]:
     """Coroutines that each start one gateway."""
-    own = {"STREAM_GW_DEV_KEY": options.dev_key, "STREAM_GW_TOKEN_SECRET": secrets.token_hex(32)}
+    own = {"STREAM_GW_DEV_KEY": options.dev_key}
     starts = []
     for k in range(options.gateways):
         port = str(options.port + k if options.port else 0)
         flags = ["gateway", "--host", options.host, "--port", port, "--gateway", f"gateway{k}"]
         starts.append(children.start(flags, env | own, name=f"gateway{k}"))
     return starts
+
+
+def _gateway_secrets(running: Platform) -> dict[str, str]:
+    """Variables of the gateways' database and secrets. What the database holds outlives a run, so the secret that seals
+    compactions lies beside it."""
+    if running.database is None or running.state_folder is None:
+        return {"STREAM_GW_TOKEN_SECRET": secrets.token_hex(32)}
+    return {
+        "STREAM_GW_DATABASE_URL": f"sqlite:///{running.database}",
+        "STREAM_GW_TOKEN_SECRET": running.state_folder.secret("token-secret"),
+    }
+
+
+def _with_database(options: UpOptions) -> bool:
+    """Return whether to keep an SQLite file. Raises ValueError when it is asked for and its packages are missing.
+
+    Gateways on a Redis of the user's may serve a fleet with a database of its own, and two databases would share its
+    responses out between them.
+    """
+    if options.database is False or os.environ.get("STREAM_GW_DATABASE_URL"):
+        return False
+    installed = all(find_spec(module) is not None for module in ("sqlalchemy", "alembic", "aiosqlite"))
+    if options.database and not installed:
+        raise ValueError("--database needs an SQL library: pip install 'stream-gw[tenants]'")
+    return bool(options.database) or (installed and not options.redis_url)
 
 
 def _with_telemetry(options: UpOptions) -> bool:

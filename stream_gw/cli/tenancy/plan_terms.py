@@ -8,7 +8,13 @@ from typing import Any, get_args
 import msgspec
 
 from stream_fabric.accounts.records import Budget, Budgets, Moderation
-from stream_fabric.limits import CONTENT_BYTES_MAX, RETENTION_S_MAX, TRACE_RETENTION_DAYS_MAX
+from stream_fabric.limits import (
+    CONTENT_BYTES_MAX,
+    REPAIRS_MAX,
+    RESPONSE_DAYS_MAX,
+    RETENTION_S_MAX,
+    TRACE_RETENTION_DAYS_MAX,
+)
 from stream_gw.cli.tenancy.session import names
 from stream_gw.tenancy.models import Plan
 
@@ -45,6 +51,23 @@ def add_term_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--regions", type=names, default=..., metavar="A,B", help="regions where it may be served; all: all regions"
     )
+    _add_privacy_flags(verb)
+    verb.add_argument(
+        "--repairs",
+        type=int,
+        metavar="N",
+        help=f"highest repair of a request, up to {REPAIRS_MAX}: replies that are made again because they do not fit "
+        "their JSON schema (default 1); 0: none",
+    )
+    verb.add_argument(
+        "--kv-isolation",
+        action=argparse.BooleanOptionalAction,
+        help="each tenant has a KV cache of its own in the engines (default: tenants share it)",
+    )
+
+
+def _add_privacy_flags(verb: argparse.ArgumentParser) -> None:
+    """Add the flags of what is kept, removed and checked."""
     verb.add_argument(
         "--retention-s",
         type=_number_or_default,
@@ -57,6 +80,13 @@ def add_term_flags(verb: argparse.ArgumentParser) -> None:
         type=_number_or_default,
         metavar="DAYS",
         help=f"days that ClickHouse keeps traces, up to {TRACE_RETENTION_DAYS_MAX}; {_DEFAULT}: the platform's setting",
+    )
+    verb.add_argument(
+        "--response-days",
+        type=_number_or_default,
+        metavar="DAYS",
+        help=f"days that the database keeps responses and conversations, up to {RESPONSE_DAYS_MAX}; 0: none; "
+        f"{_DEFAULT}: the platform's setting",
     )
     verb.add_argument(
         "--trace-content-bytes",
@@ -74,20 +104,15 @@ def add_term_flags(verb: argparse.ArgumentParser) -> None:
         choices=get_args(Moderation),
         help="content that is checked: nothing, prompts, or prompts and answers",
     )
-    verb.add_argument(
-        "--kv-isolation",
-        action=argparse.BooleanOptionalAction,
-        help="each tenant has a KV cache of its own in the engines (default: tenants share it)",
-    )
 
 
 def given_terms(args: argparse.Namespace, held: Plan) -> dict[str, Any]:
     """Return the terms that the flags change."""
     given: dict[str, Any] = {}
-    for name in ("share", "trace_content_bytes", "redact", "moderation", "kv_isolation"):
+    for name in ("share", "trace_content_bytes", "redact", "moderation", "kv_isolation", "repairs"):
         if (value := getattr(args, name)) is not None:
             given[name] = value
-    for name in ("retention_s", "trace_retention_days"):
+    for name in ("retention_s", "trace_retention_days", "response_days"):
         if (value := getattr(args, name)) is not None:
             given[name] = None if value == _DEFAULT else value
     if args.regions is not ...:
@@ -113,10 +138,12 @@ def terms_text(plan: Plan) -> list[str]:
     lines.append(f"  share of a pool: {plan.share}")
     lines.append(f"  seconds that Redis keeps an ended stream: {_or_default(plan.retention_s)}")
     lines.append(f"  days that ClickHouse keeps traces: {_or_default(plan.trace_retention_days)}")
+    lines.append(f"  days that the database keeps responses: {_or_default(plan.response_days)}")
     lines.append(
         f"  bytes of prompts and completions in traces: {plan.trace_content_bytes}{', redacted' * plan.redact}"
     )
     lines.append(f"  moderation: {plan.moderation}")
+    lines.append(f"  repairs of a structured reply: {plan.repairs}")
     lines.append(f"  KV cache: {'of each tenant alone' if plan.kv_isolation else 'shared between tenants'}")
     return lines
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from stream_fabric.limits import MESSAGES_MAX, USER_CHARS_MAX
-from stream_gw.dialects.bodies import Common, Tier, Tokens
+from stream_gw.dialects.bodies import Common, Repairs, Tier, Tokens
 from stream_gw.dialects.requests import MODEL_CHARS_MAX, STOPS_MAX
 
 _TEXT: dict[str, Any] = {
@@ -60,7 +60,7 @@ def _content(*blocks: dict[str, Any]) -> dict[str, Any]:
 
 class UserTurn(msgspec.Struct, tag_field="role", tag="user"):
     content: Annotated[Any, Meta(extra_json_schema=_content(_TEXT, _IMAGE, _RESULT))]
-    """Text, or blocks. Images may also be base64; `document` (plain text) and `search_result` are accepted."""
+    """Text, or blocks. Images may also be base64; `search_result` and `document` (not by URL or id) are accepted."""
 
 
 class AssistantTurn(msgspec.Struct, tag_field="role", tag="assistant"):
@@ -139,6 +139,9 @@ class MessagesBody(Common, kw_only=True):
     metadata: MessagesMetadata | None = None
     service_tier: Tier | Literal["standard_only"] | None = None  # type: ignore[assignment]
     """Tier in the queue, as in a chat; `standard_only` is `default`."""
+    repair: Repairs | None = None
+    """Replies to make again, at most, while they do not fit the schema of `output_config.format`. Only without
+    `stream`; the plan may allow fewer."""
 
 
 class CountTokensBody(msgspec.Struct, kw_only=True):

@@ -31,7 +31,7 @@ from stream_fabric.stream.frames import (
 from stream_fabric.stream.ids import derived_id
 from stream_gw.dialects.anthropic.errors import error_body
 from stream_gw.dialects.anthropic.messages import stop_reason, usage_json
-from stream_gw.dialects.base import ENDED, HEARTBEAT, Encoder, ends_cleanly
+from stream_gw.dialects.base import ENDED, HEARTBEAT, Encoder, check_json, ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
 
 _json = msgspec.json.Encoder().encode
@@ -136,10 +136,13 @@ class MessagesEncoder(Encoder):
                 return self._close(b"%d" % block, opaque)
             case ChoiceEnd() as frame:
                 self._finish = frame
+                self._take_check(frame)
                 return [*self._opening_chunks(), *self._close_all()]
             case Note("prompt", prompt, cached) if not self._opened:
                 self._prompt = Usage(prompt=prompt or 0, cached=cached or 0)
                 return self._opening_chunks()
+            case Note("input", body=body) if body is not None and self._opened:  # SDKs pass over what a ping holds
+                return [b'{"type":"ping","input":%b}' % bytes(body)]
         return []
 
     def observe(self, line: bytes) -> None:
@@ -272,8 +275,10 @@ class MessagesEncoder(Encoder):
         delta: dict[str, Any] = {"stop_reason": reason, "stop_sequence": sequence}
         if reason == "refusal":
             delta["stop_details"] = {"type": "refusal", "category": None, "explanation": None}
-        usage = usage_json(end.usage or Usage())
-        return [*bodies, _json({"type": "message_delta", "delta": delta, "usage": usage}), b'{"type":"message_stop"}']
+        event = {"type": "message_delta", "delta": delta, "usage": usage_json(end.usage or Usage())}
+        if self.checks:
+            event["structured_output"] = check_json(self.checks[0][1])
+        return [*bodies, _json(event), b'{"type":"message_stop"}']
 
 
 def _content_type(frame: Open) -> str | None:

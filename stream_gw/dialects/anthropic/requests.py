@@ -12,8 +12,8 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import USER_CHARS_MAX
 from stream_gw.dialects.anthropic.translate import chat_messages, chat_tool_choice, chat_tools
 from stream_gw.dialects.prompt import chat_prompt
-from stream_gw.dialects.requests import STOPS_MAX, CreateRequest, bounded, field, read_common, read_fields
-from stream_gw.dialects.whole import whole_request
+from stream_gw.dialects.requests import STOPS_MAX, CreateRequest, bounded, field, read_common, read_fields, read_repairs
+from stream_gw.dialects.whole import count_request
 
 DIALECT = "anthropic.messages"
 _TOKENS_MAX = 1 << 31
@@ -21,13 +21,17 @@ _TRANSLATED = (
     "max_tokens", "messages", "metadata", "output_config", "service_tier", "stop_sequences", "system", "thinking",
     "tool_choice", "tools",
 )  # fmt: skip
-_IGNORED = ("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed")
-"""Fields of Anthropic's own service: they change neither what is asked nor what is answered."""
-_UNSUPPORTED = ("container", "mcp_servers")
-_COUNTED = (
-    "model", "messages", "tools", "user", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+_IGNORED = (
+    "betas", "billing_policy", "cache_control", "compaction", "context_management", "diagnostics",
+    "fallback_credit_token", "fallbacks", "inference_geo", "speed", "user_profile_id", "workspace_id",
 )  # fmt: skip
-"""Fields of the engine's body that a count of tokens depends on, and the user for whom it is made."""
+"""Fields of Anthropic's own service. Without them the whole history goes to the model that was asked for."""
+_UNSUPPORTED = {
+    "container": "no code runs here; run it in your client, as a tool",
+    "mcp_servers": "connect your client to the MCP server, and send its tools with an input_schema",
+    "thread": "messages are not stored here; send the whole history",
+}
+"""Fields that need what is not here, with what to do."""
 _encode = msgspec.json.encode
 
 
@@ -68,9 +72,11 @@ def parse_messages(body: bytes) -> CreateRequest:
                 f"stop_sequences must have at most {STOPS_MAX} strings, got {len(stops)}", param="stop_sequences"
             )
         made["stop"] = Raw(_encode(stops))
+    request = read_common(made, "chat")
     return msgspec.structs.replace(
-        read_common(made, "chat"),
+        request,
         max_tokens=limit,
+        repairs=read_repairs(made, request),
         prompt=chat_prompt(made["messages"], made.get("tools")),
         dialect=DIALECT,
     )
@@ -78,16 +84,14 @@ def parse_messages(body: bytes) -> CreateRequest:
 
 def parse_count_tokens(body: bytes) -> CreateRequest:
     """Parse and check the body of a request to count the tokens of a prompt. Raises like ``parse_messages``."""
-    made = _chat(read_fields(body))
-    kept = {name: raw for name, raw in made.items() if name in _COUNTED}
-    return msgspec.structs.replace(whole_request(read_common(kept, "tokenize"), 0), dialect="anthropic.count_tokens")
+    return msgspec.structs.replace(count_request(_chat(read_fields(body))), dialect="anthropic.count_tokens")
 
 
 def _chat(fields: dict[str, Raw]) -> dict[str, Raw]:
     """Return the fields of the body in OpenAI's format: what both kinds of request share, and what is unknown."""
-    for name in _UNSUPPORTED:
+    for name, instead in _UNSUPPORTED.items():
         if field(fields, name, Any) not in (None, []):
-            raise Unsupported(f"{name} is not supported: no server tools run here", param=name)
+            raise Unsupported(f"{name} is not supported: {instead}", param=name)
     skipped = (*_TRANSLATED, *_IGNORED, *_UNSUPPORTED)
     made = {name: raw for name, raw in fields.items() if name not in skipped}
     messages, is_begun = chat_messages(field(fields, "system", Any), field(fields, "messages", Any, required=True))

@@ -8,6 +8,7 @@ import msgspec
 
 from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import MESSAGES_MAX
+from stream_gw.dialects.files import file_part
 
 Json = dict[str, Any]
 
@@ -68,7 +69,9 @@ def _tool(tool: Any, place: str) -> Json:
     type_ = tool.get("type") or "custom"
     if type_ != "custom":
         raise Unsupported(
-            f"{place} is of type {str(type_)[:60]!r}; only tools with an input_schema work", param="tools"
+            f"{place} is of type {str(type_)[:60]!r}; no tools run here, and engines know no built-in ones: "
+            "send a tool with an input_schema, and run it in your client",
+            param="tools",
         )
     schema = tool.get("input_schema")
     if not isinstance(tool.get("name"), str) or not isinstance(schema, dict):
@@ -148,14 +151,41 @@ def _user_part(block: Json, place: str) -> Json:
         case "image":
             return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), place)}}
         case "document":
-            source = block.get("source")
-            if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-                return {"type": "text", "text": source["data"]}
-            raise Unsupported(f"{place} is a document that is not plain text; send its text", param="messages")
+            return _document(block, place)
         case "search_result":
+            _check_citations(block, place)
             texts = [_text(one, place)["text"] for one in _blocks(block.get("content"), f"{place}.content")]
             return {"type": "text", "text": "\n".join([str(block.get("title") or ""), *texts])}
     return _text(block, place)
+
+
+def _document(block: Json, place: str) -> Json:
+    """Return a document as text after its title and context, or as a file."""
+    _check_citations(block, place)
+    told = [each for name in ("title", "context") if isinstance(each := block.get(name), str) and each]
+    match block.get("source"):
+        case {"type": "text", "data": str(data)}:
+            return {"type": "text", "text": "\n".join([*told, data])}
+        case {"type": "content", "content": content}:
+            texts = [
+                _text(one, f"{place}.source.content")["text"] for one in _blocks(content, f"{place}.source.content")
+            ]
+            return {"type": "text", "text": "\n".join([*told, *texts])}
+        case {"type": "base64", "media_type": str(media), "data": str(data)}:
+            return file_part(data, str(block.get("title") or ""), place, param="messages", media=media)
+    raise Unsupported(
+        f"{place}.source must be text, content of text blocks, or base64: documents are not fetched from a URL, and "
+        "files are not stored here",
+        param="messages",
+    )
+
+
+def _check_citations(block: Json, place: str) -> None:
+    match block.get("citations"):
+        case {"enabled": True}:
+            raise Unsupported(
+                f"{place}.citations must not be enabled: answers have no citations here", param="messages"
+            )
 
 
 def _image_url(source: Any, place: str) -> str:
@@ -164,7 +194,9 @@ def _image_url(source: Any, place: str) -> str:
             return f"data:{media};base64,{data}"
         case {"type": "url", "url": str(url)}:
             return url
-    raise Unsupported(f"{place}.source must be base64 with media_type and data, or a url", param="messages")
+    raise Unsupported(
+        f"{place}.source must be base64 with media_type and data, or a url: files are not stored here", param="messages"
+    )
 
 
 def _assistant(content: Any, place: str) -> Json:
@@ -205,5 +237,7 @@ def _unknown(block: Json, place: str) -> BadRequest:
     if block["type"] == "text":
         return BadRequest(f"{place}.text must be a string", param=place.partition(".")[0])
     return Unsupported(
-        f"{place} is a block of type {block['type'][:60]!r}, which is not supported here", param=place.partition(".")[0]
+        f"{place} is a block of type {block['type'][:60]!r}, which is not supported here; leave it out, or send "
+        "what it says as text",
+        param=place.partition(".")[0],
     )

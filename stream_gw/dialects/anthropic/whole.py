@@ -64,6 +64,8 @@ def _add(message: dict[str, Any], texts: list[str], event: dict[str, Any]) -> No
         case "message_delta":
             message.update(event["delta"])
             message["usage"] |= event["usage"]
+            if "structured_output" in event:
+                message["structured_output"] = event["structured_output"]
 
 
 def _fill(block: dict[str, Any], text: str) -> None:

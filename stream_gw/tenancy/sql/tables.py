@@ -17,10 +17,12 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Row,
     String,
     Table,
+    Text,
 )
 
 metadata = MetaData()
@@ -121,6 +123,55 @@ audit = Table(
     Index("audit_at", "at"),
     Index("audit_subject", "subject"),
 )
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", String(64), primary_key=True),
+    Column("user_id", String(128)),
+    Column("previous", String(64)),
+    Column("request", LargeBinary, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index("responses_expires", "expires_at"),
+)
+"""Stored responses. Their tenants may be those of a keys file."""
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", String(64), primary_key=True),
+    Column("user_id", String(128)),
+    Column("metadata", _Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index("conversations_expires", "expires_at"),
+)
+"""Conversations; ``bytes``: of their items together."""
+
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String(200), nullable=False),
+    Column("item", LargeBinary, nullable=False),
+    Index("conversation_items_id", "tenant", "conversation", "id"),
+)
+
+stored_bytes = Table(
+    "stored_bytes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+)
+"""Bytes of a tenant's responses and conversations together; changed in each of their transactions."""
 
 
 def fields_of(row: Row[Any]) -> dict[str, Any]:

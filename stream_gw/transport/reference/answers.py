@@ -16,7 +16,9 @@ CursorText = Annotated[str, Meta(pattern=f"^{_NUMBER}-{_NUMBER}$", examples=["1-
 IdText = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": IDEMPOTENCY_KEY_CHARS_MAX})]
 """Checked where it is used, with an error that names the field."""
 Status = Literal["live", "completed", "cancelled", "failed", "incomplete"]
-Dialect = Literal["openai.chat", "openai.completions", "anthropic.messages"]
+Dialect = Literal[
+    "openai.chat", "openai.completions", "anthropic.messages", "vercel.ui", "openai.responses", "open.responses"
+]  # fmt: skip
 
 
 class ErrorObject(msgspec.Struct, kw_only=True):
@@ -50,7 +52,7 @@ class StreamEvent(msgspec.Struct, omit_defaults=True):
     data: str
     """A chunk of the dialect as JSON, `[DONE]`, or an error object as JSON."""
     event: str = ""
-    """Type of the event, in the dialect `anthropic.messages`."""
+    """Type of the event, in the dialects `anthropic.messages` and of responses."""
     id: CursorText = ""
     """Cursor of the frame. An event without it is a part of the frame whose cursor follows."""
 
@@ -111,8 +113,9 @@ class CancelAnswer(msgspec.Struct):
 
 class InputBody(msgspec.Struct):
     id: IdText
-    """Idempotency id: an input with an id that was seen before is a duplicate."""
-    item: dict[str, Any]
+    """Idempotency id: the same input with an id that was seen before is a duplicate; another one is refused."""
+    item: str | dict[str, Any]
+    """A string, or a message with role `user`, of a chat or of the Responses API."""
 
 
 class InputAnswer(msgspec.Struct):
@@ -120,7 +123,7 @@ class InputAnswer(msgspec.Struct):
 
 
 class InputTerminal(msgspec.Struct):
-    """The stream has ended and takes no input."""
+    """The answer has ended, so the stream takes no input."""
 
     result: Literal["terminal"]
 
@@ -194,11 +197,29 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str = ""
 
 
+class MismatchObject(msgspec.Struct):
+    path: str
+    """JSON pointer to the value that does not fit; empty: the whole reply."""
+    message: str
+
+
+class StructuredOutput(msgspec.Struct, omit_defaults=True):
+    """Result of the check of a reply against the JSON schema of its request."""
+
+    valid: bool | None
+    """null: the schema or the reply could not be checked; `error` says why."""
+    repairs: int = 0
+    """Replies that did not fit and were replaced by this one."""
+    error: MismatchObject | msgspec.UnsetType = msgspec.UNSET
+
+
 class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
+    """Present if the request asks for JSON and the choice ended by itself."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -215,6 +236,7 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -238,6 +260,8 @@ class Model(msgspec.Struct):
     simulated: bool
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     """Maximum context in tokens, where it is known."""
+    input_modalities: list[Literal["text", "image"]] | msgspec.UnsetType = msgspec.UNSET
+    """Kinds of content that a message may hold, where the operator has named the model in ``image_models``."""
 
 
 class ModelList(msgspec.Struct):

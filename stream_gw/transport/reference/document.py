@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
-from functools import cache
-from typing import Any, get_origin
+from typing import Any
 
 import msgspec
 
@@ -23,18 +19,23 @@ from stream_fabric.errors import (
 )
 from stream_gw.dialects.anthropic.bodies import AnthropicError
 from stream_gw.dialects.anthropic.errors import OVERLOADED_STATUS, http_status
+from stream_gw.dialects.responses.bodies import OpenError
 from stream_gw.transport.reference.answers import Error
 from stream_gw.transport.reference.operation import JSON, Answer, Operation, Parameter
+from stream_gw.transport.reference.schemas import REF, field_docs, portable, schemas_of, type_key
 from stream_gw.transport.ws_messages import ClientMessage
 
 VERSION = "1"
-_REF = "#/components/schemas/{name}"
 _RATE = "What is left of the limit of the plan that has the least left, as OpenAI's clients read it."
 HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
     "X-Stream-Id": (("X-Stream-Id", "Id of the stream."),),
     "X-Stream-Epoch": (("X-Stream-Epoch", "Epoch of the stream."),),
+    "X-Structured-Output": (
+        ("X-Structured-Output", "Whether the answer, not streamed, fits its JSON schema: valid, invalid, unchecked."),
+    ),
     "X-Served-Model": (("X-Served-Model", "The smaller model that answered; absent: the one that was asked."),),
     "Link": (("Link", "Path at which the stream can be resumed."),),
+    "x-vercel-ai-ui-message-stream": (("x-vercel-ai-ui-message-stream", "Version of the UI message stream: `v1`."),),
     "request-id": (("request-id", "Id of the request, under the name that Anthropic's clients read."),),
     "Set-Cookie": (("Set-Cookie", "The cookie `stream_gw`."),),
     "ETag": (("ETag", "Tag of the document."),),
@@ -46,6 +47,11 @@ HEADERS: dict[str, tuple[tuple[str, str], ...]] = {
         for kind in ("requests", "tokens")
         for figure in ("limit", "remaining", "reset")
     ),
+    "anthropic-ratelimit": tuple(
+        (f"anthropic-ratelimit-{kind}-{figure}", "The same, as Anthropic's clients read it: a reset is a time of day.")
+        for kind in ("requests", "tokens")
+        for figure in ("limit", "remaining", "reset")
+    ),
 }
 """Response headers by the name that ``Answer.headers`` gives them."""
 _ABOUT = """\
@@ -54,12 +60,15 @@ stream-gw streams tokens of language models. Any gateway delivers, resumes or ca
 Send `Authorization: Bearer <API key or capability token>`. A cursor `<epoch>-<seq>` names the last frame that a client
 has. Each `GET` also takes `HEAD`. A body has 8 MiB at most. `code` names an error, and `retriable` tells whether the
 same request may succeed later. 429 and 503 have `Retry-After`. Errors have OpenAI's shape; those of `/v1/messages`, and
-all for a request with the header `anthropic-version`, have Anthropic's.
+all for a request with the header `anthropic-version`, have Anthropic's; those of `/v1/open/responses` have the shape of
+Open Responses.
 
-Streams are also read over the WebSocket `GET /v1/stream`, subprotocol `tokenstream.v1`; `x-websocket` has its messages.
+Streams are also read over the WebSocket `GET /v1/stream`, subprotocol `tokenstream.v1`, and responses are made over
+`GET /v1/responses`; `/asyncapi.json` describes both, and `x-websocket` has the client's messages.
 """
 _GROUPS = {
     "Create": "Requests that start a stream.",
+    "Responses": "Stored responses and conversations of the Responses API.",
     "Streams": "Streams that exist: follow, describe, cancel, send input.",
     "Account": "Models, limits and credentials of the caller.",
     "Fleet": "Live figures and traces of the whole fleet, for operators.",
@@ -72,11 +81,7 @@ _GROUPS = {
 def make_document(operations: tuple[Operation, ...]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the operations."""
     types = _types_of(operations)
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
-    by_type = {_key(type_): _portable(schema) for type_, schema in zip(types, schemas, strict=True)}
-    named = {name: _portable(schema) for name, schema in components.items()}
-    for struct in _structs(types):
-        _describe_fields(named, struct)
+    by_type, named = schemas_of(types)
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type)
@@ -85,8 +90,13 @@ def make_document(operations: tuple[Operation, ...]) -> dict[str, Any]:
         "info": {"title": "stream-gw", "version": VERSION, "description": _ABOUT},
         "tags": [{"name": name, "description": about} for name, about in _GROUPS.items()],
         "paths": paths,
-        "components": {"schemas": dict(sorted(named.items())), "securitySchemes": _SECURITY},
-        "x-websocket": {"path": "/v1/stream", "subprotocol": "tokenstream.v1", "client": by_type[_key(ClientMessage)]},
+        "components": {"schemas": named, "securitySchemes": _SECURITY},
+        "x-websocket": {
+            "path": "/v1/stream",
+            "subprotocol": "tokenstream.v1",
+            "document": "/asyncapi.json",
+            "client": by_type[type_key(ClientMessage)],
+        },
     }
 
 
@@ -115,7 +125,7 @@ def _operation(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
     if parameters:
         made["parameters"] = parameters
     if operation.body is not None:
-        schema = by_type[_key(operation.body)]
+        schema = by_type[type_key(operation.body)]
         made["requestBody"] = {"required": operation.body_required, "content": {JSON: {"schema": schema}}}
     made["responses"] = _responses(operation, by_type)
     made["security"] = _security(operation)
@@ -136,17 +146,17 @@ def _parameter(parameter: Parameter, by_type: dict[str, Any]) -> dict[str, Any]:
         "in": parameter.place,
         "description": parameter.about,
         "required": parameter.place == "path",
-        "schema": by_type[_key(parameter.type)],
+        "schema": by_type[type_key(parameter.type)],
     }
 
 
 def _query_parameters(struct: Any) -> list[dict[str, Any]]:
     """Make a parameter of each field. A field that may be None is a parameter that may be left out."""
-    [_], components = msgspec.json.schema_components([struct], ref_template=_REF)
-    schema = _portable(components[struct.__name__])
+    [_], components = msgspec.json.schema_components([struct], ref_template=REF)
+    schema = portable(components[struct.__name__])
     made = []
     names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
-    for field_name, about in _field_docs(struct).items():
+    for field_name, about in field_docs(struct).items():
         name = names[field_name]
         field = schema["properties"][name]
         field = next((each for each in field.get("anyOf", ()) if each != {"type": "null"}), field)
@@ -173,9 +183,11 @@ def errors_of(operation: Operation) -> dict[int, list[str]]:
 
 def _responses(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
     made = {str(answer.status): _answer(answer, by_type) for answer in operation.answers}
-    error = by_type[_key(AnthropicError if operation.anthropic else Error)]
+    error = by_type[type_key(AnthropicError if operation.anthropic else OpenError if operation.open else Error)]
     if not operation.anthropic and any(each.name == "anthropic-version" for each in operation.parameters):
-        error = {"anyOf": [error, by_type[_key(AnthropicError)]]}
+        error = {"anyOf": [error, by_type[type_key(AnthropicError)]]}
+    if any(each.name == "OpenResponses-Version" for each in operation.parameters):
+        error = {"anyOf": [error, by_type[type_key(OpenError)]]}
     for status, codes in errors_of(operation).items():
         told = ", ".join(f"`{code}`" for code in codes)
         if str(status) in made:  # one status has two shapes
@@ -198,7 +210,7 @@ def _answer(answer: Answer, by_type: dict[str, Any]) -> dict[str, Any]:
     if headers:
         made["headers"] = {name: {"description": about, "schema": {"type": "string"}} for name, about in headers}
     if answer.media:
-        shapes = {media: [by_type[_key(type_)] for type_ in _each(types)] for media, types in answer.media.items()}
+        shapes = {media: [by_type[type_key(type_)] for type_ in _each(types)] for media, types in answer.media.items()}
         made["content"] = {
             media: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
             for media, schemas in shapes.items()
@@ -211,100 +223,12 @@ def _each(types: Any) -> tuple[Any, ...]:
     return types if isinstance(types, tuple) else (types,)
 
 
-# --- schemas -------------------------------------------------------------------------------------------------------
-
-
-def _key(type_: Any) -> str:
-    return repr(type_)
-
-
 def _types_of(operations: tuple[Operation, ...]) -> list[Any]:
     """Return every type that the document names, each once."""
-    found: list[Any] = [Error, AnthropicError, ClientMessage]
+    found: list[Any] = [Error, AnthropicError, OpenError, ClientMessage]
     for operation in operations:
         found += [each.type for each in operation.parameters]
         found += [type_ for answer in operation.answers for types in answer.media.values() for type_ in _each(types)]
         if operation.body is not None:
             found.append(operation.body)
-    return list({_key(type_): type_ for type_ in found}.values())
-
-
-def _portable(schema: Any) -> Any:
-    r"""Rewrite what JSON Schema writes differently: ``\Z`` of Python's patterns is ``$``."""
-    if isinstance(schema, dict):
-        made = {name: _portable(value) for name, value in schema.items()}
-        if isinstance(pattern := made.get("pattern"), str):
-            made["pattern"] = pattern.removesuffix(r"\Z") + ("$" if pattern.endswith(r"\Z") else "")
-        if isinstance(about := made.get("description"), str):
-            made["description"] = _prose(about)
-        return made
-    return [_portable(each) for each in schema] if isinstance(schema, list) else schema
-
-
-def _structs(types: list[Any]) -> list[type[msgspec.Struct]]:
-    """Return every struct within the types."""
-    found: dict[type[msgspec.Struct], None] = {}
-
-    def add(info: msgspec.inspect.Type) -> None:
-        if isinstance(info, msgspec.inspect.StructType):
-            if info.cls not in found:
-                found[info.cls] = None
-                for field in info.fields:
-                    add(field.type)
-        elif isinstance(info, msgspec.inspect.UnionType):
-            for each in info.types:
-                add(each)
-        elif isinstance(info, msgspec.inspect.Metadata):
-            add(info.type)
-        elif isinstance(info, msgspec.inspect.DictType):
-            add(info.value_type)
-        elif isinstance(info, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
-            add(info.item_type)
-
-    for info in msgspec.inspect.multi_type_info(types):
-        add(info)
-    return list(found)
-
-
-def _describe_fields(components: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Add the docstrings below a struct's fields to its schema."""
-    properties = components.get(struct.__name__, {}).get("properties", {})
-    docs = _field_docs(struct)
-    for field in msgspec.structs.fields(struct):
-        if docs.get(field.name) and field.encode_name in properties:
-            properties[field.encode_name] = {"description": docs[field.name], **properties[field.encode_name]}
-
-
-def _field_docs(struct: Any) -> dict[str, str]:
-    """Return the docstring below each field, by the field's name; empty where a field has none."""
-    struct = get_origin(struct) or struct
-    docs: dict[str, str] = {field.name: "" for field in msgspec.structs.fields(struct)}
-    for base in reversed(struct.__mro__):
-        if base.__module__.partition(".")[0].startswith("stream_"):
-            docs.update(_docs_of_module(base.__module__).get(base.__name__, {}))
-    return docs
-
-
-@cache
-def _docs_of_module(module: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings below the fields of a module's classes, by class and field."""
-    found: dict[str, dict[str, str]] = {}
-    try:
-        source = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):  # installed without its source
-        return found
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        docs = found.setdefault(node.name, {})
-        for field, below in zip(node.body, node.body[1:], strict=False):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = _prose(inspect.cleandoc(text))
-    return found
-
-
-def _prose(docstring: str) -> str:
-    """Turn a docstring into Markdown that speaks of JSON."""
-    text = " ".join(docstring.split()).replace("``", "`")
-    return text.replace("None:", "null:").replace("True:", "true:").replace("False:", "false:")
+    return list({type_key(type_): type_ for type_ in found}.values())

@@ -10,7 +10,7 @@ from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import StreamGwError
 
 Method = Literal["get", "post", "put", "patch", "delete"]
-Group = Literal["Create", "Streams", "Account", "Fleet", "Tenants", "Service", "Pages"]
+Group = Literal["Create", "Responses", "Streams", "Account", "Fleet", "Tenants", "Service", "Pages"]
 Errors = tuple[type[StreamGwError], ...]
 
 JSON = "application/json"
@@ -60,5 +60,7 @@ class Operation(NamedTuple):
     """Whether the cookie of ``POST /v1/cookie`` is also accepted."""
     anthropic: bool = False
     """Whether errors have Anthropic's shape and statuses whatever headers the request has."""
+    open: bool = False
+    """Whether errors have the shape of Open Responses."""
     route: str = ""
     """Path in the router where it differs."""

@@ -11,7 +11,10 @@ from stream_gw.dialects import bodies
 from stream_gw.dialects.anthropic import bodies as anthropic
 from stream_gw.transport.reference import answers as a
 from stream_gw.transport.reference.admin_operations import ADMIN
+from stream_gw.transport.reference.chat_operations import chat_operations
 from stream_gw.transport.reference.operation import EVENTS, JSON, TEXT, Answer, Errors, Operation, Parameter
+from stream_gw.transport.reference.response_operations import response_operations
+from stream_gw.transport.reference.stored_operations import stored_operations
 
 _KEY = Parameter(
     "Idempotency-Key",
@@ -25,6 +28,7 @@ _VERSION = Parameter("anthropic-version", "Version of Anthropic's API. Every dat
 _STREAM = Parameter("id", "Id of a stream: `resp_` and 32 hex digits.")
 _STREAM_HEADERS = ("X-Stream-Id", "X-Stream-Epoch", "Link")
 _SERVED = "X-Served-Model"
+_CHECKED = "X-Structured-Output"
 _FABRIC: Errors = (e.FabricUnavailable, e.FabricFault)
 _ONE_STREAM: Errors = (e.NotFound, *_FABRIC)
 _CREATE: Errors = (
@@ -47,7 +51,7 @@ def _create(path: str, summary: str, body: Any, answer: Any) -> Operation:
         "post", path, "Create", summary,
         (
             Answer(200, "The whole answer or, with `\"stream\": true`, its events.",
-                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, _SERVED, *_LIMIT_HEADERS)),
+                   {JSON: answer, EVENTS: a.StreamEvent}, (*_STREAM_HEADERS, _SERVED, _CHECKED, *_LIMIT_HEADERS)),
             _EMPTY,
         ),
         "create",
@@ -79,7 +83,7 @@ _CREATES = (
         (
             Answer(200, "The whole message or, with `\"stream\": true`, its events.",
                    {JSON: anthropic.AnthropicMessage, EVENTS: anthropic.MessageEvent},
-                   (*_STREAM_HEADERS, "request-id", "x-ratelimit")),
+                   (*_STREAM_HEADERS, _CHECKED, "request-id", "x-ratelimit", "anthropic-ratelimit")),
             _EMPTY,
         ),
         "create",
@@ -93,7 +97,7 @@ _CREATES = (
     Operation(
         "post", "/v1/messages/count_tokens", "Create", "Count the tokens of a message's prompt",
         (Answer(200, "The number of tokens, from the model's own tokenizer.", {JSON: anthropic.TokenCountAnswer},
-                ("X-Stream-Id", "request-id", "x-ratelimit")),),
+                ("X-Stream-Id", "request-id", "x-ratelimit", "anthropic-ratelimit")),),
         "create",
         "A replica of the model counts. Nothing is generated, and no tokens are charged.",
         (_KEY, _TRACE, _VERSION),
@@ -103,6 +107,8 @@ _CREATES = (
     ),
     _create_whole("/v1/embeddings", "Embed texts", bodies.EmbeddingsBody),
     _create_whole("/v1/rerank", "Rank documents by a query", bodies.RerankBody),
+    _create_whole("/v1/classify", "Classify texts", bodies.ClassifyBody),
+    _create_whole("/v1/score", "Score pairs of texts", bodies.ScoreBody),
 )  # fmt: skip
 
 _STREAMS = (
@@ -120,7 +126,7 @@ _STREAMS = (
         ),
         "read", f"Any gateway answers, also when another one created the stream. {_EVENTS_ABOUT}",
         (_STREAM, _LAST_EVENT, _TRACE), a.FollowQuery, cookie=True,
-        errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, *_ONE_STREAM),
+        errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, e.LinkEnded, *_ONE_STREAM),
     ),
     Operation(
         "get", "/v1/streams/{id}/info", "Streams", "Describe a stream",
@@ -138,12 +144,26 @@ _STREAMS = (
         "cancel", parameters=(_STREAM,), errors=_ONE_STREAM,
     ),
     Operation(
-        "post", "/v1/streams/{id}/input", "Streams", "Send an item to a running stream",
+        "delete", "/v1/streams/{id}/links", "Streams", "End the links to a stream",
+        (Answer(204, "The links are ended."),),
+        "cancel",
+        "Capability tokens that read this stream alone are refused, and within 2 s those who watch by one are "
+        "disconnected. New ones may be minted.",
+        parameters=(_STREAM,), errors=_ONE_STREAM,
+    ),
+    Operation(
+        "post", "/v1/streams/{id}/input", "Streams", "Steer a running stream with a user's message",
         (
-            Answer(202, "The input is durable.", {JSON: a.InputAnswer}),
-            Answer(409, "The stream has ended.", {JSON: a.InputTerminal}),
+            Answer(202, "The input is durable: the answer is cut, and another one follows in the same stream.",
+                   {JSON: a.InputAnswer}),
+            Answer(409, "The answer has ended.", {JSON: a.InputTerminal}),
         ),
-        "input", parameters=(_STREAM,), body=a.InputBody, errors=(e.TooDeep, e.FabricFull, *_ONE_STREAM),
+        "input", parameters=(_STREAM,), body=a.InputBody,
+        errors=(
+            e.InvalidInput, e.SteeringUnsupported, e.ContextLengthExceeded, e.ContentFiltered, e.TooDeep,
+            e.IdempotencyMismatch, e.TooMany, e.TooManyPendingInputs, e.RateLimited, e.ModerationUnavailable,
+            e.FabricFull, *_ONE_STREAM,
+        ),
     ),
 )  # fmt: skip
 
@@ -190,15 +210,21 @@ _ACCOUNT = (
     ),
 )  # fmt: skip
 
-_SERVICE = (
-    Operation(
-        "get", "/openapi.json", "Service", "Get this document",
+
+def _document(path: str, summary: str, about: str) -> Operation:
+    return Operation(
+        "get", path, "Service", summary,
         (
-            Answer(200, "The OpenAPI document.", {JSON: dict[str, Any]}, ("ETag",)),
+            Answer(200, about, {JSON: dict[str, Any]}, ("ETag",)),
             Answer(304, "The document with the tag of `If-None-Match` is still valid."),
         ),
         None, parameters=(Parameter("If-None-Match", "Tag of the document that the client has.", "header"),),
-    ),
+    )  # fmt: skip
+
+
+_SERVICE = (
+    _document("/openapi.json", "Get this document", "The OpenAPI document."),
+    _document("/asyncapi.json", "Get the document of the WebSocket", "The AsyncAPI document."),
     Operation(
         "get", "/healthz", "Service", "Tell whether the process lives",
         (Answer(200, "It does.", {TEXT: str}),), None,
@@ -223,6 +249,7 @@ def _page(path: str, summary: str) -> Operation:
 
 _PAGES = (
     _page("/", "Open the chat page"),
+    _page("/watch", "Open the page that follows a shared answer"),
     _page("/ops", "Open the operations page"),
     _page("/docs", "Open the reference of this API"),
     Operation(
@@ -232,4 +259,19 @@ _PAGES = (
     ),
 )  # fmt: skip
 
-OPERATIONS: tuple[Operation, ...] = (*_CREATES, *_STREAMS, *_ACCOUNT, *ADMIN, *_SERVICE, *_PAGES)
+_CHATS = chat_operations(
+    (*_CREATE, *_ATTACHED), _ONE_STREAM, (*_STREAM_HEADERS, _SERVED, *_LIMIT_HEADERS), (_KEY, _TRACE)
+)
+
+OPERATIONS: tuple[Operation, ...] = (
+    *_CREATES,
+    *response_operations((*_CREATE, *_WHOLE, *_ATTACHED), _ONE_STREAM),
+    *stored_operations((*_CREATE, *_WHOLE)),
+    *_STREAMS,
+    *_CHATS,
+    *_ACCOUNT,
+    *ADMIN,
+    *_SERVICE,
+    *_PAGES,
+)
+"""Every route of the gateway."""

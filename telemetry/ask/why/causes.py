@@ -192,6 +192,28 @@ def full_queue(story: Story) -> Finding | None:
     )  # fmt: skip
 
 
+def repaired_reply(story: Story) -> Finding | None:
+    took, repairs = story.spent("check_us"), int(story.fact("repairs") or 0)
+    if not repairs:
+        return _wait_finding(
+            story, "schema check", "check_us", took, f"The check of the reply against its schema took {duration(took)}."
+        )
+    if not _is_large(story, took):
+        return None
+    made, still = ("once" if repairs == 1 else f"{repairs} times"), story.fact("schema_check") == "invalid"
+    end = ", and the last one does not fit either" if still else ""
+    says = f"The reply did not fit its JSON schema and was made again {made}, which took {duration(took)}{end}."
+    return Finding("repaired reply", took, says)
+
+
+def steered(story: Story) -> Finding | None:
+    took, inputs = story.spent("steer_us"), int(story.fact("inputs") or 0)
+    if not _is_large(story, took):
+        return None
+    cut = "An input of the client" if inputs <= 1 else f"{inputs} inputs of the client"
+    return Finding("steered", took, f"{cut} cut the answer; the prompt and first token after took {duration(took)}.")
+
+
 def admission_slow(story: Story) -> Finding | None:
     took = story.spent("admission_us")
     return _wait_finding(
@@ -332,6 +354,8 @@ RULES: tuple[Rule, ...] = (
     resume_gap,
     yielded,
     full_queue,
+    repaired_reply,
+    steered,
     token_stall,
     overloaded_engine,
     cold_prefix,

@@ -68,7 +68,7 @@ class Reader:
 
 _IN_ORDER = (
     "resume_gap_us", "gateway_us", "admission_us", "pool_queue_us", "fabric_us", "engine_queue_us", "prefill_us",
-    "decode_us", "recovery_us", "client_stall_us", "residual_us",
+    "decode_us", "steer_us", "recovery_us", "check_us", "client_stall_us", "residual_us",
 )  # fmt: skip
 assert sorted(_IN_ORDER) == sorted(PHASES)
 
@@ -244,9 +244,14 @@ class Story:
         return total
 
 
+_OF_ATTEMPT = (
+    "waited_us", "inbox_us", "engine_queue_us", "prefill_us", "decode_us", "steer_us", "check_us"
+)  # fmt: skip
+
+
 def attempt_from_us(row: Row) -> int:
     """Return the time at which an attempt began to wait; without its durations, when it was reported."""
-    known = sum(int(row[name]) for name in ("waited_us", "inbox_us", "engine_queue_us", "prefill_us", "decode_us"))
+    known = sum(int(row.get(name) or 0) for name in _OF_ATTEMPT)
     return int(row["at_us"]) - known
 
 

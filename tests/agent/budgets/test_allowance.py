@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,41 +16,14 @@ from stream_fabric.accounts.budgets import CHUNK_MIN
 from stream_fabric.limits import STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.process.host import HostClock
-from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, ErrorInfo, Open, Usage, decode, encode_text
+from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, Open, Usage, decode, encode_text
 from stream_fabric.stream.ids import StreamId, TenantId
-
-
-class Owner:
-    """Keeps the questions; the test answers them."""
-
-    def __init__(self) -> None:
-        self.questions: list[tuple[int, int]] = []
-        self.aborted = False
-
-    def on_first_token(self, stream: RunningStream) -> None: ...
-
-    def on_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None: ...
-
-    def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
-        return False
-
-    def on_too_large(self, stream: RunningStream) -> None:
-        self.aborted = True
-
-    def on_budget_used(self, stream: RunningStream, question: tuple[int, int]) -> None:
-        self.questions.append(question)
-
-    def on_budget_spent(self, stream: RunningStream) -> None:
-        self.aborted = True
-
-    def on_outcome(self, stream: RunningStream, outcome: Any) -> None: ...
-
-    def on_unwatched(self, stream: RunningStream, why: Any, for_s: float) -> None: ...
+from tests.agent.owner import Owner
 
 
 def running(grant: int = 300, limit: int = 1 << 31, choices: int = 1, prompt: int = 20) -> tuple[RunningStream, Owner]:
     owner, name = Owner(), StreamId("resp_1")
-    work = Work(EngineRequest(name, "chat", "m", b"{}"), "1.aa", TenantId("t"), b"", None, grant=grant)  # type: ignore[arg-type]
+    work = Work(EngineRequest(name, "chat", "m", msgspec.Raw(b"{}")), "1.aa", TenantId("t"), b"", None, grant=grant)
     stream = RunningStream(work, 0, lambda *_: None, owner, 0.0, AttemptTiming(HostClock(), 0, 0))
     if grant:
         stream.limit(Allowance(grant, prompt, limit, choices))
@@ -161,7 +135,7 @@ def test_a_prompt_without_room_ends_the_stream_without_output() -> None:
 
 def test_a_continued_stream_beyond_its_first_grant_asks_at_once() -> None:
     stream, owner = running(300)
-    stream.take_over(Usage(10, output=800), 3)
+    stream.take_over(Usage(10, output=800), [3])
     stream.text(3, "a")
     assert stream.tokens == 800 and owner.questions[0][0] >= 801
     stream.receive_grant(owner.questions[0], 1000)
@@ -239,3 +213,26 @@ def test_the_short_form_keeps_its_tokens(tokens: int) -> None:
         question = owner.questions.pop(0)
         stream.receive_grant(question, question[0])
     assert stream.producer.last_frame == encode_text(0, "c", tokens)
+
+
+def test_an_input_drops_what_waits_and_the_next_answer_may_be_as_long() -> None:
+    allowance = Allowance(granted=100, prompt=50, limit=120, choices=1)
+    allowance.observe(Open(0, 0, "text"))
+    assert allowance.hold(Delta(0, "x", 30), 90, 1), "it is beyond the grant"
+    question = allowance.question(90)
+    assert question is not None
+    allowance.begin_answer(90)
+    assert not allowance.holds_all and allowance.held_bytes == 0
+    allowance.receive_reply(question, 120)
+    assert allowance.release(90) is None, "what waited was not said"
+    allowance.finish_release()
+    assert not allowance.denied
+    asked = allowance.question(118)
+    assert asked is not None and asked[0] > 120, "the limit of the request holds for each answer"
+    assert allowance.closing_frames() == [ChoiceEnd(0, "budget")], "the blocks of the cut answer are closed"
+    # The prompt of the next answer counts beside the first one: it waits until the budgets have room for both
+    allowance.receive_reply(asked, asked[0])
+    allowance.receive_prompt(110)
+    assert allowance.holds_all
+    prompts = allowance.question(118)
+    assert prompts is not None and prompts[1] == 110

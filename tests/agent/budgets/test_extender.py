@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+import msgspec
+
 from inference.agent.budgets.extender import BudgetExtender
 from inference.agent.observe.attempt_timing import AttemptTiming
 from inference.agent.running import RunningStream
@@ -20,7 +22,8 @@ from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.accounts import RedisAccounts
 from stream_fabric.stream.frames import Open
 from stream_fabric.stream.ids import StreamId, TenantId
-from tests.agent.budgets.test_allowance import Owner, frames
+from tests.agent.budgets.test_allowance import frames
+from tests.agent.owner import Owner
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -52,7 +55,9 @@ async def test_frames_wait_while_redis_is_away_and_none_is_lost(redis_url: str) 
         owner.extender = BudgetExtender(
             accounts, BudgetEvents(FleetEventReporter(NoEvents(), HostClock(), "agent")), tasks
         )
-        work = Work(EngineRequest(name, "chat", "m", b"{}"), "1.aa", tenant, b"", None, grant=admitted.granted)  # type: ignore[arg-type]
+        work = Work(
+            EngineRequest(name, "chat", "m", msgspec.Raw(b"{}")), "1.aa", tenant, b"", None, grant=admitted.granted
+        )
         stream = RunningStream(work, 0, lambda *_: None, owner, 0.0, AttemptTiming(HostClock(), 0, 0))
         owner.extender.limit(stream)
         link.refuse = True

@@ -14,9 +14,9 @@ from stream_fabric.stream.ids import StreamId
 
 
 class Recorder:
-    """``FrameSink``. ``on_token`` is called after each delta, inside the engine's call."""
+    """``FrameSink``. ``on_token`` is called after each delta, inside the engine's call. ``choices``: those asked."""
 
-    def __init__(self, on_token: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_token: Callable[[], None] | None = None, choices: int = 1) -> None:
         self.frames: list[Frame] = []
         self.times: list[float] = []
         """When each delta came."""
@@ -32,6 +32,7 @@ class Recorder:
         self._open: dict[int, Open] = {}
         self._finished: set[int] = set()
         self._blocks = 0
+        self._choices = choices
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         self.frame(Delta(block, text, tokens))
@@ -55,7 +56,7 @@ class Recorder:
                 assert choice not in self._finished
                 self._finished.add(choice)
             case Note(kind="prompt"):
-                assert not self._blocks, "the prompt is told before the output"
+                assert self._blocks < self._choices, "the prompts are told before the output of the last one"
         self.frames.append(frame)
         if isinstance(frame, Delta) and self._on_token is not None:
             self._on_token()
@@ -108,6 +109,6 @@ def chat(number: int, text: str = "Tell me about rivers", **more: Any) -> Engine
     return EngineRequest(stream_id(number), "chat", "sim-small", msgspec.Raw(msgspec.json.encode(body)))
 
 
-def completion(number: int, text: str = "Once", **more: Any) -> EngineRequest:
+def completion(number: int, text: str | list[Any] = "Once", **more: Any) -> EngineRequest:
     body = {"model": "sim-small", "prompt": text, **more}
     return EngineRequest(stream_id(number), "completions", "sim-small", msgspec.Raw(msgspec.json.encode(body)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -82,7 +83,7 @@ def output(sink: Recorder) -> int:
 
 
 async def ask(setup: Setup, request: EngineRequest) -> Recorder:
-    sink = Recorder()
+    sink = Recorder(choices=request.choices)
     setup.engine.submit(request, sink)
     return await sink.wait()
 
@@ -122,6 +123,22 @@ async def test_choices_open_in_order_and_end_each(setup: Setup) -> None:
     assert [block.choice for block in sink.opens()] == [0, 1, 2]
     assert sorted(sink.choice_ends()) == [0, 1, 2]
     assert len({sink.body(choice=choice) for choice in range(3)}) == 3
+    order = [delta.block for delta in sink.deltas()]
+    assert order != sorted(order), "choices are made side by side"
+
+
+@pytest.mark.parametrize("prompts", [["Once", "Tell me of long rivers and the sea"], [[10, 11, 12], [9, 8]]], ids=str)
+async def test_several_prompts_have_their_choices_side_by_side(setup: Setup, prompts: list[Any]) -> None:
+    """Choice ``i`` of prompt ``p`` has index ``p * n + i``, and is what the prompt alone would get."""
+    alone = [await ask(setup, completion(1, [one], n=2, max_tokens=12, **EXACT)) for one in prompts]
+    sink = await ask(setup, completion(2, prompts, n=2, max_tokens=12, **EXACT))
+    assert sink.status == "completed"
+    assert [block.choice for block in sink.opens()] == [0, 1, 2, 3]
+    assert sorted(sink.choice_ends()) == [0, 1, 2, 3]
+    assert [sink.body(choice=k) for k in range(4)] == [each.body(choice=k) for each in alone for k in range(2)]
+    assert output(sink) == 48
+    counted = [each.end_usage.prompt for each in (sink, *alone) if each.end_usage is not None]
+    assert len(counted) == 3 and counted[0] == counted[1] + counted[2]
     order = [delta.block for delta in sink.deltas()]
     assert order != sorted(order), "choices are made side by side"
 

@@ -22,6 +22,7 @@ from stream_fabric.errors import EngineFailed, EngineLost
 from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage
+from stream_fabric.stream.ids import derived_id
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import Handler, play, server
 from tests.support.waiting import eventually
@@ -64,12 +65,12 @@ async def ask(handler: Handler, request: EngineRequest | None = None) -> Recorde
         return await sink.wait()
 
 
-def read(*chunks: bytes, choices: int = 1, counts: bool = False) -> Recorder:
+def read(*chunks: bytes, choices: int = 1, counts: bool = False, prompts: int = 1) -> Recorder:
     """Chunks given straight to the reader; the sink checks the frames' law."""
 
     async def main() -> Recorder:
-        sink = Recorder()
-        reader = ChunkReader(stream_id(1), sink, choices, counts=counts)
+        sink = Recorder(choices=choices)
+        reader = ChunkReader(stream_id(1), sink, choices, counts=counts, prompts=prompts)
         for chunk in chunks:
             reader.receive(chunk.removeprefix(b"data: ").rstrip())
         error = reader.end()
@@ -806,6 +807,49 @@ async def test_an_answer_that_the_adapter_chokes_on_ends_its_stream() -> None:
         assert engine.load().running == 0
 
 
+# --- several prompts -----------------------------------------------------------------------------------------
+
+
+def of_vllm(index: int, text: str, prompt: int, made: int, finish: str | None = None) -> bytes:
+    """A chunk of vLLM's, for one choice of one of several prompts, with ``continuous_usage_stats``."""
+    choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    usage = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
+    head = {"id": "cmpl-resp_1", "object": "text_completion", "created": 1, "model": "m"}
+    return msgspec.json.encode({**head, "choices": [choice], "usage": usage})
+
+
+def test_calls_of_one_answer_have_ids_of_their_own() -> None:
+    """Some servers repeat an id within an answer. The ids that replace it are the same whenever the stream is read."""
+    chunks = [
+        delta(tool_calls=[{"index": n, "id": id_, "function": {"name": "f", "arguments": "{}"}}])
+        for n, id_ in enumerate(["call_0", "call_0", "", "call_1", "call_0"])
+    ]
+    sink = read(*chunks, delta(finish="tool_calls"), DONE)
+    ids = [frame.id for frame in sink.opens()]
+    assert ids == ["call_0", *(derived_id("call_", stream_id(1), n) for n in (2, 3)), "call_1", ids[4]]
+    assert len(set(ids)) == 5 and sink.body("tool") == "{}" * 5
+    assert [frame.id for frame in read(*chunks, delta(finish="tool_calls"), DONE).opens()] == ids
+
+
+def test_vllms_chunks_of_several_prompts() -> None:
+    """Each chunk counts the prompt of its own choice; the last one has the sums."""
+    sums = {"prompt_tokens": 12, "total_tokens": 18, "completion_tokens": 6}
+    last = msgspec.json.encode({"id": "cmpl-resp_1", "choices": [], "usage": sums})
+    chunks = (
+        of_vllm(2, "x", 9, 1), of_vllm(0, "a", 3, 1), of_vllm(1, "b", 3, 1), of_vllm(3, "y", 9, 1),
+        of_vllm(0, "a", 3, 2, "length"), of_vllm(3, "", 9, 1, "stop"), of_vllm(2, "x", 9, 2, "stop"),
+    )  # fmt: skip
+    cut = read(*chunks, choices=4, counts=True, prompts=2)
+    assert cut.status == "failed" and cut.prompt == (12, 0), "the prompts are billed also when the answer is cut off"
+    sink = read(*chunks, of_vllm(1, "", 3, 1, "stop"), last, b"[DONE]", choices=4, counts=True, prompts=2)
+    assert [sink.body(choice=k) for k in range(4)] == ["aa", "b", "xx", "y"]
+    reasons = {k: end.finish_reason for k, end in sink.choice_ends().items()}
+    assert reasons == {0: "length", 1: "stop", 2: "stop", 3: "stop"}
+    assert (sink.status, sink.prompt, sink.end_usage) == ("completed", (12, 0), Usage(prompt=12, output=6))
+    notes = [frame for frame in sink.frames if isinstance(frame, Note)]
+    assert notes == [Note("prompt", prompt_tokens=12)], "no count is told that is a part only"
+
+
 # --- answers that are one document ---------------------------------------------------------------------------
 
 
@@ -848,6 +892,22 @@ async def test_a_document_beyond_bounds_fails() -> None:
     sink = await whole(play(b'{"data":"', b"x" * STREAM_BYTES_MAX, b'"}'))
     assert sink.error is not None
     assert sink.error.code == "stream_too_large"
+
+
+@pytest.mark.parametrize("kind", ["classify", "score"])
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_a_document_is_asked_where_vllm_and_where_other_servers_have_it(
+    kind: Literal["classify", "score"], prefix: str
+) -> None:
+    document = msgspec.json.encode({"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+    seen: list[Any] = []
+    async with engine_on(play(document, seen=seen), f"{prefix}/{kind}") as engine:
+        sink = Recorder()
+        body = msgspec.Raw(msgspec.json.encode({"model": "m", "input": "x"}))
+        engine.submit(EngineRequest(stream_id(1), kind, "m", body), sink)
+        await sink.wait()
+    assert sink.body("item").encode() == document
+    assert (sink.status, sink.end_usage, len(seen)) == ("completed", Usage(prompt=3), 1)
 
 
 async def test_a_refused_question_keeps_the_status_and_the_message() -> None:

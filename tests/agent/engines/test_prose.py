@@ -78,7 +78,7 @@ def test_a_text_goes_on_where_it_was_cut(asked: str, seed: int, tokens: int, cha
     whole = "".join(islice(words(prompt(asked), seed, 0), 260))
     cut = min(chars, len("".join(islice(words(prompt(asked), seed, 0), tokens))))
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": whole[:cut]}]
-    continued = Prompt({"messages": messages, "continue_final_message": True})
+    continued = Prompt({"messages": messages, "continue_final_message": True}, own_chars=cut)
     _, rest = skip(words(continued, seed, 0), continued.continued)
     assert whole.startswith(whole[:cut] + "".join(islice(rest, 10)))
 

@@ -162,6 +162,27 @@ def test_about_the_given_share_fails() -> None:
     run_virtual(main())
 
 
+def test_a_step_s_token_is_not_for_a_request_that_came_during_the_step() -> None:
+    """As when an input cuts an answer: the next one has the name of the request that was aborted."""
+
+    async def main() -> None:
+        engine = await started("itl_ms=40,ttft_ms=200")
+        old, new = Recorder(), Recorder()
+        engine.submit(chat(1, max_tokens=4), old)
+        while not old.times:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # within the step of the last token
+        engine.abort(stream_id(1))
+        engine.submit(chat(1, max_tokens=4), new)
+        begun = asyncio.get_running_loop().time()
+        await asyncio.wait_for(new.ended.wait(), 3600)
+        assert new.times[0] - begun >= 0.2, "the new request has a prefill of its own"
+        assert new.end_usage is not None and new.end_usage.output == 4
+        await engine.close()
+
+    run_virtual(main())
+
+
 def test_a_stalled_request_falls_silent_until_it_is_aborted() -> None:
     async def main() -> None:
         engine = await started("itl_ms=1,ttft_ms=0,stall_after_tokens=5")
@@ -547,3 +568,20 @@ def test_what_comes_whole_generates_no_token() -> None:
     assert samples["vllm:prompt_tokens_total"] == 101
     assert samples["vllm:generation_tokens_total"] == 0
     assert samples["vllm:request_success_total"] == 1
+
+
+def test_a_request_gets_no_token_of_the_aborted_one_whose_name_it_has() -> None:
+    async def main() -> None:
+        engine = await started("itl_ms=20,ttft_ms=100")
+        again = chat(1, "Again", max_tokens=5, seed=1)
+        expected = await answer(engine, again)
+        engine.submit(chat(1, max_tokens=50), Recorder())
+        await asyncio.sleep(0.25)  # between two of its tokens
+        engine.abort(stream_id(1))
+        asked_at = asyncio.get_running_loop().time()
+        sink = await answer(engine, again)
+        assert sink.frames == expected.frames and sink.end_usage == expected.end_usage
+        assert sink.times[0] - asked_at >= 0.02, "the prompt is computed first"
+        await engine.close()
+
+    run_virtual(main())

@@ -13,19 +13,6 @@ _FILLED = {
 }
 
 
-def events(body: bytes) -> list[tuple[bytes, bytes | None]]:
-    """An SSE body as (data, id) of each event; every line is checked."""
-    assert b"\r" not in body and (not body or body.endswith(b"\n\n"))
-    found = []
-    for block in body.split(b"\n\n")[:-1]:
-        lines = block.split(b"\n")
-        assert 2 <= len(lines) <= 3 and lines[0].startswith(b"event: ") and lines[1].startswith(b"data: ")
-        assert msgspec.json.decode(lines[1][6:])["type"].encode() == lines[0][7:], "the name is the type"
-        assert len(lines) == 2 or lines[2].startswith(b"id: ")
-        found.append((lines[1][6:], lines[2][4:] if len(lines) == 3 else None))
-    return found
-
-
 def fold(chunks: list[bytes]) -> dict[str, Any]:
     """The message that the events of a completed stream add up to."""
     first, *rest = map(msgspec.json.decode, chunks)

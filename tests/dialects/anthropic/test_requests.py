@@ -200,9 +200,80 @@ def test_what_is_refused_names_its_place(wrong: dict[str, Any], words: str) -> N
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
         {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "https://x"}}]}
+            ]
+        },
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "document",
+                            "source": {"type": "text", "data": "x", "media_type": "text/plain"},
+                            "citations": {"enabled": True},
+                        }
+                    ],
+                }
+            ]
+        },
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"thread": {"id": "t"}},
     ],
 )
 def test_what_cannot_be_expressed_is_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as refused:
         parsed(**wrong)
     assert refused.value.param == next(iter(wrong))
+
+
+def test_documents_are_texts_or_files() -> None:
+    def content(source: dict[str, Any], **more: Any) -> Any:
+        return said({"role": "user", "content": [{"type": "document", "source": source, **more}]})[0]["content"]
+
+    plain = {"type": "text", "media_type": "text/plain", "data": "Rivers run."}
+    assert content(plain, citations={"enabled": False}) == "Rivers run."
+    assert content(plain, title="Rivers", context="A book.") == "Rivers\nA book.\nRivers run."
+    assert (
+        content({"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+        == "a\nb"
+    )
+    assert content({"type": "content", "content": "a"}) == "a"
+    data = "data:application/pdf;base64,AAAA"
+    [pdf] = content({"type": "base64", "media_type": "application/pdf", "data": "AAAA"}, title="Rivers.pdf")
+    assert pdf == {"type": "file", "file": {"filename": "Rivers.pdf", "file_data": data}}
+
+
+def test_a_request_of_a_coding_agent() -> None:
+    """Fields that Claude Code and its SDK send besides the messages: none of them reaches the engine."""
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = engine(
+        system=[{"type": "text", "text": "You edit files.", **cached}, {"type": "text", "text": "Be brief."}],
+        tools=[TOOL | cached | {"eager_input_streaming": True, "defer_loading": False, "input_examples": [{}]}],
+        betas=["context-management-2025-06-27"],
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        metadata={"user_id": "user_" + "x" * 200},
+        thinking={"type": "adaptive"},
+        output_config={"effort": "high"},
+        fallbacks=[{"model": "other"}],
+        compaction={"type": "auto"},
+        workspace_id="w",
+        tool_choice={"type": "none"},
+    )
+    sent = {
+        "model",
+        "messages",
+        "max_tokens",
+        "tools",
+        "tool_choice",
+        "reasoning_effort",
+        "chat_template_kwargs",
+        "user",
+    }
+    assert set(body) == sent
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert body["tool_choice"] == "none"
+    assert [part["text"] for part in body["messages"][0]["content"]] == ["You edit files.", "Be brief."]

@@ -2,92 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx2
 import msgspec
 import pytest
-from anthropic.types import Message
 from hypothesis import given
 
 from stream_fabric.stream.frames import End, Open, coalesce, encode, encode_text
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
 from tests.dialects.anthropic.fold import fold
-from tests.dialects.anthropic.test_encoder import encoder
+from tests.dialects.canned import CannedAnthropic, CannedOpenAI, bare, completion_of
+from tests.dialects.laws import reader
 from tests.dialects.strategies import STREAM, Stream, streams
-from tests.dialects.test_sdk import Canned as CannedChat
 
+DIALECT = "anthropic.messages"
 whole_singles = streams("chat", "completed", single=True)
 
 
-class Canned:
-    """A client whose server answers with ``body``."""
-
-    def __init__(self) -> None:
-        self.body = b""
-        self._http = httpx2.Client(transport=httpx2.MockTransport(self._answer))
-        self.client = anthropic.Anthropic(api_key="sk-test", base_url="http://gateway", http_client=self._http)
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.body)
-
-    def streamed(self, body: bytes) -> Message:
-        self.body = body
-        with self.client.messages.stream(
-            model="sim-small", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
-        ) as stream:
-            return stream.get_final_message()
-
-    def close(self) -> None:
-        self.client.close()
-
-
-@pytest.fixture(scope="module")
-def canned() -> Iterator[Canned]:
-    made = Canned()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def chat() -> Iterator[CannedChat]:
-    made = CannedChat()
-    yield made
-    made.close()
-
-
-def bare(value: Any) -> Any:
-    """Without null fields, and without those that the helper adds."""
-    if isinstance(value, dict):
-        return {name: bare(item) for name, item in value.items() if item is not None and name != "parsed_output"}
-    return [bare(item) for item in value] if isinstance(value, list) else value
+@given(whole_singles)
+def test_the_helper_builds_the_message(canned_anthropic: CannedAnthropic, stream: Stream) -> None:
+    built = canned_anthropic.message(reader(DIALECT, stream).sse(stream.lines, 1, 1))
+    assert bare(built.model_dump()) == bare(fold(reader(DIALECT, stream).chunks(stream.lines)))
 
 
 @given(whole_singles)
-def test_the_helper_builds_the_message(canned: Canned, stream: Stream) -> None:
-    built = canned.streamed(encoder(stream).sse(stream.lines, 1, 1))
-    assert bare(built.model_dump()) == bare(fold(encoder(stream).chunks(stream.lines)))
-
-
-@given(whole_singles)
-def test_the_helper_reads_joined_deltas_and_pings(canned: Canned, stream: Stream) -> None:
-    one = encoder(stream)
+def test_the_helper_reads_joined_deltas_and_pings(canned_anthropic: CannedAnthropic, stream: Stream) -> None:
+    one = reader(DIALECT, stream)
     body = b": hb\nretry: 500\n"
     for seq, line in enumerate(coalesce(stream.lines), 1):
         body += one.sse([line], 1, seq) + one.heartbeat()
-    assert bare(canned.streamed(body).model_dump()) == bare(fold(encoder(stream).chunks(stream.lines)))
+    assert bare(canned_anthropic.message(body).model_dump()) == bare(fold(reader(DIALECT, stream).chunks(stream.lines)))
 
 
 @given(whole_singles)
-def test_a_resume_at_every_frame_gives_the_same_message(canned: Canned, stream: Stream) -> None:
+def test_a_resume_at_every_frame_gives_the_same_message(canned_anthropic: CannedAnthropic, stream: Stream) -> None:
     lines = stream.lines
-    whole = canned.streamed(encoder(stream).sse(lines, 1, 1))
-    one, before = encoder(stream), b""
+    whole = canned_anthropic.message(reader(DIALECT, stream).sse(lines, 1, 1))
+    one, before = reader(DIALECT, stream), b""
     for after in range(len(lines)):
-        assert canned.streamed(before + encoder(stream, after).sse(lines[after:], 1, after + 1)) == whole
+        assert (
+            canned_anthropic.message(before + reader(DIALECT, stream, after).sse(lines[after:], 1, after + 1)) == whole
+        )
         before += one.sse([lines[after]], 1, after + 1)
 
 
@@ -96,10 +53,12 @@ STOPS |= {"tool_calls": ("tool_use",)}
 
 
 @given(whole_singles)
-def test_both_official_helpers_build_the_same_answer(canned: Canned, chat: CannedChat, stream: Stream) -> None:
+def test_both_official_helpers_build_the_same_answer(
+    canned_anthropic: CannedAnthropic, canned_openai: CannedOpenAI, stream: Stream
+) -> None:
     facts = msgspec.structs.replace(stream.facts, include_usage=True)
-    message = canned.streamed(encoder(stream).sse(stream.lines, 1, 1))
-    completion = chat.streamed(encoder_for("openai.chat", facts).sse(stream.lines, 1, 1), 1)
+    message = canned_anthropic.message(reader(DIALECT, stream).sse(stream.lines, 1, 1))
+    completion = completion_of(canned_openai, encoder_for("openai.chat", facts).sse(stream.lines, 1, 1), 1)
     (choice,) = completion["choices"]
     said = choice.get("message", {})
     kinds = {frame.block: frame.kind for frame in stream.frames if isinstance(frame, Open)}
@@ -122,9 +81,9 @@ def test_both_official_helpers_build_the_same_answer(canned: Canned, chat: Canne
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "incomplete"])
-def test_an_end_other_than_completion_raises(canned: Canned, status: Any) -> None:
+def test_an_end_other_than_completion_raises(canned_anthropic: CannedAnthropic, status: Any) -> None:
     stream = Stream(StreamFacts(STREAM, 1, "sim-small"), [])
     lines = [encode(Open(0, 0, "text")), encode_text(0, "half"), encode(End(status))]
     with pytest.raises(anthropic.APIStatusError) as raised:
-        canned.streamed(encoder(stream).sse(lines, 1, 1))
+        canned_anthropic.message(reader(DIALECT, stream).sse(lines, 1, 1))
     assert raised.value.body["error"]["code"] == status  # type: ignore[index]

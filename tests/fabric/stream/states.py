@@ -14,4 +14,10 @@ LOST = ErrorInfo("replica_lost", "gone")
 
 
 def copied(state: StreamState) -> StreamState:
-    return replace(state, watchers=list(state.watchers), bases=list(state.bases), entries=list(state.entries))
+    return replace(
+        state,
+        watchers=list(state.watchers),
+        bases=list(state.bases),
+        entries=list(state.entries),
+        inputs=dict(state.inputs),
+    )

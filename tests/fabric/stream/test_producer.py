@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import (
+    CHOICE_END_PREFIX,
+    ChoiceEnd,
     End,
+    Note,
     Usage,
     decode,
+    encode,
     encode_text,
     is_end,
 )
@@ -28,7 +33,7 @@ from tests.fabric.stream.states import REPLICA, STREAM, TENANT, copied
 
 PRODUCER_OPS = [
     *["push"] * 4, *["send"] * 3, *["reply"] * 3, "late", "lost", "keep", "failover", "wipe", "check", "usage",
-    "finish", "cancel", "doorbell",
+    "finish", "cancel", "doorbell", "close", "input", "steer", "read",
 ]  # fmt: skip
 OPS = st.lists(
     st.tuples(
@@ -42,7 +47,9 @@ OPS = st.lists(
 def head_of(state: StreamState | None) -> Head | None:
     if state is None:
         return None
-    return Head(state.epoch, state.last, state.status, state.cancelled_at, "", 0, True, state.replica)
+    return Head(
+        state.epoch, state.last, state.status, state.cancelled_at, "", 0, True, state.replica, len(state.inputs)
+    )
 
 
 class Line:
@@ -57,9 +64,11 @@ class Line:
         self.replies: list[AppendReply] = []
         self.names: dict[tuple[int, int], bytes] = {}
         """(epoch, seq) → bytes, for ever."""
-        self.failed_over = False
+        self.failed_over = self.lost_replies = False
         self.doorbell: int | None = None
+        self.steered = False
         self.stopped = False
+        self.answered: list[str] = []
 
     def made(self) -> StreamState:
         return StreamState(self.epoch, TENANT, b"")
@@ -95,7 +104,8 @@ class Line:
             if self.state is None:
                 self.replies = [AppendReply(AppendCode.NOSTREAM, 0)]
             else:
-                self.replies = [self.state.append(request, REPLICA)]
+                reply = self.state.append(request, REPLICA)
+                self.replies = [reply._replace(inputs=len(self.state.inputs))]
 
     def reply(self, n: int) -> None:
         if self.producer.in_flight and self.replies:
@@ -104,6 +114,7 @@ class Line:
 
     def lost(self, n: int) -> None:
         if self.producer.in_flight:
+            self.lost_replies = True
             self.producer.receive_lost()
         self.settle()
 
@@ -116,8 +127,34 @@ class Line:
         if outcome == "create":
             if self.state is None:
                 self.state = self.made()
+        elif outcome == "inputs":
+            self.read(0)
         elif outcome:
             self.stopped = True
+
+    def close(self, n: int) -> None:
+        """The engine ends its choice, and soon the stream."""
+        if not (self.producer.status or self.producer.stopped or self.producer.is_closing):
+            finish = ChoiceEnd(0, f"stop-{n}")
+            self.producer.push(encode(finish), structural=True, closes=True)
+
+    def input(self, n: int) -> None:
+        if self.state is not None:
+            self.state.input(f"i{n}", b"{}")
+
+    def read(self, n: int) -> None:
+        """The agent reads the inputs and answers the new ones, as ``inference.agent.steering`` does."""
+        producer = self.producer
+        if self.state is None or producer.stopped or producer.ended or (producer.is_closing and not producer.is_held):
+            return
+        names = list(self.state.inputs)
+        fresh = [name for name in names if name not in self.answered]
+        if producer.is_held and fresh:
+            producer.take_back_end()
+        producer.receive_inputs(len(names))
+        for name in () if producer.status else fresh:
+            producer.push_answer(encode(Note("input", body=msgspec.Raw(encode_text(0, name)[1:]))), structural=True)
+            self.answered.append(name)
 
     def keep(self, n: int) -> None:
         """The replica has received everything so far."""
@@ -138,17 +175,32 @@ class Line:
     def check(self, n: int) -> None:
         self.outcome(self.producer.receive_head(head_of(self.state)))
 
-    def cancel(self, n: int) -> None:
+    def steer(self, n: int) -> None:
+        self.cancel(n, steers=True)
+
+    def cancel(self, n: int, *, steers: bool = False) -> None:
         if self.state and n % 3 == 0:
-            reply = self.state.cancel()
+            reply = self.state.cancel(steers=steers)
             if reply.result == "accepted":
                 self.keep(0)  # a cancel that is lost whole is tried in the simulation
-                self.doorbell = self.state.cancelled_at
+                self.doorbell, self.steered = self.state.cancelled_at, steers
                 self.names = {k: v for k, v in self.names.items() if k[1] <= self.doorbell}
 
     def ring(self, n: int) -> None:
         if self.doorbell is not None:
-            self.producer.receive_cancel(self.doorbell)
+            self.producer.receive_cancel(self.doorbell, steered=self.steered)
+
+    def check_answers(self) -> None:
+        """Each accepted input is answered once and in order, unless the stream was ended before its time."""
+        assert self.state is not None
+        log = [frame for entry in self.state.entries for frame in entry.frames.split(b"\n")]
+        notes = [decode(frame) for frame in log if frame.startswith(b'{"k":"note"')]
+        answered = [msgspec.json.decode(note.body) for note in notes if isinstance(note, Note) and note.body]
+        assert len(answered) == len(set(answered)), "an input is answered twice"
+        ends = [frame for frame in log if frame.startswith(CHOICE_END_PREFIX)]
+        assert len(ends) <= 1, "nothing follows the end of an answer but the terminal"
+        if self.producer.is_closing and not self.failed_over and not self.lost_replies:
+            assert answered == list(self.state.inputs)
 
     def check_log(self) -> None:
         if self.state is None:
@@ -168,6 +220,11 @@ class Line:
 @example([("push", 1), ("usage", 5), ("send", 0), ("usage", 9), ("cancel", 0), ("doorbell", 0), ("reply", 0)])
 @example([("usage", 5), ("cancel", 0), ("doorbell", 0), ("wipe", 0), ("check", 0)])
 @example([("push", 0), ("send", 0), ("reply", 0), ("finish", 9), ("send", 0), ("lost", 0), ("send", 0), ("wipe", 0)])
+@example([("input", 1), ("close", 0), ("finish", 0), ("send", 0), ("reply", 0), ("send", 0), ("reply", 0)])
+@example([("close", 0), ("send", 0), ("failover", 0), ("input", 1), ("send", 0), ("reply", 0), ("send", 0)])
+@example(
+    [("close", 0), ("send", 0), ("reply", 0), ("failover", 0), ("input", 1), ("check", 0), ("send", 0), ("reply", 0)]
+)
 def test_invariant_2_dense_log_and_one_byte_string_for_ever(ops: Sequence[tuple[str, int]]) -> None:
     line = Line()
     for what, n in ops:
@@ -175,13 +232,15 @@ def test_invariant_2_dense_log_and_one_byte_string_for_ever(ops: Sequence[tuple[
     # From here on nothing is lost: the log ends up with everything, and the producer knows
     if not (line.producer.status or line.producer.stopped):
         line.producer.finish(End("completed", line.producer.usage))
-    if line.state and line.state.status == "cancelled":
+    if line.state and line.state.cancelled_at >= 0:
         line.ring(0)
     line.lost(0)
     line.check(0)
     for _ in range(300):
         if line.producer.ended or line.producer.stopped:
             break
+        if not line.producer.status:  # the end was taken back, for an input
+            line.producer.finish(End("completed", line.producer.usage))
         line.send(50)
         line.reply(0)
         line.check_log()
@@ -194,6 +253,7 @@ def test_invariant_2_dense_log_and_one_byte_string_for_ever(ops: Sequence[tuple[
         line.send(50)
         line.reply(0)
     assert line.producer.ended and not line.producer.pending
+    line.check_answers()
     assert line.state is not None and line.state.status == line.producer.status
     log = [frame for entry in line.state.entries for frame in entry.frames.split(b"\n")]
     assert log == line.producer._frames
@@ -237,13 +297,15 @@ def test_invariant_1_single_writer_and_2_dense_log_across_a_takeover(ops: Sequen
             assert line.state.append(late, REPLICA).code is AppendCode.FENCED
     if not (line.producer.status or line.producer.stopped):
         line.producer.finish(End("completed", line.producer.usage))
-    if line.state and line.state.status == "cancelled":
+    if line.state and line.state.cancelled_at >= 0:
         line.ring(0)
     line.lost(0)
     line.check(0)
     for _ in range(300):
         if line.producer.ended or line.producer.stopped:
             break
+        if not line.producer.status:  # the end was taken back, for an input
+            line.producer.finish(End("completed", line.producer.usage))
         line.send(50)
         line.reply(0)
         line.check_log()

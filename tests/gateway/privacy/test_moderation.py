@@ -222,8 +222,8 @@ async def test_inputs_are_checked_as_prompts(moderated: Moderated) -> None:
     gate = moderated.gates["prompt"]
     stream = await gate.background(3000, **{k: v for k, v in body(moderated, 1).items() if k == "model"})
     path = f"/v1/streams/{stream}/input"
-    assert (await gate.ask("POST", path, {"id": "a", "item": {"text": "fine"}})).status == 202
-    refusal(await gate.ask("POST", path, {"id": "b", "item": {"text": f"a {WORD}"}}), 400, "content_filter")
+    assert (await gate.ask("POST", path, {"id": "a", "item": "fine"})).status == 202
+    refusal(await gate.ask("POST", path, {"id": "b", "item": f"a {WORD}"}), 400, "content_filter")
     await gate.cancel(stream)
 
 

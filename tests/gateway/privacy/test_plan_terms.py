@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_fabric.accounts.records import PlanRecord, TenantRecord, row_days
+from stream_fabric.accounts.records import PlanRecord, TenantRecord, contradiction, row_days
 from stream_fabric.stream.ids import TenantId
 from stream_gw.auth import KeyStore, read_keys_file
 
@@ -28,3 +28,10 @@ def test_a_published_record_that_contradicts_itself_stores_no_content() -> None:
 @pytest.mark.parametrize(("days", "told"), [(None, 0), (0, -1), (1, 1), (30, 30)])
 def test_days_of_a_plan_in_events(days: int | None, told: int) -> None:
     assert row_days(PlanRecord("p", trace_retention_days=days)) == told
+
+
+def test_a_plan_that_keeps_nothing_stores_no_responses() -> None:
+    told = contradiction(PlanRecord("p", retention_s=0, response_days=1))
+    assert told is not None and "set response_days to 0" in told
+    assert contradiction(PlanRecord("p", retention_s=0, response_days=0)) is None
+    assert contradiction(PlanRecord("p", response_days=1)) is None

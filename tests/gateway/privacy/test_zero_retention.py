@@ -175,7 +175,7 @@ async def test_a_cancelled_stream_is_deleted(plans: Plans) -> None:
 async def test_inputs_go_with_their_stream(plans: Plans) -> None:
     marker, gate = new_marker(), plans.gates["nothing"]
     stream = await gate.background(100)
-    reply = await gate.ask("POST", f"/v1/streams/{stream}/input", {"id": "a", "item": {"text": marker}})
+    reply = await gate.ask("POST", f"/v1/streams/{stream}/input", {"id": "a", "item": marker})
     assert reply.status == 202, reply
     await expiring(plans, marker, stream, ZERO_RETENTION_S)
 
@@ -201,6 +201,11 @@ async def test_a_stream_of_dead_replicas_is_deleted(plans: Plans) -> None:
     sim = f"model={model},itl_ms=20,ttft_ms=0"
     with Process("agent", "--replica", "a", "--sim", sim, **env) as first:
         body = asked(marker, 4000, model=model, deadline_s=15)
+
+        async def served() -> bool:
+            return any(each["id"] == model for each in (await gate.ask("GET", "/v1/models")).json["data"])
+
+        await eventually(served, "the gateway to know the model")
         async with gate.create(body) as exchange:
             stream = exchange.headers["x-stream-id"]
             await exchange.events(3)

@@ -75,28 +75,52 @@ async def make_known(operator: Gate) -> None:
         assert reply.status in (200, 201), reply
 
 
-def narrowed(stream: str) -> dict[str, Any]:
-    """Return the document with fewer values, so that generated requests reach a model and streams, and end soon."""
+def narrowed(stream: str, doomed: tuple[str, str]) -> dict[str, Any]:
+    """Return the document with fewer values, so that generated requests reach a model and streams, and end soon.
+
+    ``doomed``: streams that may be deleted, in either profile of responses.
+    """
     document = copy.deepcopy(DOCUMENT)
     schemas = document["components"]["schemas"]
-    for name in ("ChatBody", "CompletionsBody", "EmbeddingsBody", "RerankBody", "MessagesBody", "CountTokensBody"):
+    schemas["ScoreBody"]["required"] += ["queries", "documents"]  # one of several ways to write it
+    for name in ("queries", "documents"):
+        schemas["ScoreBody"]["properties"][name] = {"type": "string"}
+    for name in ("data_1", "data_2", "text_1", "text_2", "items"):
+        del schemas["ScoreBody"]["properties"][name]
+    schemas["ClassifyBody"]["required"].append("input")
+    del schemas["ClassifyBody"]["properties"]["messages"]
+    bodies = ("ChatBody", "CompletionsBody", "EmbeddingsBody", "RerankBody", "MessagesBody", "CountTokensBody")
+    for name in (*bodies, "ClassifyBody", "ScoreBody", "CompactBody", "ResponsesBody"):
         schemas[name]["properties"]["model"] = {"enum": ["sim-small"]}
     for name in ("ChatBody", "CompletionsBody"):
-        schemas[name]["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 20}
+        schemas[name]["properties"]["max_tokens"] = {"enum": [1, 7, 20]}
         schemas[name]["properties"]["max_completion_tokens"] = {"type": "null"}
         schemas[name]["required"].append("max_tokens")
-    schemas["MessagesBody"]["properties"]["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 20}
+    schemas["MessagesBody"]["properties"]["max_tokens"] = {"enum": [1, 7, 20]}
+    schemas["ResponsesBody"]["properties"]["max_output_tokens"] = {"enum": [1, 7, 20]}
+    said = {"type": "string", "minLength": 1}
+    schemas["ResponsesBody"]["properties"]["input"] = {"anyOf": [said, schemas["ResponsesBody"]["properties"]["input"]]}
+    schemas["ResponsesBody"]["properties"]["max_tool_calls"] = {"type": "null"}
+    schemas["ResponsesBody"]["properties"]["previous_response_id"] = {"type": "null"}
+    schemas["ResponsesBody"]["properties"]["conversation"] = {"type": "null"}
+    schemas["ResponsesBody"]["required"] += ["input", "max_output_tokens"]
     for path, item in document["paths"].items():
-        for operation in item.values():
+        for method, operation in item.items():
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] in ("after", "Last-Event-ID") and "pattern" in parameter["schema"]:
                     parameter["schema"] = {"enum": ["1-0", "1-2", "1-900"]}
+                if path.startswith("/v1/ui/chat/") and parameter["in"] == "path":
+                    parameter["schema"] = {"enum": ["chat", "a/b", "x" * 129]}
                 if path == "/v1/models/{id}":
                     parameter["schema"] = {"enum": ["sim-small", "org/none"]}
-                if path.startswith("/v1/streams/") and parameter["in"] == "path":
-                    parameter["schema"] = {"enum": [stream, "resp_" + "0" * 32, stream + "\n"]}
+                if path.startswith(("/v1/streams/", "/v1/responses/", "/v1/open/")) and parameter["in"] == "path":
+                    is_deleted = method == "delete" and path.endswith("{id}")
+                    one = doomed["open" in path] if is_deleted else stream
+                    parameter["schema"] = {"enum": [one, "resp_" + "0" * 32, one + "\n"]}
                 if path.startswith(("/v1/admin/users", "/v1/admin/prices/")) and parameter["name"] in KNOWN:
                     parameter["schema"] = {"enum": [KNOWN[parameter["name"]]]}
+    schemas["UiChatBody"]["properties"] |= {"model": {"enum": ["sim-small"]}, "maxOutputTokens": {"const": 9}}
+    schemas["UiChatBody"]["required"] += ["model", "maxOutputTokens"]
     schemas["UserCreate"]["properties"]["tenant"] = {"enum": [KNOWN["tenant"]]}
     del document["paths"]["/v1/admin/ops"]  # it never ends
     return document

@@ -15,13 +15,17 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from tests.gateway.processes import on_cluster
 from tests.gateway.reference.fleet import DOCUMENT, Fleet, api_fleet, make_known, narrowed
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 ANSWER_S = 10.0
 EXAMPLES = 12
 OPERATIONS = [(method, path) for path, item in DOCUMENT["paths"].items() for method in item if path != "/v1/admin/ops"]
-REFUSED = ("/v1/cookie", "/v1/admin/traces", "/v1/admin/keys", "/v1/usage", "/v1/admin/usage", "/static")
+REFUSED = (
+    "/v1/conversations/", "/v1/responses/{id}/input_items", "/v1/open/responses/{id}/input_items", "/v1/cookie",
+    "/v1/admin/traces", "/v1/admin/keys", "/v1/usage", "/v1/admin/usage", "/static",
+)  # fmt: skip
 """No valid request is served here: it needs a token, telemetry, or an id that exists."""
 CHECKS = (
     checks.status_code_conformance,
@@ -39,9 +43,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def schema(fleet: Fleet) -> Any:
-    stream = asyncio.run(fleet.acme.background(20))
+    stream, *doomed = [asyncio.run(fleet.acme.background(20)) for _ in range(3)]
     asyncio.run(make_known(fleet.operator))
-    loaded = schemathesis.openapi.from_dict(narrowed(stream))
+    loaded = schemathesis.openapi.from_dict(narrowed(stream, (doomed[0], doomed[1])))
     loaded.config.update(base_url=fleet.acme.url)
     loaded.config.generation.update(with_security_parameters=False)
     return loaded
@@ -53,6 +57,9 @@ def schema(fleet: Fleet) -> Any:
 def test_every_answer_is_documented(
     fleet: Fleet, schema: Any, who: str, method: str, path: str, mode: GenerationMode
 ) -> None:
+    is_whose = (who == "operator") == ("/admin/" in path)
+    if on_cluster() and (mode is GenerationMode.NEGATIVE or not is_whose):
+        pytest.skip("refused before it reaches the fabric: runs on one Redis")
     operation = schema[path][method.upper()]
     key: str = getattr(fleet, who).key
     session, statuses = requests.Session(), set[int]()
@@ -75,5 +82,5 @@ def test_every_answer_is_documented(
         ask()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE, "an operation without parameters and body has no invalid request"
-    if mode is GenerationMode.POSITIVE and not path.startswith(REFUSED) and (who == "operator") == ("/admin/" in path):
+    if mode is GenerationMode.POSITIVE and is_whose and not path.startswith(REFUSED):
         assert min(statuses) < 400 or 409 in statuses, "no generated request got to its end"

@@ -15,7 +15,8 @@ from tests.gateway.conftest import Tenants
 from tests.gateway.wire import Gate
 
 NEVER = "resp_" + "0" * 32
-PATHS = sorted(path for path in make_document(OPERATIONS)["paths"] if path.startswith("/v1/streams/{id}"))
+BASES = ("/v1/streams/{id}", "/v1/responses/{id}", "/v1/open/responses/{id}")
+PATHS = sorted(path for path in make_document(OPERATIONS)["paths"] if path.startswith(BASES))
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 ITEM = {"id": "i", "item": {"a": 1}}
 VARIANTS: list[tuple[str, Any, dict[str, str]]] = [
@@ -29,6 +30,7 @@ VARIANTS: list[tuple[str, Any, dict[str, str]]] = [
     ("?dialect=openai.completions", ITEM, {}),
     ("?dialect=none&mode=none", ITEM, {}),
     ("", ITEM, {"last-event-id": "1-3"}),
+    ("?stream=true&starting_after=3", None, {}),
 ]
 """Query, body and headers."""
 MESSAGES: list[dict[str, Any]] = [
@@ -82,7 +84,7 @@ async def told(
 async def test_every_operation_answers_like_for_a_stream_that_never_existed(
     stranger: Stranger, tenants: Tenants
 ) -> None:
-    assert len(PATHS) == 5
+    assert len(PATHS) == 12
     for path, method, (query, body, headers) in product(PATHS, METHODS, VARIANTS):
         ask = partial(told, stranger.gate, method, path + query, body if method != "HEAD" else None, headers)
         never = await ask(NEVER)

@@ -71,6 +71,13 @@ capabilities: { drop: [ALL] }
 {{- end }}
 {{- end }}
 
+{{/* Settings of a role that come from Secrets. */}}
+{{- define "sg.secretSettings" -}}
+{{- range $name, $from := . }}
+{{ include "sg.fromSecret" (list (printf "STREAM_GW_%s" $name) $from.name $from.key) }}
+{{- end }}
+{{- end }}
+
 {{- define "sg.redisEnv" -}}
 {{- if .Values.redis.trial }}
 {{ include "sg.plain" (list "STREAM_GW_REDIS_URL" (printf "redis://%s-redis:6379/0" (include "sg.name" .))) }}
@@ -96,6 +103,12 @@ capabilities: { drop: [ALL] }
 {{- if .Values.kafka.caSecret.name }}
 {{ include "sg.plain" (list "STREAM_GW_KAFKA_CA" (printf "/etc/stream-gw/kafka/%s" .Values.kafka.caSecret.key)) }}
 {{- end }}
+{{- with .Values.kafka.clientSecret }}
+{{- if .name }}
+{{ include "sg.plain" (list "STREAM_GW_KAFKA_CERT" (printf "/etc/stream-gw/kafka-client/%s" .certKey)) }}
+{{ include "sg.plain" (list "STREAM_GW_KAFKA_KEY" (printf "/etc/stream-gw/kafka-client/%s" .keyKey)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if .Values.kafka.sasl }}
 {{ include "sg.plain" (list "STREAM_GW_KAFKA_SASL" .Values.kafka.sasl) }}
@@ -115,16 +128,23 @@ capabilities: { drop: [ALL] }
 {{- end }}
 {{- end }}
 
-{{- define "sg.kafkaCaMount" -}}
+{{- define "sg.kafkaMounts" -}}
 {{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.caSecret.name }}
 - { name: kafka-ca, mountPath: /etc/stream-gw/kafka, readOnly: true }
 {{- end }}
+{{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.clientSecret.name }}
+- { name: kafka-client, mountPath: /etc/stream-gw/kafka-client, readOnly: true }
+{{- end }}
 {{- end }}
 
-{{- define "sg.kafkaCaVolume" -}}
+{{- define "sg.kafkaVolumes" -}}
 {{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.caSecret.name }}
 - name: kafka-ca
   secret: { secretName: {{ .Values.kafka.caSecret.name }} }
+{{- end }}
+{{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.clientSecret.name }}
+- name: kafka-client
+  secret: { secretName: {{ .Values.kafka.clientSecret.name | quote }} }
 {{- end }}
 {{- end }}
 
@@ -133,7 +153,7 @@ capabilities: { drop: [ALL] }
 {{- if ne .Values.events.by "off" }}
 - { name: spool, mountPath: /var/spool/stream-gw }
 {{- end }}
-{{- include "sg.kafkaCaMount" . }}
+{{- include "sg.kafkaMounts" . }}
 {{- end }}
 
 {{- define "sg.emitVolumes" -}}
@@ -142,7 +162,7 @@ capabilities: { drop: [ALL] }
 - name: spool
   {{- toYaml (.Values.events.spool.volume | default (dict "emptyDir" dict)) | nindent 2 }}
 {{- end }}
-{{- include "sg.kafkaCaVolume" . }}
+{{- include "sg.kafkaVolumes" . }}
 {{- end }}
 
 {{/* Moderation, of gateways and agents. */}}

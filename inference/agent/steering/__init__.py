@@ -1,0 +1,1 @@
+"""Steering: a running stream gets an input, and goes on with another answer."""

@@ -1,0 +1,40 @@
+"""Items that a stream has got and its reader has not taken."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stream_gw.client.items import Item
+
+
+class ItemQueue:
+    """Items that the reader has not taken, counted in items and bytes."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Item, int]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, item: Item, size: int) -> None:
+        self._items.append((item, size))
+        self._bytes += size
+
+    def pop(self) -> Item:
+        item, size = self._items.popleft()
+        self._bytes -= size
+        return item
+
+    def drop_after(self, seq: int) -> int | None:
+        """Drop the items beyond ``seq``. Returns the last remaining item's seq; None: the queue is empty."""
+        while self._items and self._items[-1][0].seq > seq:
+            self._bytes -= self._items.pop()[1]
+        return self._items[-1][0].seq if self._items else None
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._bytes = 0
+
+    def is_within(self, items: int, size: int) -> bool:
+        return len(self._items) <= items and self._bytes <= size

@@ -1,0 +1,1 @@
+"""Dialects of the Responses API: ``openai.responses`` and, of the Open Responses specification, ``open.responses``."""

@@ -1,0 +1,54 @@
+"""Encoding and compression of what is stored; large values leave the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from stream_gw.responses.records import Item, ResponseRecord
+
+_T = TypeVar("_T")
+_LEVEL = 1
+_OFF_LOOP_BYTES: Final = 64 << 10
+
+
+async def pack(value: object) -> tuple[bytes, int]:
+    """Encode and compress a value; return also its size before."""
+    encoded = msgspec.json.encode(value)
+    return await off_loop(len(encoded), lambda: zlib.compress(encoded, _LEVEL)), len(encoded)
+
+
+async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:
+    """Decode a record of its two packed parts; ``response`` empty: its stream runs."""
+
+    def decode() -> ResponseRecord:
+        record = msgspec.json.decode(zlib.decompress(request), type=ResponseRecord)
+        if not response:
+            return record
+        return msgspec.structs.replace(record, response=msgspec.json.decode(zlib.decompress(response)))
+
+    return await off_loop(4 * (len(request) + len(response)), decode)
+
+
+async def unpack_items(packed: list[bytes]) -> list[Item]:
+    """Decode items that were packed one by one."""
+    return await off_loop(
+        4 * sum(map(len, packed)), lambda: [msgspec.json.decode(zlib.decompress(each)) for each in packed]
+    )
+
+
+async def unpack_lists(packed: Sequence[bytes]) -> list[Item]:
+    """Decode lists of items that were packed one by one, and join them."""
+    lists = await off_loop(
+        4 * sum(map(len, packed)), lambda: [msgspec.json.decode(zlib.decompress(each)) for each in packed]
+    )
+    return [item for each in lists for item in each]
+
+
+async def off_loop(size: int, work: Callable[[], _T]) -> _T:
+    """Run work on ``size`` bytes, in a thread if they are many."""
+    return await asyncio.to_thread(work) if size >= _OFF_LOOP_BYTES else work()

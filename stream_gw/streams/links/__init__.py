@@ -1,0 +1,1 @@
+"""Links with which somebody else watches one stream."""

@@ -1,0 +1,155 @@
+"""HTTP handlers of conversations, of a response's input items, and of compaction."""
+
+from __future__ import annotations
+
+from starlette.types import Send
+
+from stream_fabric.errors import BadRequest
+from stream_fabric.stream.ids import created_ms
+from stream_gw.auth import Principal, Scope, bearer
+from stream_gw.responses import Item, NoStore, ResponseStore, compaction_of, stored_items
+from stream_gw.streams.context.asides import Asides
+from stream_gw.streams.context.summary import summarised
+from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.off_loop import off_loop
+from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.endpoint import Handler
+from stream_gw.transport.http import Request, parse, query_as
+from stream_gw.transport.stored.bodies import CompactBody, ConversationChange, ConversationCreate, ItemsAdd, ItemsQuery
+from stream_gw.transport.whole_response import WholeResponse
+
+_BASES = ("/v1/responses", "/v1/open/responses")
+"""Paths of responses in both profiles."""
+
+
+class StoredRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def handlers(self) -> dict[str, dict[str, Handler]]:
+        """Return the handlers by path and method."""
+        conversation: dict[str, Handler] = {
+            "get": self.get_conversation, "post": self.change_conversation, "delete": self.delete_conversation
+        }  # fmt: skip
+        return {
+            **{f"{base}/compact": {"post": self.compact} for base in _BASES},
+            **{f"{base}/{{id}}/input_items": {"get": self.input_items} for base in _BASES},
+            "/v1/conversations": {"post": self.create_conversation},
+            "/v1/conversations/{id}": conversation,
+            "/v1/conversations/{id}/items": {"get": self.list_items, "post": self.add_items},
+            "/v1/conversations/{id}/items/{item_id}": {"get": self.get_item, "delete": self.delete_item},
+        }
+
+    def _open(self, request: Request, scope: Scope) -> tuple[ResponseStore, Principal]:
+        """Return the store and the caller. Raises Unauthenticated, Forbidden or NoStore."""
+        who = self._gateway.authenticate(bearer(request.scope["headers"]))
+        who.require(scope)
+        store = self._gateway.parts.responses
+        if store is None:
+            raise NoStore("this gateway stores no responses")
+        return store, who
+
+    # --- responses -----------------------------------------------------------------------------------------
+
+    async def input_items(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "read")
+        query = query_as(request, ItemsQuery)
+        page = await store.input_items(
+            who.tenant, request.path_params["id"], query.after, query.limit, query.order, user=who.user
+        )
+        await request.json(200, page.body())
+
+    async def compact(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        body = await request.body(who.tenant)
+        asked = await off_loop(len(body), lambda: parse(body, CompactBody))
+        if asked.previous_response_id is not None:
+            who.require("read")  # the summary tells what is stored
+        history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user)
+        own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []
+        items = [*history, *store.expanded(who.tenant, stored_items(own, self._gateway.parts.random.token_hex(16)))]
+        if not items:
+            raise BadRequest("give input or previous_response_id: there is nothing to compact", param="input")
+        await self._answer_compaction(request, store, who, asked, items)
+
+    async def _answer_compaction(
+        self, request: Request, store: ResponseStore, who: Principal, asked: CompactBody, items: list[Item]
+    ) -> None:
+        """Have the model summarise the items, as a stream like any other, and answer with the summary."""
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
+        connection.skip_body()
+        asides = Asides(
+            self._gateway,
+            who,
+            request.trace(self._gateway.parts.tracer, "whole"),
+            lambda opened: WholeResponse(connection, opened.id, opened.facts),
+        )
+        opened, summary, usage = await summarised(asides, asked.model, asked.instructions, items)
+        made = {
+            "id": opened.id,
+            "object": "response.compaction",
+            "created_at": created_ms(opened.id) // 1000,
+            "output": compaction_of(store.seals, who.tenant, opened.id, items, summary),
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+        await request.json(200, made, [(b"x-stream-id", opened.id.encode()), *opened.headers])
+
+    # --- conversations -------------------------------------------------------------------------------------
+
+    async def create_conversation(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        body = await request.body(who.tenant) or b"{}"
+        asked = await off_loop(len(body), lambda: parse(body, ConversationCreate))
+        made = await store.conversations.create(who.tenant, asked.metadata or {}, asked.items or [], who.user)
+        await request.json(200, made.body())
+
+    async def get_conversation(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "read")
+        found = await store.conversations.read(who.tenant, request.path_params["id"], who.user)
+        await request.json(200, found.body())
+
+    async def change_conversation(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        asked = parse(await request.body(who.tenant), ConversationChange)
+        changed = await store.conversations.change(who.tenant, request.path_params["id"], asked.metadata, who.user)
+        await request.json(200, changed.body())
+
+    async def delete_conversation(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        id_ = request.path_params["id"]
+        await store.conversations.delete(who.tenant, id_, who.user)
+        await request.json(200, {"id": id_, "object": "conversation.deleted", "deleted": True})
+
+    # --- items of a conversation -----------------------------------------------------------------------------
+
+    async def list_items(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "read")
+        query = query_as(request, ItemsQuery)
+        page = await store.conversations.items(
+            who.tenant, request.path_params["id"], query.after, query.limit, query.order, who.user
+        )
+        await request.json(200, page.body())
+
+    async def add_items(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        body = await request.body(who.tenant)
+        asked = await off_loop(len(body), lambda: parse(body, ItemsAdd))
+        added = await store.conversations.add(who.tenant, request.path_params["id"], asked.items, who.user)
+        await request.json(200, added.body())
+
+    async def get_item(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "read")
+        params = request.path_params
+        await request.json(200, await store.conversations.item(who.tenant, params["id"], params["item_id"], who.user))
+
+    async def delete_item(self, request: Request, send: Send) -> None:
+        store, who = self._open(request, "create")
+        params = request.path_params
+        found = await store.conversations.delete_item(who.tenant, params["id"], params["item_id"], who.user)
+        await request.json(200, found.body())

@@ -1,0 +1,40 @@
+"""Streams that have ended here: how long their frames are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from inference.agent.streams import Streams
+from stream_fabric.limits import ENDED_KEPT_S
+from stream_fabric.stream.frames import Open
+from stream_fabric.stream.ids import StreamId
+from stream_fabric.stream.log import AppendCode, AppendReply
+from tests.agent.test_lease import stream
+from tests.support.virtual import on_virtual_time
+
+
+class Silent:
+    """A part that is only told things."""
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        return lambda *args, **fields: 0.0
+
+
+@on_virtual_time
+async def test_a_kept_stream_that_shrinks_leaves_no_bytes_behind() -> None:
+    """After a failover that lost its end a stream may be cancelled before it can append the end again."""
+    silent: Any = Silent()
+    running = {StreamId(f"s{n}"): stream(f"s{n}") for n in range(3)}
+    streams, kept = Streams(running, silent, silent, silent), list(running.values())
+    for each in kept:
+        each.frame(Open(0, 0, "text"))
+        each.end("completed")
+        streams.remove(each, keep=True)
+        each.producer.append_to_send(1 << 20, 1 << 30)
+        each.producer.receive_reply(AppendReply(AppendCode.CANCELLED, 0))
+    assert streams.ended() == kept
+    await asyncio.sleep(ENDED_KEPT_S + 1)
+    streams.drop_expired()
+    assert not streams.ended() and streams._ended_bytes == 0
