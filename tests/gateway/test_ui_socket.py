@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -174,12 +176,19 @@ async def test_an_abort_of_a_request_that_is_being_opened_cancels_it(one: Gate, 
 
 
 async def test_nothing_is_sent_for_an_aborted_request(one: Gate) -> None:
-    """Also where it is aborted before it was found that there is nothing to resume."""
+    """Also where it is aborted before it was found that there is nothing to resume.
+
+    The gateway stands still while the frames are sent, so that it reads each abort before it can answer.
+    """
     async with opened(one) as socket:
-        for request in ("r1", "r2", "r3"):
-            await socket.send("resume", request, new_chat())
-            await socket.send("abort", request)
-        await socket.send("resume", "r4", new_chat())
+        os.kill(one.pid, signal.SIGSTOP)
+        try:
+            for request in ("r1", "r2", "r3"):
+                await socket.send("resume", request, new_chat())
+                await socket.send("abort", request)
+            await socket.send("resume", "r4", new_chat())
+        finally:
+            os.kill(one.pid, signal.SIGCONT)
         assert await socket.receive() == {"type": "no-active", "requestId": "r4"}
 
 
