@@ -11,7 +11,8 @@ from stream_fabric.pool.records import ReplicaInfo, SlotUse, TierQueue
 from stream_fabric.pool.replica_load import TTFT_BUCKETS_S
 from stream_fabric.process.stats import add_counts, bucket_quantile
 from stream_fabric.stream.ids import ReplicaId
-from stream_gw.admin.records import Plan, Pool, Replica, Tier
+from stream_gw.admin.load_history import reported_kv_ratio
+from stream_gw.admin.records import LoadSample, Plan, Pool, Replica, Tier
 
 _TTFT_BOUNDS_S = (0.0, *TTFT_BUCKETS_S, TTFT_BUCKETS_S[-1])
 """The last bucket has no upper bound: its values count as its lower one."""
@@ -20,7 +21,7 @@ _TTFT_BOUNDS_S = (0.0, *TTFT_BUCKETS_S, TTFT_BUCKETS_S[-1])
 def replica_records(
     uses: Iterable[SlotUse],
     infos: Mapping[ReplicaId, ReplicaInfo],
-    recent_load: Callable[[ReplicaId], tuple[int, ...]],
+    recent: Callable[[ReplicaId], tuple[LoadSample, ...]],
 ) -> Iterator[Replica]:
     """Make the feed's records of a pool's replicas. The directory's ``infos`` may lack a replica."""
     for use in uses:
@@ -29,6 +30,7 @@ def replica_records(
             yield Replica(use.replica, "lost" if use.left_s < 0 else "new", round(use.left_s, 1), use.in_flight)
             continue
         load = info.load
+        kv_used_ratio = reported_kv_ratio(load)
         queried = load.prefix_queries_tokens
         yield Replica(
             use.replica,
@@ -42,7 +44,7 @@ def replica_records(
             round(info.tokens_per_s, 1),
             round(info.prefill_ms + info.decode_ms, 1),
             round(info.queue_p99_ms, 1),
-            round(load.kv_used_ratio, 4) if load.kv_capacity_tokens or load.kv_used_ratio else None,
+            None if kv_used_ratio is None else round(kv_used_ratio, 4),
             round(load.prefix_hits_tokens / queried, 4) if queried else None,
             info.models,
             info.adapters,
@@ -52,7 +54,7 @@ def replica_records(
             info.revision,
             info.simulated,
             info.blocked,
-            recent_load(use.replica),
+            recent(use.replica),
         )
 
 

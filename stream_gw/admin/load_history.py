@@ -1,4 +1,7 @@
-"""Load of each replica in the last minutes, from the directory's copy of the pools: a viewer sees it at once."""
+"""Load, KV cache and queue of each replica in the last minutes, from the directory's copy of the pools.
+
+A viewer sees them at once.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 from stream_fabric.limits import OPS_LOAD_EVERY_S, OPS_LOADS_MAX, OPS_RECENT_S
-from stream_fabric.pool.records import ReplicaInfo
+from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.stream.ids import ReplicaId
+from stream_gw.admin.records import LoadSample
 
 SAMPLES_MAX = int(OPS_RECENT_S / OPS_LOAD_EVERY_S)
 _LOAD_MAX = 999
@@ -17,25 +21,36 @@ _EARLY_S = 0.5
 
 
 class LoadHistory:
-    """A ring of loads for each live replica. Pure: the caller gives the time."""
+    """A ring of samples for each live replica. Pure: the caller gives the time."""
 
     def __init__(self) -> None:
-        self._loads: dict[ReplicaId, deque[int]] = {}
+        self._rings: dict[ReplicaId, deque[LoadSample]] = {}
         self._sampled_at = float("-inf")
 
     def sample(self, by_pool: Mapping[str, Sequence[ReplicaInfo]], now_s: float) -> None:
-        """Keep a value for each replica, at most once an interval, and forget replicas that left."""
+        """Keep a sample of each replica, at most once an interval, and forget replicas that left."""
         if now_s - self._sampled_at < OPS_LOAD_EVERY_S - _EARLY_S:
             return
         self._sampled_at = now_s
-        loads: dict[ReplicaId, deque[int]] = {}
+        rings: dict[ReplicaId, deque[LoadSample]] = {}
         for info in islice(chain.from_iterable(by_pool.values()), OPS_LOADS_MAX):
-            ring = self._loads.get(info.replica)
-            loads[info.replica] = ring = deque(maxlen=SAMPLES_MAX) if ring is None else ring
+            ring = self._rings.get(info.replica)
+            rings[info.replica] = ring = deque(maxlen=SAMPLES_MAX) if ring is None else ring
             load = info.load
-            ring.append(min(round(100 * (load.running + load.waiting) / max(load.slots, 1)), _LOAD_MAX))
-        self._loads = loads
+            percent = round(100 * (load.running + load.waiting) / max(load.slots, 1))
+            kv_used_ratio = reported_kv_ratio(load)
+            ring.append(
+                LoadSample(
+                    min(percent, _LOAD_MAX), None if kv_used_ratio is None else round(100 * kv_used_ratio), load.waiting
+                )
+            )
+        self._rings = rings
 
-    def of(self, replica: ReplicaId) -> tuple[int, ...]:
-        """Return the replica's loads in percent of its slots, the oldest first."""
-        return tuple(self._loads.get(replica, ()))
+    def of(self, replica: ReplicaId) -> tuple[LoadSample, ...]:
+        """Return the replica's samples, the oldest first."""
+        return tuple(self._rings.get(replica, ()))
+
+
+def reported_kv_ratio(load: EngineLoad) -> float | None:
+    """Return the share of the KV cache in use (0 to 1); None: the engine does not report it."""
+    return load.kv_used_ratio if load.kv_capacity_tokens or load.kv_used_ratio else None

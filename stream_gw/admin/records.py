@@ -9,6 +9,15 @@ import msgspec
 from stream_gw.observe.local_stats import LocalStats
 
 
+class LoadSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    load_percent: int
+    """Sequences that ran or waited in the engine, in percent of its slots."""
+    kv_used_percent: int | None
+    """Share of the KV cache in use; None: the engine does not report it."""
+    waiting: int
+    """Sequences in the engine that waited for a slot."""
+
+
 class Replica(msgspec.Struct, frozen=True, gc=False):
     replica: str
     state: str
@@ -39,8 +48,8 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
     simulated: bool = False
     blocked: str = ""
     """Reason why it takes no requests although it is ready."""
-    recent_load: tuple[int, ...] = ()
-    """Sequences that ran or waited in the engine, in percent of its slots: one value every 10 s, the oldest first."""
+    recent: tuple[LoadSample, ...] = ()
+    """One sample every 10 s, the oldest first."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):

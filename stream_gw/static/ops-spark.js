@@ -1,14 +1,14 @@
 // A line of each replica's last minutes: load, KV cache or engine queue.
 
 const SVG = "http://www.w3.org/2000/svg";
-const KEPT_MS = 300_000; // as long as a gateway keeps loads
-const EVERY_MS = 10_000; // interval of `recent_load`
+const KEPT_MS = 300_000; // as long as a gateway keeps samples
+const EVERY_MS = 10_000; // interval of `recent`
 const APART_MS = 4_000; // samples of this page, of which snapshots every 2 s would be too many
 const GAP_MS = 25_000;
 const WIDTH = 100;
 const HEIGHT = 24;
 
-/** Samples by replica. The gateway's loads of the time before come with the first snapshot that has the replica. */
+/** Samples by replica. The gateway's samples of the time before come with the first snapshot that has the replica. */
 export class Samples {
   constructor() {
     this.byReplica = new Map();
@@ -29,8 +29,8 @@ export class Samples {
     for (const replica of this.byReplica.keys()) if (!seen.has(replica)) this.byReplica.delete(replica);
   }
 
-  begin({ replica, recent_load: loads = [] }, at) {
-    const samples = loads.map((percent, index) => ({ at: at - (loads.length - index) * EVERY_MS, load: percent / 100, kv: null, queue: null }));
+  begin({ replica, recent = [] }, at) {
+    const samples = recent.map(([load, kv, queue], index) => ({ at: at - (recent.length - index) * EVERY_MS, load: load / 100, kv: kv === null ? null : kv / 100, queue }));
     this.byReplica.set(replica, samples);
     return samples;
   }

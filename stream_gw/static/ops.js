@@ -159,7 +159,7 @@ function exportAbout() {
 
 function replicaRows() {
   const shown = (snapshot?.fleet?.pools ?? []).filter((pool) => !state.model || pool.replicas.some(({ models }) => models.includes(state.model)));
-  return shown.flatMap((pool) => pool.replicas.map(({ recent_load: loads, ...row }) => ({ at_utc: new Date(snapshot.at_ms).toISOString(), pool: pool.pool, ...row })));
+  return shown.flatMap((pool) => pool.replicas.map(({ recent, ...row }) => ({ at_utc: new Date(snapshot.at_ms).toISOString(), pool: pool.pool, ...row })));
 }
 
 /** The state that can be shown: without telemetry only the live range, and no filter on requests. */

@@ -332,7 +332,7 @@ async def test_a_replica_has_a_sparkline_of_the_minutes_before(context: BrowserC
         async with desk.live.open("GET", "/v1/admin/ops") as exchange:
             (event,) = await exchange.events(1)
         pools = json.loads(event.data)["fleet"]["pools"]
-        return all(len(row["recent_load"]) >= 2 for pool in pools for row in pool["replicas"])
+        return all(len(row["recent"]) >= 2 for pool in pools for row in pool["replicas"])
 
     await eventually(sampled, "the gateway to keep loads while nobody looks", 60)
     async with opened(context, address(desk.live)) as page:
@@ -346,6 +346,8 @@ async def test_a_replica_has_a_sparkline_of_the_minutes_before(context: BrowserC
             await page.get_by_label("Sparkline").select_option(figure)
             await expect(spark).to_have_attribute("aria-label", re.compile(f"^{name}: now "))
             assert asked_of(page)["spark"] == figure
+            points = await spark.locator("path.stroke").get_attribute("d")
+            assert points is not None and len(re.findall("[ML]", points)) >= 3, f"{name} of before"
 
 
 async def test_ids_stay_on_one_line_and_are_copied_whole(context: BrowserContext, desk: Desk) -> None:

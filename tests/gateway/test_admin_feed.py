@@ -170,7 +170,7 @@ async def test_a_first_viewer_sees_the_loads_of_the_minutes_before(desk: Desk) -
         desk.clock.now += limits.OPS_LOAD_EVERY_S
     assert not desk.pools.reads, "from the directory's copy"
     told = await desk.snapshot()
-    assert told["fleet"]["pools"][0]["replicas"][0]["recent_load"] == [38, 38, 38], "3 of 8 slots"
+    assert told["fleet"]["pools"][0]["replicas"][0]["recent"] == [[38, 25, 1]] * 3, "3 of 8 slots"
 
 
 async def test_all_viewers_share_one_snapshot(desk: Desk) -> None:
