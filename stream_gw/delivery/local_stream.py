@@ -96,7 +96,7 @@ class LocalStream:
     """A stream with readers on this gateway."""
 
     __slots__ = (
-        "epoch", "epoch_n", "head", "heard_us", "hub", "id", "missing_since", "partition", "status", "subs", "tenant",
+        "epoch", "epoch_n", "head", "heard_us", "hub", "id", "missing_s", "partition", "status", "subs", "tenant",
         "was_read",
     )  # fmt: skip
 
@@ -114,8 +114,8 @@ class LocalStream:
         self.subs: list[Subscription] = []
         self.was_read = False
         """A reader here got everything to the end."""
-        self.missing_since: float | None = None
-        """When the watchdog first found neither log nor producer, on the loop's clock."""
+        self.missing_s: float | None = None
+        """Seconds for which the watchdog found neither log nor producer, look by look; None: it found them."""
 
     def receive(self, epoch: bytes, first: int, last: int, frames: bytes) -> None:
         """Deliver one published part to every reader."""

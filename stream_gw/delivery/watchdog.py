@@ -50,10 +50,15 @@ class Watchdog:
         self._away_since: dict[int, float] = {}
         """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
         self._lookups = asyncio.Semaphore(_LOOKUPS_MAX)
+        self._looked_s = 0.0
+        """Seconds since the last look, at most ``every_s``: while this process stood still, it saw nothing."""
 
     async def run(self) -> None:
+        now = asyncio.get_running_loop().time
+        looked_at = now()
         while True:
             await asyncio.sleep(self._every_s)
+            self._looked_s, looked_at = min(now() - looked_at, self._every_s), now()
             by_partition: dict[int, list[LocalStream]] = {}
             for local in self._hub.local.values():
                 by_partition.setdefault(local.partition, []).append(local)
@@ -98,13 +103,11 @@ class Watchdog:
     def _compare(self, local: LocalStream, head: Head | None) -> bool:
         """Recheck readers that are behind. Returns whether the stream is live and made no progress since the last
         time."""
-        now = asyncio.get_running_loop().time()
         idle = [sub for sub in local.subs if sub.reader.need is Need.LIVE and sub.watched_seq == sub.reader.seq]
         for sub in local.subs:
             sub.watched_seq = sub.reader.seq
         if head is None:
-            local.missing_since = local.missing_since or now
-            if now - local.missing_since > ORPHAN_GRACE_S:
+            if self._is_orphan(local):
                 for sub in tuple(local.subs):
                     local.fail(sub, stream_gone())
             return False
@@ -117,19 +120,22 @@ class Watchdog:
             local.recheck()
         if idle and head.status == "live":
             return True
-        local.missing_since = None
+        local.missing_s = None
         return False
+
+    def _is_orphan(self, local: LocalStream) -> bool:
+        """Count a look that found neither log nor producer. Returns whether they have been missing for too long."""
+        local.missing_s = 0.0 if local.missing_s is None else local.missing_s + self._looked_s
+        return local.missing_s > ORPHAN_GRACE_S
 
     async def _check_producer(self, local: LocalStream, head: Head) -> None:
         """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
         try:
             async with self._lookups:
                 if await self._produces(head.replica, local.id):
-                    local.missing_since = None
+                    local.missing_s = None
                     return
-            now = asyncio.get_running_loop().time()
-            local.missing_since = local.missing_since or now
-            if now - local.missing_since > ORPHAN_GRACE_S:
+            if self._is_orphan(local):
                 await self._log.fence(local.id, head.replica, self._random.token_hex(4), ErrorInfo.of(LOST))
         except FabricError as error:
             log.warning("producer of a stream not checked: stream=%s error=%s", local.id, error)

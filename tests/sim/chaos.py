@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.stream.ids import StreamId
 from tests.sim.client import WHO, Spec
@@ -51,6 +52,8 @@ class Chaos:
         self.random = world.random
         self.rescuers_stopped = 0
         """Processes killed or frozen half-way through a rescue."""
+        self._took_over_at: dict[Process, float] = {}
+        """When a process last took a stream over: it may have others of the same replica in hand."""
         self.yields = 0
         """Times that batch work was made to yield."""
         self.inputs: dict[StreamId, dict[str, str]] = {}
@@ -162,6 +165,8 @@ class Chaos:
                 self.w.after(0.02 * self.random.random(), self.lose)
             if self.has("frozen agent", 0.15):  # with it in its inbox, maybe
                 self.on(AgentHost, self.hang)
+        if script == "takeover":
+            self._took_over_at[process] = self.w.loop.now
         if script in ("takeover", "place", "drop", "fence", "took", "claim") and self.has("halfway"):
             host = next((h for h in self.w.hosts if h.process is process), None)
             dice = self.random.random()
@@ -170,8 +175,10 @@ class Chaos:
             self.w.note(f"half-way after {script}:")
             if dice < 0.6:
                 self.kill(host) if dice < 0.3 else self.hang(host)
-                rescues = ("takeover", "drop", "claim") if isinstance(host, GatewayHost) else RESCUES
-                self.rescuers_stopped += script in rescues
+                is_rescuer = not isinstance(host, GatewayHost) or (
+                    self.w.loop.now - self._took_over_at.get(process, -LEASE_TTL_S) < LEASE_TTL_S
+                )
+                self.rescuers_stopped += script in RESCUES and (script != "place" or is_rescuer)
 
     def taken_over(self, stream: StreamId) -> None:
         """A stream's epoch has risen: what else happens, happens now."""

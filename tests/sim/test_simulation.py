@@ -23,6 +23,8 @@ KEPT = (
     (12409,),  # two outages of Redis, and a look at the leases between them
     (16106,),  # a claim whose reply is lost is sent again
     (1926,),  # an input's doorbell rings while a takeover reads the log
+    (5612,),  # a gateway that stood still counts that time against a stream whose rescuer died
+    (4408,),  # two rescuers die between takeover and place, one of them while it places another stream
     (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""
