@@ -29,9 +29,9 @@ def short(platform: Running) -> Iterator[str]:
         yield SHORT
 
 
-def agent_of(platform: Running, model: str, context: int) -> Process:
+def agent_of(platform: Running, model: str, context: int, itl_ms: int = 0) -> Process:
     """An agent of another model. Its name comes after the usual one's, because the chat page takes the first model."""
-    sim = f"model={model},itl_ms=0,ttft_ms=0,context={context}"
+    sim = f"model={model},itl_ms={itl_ms},ttft_ms=0,context={context}"
     env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
     return Process("agent", "--replica", model, "--sim", sim, **env)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +15,12 @@ from tests.e2e.conftest import agent_of
 from tests.e2e.test_openai_truncation import turns
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
 
 CONTEXT = 8000
-MODEL = "sim-vast"
+MODEL, STEADY = "sim-vast", "sim-vast-steady"
 ASK: dict[str, Any] = {"model": MODEL, "max_output_tokens": 20, "extra_body": {"seed": 1}}
 AT_1000: Any = [{"type": "compaction", "compact_threshold": 1000}]
 
@@ -27,6 +30,13 @@ def roomy(platform: Running) -> Iterator[str]:
     """A model with room for a summary."""
     with agent_of(platform, MODEL, CONTEXT):
         yield MODEL
+
+
+@pytest.fixture
+def steady(platform: Running) -> Iterator[str]:
+    """A model that needs a minute for a summary."""
+    with agent_of(platform, STEADY, CONTEXT, itl_ms=100):
+        yield STEADY
 
 
 @pytest.fixture
@@ -169,3 +179,27 @@ async def test_the_websocket_mode_compacts_and_chains_without_a_store(one: Gate,
                     break
     assert [[item.type for item in each.output] for each in told] == [["compaction", "message"], ["message"]]
     assert told[1].usage is not None and told[1].usage.input_tokens < 1500
+
+
+async def running_in(gate: Gate, model: str) -> int:
+    """Sequences in the engines that serve a model."""
+    async with gate.open("GET", "/v1/admin/ops") as exchange:
+        (event,) = await exchange.events(1)
+    pools = json.loads(event.data)["fleet"]["pools"]
+    return sum(row["running"] for pool in pools for row in pool["replicas"] if model in row["models"])
+
+
+async def test_a_summary_ends_with_the_socket_that_waits_for_it(one: Gate, steady: str) -> None:
+    more: Any = [{"type": "compaction", "compact_threshold": 2000}]
+    body = {"type": "response.create", "model": steady, "store": False, "context_management": more, "input": long()}
+    async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=one.key, max_retries=0) as client:
+        async with client.responses.connect() as connection:
+            await connection.send(body)
+            await eventually(lambda: running_in(one, steady), "the summary to begin", 20)
+        began = time.monotonic()
+
+    async def idle() -> bool:
+        return await running_in(one, steady) == 0
+
+    await eventually(idle, "the engine to be idle", 30)
+    assert time.monotonic() - began < 20, "not by its own end, after 50 s"

@@ -18,24 +18,17 @@ from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
 
 OutletOf = Callable[[OpenedStream], CollectingOutlet]
-"""Makes the outlet of an aside; one that knows the caller's connection gives up when the caller leaves."""
+"""Makes the outlet of an aside, which gives up when the caller leaves: nobody else reads an aside."""
 
 
 class _Counted(msgspec.Struct):
     input_tokens: int
 
 
-def detached(opened: OpenedStream) -> CollectingOutlet:
-    """Make an outlet that no connection ends."""
-    return CollectingOutlet(opened.facts)
-
-
 class Asides:
     """Asks for one caller, while its own request waits."""
 
-    def __init__(
-        self, gateway: Gateway, who: Principal, trace: ReaderTrace | str, outlet_of: OutletOf = detached
-    ) -> None:
+    def __init__(self, gateway: Gateway, who: Principal, trace: ReaderTrace | str, outlet_of: OutletOf) -> None:
         """``trace``: that of the only aside, or the request's id, from which each gets a trace of its own."""
         self._gateway = gateway
         self._who = who

@@ -73,7 +73,7 @@ class TurnAnswers:
             if event.generate and event.asked.conversation is None:
                 turn.settings = inherited(event.asked)
             prepared, lineage = await self._history(who, event.asked)
-            asides = Asides(self._gateway, who, self._socket.name)
+            asides = Asides(self._gateway, who, self._socket.name, turn.outlet_of)
             request = await fitted(self._gateway, who, prepared, self._dialect, asides)
             store, asked = self._gateway.parts.responses, prepared.asked
             stored = None if store is None or not asked.store else StoredRequest(store, who, asked, prepared.history)

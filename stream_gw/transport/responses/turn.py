@@ -13,8 +13,10 @@ from stream_fabric.events import ReadEnd
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status, is_end
 from stream_fabric.stream.reader import Gap, Reset
+from stream_gw.delivery.collected import CollectingOutlet
 from stream_gw.dialects.responses.encoder import ResponsesEncoder
 from stream_gw.observe.trace import ReaderTrace
+from stream_gw.streams.opened import OpenedStream
 from stream_gw.transport.responses.errors import error_event
 from stream_gw.transport.sockets.base import Handle
 
@@ -116,6 +118,12 @@ class Turn:
         else:
             socket.reply_text(error_event(error, self.lane, socket.name, is_open=socket.is_open_profile))
         self._finish()
+
+    def outlet_of(self, opened: OpenedStream) -> CollectingOutlet:
+        """Make the outlet of a request of the gateway's own, which ends when the socket has gone."""
+        outlet = CollectingOutlet(opened.facts)
+        self.done.add_done_callback(lambda _: outlet.leave())
+        return outlet
 
     def leave(self, why: ReadEnd) -> None:
         """End the subscription, because the socket has gone; the stream goes on."""
