@@ -1,7 +1,7 @@
 """Continuation of a stream whose producer died: its output so far, and the request for the rest. No I/O.
 
 The engine is asked to continue a text: with ``continue_final_message`` of vLLM and SGLang, or with a longer prompt for
-plain completions. Each prompt of a request with several is a request of its own then (``continued/parts.py``). Frames
+plain completions. Each choice of a request with several is a request of its own then (``continued/parts.py``). Frames
 that the stream already has are removed from the engine's output. What no server continues may be repeated
 (``continued/repeated.py``).
 """
@@ -96,11 +96,9 @@ def prior_output(lines: Sequence[bytes], choices: int) -> PriorOutput:
                 blocks[choice], choice_of[block] = block, choice
             case Open(kind=kind):
                 raise CannotContinue(f"it has begun a block of kind {kind} beside or before its text")
-            case Delta(block=block, logprobs=None, text=part, tokens=count):
+            case Delta(block=block, text=part, tokens=count):
                 texts[choice_of[block]].append(part)
                 tokens[choice_of[block]] += count
-            case Delta():
-                raise CannotContinue("it carries logprobs")
             case Close(block=block):
                 closed.add(choice_of[block])
             case ChoiceEnd(choice=choice, finish_reason=finish_reason):
@@ -128,22 +126,21 @@ def continuing_requests(request: EngineRequest, before: PriorOutput) -> list[Par
     """
     body = check_continuable(request)
     left = [number for number, choice in enumerate(before.choices) if not is_finished(request, choice)]
-    if len(left) < len(before.choices) and before.prompt_tokens is None:
+    n = body.pop("n", None) or 1
+    if before.prompt_tokens is None and n > 1:
+        raise CannotContinue("it has several choices of a prompt that was not counted")
+    if before.prompt_tokens is None and len(left) < len(before.choices):
         raise CannotContinue("one of its choices has ended before its prompts were counted")
     if len(before.choices) == 1:
         return [Part(0, _continuing_request(request, body, body.get("prompt"), before.choices[0]))]
-    return [
-        Part(
-            number,
-            _continuing_request(
-                msgspec.structs.replace(request, stream=StreamId(derived_id("resp_", request.stream, number + 1))),
-                body,
-                body["prompt"][number],
-                before.choices[number],
-            ),
-        )
-        for number in left
-    ]
+    prompts: Any = body.get("prompt")
+    parts = []
+    for number in left:
+        prompt = prompts[number // n] if request.prompts > 1 else prompts
+        own = msgspec.structs.replace(request, stream=StreamId(derived_id("resp_", request.stream, number + 1)))
+        asked = body | {"seed": body["seed"] + number % n} if type(body.get("seed")) is int else body  # as vLLM does
+        parts.append(Part(number, _continuing_request(own, asked, prompt, before.choices[number])))
+    return parts
 
 
 def _continuing_request(
@@ -154,7 +151,9 @@ def _continuing_request(
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if body.get(name):
             body[name] = max(body[name] - before.tokens, 0 if name == "min_tokens" else 1)
-    if request.kind == "chat":
+    if request.kind == "chat" and not before.text:
+        pass  # one of several choices has not begun
+    elif request.kind == "chat":
         *messages, last = body["messages"]
         if last.get("role") == "assistant":  # the client began the answer
             last = {**last, "content": last["content"] + before.text}
@@ -185,10 +184,6 @@ def check_continuable(request: EngineRequest) -> dict[str, Any]:
     body: dict[str, Any] = msgspec.json.decode(request.body)
     if request.kind not in ("chat", "completions"):
         raise CannotContinue(f"responses of kind {request.kind} are produced at once")
-    if request.choices != request.prompts:
-        raise CannotContinue("it has more than one choice for a prompt")
-    if body.get("logprobs") not in (None, False):
-        raise CannotContinue("it carries logprobs")
     if _is_guided(body):
         raise CannotContinue("it has a guided output format")
     if body.get("echo"):
@@ -225,6 +220,8 @@ class ContinuingSink:
         self._blocks: dict[int, int] = {}
         """Numbers in the stream of the blocks of the engine's output."""
         self._next = before.next_block
+        self._said: dict[int, int] = {}
+        """Characters of the text that a block of the engine's output goes on from."""
 
     def text(self, block: int, text: str, tokens: int = 1) -> None:
         self._sink.text(self._blocks[block], text, tokens)
@@ -235,13 +232,17 @@ class ContinuingSink:
                 return  # the first producer has written it
             case Open(block=block, choice=choice, kind="text") if choice in self._open:
                 self._blocks[block] = self._open.pop(choice)
+                self._said[block] = len(self._before.choices[choice].text)
                 return
             case Open(block=block, choice=choice):
                 self._close(choice)  # the output goes on with another kind of block
                 self._blocks[block] = self._next
                 self._next += 1
                 frame = msgspec.structs.replace(frame, block=self._blocks[block])
-            case Delta(block=block) | Close(block=block):
+            case Delta(block=block, logprobs=logprobs):
+                moved = None if logprobs is None else _moved(logprobs, self._said.get(block, 0))
+                frame = msgspec.structs.replace(frame, block=self._blocks[block], logprobs=moved)
+            case Close(block=block):
                 frame = msgspec.structs.replace(frame, block=self._blocks[block])
             case ChoiceEnd(choice=choice):
                 if self._before.choices[choice].ended:
@@ -273,3 +274,14 @@ class ContinuingSink:
         """Return the tokens of the client's prompts, without the output that was appended to the prompts."""
         known = self._before.prompt_tokens
         return max(prompt - self._before.tokens, 0) if known is None else known
+
+
+def _moved(logprobs: msgspec.Raw, chars: int) -> msgspec.Raw:
+    """Return a chunk's logprobs with the text offsets of the older shape counted from ``chars`` before its text."""
+    if bytes(logprobs).startswith(b"["):
+        return logprobs
+    fields = msgspec.json.decode(logprobs, type=dict[str, msgspec.Raw])
+    offsets = msgspec.json.decode(fields.get("text_offset", b"null"), type=list[int] | None)
+    if offsets is None:
+        return logprobs
+    return msgspec.Raw(msgspec.json.encode(fields | {"text_offset": [chars + offset for offset in offsets]}))

@@ -178,7 +178,7 @@ class Requests:
             return
         checked = self._replies.sink_for(stream, request, moderated) if whole else moderated
         stream.layers = tuple(each for each in (checked, moderated, sink) if isinstance(each, Droppable))
-        if len(rest) == request.prompts == 1:
+        if len(rest) == request.choices == 1:
             request, rest = rest[0].request, ()
         if not rest:
             self._ask_engine(stream, request, checked)

@@ -78,7 +78,6 @@ def test_what_was_said() -> None:
     [
         ([Open(0, 0, "tool", "function", "c", "f"), Delta(0, "{")], "kind tool"),
         ([Open(0, 0, "reasoning", "raw"), Delta(0, "hm"), Close(0), Open(1, 0, "text")], "kind reasoning"),
-        ([Open(0, 0, "text"), Delta(0, "x", 1, msgspec.Raw(b"[]"))], "logprobs"),
         ([Open(0, 0, "text"), Delta(0, "x"), Close(0)], "without a finish reason"),
         ([Open(0, 0, "text"), Delta(0, "x"), Open(1, 0, "tool", "function", "c", "f")], "kind tool"),
         ([Open(0, 0, "text"), Delta(0, "x"), Close(0), Note("started")], "without a finish reason"),
@@ -92,8 +91,7 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"n": 2}, "choice"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 2}, "not counted"),
         ({"response_format": {"type": "json_object"}}, "guided"),
         ({"guided_regex": "a+"}, "guided"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "last message"),
@@ -126,11 +124,39 @@ def test_each_prompt_is_continued_from_its_own_tokens() -> None:
     assert continuing_requests(request, before) == parts, "the same names every time"
     with pytest.raises(CannotContinue, match="before its prompts were counted"):
         continuing_requests(request, msgspec.structs.replace(before, prompt_tokens=None))
-    with pytest.raises(CannotContinue, match="more than one choice for a prompt"):
-        continuing_requests(completion(1, ["A", "B"], n=2), PriorOutput((PriorChoice("a", 1, 0),) * 4, 12, "", 1))
     with pytest.raises(CannotContinue, match="token ids"):
         continuing_requests(completion(1, prompt=[[1], [2]]), PriorOutput((PriorChoice("a", 1, 0),) * 2, 12, "", 1))
     assert can_continue(request, lines(Open(0, 3, "text"), Open(1, 0, "text")))
+
+
+def test_each_choice_of_a_prompt_is_continued_by_itself() -> None:
+    """With the seed that vLLM gives it; one that has not begun is asked for as it was."""
+    choices = (PriorChoice("a", 1, 0), PriorChoice("b", 4, -1, True), PriorChoice())
+    before = PriorOutput(choices, 12, "stop", 2)
+    parts = continuing_requests(chat(1, "Hi", n=3, seed=7), before)
+    first, last = (msgspec.json.decode(part.request.body) for part in parts)
+    assert [part.choice for part in parts] == [0, 2]
+    assert (first["seed"], last["seed"], "n" in first, "n" in last) == (7, 9, False, False)
+    assert first["messages"][-1] == {"role": "assistant", "content": "a"} and first["continue_final_message"]
+    assert last["messages"][-1]["role"] == "user" and "continue_final_message" not in last
+    assert "seed" not in msgspec.json.decode(continuing_requests(chat(1, n=3), before)[1].request.body)
+    four = PriorOutput((PriorChoice("a", 1, 0),) * 4, 12, "", 1)
+    parts = continuing_requests(completion(1, ["A", "B"], n=2), four)
+    assert [msgspec.json.decode(part.request.body)["prompt"] for part in parts] == ["Aa", "Aa", "Ba", "Ba"]
+    with pytest.raises(CannotContinue, match="not counted"):
+        continuing_requests(chat(1, n=3), msgspec.structs.replace(before, prompt_tokens=None))
+
+
+async def test_text_offsets_go_on_where_the_text_was_cut() -> None:
+    log = Log()
+    log.follow([Open(0, 0, "text"), Delta(0, "Once", 1)])
+    sink = ContinuingSink(log, said("Once", 1))
+    sink.frame(Open(0, 0, "text"))
+    older = {"tokens": [" a", "n"], "token_logprobs": [-1, -2], "top_logprobs": None, "text_offset": [0, 2]}
+    for each in (older, {**older, "text_offset": None}, [{"token": "x"}]):
+        sink.frame(Delta(0, " an", 2, msgspec.Raw(msgspec.json.encode(each))))
+    told = [msgspec.json.decode(delta.logprobs) for delta in log.deltas() if delta.logprobs is not None]
+    assert told == [{**older, "text_offset": [4, 6]}, {**older, "text_offset": None}, [{"token": "x"}]]
 
 
 def test_the_rest_is_asked_for() -> None:
@@ -153,7 +179,8 @@ def test_the_rest_is_asked_for() -> None:
 
 def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opened() -> None:
     assert can_continue(chat(1), lines(*TEXT))
-    assert not can_continue(chat(1, n=2), lines(*TEXT))
+    assert can_continue(chat(1, n=2, logprobs=True), lines(*TEXT))
+    assert not can_continue(chat(1, n=2), lines(*TEXT[2:])), "its prompt was not counted"
     assert not can_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
 
 
@@ -163,6 +190,14 @@ class Log(Recorder):
     def follow(self, frames: list[Frame]) -> None:
         for frame in frames:
             self.frame(frame)
+
+    def logprobs(self) -> dict[int, list[Any]]:
+        """Logprobs of the tokens of each choice."""
+        choice_of = {opened.block: opened.choice for opened in self.opens()}
+        found: dict[int, list[Any]] = {choice: [] for choice in choice_of.values()}
+        for delta in self.deltas():
+            found[choice_of[delta.block]] += msgspec.json.decode(delta.logprobs or b"[]")
+        return found
 
 
 async def test_a_continuation_that_goes_on_with_a_tool_call_closes_the_text_first() -> None:
@@ -236,20 +271,34 @@ async def _run(parts: list[Part], sink: FrameSink, log: Log, kept: list[Frame], 
     await engine.close()
 
 
-@given(seed=st.integers(0, 1000), cut=st.integers(1, 80), stop=st.booleans())
-def test_continued_prompts_are_the_undisturbed_ones(seed: int, cut: int, stop: bool) -> None:
-    """Whatever the token at which the first producer died: each choice has its text, finish reason and tokens."""
+@given(
+    seed=st.integers(0, 1000),
+    cut=st.integers(1, 80),
+    shape=st.sampled_from([(1, 3), (3, 1), (2, 2)]),
+    more=st.fixed_dictionaries({}, optional={"stop": st.just(["the", "."]), "logprobs": st.integers(0, 2)}),
+    is_chat=st.booleans(),
+)
+def test_continued_choices_are_the_undisturbed_ones(
+    seed: int, cut: int, shape: tuple[int, int], more: dict[str, Any], is_chat: bool
+) -> None:
+    """Whatever the token at which the first producer died: each choice has its text, finish reason, tokens and
+    logprobs."""
     settings = "itl_ms=1,ttft_ms=0,length_min=10,length_max=30"
-    request = completion(1, [f"{name} {seed}" for name in "abc"], max_tokens=25, seed=seed)
-    if stop:
-        request = completion(1, [f"{name} {seed}" for name in "abc"], max_tokens=25, seed=seed, stop=["the", "."])
+    prompts, n = shape
+    more |= {"max_tokens": 25, "n": n} | {"seed": seed}
+    stop, count = "stop" in more, prompts * n
+    if is_chat and prompts == 1:
+        top = {"logprobs": True, "top_logprobs": more["logprobs"]} if "logprobs" in more else {}
+        request = chat(1, f"Tell me of {seed}", **more | top)
+    else:
+        request = completion(1, [f"{name} {seed}" for name in "abc"[:prompts]], **more)
     whole = undisturbed(request, settings)
     kept: list[Frame] = []
     for frame in whole.frames:
         if isinstance(frame, Delta) and sum(isinstance(f, Delta) for f in kept) >= cut:
             break
         kept.append(frame)
-    before = prior_output([encode(frame) for frame in kept], 3)
+    before = prior_output([encode(frame) for frame in kept], count)
     if all(is_finished(request, choice) for choice in before.choices):
         return
     for number, choice in enumerate(before.choices):
@@ -257,7 +306,11 @@ def test_continued_prompts_are_the_undisturbed_ones(seed: int, cut: int, stop: b
             kept += [Close(choice.block), ChoiceEnd(number, "length")]
     log = Log()
     run_virtual(_run(continuing_requests(request, before), ContinuingSink(log, before), log, kept, settings))
-    assert [log.body(choice=number) for number in range(3)] == [whole.body(choice=number) for number in range(3)]
+    assert [log.body(choice=number) for number in range(count)] == [
+        whole.body(choice=number) for number in range(count)
+    ]
+    if not stop:  # a token whose end was held back is made again
+        assert log.logprobs() == whole.logprobs()
     assert log.choice_ends() == whole.choice_ends()
     assert log.end_usage is not None and whole.end_usage is not None
     assert log.end_usage.prompt == whole.end_usage.prompt

@@ -33,8 +33,8 @@ DEATHS = (
 """After which another replica goes on."""
 AGAIN_S = 10.0
 """Streams that kill their replicas, or lose each, stop doing so after so long."""
-_UNCONTINUABLE: tuple[dict[str, Any], ...] = (
-    {"n": 2},
+_KINDS: tuple[dict[str, Any], ...] = (
+    {"n": 2, "seed": 1},
     {"response_format": {"type": "json_object"}},
     {"reasoning_effort": "low"},
     {"logprobs": True},
@@ -94,7 +94,7 @@ class Chaos:
             fields["session_id"] = "s"
         if self.has("deadline"):
             fields["deadline_s"] = r.choice((0.5, 2.0, 5.0, 20.0))
-        fields |= r.choice(({}, {}, {}, {}, {}, *_UNCONTINUABLE))
+        fields |= r.choice(({}, {}, {}, {}, {}, *_KINDS))
         if self.has("yield"):
             fields["service_tier"] = "batch"
         if "response_format" in fields:
@@ -201,8 +201,9 @@ class Chaos:
         """An engine begins a request."""
         if self.w.loop.now > self.w.faults_end_s + AGAIN_S:
             return
-        poison = self.has("poison") and self.w.of[request.stream].number == 0
-        if poison or (request.stream in self.w.witness.takeovers and self.has("again", 0.5)):
+        stream = next(name for name in self.w.of if request.stream.startswith(name))  # a part has its number behind it
+        poison = self.has("poison") and self.w.of[stream].number == 0
+        if poison or (stream in self.w.witness.takeovers and self.has("again", 0.5)):
             self.w.after(self.random.uniform(0.0, 1.0), self.kill, host)
 
     # --- what may happen -----------------------------------------------------------------------------------

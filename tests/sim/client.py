@@ -71,7 +71,7 @@ class Spec:
 
     @property
     def continuable(self) -> bool:
-        return not self.fields.keys() & {"n", "response_format", "reasoning_effort", "logprobs"}
+        return not self.fields.keys() & {"response_format", "reasoning_effort"}
 
 
 class Undisturbed(NamedTuple):

@@ -85,7 +85,7 @@ def test_a_dead_replicas_stream_goes_on_elsewhere() -> None:
 
 def test_what_was_streamed_is_billed_also_when_it_cannot_go_on() -> None:
     stage = Stage()
-    stage.ask(0.3, n=2, max_tokens=100)
+    stage.ask(0.3, reasoning_effort="low", max_tokens=100)
     stage.at(1.0, lambda: stage.w.chaos.kill(stage.producer()))
     _, end = stage.run()
     assert end.status == "failed" and end.usage is not None

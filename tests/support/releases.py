@@ -19,7 +19,7 @@ from inference.agent.engines.sim import text_now
 
 
 def words(prompt, seed, choice):
-    return text_now.words(text_now.Prompt(prompt.body), seed, choice)
+    return text_now.words(text_now.Prompt(prompt.body), seed + choice)
 """
 
 

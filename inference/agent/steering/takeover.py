@@ -108,6 +108,8 @@ class Takeover:
             self._repeat(stream, before)
         else:
             self._go_on(stream, earlier, inputs, before)
+        if waits and not cuts and not stream.closed:  # refused now: at the answer's end it would get no note
+            self._steering.apply(stream, inputs, stream.producer.told)
 
     @staticmethod
     def _before(request: EngineRequest, earlier: Steered, *, cuts: bool) -> PriorOutput | PriorAnswer:

@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from inference.engines.sim.settings import SimSettings
-from inference.engines.sim.text import Prompt, StopText, json_like, logprobs, skip, split_tokens, words
+from inference.engines.sim.text import Prompt, StopText, begins, json_like, logprobs, skip, split_tokens, words
 from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, Frame, Open
 from stream_fabric.stream.ids import StreamId, derived_id
 
 _TOP_LOGPROBS_MAX = 20
+_CHOICES_MAX = 128
+"""Choices of a prompt whose rest may be asked for."""
 _WORD = re.compile(r"[a-z0-9]+")
 _VERBS = ("find", "get", "list", "search", "set")
 """Words of a function's name that its users leave out."""
@@ -26,7 +28,8 @@ Piece = Frame | str | None
 class Answer:
     """One choice of ``length`` tokens; each call of ``token()`` gives the output of the next token.
 
-    ``n``: choices of each prompt. A prompt's choices are the same beside other prompts as alone.
+    ``n``: choices of each prompt. A prompt's choices are the same beside other prompts as alone. As in vLLM, choice
+    ``k`` of a prompt is that of a request for one choice with a seed greater by ``k``.
     """
 
     def __init__(
@@ -34,11 +37,10 @@ class Answer:
     ) -> None:
         body = prompt.body
         self.choice = choice
-        self._variant = choice % (n or choices)
         self.prompt_tokens = prompt.tokens
         self._stream = stream
         self._prompt = prompt
-        self._seed = _seed(body, settings)
+        self._seed = _seed(prompt, settings) + choice % (n or choices)
         # Numbers do not depend on the order in which choices happen to get their tokens
         self._block = choice - choices
         self._choices = choices
@@ -47,7 +49,7 @@ class Answer:
         self._detail: msgspec.Raw | None = None
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         spread = settings.length_max - settings.length_min + 1
-        natural = settings.length_min + prompt.number("length", self._seed + self._variant) % spread
+        natural = settings.length_min + prompt.number("length", self._seed) % spread
         self.length = asked or max(natural, int(body.get("min_tokens") or 0))
         if settings.context and self.length > settings.context - prompt.tokens:
             self.length = asked = settings.context - prompt.tokens
@@ -73,7 +75,7 @@ class Answer:
             self.length = len(tokens)
             return self._to_pieces([("text", iter(tokens), None, None)])
         stops = body.get("stop") or []
-        endless = words(self._prompt, self._seed, self._variant)
+        endless = words(self._prompt, self._seed)
         if self._prompt.continued:
             said, endless = skip(endless, self._prompt.continued)
             if self._natural:
@@ -150,9 +152,13 @@ class Answer:
         self.ended = True
 
 
-def _seed(body: dict[str, Any], settings: SimSettings) -> int:
-    seed = body.get("seed")
-    return (seed if isinstance(seed, int) else settings.seed) % (1 << 62)
+def _seed(prompt: Prompt, settings: SimSettings) -> int:
+    """Return the seed of a request's first choice. What continues a choice without a seed may continue any of them."""
+    seed = prompt.body.get("seed")
+    if isinstance(seed, int):
+        return seed % (1 << 62)
+    first = settings.seed % (1 << 62)
+    return next((first + k for k in range(_CHOICES_MAX) if begins(words(prompt, first + k), prompt.continued)), first)
 
 
 def _top_logprobs(body: dict[str, Any]) -> int:

@@ -69,9 +69,9 @@ def prompts_of(body: dict[str, Any], own_chars: int = 0) -> list[Prompt]:
     return [Prompt({**body, "prompt": one}) for one in given]
 
 
-def words(prompt: Prompt, seed: int, choice: int) -> Iterator[str]:
+def words(prompt: Prompt, seed: int) -> Iterator[str]:
     """Yield the tokens of a readable text that looks like what the prompt asks for, without end."""
-    return tokens_of(topic_of(prompt.last), prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes((choice,)))
+    return tokens_of(topic_of(prompt.last), prompt.digest + seed.to_bytes(8, "big", signed=True) + bytes(1))
 
 
 def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:
@@ -89,6 +89,15 @@ def skip(tokens: Iterator[str], text: str) -> tuple[int, Iterator[str]]:
         text = text[len(token) :]
         count += 1
     return count, tokens
+
+
+def begins(tokens: Iterator[str], text: str) -> bool:
+    """Return whether ``text`` is what the tokens begin with."""
+    try:
+        skip(tokens, text)
+    except ValueError:
+        return False
+    return True
 
 
 class StopText:

@@ -6,6 +6,7 @@ import msgspec
 
 from inference.engines.upstream.answers import upstream_error
 from inference.engines.upstream.chunk_template import ChunkTemplate
+from inference.engines.upstream.logprobs import join_logprobs, read_logprobs
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Note, Open, Usage
 from stream_fabric.stream.ids import StreamId, derived_id
@@ -272,8 +273,8 @@ class ChunkReader:
                 self._receive_tool_call(state, choice.index, part)
         if choice.finish_reason:
             state.finished = True
-            if state.held and not state.calls:  # the choice had no text at all
-                self._put_text(state, choice.index, "text", "", *_join_lists(state.held))
+            if state.held and not state.calls:  # no text has come after them
+                self._put_text(state, choice.index, state.kind or "text", "", *join_logprobs(state.held))
             self._close_text_block(state)
             for call in state.calls:
                 if call.block < 0:
@@ -284,17 +285,19 @@ class ChunkReader:
     def _receive_text(
         self, state: _ChoiceState, index: int, kind: BlockKind, text: str, logprobs: msgspec.Raw | None
     ) -> None:
-        """Put a text with its logprobs into the sink; keep logprobs of tokens without text for the next text."""
+        """Put a text with its logprobs into the sink; keep logprobs of tokens without text for the next text.
+
+        The log then never ends within a character, and what continues its text repeats no token.
+        """
         given = _not_null(logprobs)
-        raw, tokens = (None, 1) if given is None else _logprobs(given, kind)
+        raw, tokens = (None, 1) if given is None else read_logprobs(given, kind)
         if not text:  # part of a character or a special token: only its logprobs count
             if raw is None or not tokens or state.kind == "reasoning" or state.calls:
                 return
-            if state.kind is None and bytes(raw).startswith(b"["):
-                state.held.append(raw)
-                return
-        elif raw is not None and state.held:
-            raw, tokens = _join_lists([*state.held, raw])
+            state.held.append(raw)
+            return
+        if state.held:
+            raw, tokens = join_logprobs(state.held if raw is None else [*state.held, raw])
         self._put_text(state, index, kind, text, raw, tokens)
 
     def _put_text(
@@ -379,18 +382,3 @@ def _arguments_text(raw: msgspec.Raw | None) -> str:
         return ""
     text = bytes(given)
     return msgspec.json.decode(text, type=str) if text[:1] == b'"' else text.decode()
-
-
-def _logprobs(raw: msgspec.Raw, kind: BlockKind) -> tuple[msgspec.Raw, int]:
-    """Return a chunk's logprobs (a list, or the older object) and the number of their tokens."""
-    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    if "tokens" in fields:
-        return raw, len(msgspec.json.decode(fields["tokens"], type=list[msgspec.Raw]))
-    items = _not_null(fields.get("refusal" if kind == "refusal" else "content")) or msgspec.Raw(b"[]")
-    return items, len(msgspec.json.decode(items, type=list[msgspec.Raw]))
-
-
-def _join_lists(lists: list[msgspec.Raw]) -> tuple[msgspec.Raw, int]:
-    """Join JSON lists, and return the joined list and its length."""
-    items = [item for raw in lists for item in msgspec.json.decode(raw, type=list[msgspec.Raw])]
-    return msgspec.Raw(msgspec.json.encode(items)), len(items)

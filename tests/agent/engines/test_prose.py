@@ -20,7 +20,7 @@ def prompt(text: str, **more: Any) -> Prompt:
 
 
 def said(text: str, count: int = 120, seed: int = 1, choice: int = 0) -> str:
-    return "".join(islice(words(prompt(text), seed, choice), count))
+    return "".join(islice(words(prompt(text), seed + choice), count))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_text_is_equal_in_every_process() -> None:
     code = (
         "from itertools import islice\nfrom inference.engines.sim.text import Prompt, words\n"
         "prompt = Prompt({'messages': [{'role': 'user', 'content': 'Explain how a gateway reads the log'}]})\n"
-        "print(''.join(islice(words(prompt, 3, 0), 500)), end='')"
+        "print(''.join(islice(words(prompt, 3), 500)), end='')"
     )
     texts = {
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True).stdout
@@ -75,14 +75,14 @@ def test_a_cycle_meets_every_sentence_and_none_follows_itself() -> None:
 @given(st.text(max_size=60), st.integers(-(1 << 61), 1 << 61), st.integers(0, 200), st.integers(0, 400))
 def test_a_text_goes_on_where_it_was_cut(asked: str, seed: int, tokens: int, chars: int) -> None:
     """Within a token too: a stop string may have held its end back."""
-    whole = "".join(islice(words(prompt(asked), seed, 0), 260))
-    cut = min(chars, len("".join(islice(words(prompt(asked), seed, 0), tokens))))
+    whole = "".join(islice(words(prompt(asked), seed), 260))
+    cut = min(chars, len("".join(islice(words(prompt(asked), seed), tokens))))
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": whole[:cut]}]
     continued = Prompt({"messages": messages, "continue_final_message": True}, own_chars=cut)
-    _, rest = skip(words(continued, seed, 0), continued.continued)
+    _, rest = skip(words(continued, seed), continued.continued)
     assert whole.startswith(whole[:cut] + "".join(islice(rest, 10)))
 
 
 @given(st.text(max_size=60))
 def test_every_token_has_text(asked: str) -> None:
-    assert all(islice(words(prompt(asked), 1, 0), 300))
+    assert all(islice(words(prompt(asked), 1), 300))
