@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,7 +12,9 @@ import pytest
 from playwright.async_api import BrowserContext, Route, expect
 
 from tests.client.test_qr_code import read
+from tests.e2e.conftest import agent_of
 from tests.e2e.test_browser import PROMPT, check, context, tab, text_in_the_log  # noqa: F401
+from tests.gateway.processes import Running
 from tests.gateway.wire import Gate, text_of_chunks
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -73,8 +76,21 @@ async def test_a_link_is_watched_live_on_another_gateway(context: BrowserContext
             assert kept == [], "a watcher's browser keeps nothing"
 
 
-async def test_the_owner_stops_sharing_and_the_watcher_is_told(context: BrowserContext, one: Gate, two: Gate) -> None:  # noqa: F811
+@pytest.fixture
+def steady(platform: Running) -> Iterator[str]:
+    """A model whose answers take half a minute and more."""
+    with agent_of(platform, "sim-vast-shared", 8000, itl_ms=600):
+        yield "sim-vast-shared"
+
+
+async def test_the_owner_stops_sharing_and_the_watcher_is_told(
+    context: BrowserContext,  # noqa: F811
+    one: Gate,
+    two: Gate,
+    steady: str,
+) -> None:
     async with tab(context, f"{one.url}/#key={one.key}") as page:
+        await page.page.select_option("#model", steady)
         await page.ask(PROMPT)
         await page.until_words(5)
         await page.page.click(".share")

@@ -72,7 +72,7 @@ async def _close_connections() -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
 
     def open_transports() -> list[asyncio.Transport]:
-        transports = [found for found in gc.get_objects() if isinstance(found, asyncio.Transport)]
+        transports = [found for found in gc.get_objects() if issubclass(type(found), asyncio.Transport)]
         return [t for t in transports if getattr(t, "_loop", None) is loop and getattr(t, "_sock", None) is not None]
 
     for transport in open_transports():
