@@ -182,6 +182,8 @@ class Answer:
     """Names and arguments."""
     tokens: tuple[tuple[str, float], ...] = ()
     """With their log probabilities, where asked."""
+    offsets: tuple[int, ...] = ()
+    """Text offsets of the tokens of a completion."""
     finish: str | None = None
 
 
@@ -205,6 +207,7 @@ def folded(chunks: Sequence[dict[str, Any]]) -> tuple[dict[int, Answer], dict[st
             told = choice.get("logprobs") or {}
             answer.tokens += tuple((item["token"], item["logprob"]) for item in told.get("content") or ())
             answer.tokens += tuple(zip(told.get("tokens") or (), told.get("token_logprobs") or (), strict=True))
+            answer.offsets += tuple(told.get("text_offset") or ())
             answer.finish = choice.get("finish_reason") or answer.finish
     for (index, _), (name, arguments) in sorted(calls.items()):
         answers[index].calls += ((name, arguments),)

@@ -28,6 +28,7 @@ from tests.vllm.continued import (
     must_be_continued,
     must_be_told,
     questions,
+    several_tokens,
     until,
 )
 from tests.vllm.real import (
@@ -240,10 +241,10 @@ async def test_a_killed_vllm_costs_no_plain_stream(platform: Platform) -> None:
     guided = chat(response_format=LONG_LIST, max_tokens=ASKED)
     asked["guided"] = Question(CHAT, guided, cut_alike=True)
     lost = {
-        "logprobs": {**endless("Tell me about seas", ASKED), "logprobs": True},
-        "two": {**endless("Tell me about two seas", ASKED), "n": 2, "temperature": 1, "seed": 1},
         "guided by chance": guided | {"temperature": 1},
+        "guided with logprobs": guided | {"logprobs": True},
     }
+    asked |= several_tokens(asked)
     asked |= {name: Question(CHAT, body, cut_alike=False) for name, body in lost.items()}
     async with contextlib.AsyncExitStack() as stack, log_of(platform.redis_url) as log:
         exchanges = {
