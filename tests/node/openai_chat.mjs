@@ -36,9 +36,9 @@ for await (const chunk of await client.chat.completions.create({ ...ask, n: 2, s
 const two = await client.chat.completions.stream({ ...ask, n: 2 }).finalChatCompletion();
 assert.deepEqual(two.choices.map((choice) => choice.message.content), texts);
 
-const parameters = { type: "object", properties: { city: { type: "string" } } };
-const tools = [{ type: "function", function: { name: "weather", parameters } }];
-const calls = client.chat.completions.stream({ ...ask, tools, tool_choice: "required" });
+const parameters = { type: "object", properties: { city: { type: "string", enum: ["Lima", "Oslo", "Quito"] } }, required: ["city"], additionalProperties: false };
+const tools = [{ type: "function", function: { name: "weather", strict: true, parameters } }];
+const calls = client.chat.completions.stream({ ...ask, max_tokens: 400, tools, tool_choice: { type: "function", function: { name: "weather" } } });
 const call = await calls.finalFunctionToolCall();
 assert.equal(call.name, "weather");
 assert.equal(typeof JSON.parse(call.arguments).city, "string");
