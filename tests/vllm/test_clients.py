@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 from playwright.async_api import Browser
 
 from tests.e2e.conftest import node  # noqa: F401
 from tests.e2e.test_ai_sdk import bundle, chat_page, text_in_the_log  # noqa: F401
 from tests.e2e.test_node import result, script
 from tests.e2e.test_third_party import LITELLM, run
+from tests.gateway.processes import Process
 from tests.gateway.wire import MODEL
 from tests.support.venvs import venv_with
 from tests.vllm.continued import CHAT
-from tests.vllm.whole_platform import Platform
+from tests.vllm.real import SMALL, Home
+from tests.vllm.whole_platform import PARTITIONS, Platform
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -45,6 +50,41 @@ async def test_a_program_for_node(platform: Platform, node: str, name: str) -> N
     for stream in aborted(told):
         await platform.gate.until_status(stream, "cancelled")
     await platform.direct.until_idle(5)
+
+
+async def test_openai_for_python(platform: Platform) -> None:
+    """Chats and completions, whole and streamed; Responses are in ``test_dialects.py``."""
+    gate = platform.gate
+    question: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me of rivers."}], "seed": 1}
+    tale: Any = {"model": MODEL, "prompt": "Once upon a time", "seed": 3, "max_tokens": 12}
+    async with AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=gate.key, max_retries=0, timeout=120) as client:
+        chunks = await client.chat.completions.create(**question, max_tokens=20, stream=True)
+        said = "".join([part.choices[0].delta.content or "" async for part in chunks if part.choices])
+        assert said == await whole_text(platform)
+        whole = await client.completions.create(**tale)
+        pieces = await client.completions.create(**tale, stream=True)
+        assert "".join([part.choices[0].text async for part in pieces if part.choices]) == whole.choices[0].text != ""
+
+
+@pytest.fixture(scope="module")
+def embedder(platform: Platform, home: Home) -> Iterator[str]:
+    """A model of the platform that makes embeddings."""
+    flags = [*SMALL, "--served-model-name", "embedder", "--kv-cache-memory-bytes", str(8 << 20)]
+    flags += ["--runner", "pooling", "--convert", "embed"]
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
+    command = ["agent", "--engine", "vllm", "--model", home.model(), "--vllm-python", home.python]
+    with Process(*command, STREAM_GW_VLLM_FLAGS=shlex.join(flags), **env):
+        yield "embedder"
+
+
+async def test_openai_embeds(platform: Platform, node: str, embedder: str) -> None:  # noqa: F811
+    gate = platform.gate
+    async with script(node, "openai_more.mjs", gate, MODEL=embedder) as process:
+        told = await result(process, WITHIN_S)
+    async with AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=gate.key, max_retries=0, timeout=120) as client:
+        made = await client.embeddings.create(model=embedder, input=["rivers", "towns"])
+    first, second = (item.embedding for item in made.data)
+    assert len(first) == len(second) == told["dimensions"] and first != second
 
 
 def aborted(told: dict[str, Any]) -> list[str]:
