@@ -491,7 +491,7 @@ async def test_replicas_lists_what_each_does(platform: Running, one: Gate) -> No
 
 
 async def test_a_drained_replica_finishes_what_runs_and_its_agent_leaves(platform: Running, one: Gate) -> None:
-    with platform.agent("drained") as agent:
+    with platform.agent("drained", STREAM_GW_DRAIN_S="100") as agent:  # 20 s of tokens, on a busy machine more
         name = agent.facts["replica"]
         async with one.create(chat(1000, model="drained")) as exchange:
             first = await exchange.events(3)
@@ -502,7 +502,7 @@ async def test_a_drained_replica_finishes_what_runs_and_its_agent_leaves(platfor
             again = await asyncio.to_thread(run_cli, "replicas", "activate", name, "--redis-url", platform.redis_url)
             assert again.returncode == 1
             assert "draining" in again.stderr
-            rest = events(await exchange.rest(60))
+            rest = events(await exchange.rest(110))
             assert rest[-1].data == "[DONE]"
             assert [event.json["choices"][0]["finish_reason"] for event in rest[-2:-1]] == ["length"]
             assert tokens_of_chunks(event.json for event in [*first, *rest[:-1]]) == 1000

@@ -75,6 +75,7 @@ def test_the_chart_takes_the_objectives_that_can_be_measured() -> None:
 
 
 @pytest.mark.platform
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should(version: str) -> None:
     promtool = of_version("promtool", version)
