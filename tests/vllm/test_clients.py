@@ -40,8 +40,8 @@ async def whole_text(platform: Platform) -> str:
     "name",
     ["openai_chat", "openai_responses", "openai_abort", "anthropic_messages", "ai_stream_text", "langchain_chat"],
 )
-async def test_a_program_for_node(platform: Platform, node: str, name: str) -> None:  # noqa: F811
-    async with script(node, f"{name}.mjs", platform.gate, GUIDED="openai") as process:
+async def test_a_program_for_node(platform: Platform, home: Home, node: str, name: str) -> None:  # noqa: F811
+    async with script(node, f"{name}.mjs", platform.gate, GUIDED=json.dumps(home.no_blanks)) as process:
         told = await result(process, WITHIN_S)
     if "text" in told:
         assert told["text"] == await whole_text(platform) != ""

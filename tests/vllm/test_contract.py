@@ -13,6 +13,7 @@ from inference.engines.openai import OpenAIEngine
 from inference.engines.sim.engine import SimEngine
 from inference.engines.vllm import VllmEngine
 from tests.agent.engines import test_contract as contract
+from tests.vllm.real import Home
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -51,13 +52,17 @@ class Replica:
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["by the plug-in", "by HTTP"])
-async def setup(engine: VllmEngine, request: pytest.FixtureRequest) -> AsyncIterator[contract.Setup]:
+async def setup(engine: VllmEngine, home: Home, request: pytest.FixtureRequest) -> AsyncIterator[contract.Setup]:
     sim = cast(SimEngine, SimpleNamespace(replica=Replica(engine)))
     if request.param == "by the plug-in":
-        yield contract.Setup(engine, sim)
+        direct = contract.Setup(engine, sim)
+        direct.compact = home.no_blanks
+        yield direct
     else:
         assert engine.url is not None
         by_http = OpenAIEngine(engine.url)
         await by_http.start()
-        yield contract.Setup(by_http, sim)
+        served = contract.Setup(by_http, sim)
+        served.compact = home.no_blanks
+        yield served
         await by_http.close()

@@ -50,6 +50,8 @@ class Setup:
         self.engine = engine
         self.sim = sim
         """The simulated replica that computes, whether used directly or behind a server."""
+        self.compact: dict[str, Any] = {}
+        """Fields of a request that make the JSON of its tool calls short."""
 
 
 @pytest.fixture(params=["sim", "openai", "as vLLM", "by steps"])
@@ -157,7 +159,7 @@ async def test_a_stop_string_ends_the_answer_before_it_and_is_told(
 
 
 async def test_a_tool_call_streams_its_arguments(setup: Setup) -> None:
-    sink = await ask(setup, chat(1, tools=[TOOL], tool_choice="required", seed=1, temperature=0))
+    sink = await ask(setup, chat(1, tools=[TOOL], tool_choice="required", seed=1, temperature=0, **setup.compact))
     (block,) = sink.opens()
     assert (block.kind, block.form, block.name) == ("tool", "function", "get_weather")
     assert block.id
