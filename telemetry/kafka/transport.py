@@ -1,7 +1,7 @@
 """Transport of events through Kafka, and what every aiokafka client needs: options, topics, and a bounded log.
 
-Some private parts of aiokafka are replaced here (``limit_metadata_requests``, ``_end_producer``);
-``tests/telemetry/test_kafka_private.py`` fails when a release renames them.
+Some private parts of aiokafka are replaced here (``limit_metadata_requests``, ``keep_sent_batches``,
+``_end_producer``); ``tests/telemetry/test_kafka_private.py`` fails when a release renames them.
 """
 
 from __future__ import annotations
@@ -100,6 +100,22 @@ def limit_metadata_requests(client: Any) -> None:
             asked_at = loop.time()
 
     client._metadata_update = paced
+
+
+def keep_sent_batches(producer: AIOKafkaProducer) -> None:
+    """Let no batch expire that may have arrived.
+
+    aiokafka fails a batch that waits longer than a request's time for a partition without a leader, also when a broker
+    has written it and died before its reply. Sent again by another producer, its events would be there twice.
+    """
+    accumulator = producer._message_accumulator
+    reenqueue = accumulator.reenqueue
+
+    def kept(batch: Any) -> None:
+        batch._ttl = float("inf")
+        reenqueue(batch)
+
+    accumulator.reenqueue = kept
 
 
 async def ensure_topic(settings: EventSettings, topic: str) -> None:
@@ -214,6 +230,7 @@ class KafkaTransport:
         )
         self._producer = producer
         limit_metadata_requests(producer.client)
+        keep_sent_batches(producer)
         try:
             async with asyncio.timeout(START_S_MAX):
                 await producer.start()

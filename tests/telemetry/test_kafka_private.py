@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
-from aiokafka import AIOKafkaProducer
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.producer.sender import Sender
+
+from telemetry.kafka.transport import keep_sent_batches
 
 
 def test_aiokafka_still_has_what_the_transport_replaces() -> None:
@@ -23,3 +27,27 @@ def test_aiokafka_still_has_what_the_source_replaces() -> None:
     assert inspect.iscoroutinefunction(GroupCoordinator._do_commit_offsets)
     assert "self._do_commit_offsets(assignment, offsets)" in inspect.getsource(GroupCoordinator.commit_offsets)
     assert "self.generation = OffsetCommitRequest.DEFAULT_GENERATION_ID" in inspect.getsource(GroupCoordinator)
+
+
+async def test_a_batch_that_may_have_arrived_never_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader is known, takes it and dies before its reply; the partition then has none for longer than a try."""
+    producer = AIOKafkaProducer(enable_idempotence=True, request_timeout_ms=50)
+    keep_sent_batches(producer)
+    producer._txn_manager.set_pid_and_epoch(1, 0)
+    accumulator, where = producer._message_accumulator, TopicPartition("ev", 0)
+    builder = producer.create_batch()
+    builder.append(timestamp=0, key=b"k", value=b"v", headers=[])
+    arrived = await accumulator.add_batch(builder, where, timeout=1)
+    leader: int | None = 1
+    monkeypatch.setattr(producer.client.cluster, "leader_for_partition", lambda _: leader)
+    nodes, _ = accumulator.drain_by_nodes(ignore_nodes=[])
+    accumulator.reenqueue(nodes[1][where])
+    leader = None
+    await asyncio.sleep(0.06)  # longer than request_timeout_ms
+    assert accumulator.drain_by_nodes(ignore_nodes=[]) == ({}, True)
+    assert not arrived.done()
+    leader = 2
+    nodes, _ = accumulator.drain_by_nodes(ignore_nodes=[])
+    nodes[2][where].done(base_offset=0)
+    await arrived
+    producer._closed = True  # it was never started
