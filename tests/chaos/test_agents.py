@@ -28,7 +28,7 @@ async def test_invariant_6_an_agent_dies_under_100_streams(
     redis_server: RedisServer, undisturbed: Undisturbed, tell: Tell
 ) -> None:
     """Its streams go on at the other agent from the token they had come to: nobody can tell, but for a pause."""
-    tokens = 120
+    tokens = 200
     expected = await undisturbed(SEEDS, tokens)
     async with (
         fleet(redis_server.url, sim="itl_ms=60,ttft_ms=60,max_num_seqs=256") as running,

@@ -80,7 +80,9 @@ class Chat:
         self.streams: list[str] = []
         self.statuses: list[tuple[str, int]] = []
         self.errors: list[str] = []
+        self.sockets: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
+        page.on("websocket", lambda socket: self.sockets.append(socket.url))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("response", self._note)
 
