@@ -105,10 +105,10 @@ tests/node/node_modules/.installed: tests/node/package-lock.json
 	@cd tests/node && npm ci --silent --no-fund --no-audit && touch node_modules/.installed
 
 test: setup browsers prometheus kafka helm
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) # neighbours share what their module has started
 
 test-platform: setup browsers prometheus kafka postgres node
-	@$(BIN)/python -m pytest -m 'platform and not chaos' -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'platform and not chaos' -n 3 --dist loadfile $(ARGS)
 
 wheel: setup # of this platform, with the hot modules compiled
 	$(call need,gcc)
@@ -119,7 +119,7 @@ test-compiled: wheel browsers # our packages come from the wheel, everything els
 	@rm -rf build/compiled && mkdir -p build/compiled
 	@git ls-files -coz --exclude-standard ':!stream_fabric' ':!stream_gw' ':!inference' ':!telemetry' | xargs -0 cp -d --parents -t build/compiled
 	@$(BIN)/python -m zipfile -e build/wheel/*.whl build/compiled
-	@cd build/compiled && STREAM_GW_TEST_COMPILED=1 $(abspath $(BIN))/python -m pytest -n $(WORKERS) \
+	@cd build/compiled && STREAM_GW_HYPOTHESIS=quick STREAM_GW_TEST_COMPILED=1 $(abspath $(BIN))/python -m pytest -n $(WORKERS) \
 	  tests/house/test_compiled.py tests/fabric/stream tests/dialects tests/agent \
 	  tests/gateway/test_{hub,sse,ws,slow_readers,admin_feed,adapters,creation,cycles,drain,bad_input}.py $(ARGS)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -21,8 +22,26 @@ from tests.support.redis import PATIENT_MS, RedisCluster, RedisServer, SentinelS
 settings.register_profile(
     "default", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )
+settings.register_profile("quick", settings.get_profile("default"), max_examples=20)
 settings.register_profile("deep", settings.get_profile("default"), max_examples=5000)
 settings.load_profile(os.environ.get("STREAM_GW_HYPOTHESIS", "default"))
+
+_SUITES = ("platform", "sim", "chaos", "vllm", "kube")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test of the suite that ``-m`` names: to import all takes each worker 20 s.
+
+    Only a suite's mark that comes first in the expression counts, as in ``-m 'platform and not chaos'``. It is written
+    in the file, or beside a fixture's parameter in the folder's ``conftest.py``; ``tests/responses`` has its fixtures
+    from ``tests/tenancy``.
+    """
+    suite = config.option.markexpr.partition(" ")[0]
+    if suite not in _SUITES or not collection_path.match("test_*.py"):
+        return None
+    fixtures = collection_path.with_name("conftest.py")
+    sources = [path.read_text() for path in (collection_path, fixtures) if path.exists()]
+    return None if any(f"mark.{suite}" in text or "tests.tenancy.conftest" in text for text in sources) else True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

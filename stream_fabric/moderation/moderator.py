@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stream_fabric.errors import ModerationUnavailable
 from stream_fabric.limits import MODERATION_INPUTS_MAX, MODERATION_OVERLAP_CHARS, MODERATION_PIECE_CHARS
-from stream_fabric.moderation.remote import Endpoint, EndpointFailed
 from stream_fabric.moderation.rules import Rules, read_rules
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.ports import Clock
-from stream_fabric.process.http_client import open_session
+
+if TYPE_CHECKING:
+    from stream_fabric.moderation.remote import Endpoint
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["passed", "flagged", "failed"]
 OnChecked = Callable[[Outcome, float], None]
 """Called for each check with its outcome and its seconds."""
+
+
+class EndpointFailed(Exception):
+    """The endpoint gave no answer that decides."""
 
 
 class Moderator:
@@ -93,6 +98,10 @@ async def open_moderator(
         fail_open = settings.moderation_fail == "open"
         yield None if rules is None else Moderator(rules, None, on_checked, clock, fail_open=fail_open)
         return
+    # Most processes have no endpoint, and to import its client is a fifth of a gateway's start
+    from stream_fabric.moderation.remote import Endpoint
+    from stream_fabric.process.http_client import open_session
+
     key = settings.moderation_key.get_secret_value()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with open_session(total_s=None, headers=headers) as session:

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from stream_fabric.limits import MODERATION_ANSWER_BYTES_MAX
+from stream_fabric.moderation.moderator import EndpointFailed
 from stream_fabric.process.http_client import HTTP_ERRORS, read_body
 
 
@@ -22,10 +23,6 @@ class _Answer(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Answer)
-
-
-class EndpointFailed(Exception):
-    """The endpoint gave no answer that decides."""
 
 
 class Endpoint:

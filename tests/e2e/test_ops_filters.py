@@ -387,11 +387,12 @@ async def test_tiles_fill_their_rows(browser: Browser, desk: Desk) -> None:
     await context.close()
 
 
+# Colours depend on the theme and the layout on the width: each is there once, as axe-core takes many seconds
+looks = pytest.mark.parametrize(("width", "scheme"), [(1360, "dark"), (360, "light")])
 STATES = ("", HOUR, f"{GLOBEX}&sort=decode")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1360, 360])
+@looks
 async def test_axe_finds_nothing(browser: Browser, desk: Desk, width: int, scheme: Any) -> None:
     context = await browser.new_context(
         viewport={"width": width, "height": 800}, color_scheme=scheme, timezone_id=KATHMANDU
@@ -414,8 +415,7 @@ async def test_axe_finds_nothing(browser: Browser, desk: Desk, width: int, schem
     await context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1360, 360])
+@looks
 async def test_axe_finds_nothing_on_the_reference(browser: Browser, desk: Desk, width: int, scheme: Any) -> None:
     context = await browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     context.set_default_timeout(PATIENCE_MS)

@@ -28,6 +28,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         Path(path).write_text("".join(f"{name}\n" for name in _failed))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    path = os.environ.get("STREAM_GW_ONLY_TESTS")
+    if not path or not collection_path.match("test_*.py"):
+        return None
+    files = {config.rootpath / name.partition("::")[0] for name in Path(path).read_text().splitlines()}
+    return None if collection_path in files else True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     path = os.environ.get("STREAM_GW_ONLY_TESTS")

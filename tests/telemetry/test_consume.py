@@ -17,7 +17,7 @@ from tests.support.kafka import KafkaServer
 from tests.support.waiting import eventually
 from tests.telemetry.load import ConsumerProcess, Log, check, make_topics, stored
 
-pytestmark = pytest.mark.platform
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

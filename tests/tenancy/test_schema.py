@@ -87,8 +87,10 @@ def test_settings_that_cannot_work_are_refused(name: str, value: str) -> None:
     assert "mysql" not in str(raised.value) and "short" not in str(raised.value)
 
 
-async def test_a_gateway_without_a_database_imports_no_sql_library(tmp_path: Path) -> None:
-    code = "import stream_gw.main, sys; print([m for m in ('sqlalchemy', 'alembic', 'asyncpg') if m in sys.modules])"
+async def test_a_gateway_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
+    """Nor the HTTP client that only an endpoint for moderation needs: both would make its start slow."""
+    heavy = ("sqlalchemy", "alembic", "asyncpg", "aiohttp")
+    code = f"import stream_gw.main, sys; print([name for name in {heavy} if name in sys.modules])"
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=clean_env()
     )
