@@ -150,6 +150,7 @@ bench: setup redis
 	$(call need,nginx gcc)
 	@$(BIN)/python -m bench.tokens $(ARGS)
 	@$(BIN)/python -m bench.memory
+	@$(BIN)/python -m bench.dialects
 	@$(BIN)/python -m bench.trace
 	@$(BIN)/python -m bench.timeline
 	@$(BIN)/python -m bench.telemetry

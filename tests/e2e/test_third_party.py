@@ -22,6 +22,7 @@ from tests.support.venvs import venv_with
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(480)]  # a first install is slow
 
 RUN_S = 120
+LANGCHAIN_PACKAGE, LITELLM_PACKAGE, LLM_PACKAGE = "langchain-openai==1.7.4", "litellm==1.110.2", "llm==0.36"
 
 
 async def run(program: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
@@ -88,7 +89,7 @@ model = ChatOpenAI(model=os.environ["MODEL"], max_tokens=20, seed=1, stream_usag
 whole = model.invoke("Tell me of rivers.")
 chunks = list(model.stream("Tell me of rivers."))
 tokens = sum((chunk.usage_metadata or {}).get("output_tokens", 0) for chunk in chunks)
-assert (tokens, whole.usage_metadata["output_tokens"]) == (20, 20)
+assert tokens == whole.usage_metadata["output_tokens"] > 5
 assert "".join(chunk.content for chunk in chunks) == whole.content
 
 async def later():
@@ -100,16 +101,19 @@ def weather(city: str) -> str:
     "Tells the weather."
     return city
 
-called = model.bind_tools([weather], tool_choice="required").invoke("Oslo?")
+guided = json.loads(os.environ.get("GUIDED", "{}"))
+caller = ChatOpenAI(model=os.environ["MODEL"], max_tokens=300, seed=1, extra_body=guided, **given)
+called = caller.bind_tools([weather], tool_choice="required").invoke("Oslo?")
 assert [call["name"] for call in called.tool_calls] == ["weather"]
-vectors = OpenAIEmbeddings(model=os.environ["MODEL"], check_embedding_ctx_length=False, **given)
+embedder = os.environ.get("EMBEDDER", os.environ["MODEL"])
+vectors = OpenAIEmbeddings(model=embedder, check_embedding_ctx_length=False, **given)
 assert len(vectors.embed_query("rivers")) == len(vectors.embed_documents(["rivers", "towns"])[1])
 print(json.dumps(whole.content))
 """
 
 
 async def test_langchain_for_python(one: Gate, two: Gate) -> None:
-    python = await asyncio.to_thread(venv_with, "langchain-openai==1.7.4")
+    python = await asyncio.to_thread(venv_with, LANGCHAIN_PACKAGE)
     env = {"BASE_URL": one.url, "KEY": one.key, "MODEL": MODEL}
     assert json.loads(await run(python, "-c", LANGCHAIN, env=env)) == await whole_text(two)
 
@@ -148,27 +152,38 @@ print(json.dumps(text))
 
 
 async def test_litellm(one: Gate, two: Gate) -> None:
-    python = await asyncio.to_thread(venv_with, "litellm==1.110.2")
+    python = await asyncio.to_thread(venv_with, LITELLM_PACKAGE)
     env = {"BASE_URL": one.url, "KEY": one.key, "MODEL": MODEL, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     out = await run(python, "-c", LITELLM, env=env)
     assert json.loads(out.splitlines()[-1]) == await whole_text(two)
 
 
+class Llm:
+    """Simon Willison's command ``llm``, with the models file that its page describes."""
+
+    def __init__(self, python: Path, folder: Path, gate: Gate) -> None:
+        self._program = python.parent / "llm"
+        self._env = {"LLM_USER_PATH": str(folder)}
+        model = {"model_id": "rivers", "model_name": MODEL, "api_base": f"{gate.url}/v1", "api_key_name": "ours"}
+        (folder / "extra-openai-models.yaml").write_text(yaml.safe_dump([{**model, "supports_tools": True}]))
+        (folder / "keys.json").write_text(json.dumps({"ours": gate.key}))
+
+    async def told(self, *arguments: str) -> str:
+        return await run(self._program, *arguments, env=self._env)
+
+    async def answered(self) -> list[str]:
+        """The answer streamed and whole, without the white space around it."""
+        assert "rivers" in await self.told("models")
+        ask = ["prompt", "-m", "rivers", "-o", "max_tokens", "20", "-o", "seed", "1", "Tell me of rivers."]
+        answers = [(await self.told(*ask, *more)).strip() for more in ([], ["--no-stream"])]
+        logged = json.loads(await self.told("logs", "--json", "-n", "2"))
+        assert [entry["model"] for entry in logged] == ["rivers", "rivers"]
+        return answers
+
+
 async def test_the_command_llm(one: Gate, two: Gate, tmp_path: Path) -> None:
-    """Simon Willison's ``llm``, with the models file that its page describes."""
-    python = await asyncio.to_thread(venv_with, "llm==0.36")
-    model = {"model_id": "rivers", "model_name": MODEL, "api_base": f"{one.url}/v1", "api_key_name": "ours"}
-    (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump([{**model, "supports_tools": True}]))
-    (tmp_path / "keys.json").write_text(json.dumps({"ours": one.key}))
-    llm = python.parent / "llm"
-    env = {"LLM_USER_PATH": str(tmp_path)}
-    assert "rivers" in await run(llm, "models", env=env)
-    options = ["-m", "rivers", "-o", "max_tokens", "20", "-o", "seed", "1"]
-    wanted = await whole_text(two)
-    for flags in ([], ["--no-stream"]):
-        assert (await run(llm, "prompt", *options, *flags, "Tell me of rivers.", env=env)).strip() == wanted.strip()
-    logged = json.loads(await run(llm, "logs", "--json", "-n", "2", env=env))
-    assert [entry["model"] for entry in logged] == ["rivers", "rivers"]
+    python = await asyncio.to_thread(venv_with, LLM_PACKAGE)
+    assert await Llm(python, tmp_path, one).answered() == [(await whole_text(two)).strip()] * 2
 
 
 AGENTS = """

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from playwright.async_api import Browser
 from tests.e2e.conftest import node  # noqa: F401
 from tests.e2e.test_ai_sdk import bundle, chat_page, text_in_the_log  # noqa: F401
 from tests.e2e.test_node import result, script
-from tests.e2e.test_third_party import LITELLM, run
+from tests.e2e.test_third_party import LANGCHAIN, LANGCHAIN_PACKAGE, LITELLM, LITELLM_PACKAGE, LLM_PACKAGE, Llm, run
 from tests.gateway.processes import Process
 from tests.gateway.wire import MODEL
 from tests.support.venvs import venv_with
@@ -94,11 +95,25 @@ def aborted(told: dict[str, Any]) -> list[str]:
 
 
 async def test_litellm(platform: Platform) -> None:
-    python = await asyncio.to_thread(venv_with, "litellm==1.110.2")
+    python = await asyncio.to_thread(venv_with, LITELLM_PACKAGE)
     gate = platform.gate
     env = {"BASE_URL": gate.url, "KEY": gate.key, "MODEL": MODEL, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     out = await run(python, "-c", LITELLM, env=env)
     assert json.loads(out.splitlines()[-1]) == await whole_text(platform)
+
+
+async def test_langchain_for_python(platform: Platform, home: Home, embedder: str) -> None:
+    python = await asyncio.to_thread(venv_with, LANGCHAIN_PACKAGE)
+    gate = platform.gate
+    env = {"BASE_URL": gate.url, "KEY": gate.key, "MODEL": MODEL}
+    out = await run(python, "-c", LANGCHAIN, env=env | {"EMBEDDER": embedder, "GUIDED": json.dumps(home.no_blanks)})
+    assert json.loads(out) == await whole_text(platform)
+
+
+async def test_the_command_llm(platform: Platform, tmp_path: Path) -> None:
+    python = await asyncio.to_thread(venv_with, LLM_PACKAGE)
+    answers = await Llm(python, tmp_path, platform.gate).answered()
+    assert answers == [(await whole_text(platform)).strip()] * 2
 
 
 @pytest.mark.asyncio(loop_scope="session")  # the loop of the browser
