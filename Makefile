@@ -127,7 +127,7 @@ test-sim: setup
 	@$(BIN)/python -m pytest -m sim -n $(WORKERS) tests/sim $(ARGS)
 
 test-cluster: setup browsers
-	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -m 'not chaos' -n 3 tests/gateway $(ARGS)
+	@STREAM_GW_TEST_FABRIC=cluster $(BIN)/python -m pytest -m 'not chaos' -n $(WORKERS) --dist worksteal tests/gateway $(ARGS)
 
 test-chaos: setup browsers kafka
 	@$(BIN)/python -m pytest -m chaos -n 3 --dist worksteal $(ARGS) # a worker computes a quarter of its time

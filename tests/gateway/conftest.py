@@ -17,18 +17,25 @@ from tests.gateway.processes import Process, Running, on_cluster, running
 from tests.gateway.wire import MODEL, Gate
 
 HERE = Path(__file__).parent
+OF_THE_EDGE = [
+    "test_adapters", "test_asyncapi", "test_bad_input", "test_bench", "test_cli", "test_connections", "test_cycles",
+    "test_doctor", "test_ws_bytes", "test_ws_messages",
+]  # fmt: skip
+"""Files about bytes, processes and words, which do not depend on what Redis is."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of a run on a cluster the tests that start no platform: they are the same on one Redis."""
+    """Leave out of a run on a cluster the tests that are the same on one Redis: as those without a platform."""
     if on_cluster():
-        same = [item for item in items if item.path.is_relative_to(HERE) and not _starts_a_platform(item)]
+        same = [item for item in items if item.path.is_relative_to(HERE) and not _depends_on_redis(item)]
         config.hook.pytest_deselected(items=same)
         items[:] = [item for item in items if item not in set(same)]
 
 
-def _starts_a_platform(item: pytest.Item) -> bool:
+def _depends_on_redis(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
+    if item.path.stem in OF_THE_EDGE:
+        return False
     return "platform" in item.fixturenames or any(hasattr(item.module, name) for name in ("running", "api_fleet"))
 
 

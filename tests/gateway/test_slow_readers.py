@@ -119,6 +119,13 @@ async def test_invariant_8_sockets_that_do_not_read_cost_constant_memory(one: Ga
                 assert track.end["status"] == "completed"
 
 
+async def until_one_lags(gate: Gate) -> None:
+    async def lags() -> bool:
+        return await gate.gauge("lagging_clients") == 1
+
+    await eventually(lags, "the reader to lag")
+
+
 async def test_invariant_8_subscribing_again_and_again_without_reading_costs_constant_memory(
     one: Gate, two: Gate, fast: str
 ) -> None:
@@ -132,7 +139,7 @@ async def test_invariant_8_subscribing_again_and_again_without_reading_costs_con
         await two.until_status(sentinel, "cancelled", 30)  # all before it has been done
         growth = max(samples) - samples[0]
         assert growth < GROWTH_BYTES_MAX / 2, f"{growth >> 10} KiB"
-        assert await one.gauge("lagging_clients") == 1
+        await until_one_lags(one)
         whole = (await texts(two, [stream]))[0]
         await socket.until_ended(*range(READERS), within_s=60)
         for k in range(READERS):
@@ -148,11 +155,7 @@ async def test_a_reader_whose_connection_is_full_from_the_start_lags(one: Gate, 
     large = {"model": MODEL, "input": ["x"] * 2000, "encoding_format": "float"}
     async with one.connection(KERNEL_BYTES) as asleep:
         await asleep.send(one.request("POST", "/v1/embeddings", large) + one.request("GET", f"/v1/streams/{stream}"))
-
-        async def lags() -> bool:
-            return await one.gauge("lagging_clients") == 1
-
-        await eventually(lags, "the reader to lag")
+        await until_one_lags(one)
         reply = await asleep.answer()
         assert len(reply.body) > 1 << 20
         (whole,) = await texts(two, [stream])

@@ -126,7 +126,7 @@ async def test_why_of_a_client_that_really_reads_slowly(platform: Running, door:
     with _agent(platform, "quick", "itl_ms=0,ttft_ms=0"):
         await _until_served(one, "sim-quick")
         async with one.connection(4096) as exchange:
-            exchange.pause_s = 0.006
+            exchange.pause_s = 0.015
             await exchange.send(one.request("POST", "/v1/chat/completions", chat(4000, model="sim-quick")))
             await exchange.head()
             await exchange.rest(60)

@@ -116,7 +116,8 @@ def narrowed(stream: str, doomed: tuple[str, str]) -> dict[str, Any]:
                 if path.startswith(("/v1/streams/", "/v1/responses/", "/v1/open/")) and parameter["in"] == "path":
                     is_deleted = method == "delete" and path.endswith("{id}")
                     one = doomed["open" in path] if is_deleted else stream
-                    parameter["schema"] = {"enum": [one, "resp_" + "0" * 32, one + "\n"]}
+                    others = [] if path.endswith("/input") else ["resp_" + "0" * 32, one + "\n"]
+                    parameter["schema"] = {"enum": [one, *others]}
                 if path.startswith(("/v1/admin/users", "/v1/admin/prices/")) and parameter["name"] in KNOWN:
                     parameter["schema"] = {"enum": [KNOWN[parameter["name"]]]}
     schemas["UiChatBody"]["properties"] |= {"model": {"enum": ["sim-small"]}, "maxOutputTokens": {"const": 9}}
