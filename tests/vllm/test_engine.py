@@ -189,6 +189,7 @@ async def test_what_the_model_cannot_do_is_refused(engine: VllmEngine) -> None:
 # --- many, and none -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Direct) -> None:
     sinks = [Recorder() for _ in range(200)]
     tokens = 200  # long enough that all have come before the first ends, and that the server tells of it
@@ -394,6 +395,7 @@ async def test_a_killed_engine_process_is_not_waited_for(engine: VllmEngine) -> 
     FIGURES.append(f"engine killed: stream ended after {told * 1000:.0f} ms, not ready after {unready * 1000:.0f} ms")
 
 
+@pytest.mark.deep
 async def test_steps_keep_the_objective_while_long_prompts_are_computed(home: Home) -> None:
     """The gaps of four answers beside three prompts of some 4,000 tokens each, with and without a step budget."""
     flags = (*SMALL, "--served-model-name", "tiny", "--kv-cache-memory-bytes", str(4 * KV_TOKENS * 512))

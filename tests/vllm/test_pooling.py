@@ -32,7 +32,7 @@ RERANK: dict[str, Any] = {"model": "tiny", "query": "water", "documents": ["a ri
             ("tiny", ("--runner", "pooling", "--convert", "embed"), ("embeddings", "rerank", "score")), id="embed"
         ),
         pytest.param(("tiny-score", (), ("rerank", "score", "classify")), id="score"),
-        pytest.param(("tiny-classify", (), ("classify",)), id="classify"),
+        pytest.param(("tiny-classify", (), ("classify",)), id="classify", marks=pytest.mark.deep),
     ],
 )
 async def served(home: Home, request: pytest.FixtureRequest) -> AsyncIterator[tuple[VllmEngine, tuple[str, ...]]]:
