@@ -108,7 +108,7 @@ test: setup browsers prometheus kafka helm
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) # neighbours share what their module has started
 
 test-platform: setup browsers prometheus kafka postgres node
-	@$(BIN)/python -m pytest -m 'platform and not chaos' -n 3 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'platform and not chaos' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 wheel: setup # of this platform, with the hot modules compiled
 	$(call need,gcc)

@@ -72,11 +72,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
+_LONG = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "telemetry/test_consume", "control/test_overload_platform", "gateway/reference/test_conformance",
+        "control/test_scaling_platform", "metrics/test_rules",
+    )
+)  # fmt: skip
 _BROWSER_ROOMS = ("tests/client/", "tests/e2e/", "tests/examples/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of the rooms with pages on one loop a process: the browser they share belongs to a loop."""
+    """Begin with the longest files, so that no worker is alone with one at the end.
+
+    The tests of the rooms with pages run on one loop a process: the browser they share belongs to a loop.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     for item in items:
         if item.nodeid.startswith(_BROWSER_ROOMS) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
