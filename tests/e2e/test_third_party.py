@@ -82,6 +82,7 @@ async def test_async_openai_streams_embeds_and_cancels(one: Gate, two: Gate) -> 
 
 LANGCHAIN = """
 import asyncio, json, os
+from typing import Literal
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 given = {"base_url": os.environ["BASE_URL"] + "/v1", "api_key": os.environ["KEY"], "max_retries": 0}
@@ -97,13 +98,13 @@ async def later():
 
 assert asyncio.run(later()) == whole.content
 
-def weather(city: str) -> str:
+def weather(city: Literal["Lima", "Oslo", "Quito"]) -> str:
     "Tells the weather."
     return city
 
 guided = json.loads(os.environ.get("GUIDED", "{}"))
 caller = ChatOpenAI(model=os.environ["MODEL"], max_tokens=300, seed=1, extra_body=guided, **given)
-called = caller.bind_tools([weather], tool_choice="required").invoke("Oslo?")
+called = caller.bind_tools([weather], tool_choice="weather", strict=True).invoke("Oslo?")
 assert [call["name"] for call in called.tool_calls] == ["weather"]
 embedder = os.environ.get("EMBEDDER", os.environ["MODEL"])
 vectors = OpenAIEmbeddings(model=embedder, check_embedding_ctx_length=False, **given)
