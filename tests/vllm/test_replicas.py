@@ -229,7 +229,7 @@ async def test_streams_of_a_killed_vllm_go_on_at_the_other_at_once(pair: Pair) -
     await the_rest(pair, told, of, "right")
     went_on = max(one.gap for label, one in told.items() if not label.startswith("beside"))
     FIGURES.append(f"vLLM of one of two replicas killed: its streams were silent for {went_on:.2f} s at most")
-    assert went_on < 6, "the server that dies tells at once; the other one has all streams then"
+    assert went_on < 2
     if waited.error_code == "deadline_exceeded":
         assert waited.at - killed > QUEUE_WAIT_S_MAX
         pytest.skip("this machine is so busy that vLLM's start takes longer than a request waits")
