@@ -54,12 +54,23 @@ class Chaos:
         """Processes killed or frozen half-way through a rescue."""
         self._took_over_at: dict[Process, float] = {}
         """When a process last took a stream over: it may have others of the same replica in hand."""
-        self.yields = 0
-        """Times that batch work was made to yield."""
+        self.yielding: list[tuple[float, float]] = []
+        """From when until when batch work was made to yield; a later one overrules the one before."""
         self.inputs: dict[StreamId, dict[str, str]] = {}
         """Results of the inputs of a stream, as gateways answered: id → result."""
         self.orphaned: list[tuple[float, StreamId]] = []
         """When which stream lost its producer."""
+
+    @property
+    def yields(self) -> int:
+        """Times that batch work was made to yield."""
+        return len(self.yielding)
+
+    def yielding_s(self, from_s: float, until_s: float) -> float:
+        """Part of this time in which batch work had to yield."""
+        begins = [begin for begin, _ in self.yielding[1:]] + [until_s]
+        spans = [(begin, min(end, after)) for (begin, end), after in zip(self.yielding, begins, strict=True)]
+        return sum(max(min(end, until_s) - max(begin, from_s), 0.0) for begin, end in spans)
 
     @property
     def over(self) -> bool:
@@ -271,7 +282,7 @@ class Chaos:
     def make_batch_yield(self, apart: random.Random) -> None:
         """Make the pool yield for a while, to more requests than a replica has streams."""
         for_s = apart.choice((0.05, 0.5, 3.0))
-        self.yields += 1
+        self.yielding.append((self.w.loop.now, self.w.loop.now + for_s))
         self.w.note(f"batch work yields for {for_s} s")
         for pool in self.w.fabric.of_pools().pools.values():
             pool.law.yields_until_ms = self.w.now_ms + for_s * 1000
