@@ -83,6 +83,9 @@ def one_start(args: argparse.Namespace, flags: Sequence[str], cache: Path, platf
     finally:
         stop(process)
         listening.join()
+        if args.log:
+            with args.log.open("a") as log:
+                log.writelines(f"{at - began:8.3f} {line}" for at, line in said)
     ends = [_when(said, part.line) for part in PARTS if part.line]
     return [*(after - before for before, after in pairwise([began, *ends, ready, answered])), with_logprobs]
 
@@ -135,6 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vllm", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--log", type=Path, metavar="FILE", help="add what each start said, with its seconds")
     parser.add_argument("flags", nargs="*", help="further flags of vLLM, after --")
     args = parser.parse_args(argv)
     print(json.dumps(describe()), file=sys.stderr)
