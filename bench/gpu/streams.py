@@ -27,7 +27,7 @@ class Stream:
 
     id: str = ""
     times: list[float] = field(default_factory=list)
-    """Of each piece of text."""
+    """When each piece of text came."""
     usage: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
     error: str = ""
