@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from openresponses_types import WebSocketErrorEvent
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.dialects.responses.fold import TERMINAL, fold
@@ -113,6 +114,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 def code_of(event: dict[str, Any]) -> tuple[int, str]:
     """Status and code of an ``error`` event, whose shape is checked."""
+    WebSocketErrorEvent.model_validate(event)
     assert event["type"] == "error" and set(event) <= {"type", "status", "stream_id", "error"}, event
     assert {"type", "code", "message", "param"} <= set(event["error"]) and event["error"]["message"]
     return event["status"], event["error"]["code"]
