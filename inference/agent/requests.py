@@ -25,7 +25,7 @@ from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.pump import Pump
 from inference.agent.replica import AgentPolicy, AgentPorts, ReplicaStatus
 from inference.agent.running import RunningStream, Urgency
-from inference.agent.steering.layers import Droppable
+from inference.agent.steering.layers import is_droppable
 from inference.agent.steering.steering import Steering
 from inference.agent.steering.takeover import Takeover
 from inference.agent.steering.turns import can_continue
@@ -177,7 +177,7 @@ class Requests:
         if moderated is None:
             return
         checked = self._replies.sink_for(stream, request, moderated) if whole else moderated
-        stream.layers = tuple(each for each in (checked, moderated, sink) if isinstance(each, Droppable))
+        stream.layers = tuple(each for each in (checked, moderated, sink) if is_droppable(each))
         if len(rest) == request.choices == 1:
             request, rest = rest[0].request, ()
         if not rest:

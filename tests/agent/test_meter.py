@@ -55,9 +55,11 @@ def test_queue_time_is_what_the_prompts_computation_does_not_explain() -> None:
     meter = Meter(0.0)
     for k in range(200):
         meter.receive_wait(800, 0.1, k / 100)
+    meter.tick(0, 2.0)
     assert meter.queue_p99_ms < 5
     for k in range(10):
         meter.receive_wait(800, 3.1, 2 + k / 100)
+    meter.tick(0, 3.0)
     assert meter.queue_p99_ms == pytest.approx(3000, rel=0.05)
     meter.tick(0, 100.0)
     assert meter.queue_p99_ms == 0, "of the last minute"

@@ -57,6 +57,8 @@ class Meter:
         self.bytes_per_token = 4.0
         self._tokens = 0
         self._ticked_at = now
+        self.queue_p99_ms = 0.0
+        """99th percentile of the time to the first token less the prompt's computation, over the last minute."""
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_MAX)
 
     def receive_prompt(self, body_bytes: int, tokens: int) -> None:
@@ -82,12 +84,8 @@ class Meter:
             self.sequence_per_s += _SMOOTHING * (tokens / passed_s / decoding - self.sequence_per_s)
         while self._waits and now - self._waits[0][0] > _WINDOW_S:
             self._waits.popleft()
-
-    @property
-    def queue_p99_ms(self) -> float:
-        """99th percentile of the time to the first token less the prompt's computation, over the last minute."""
         waits = sorted(wait for _, wait in self._waits)
-        return waits[min(len(waits) - 1, int(len(waits) * 0.99))] if waits else 0.0
+        self.queue_p99_ms = waits[min(len(waits) - 1, int(len(waits) * 0.99))] if waits else 0.0
 
 
 class Breaker:

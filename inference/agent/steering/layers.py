@@ -1,12 +1,16 @@
-"""Layers between engine and stream. Not compiled: mypyc has no protocols that are checked at run time."""
+"""Layers between engine and stream."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 
-@runtime_checkable
 class Droppable(Protocol):
     """A sink that can be told to pass nothing on any more."""
 
     def drop(self) -> None: ...
+
+
+def is_droppable(sink: object) -> TypeGuard[Droppable]:
+    """Whether the sink has that method. ``isinstance`` with a protocol takes sixty times as long, for each request."""
+    return hasattr(sink, "drop")

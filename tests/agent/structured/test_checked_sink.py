@@ -11,7 +11,7 @@ import pytest
 
 from inference.agent.observe.attempt_timing import AttemptTiming
 from inference.agent.running import RunningStream, StreamOwner
-from inference.agent.steering.layers import Droppable
+from inference.agent.steering.layers import is_droppable
 from inference.agent.structured.checked_sink import ReplyChecks
 from inference.agent.structured.worker import Replies
 from stream_fabric.pool.records import EngineRequest, Work
@@ -203,7 +203,7 @@ def test_an_input_while_it_is_checked_leaves_no_end_behind(repairs: int) -> None
         stage.checker.gate.clear()
         stage.reply(BAD)
         await settled()
-        assert isinstance(stage.sink, Droppable)
+        assert is_droppable(stage.sink)
         stage.sink.drop()
         before = stage.frames
         stage.checker.gate.set()
