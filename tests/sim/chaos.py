@@ -68,8 +68,8 @@ class Chaos:
 
     def yielding_s(self, from_s: float, until_s: float) -> float:
         """Part of this time in which batch work had to yield."""
-        begins = [begin for begin, _ in self.yielding[1:]] + [until_s]
-        spans = [(begin, min(end, after)) for (begin, end), after in zip(self.yielding, begins, strict=True)]
+        later = [*self.yielding[1:], (until_s, until_s)]
+        spans = [(begin, min(end, after)) for (begin, end), (after, _) in zip(self.yielding, later, strict=False)]
         return sum(max(min(end, until_s) - max(begin, from_s), 0.0) for begin, end in spans)
 
     @property
