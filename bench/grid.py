@@ -16,22 +16,26 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.harness import Cores, EngineSource, LoadFailed, Target, build, load_command, start, table, temporary_folder
+from bench.harness import (
+    Cores,
+    EngineSource,
+    LoadFailed,
+    Target,
+    build,
+    cpu_s,
+    load_command,
+    start,
+    table,
+    temporary_folder,
+)
 from bench.platform import ENVIRONMENT, Platform
 from stream_fabric.redis.client import RedisClient
 
 HEAD = ("partitions", "streams lie in", "gateways us", "redis us", "agents us", "scripts/s", "token p50, ms", "p99")
 OPEN_S = 3.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS
 
 
 async def scripts_run(redis_url: str) -> int:
@@ -67,9 +71,9 @@ def measure(options: argparse.Namespace, partitions: int, folder: Path) -> tuple
             readers.append(start(command, cores.rest, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         groups = (platform.gateway_pids, [platform.redis_pid], platform.agent_pids)
         time.sleep(OPEN_S + 0.5)  # all are open
-        before, scripts = [cpu_s(pids) for pids in groups], asyncio.run(scripts_run(platform.redis_url))
+        before, scripts = [cpu_s(*pids) for pids in groups], asyncio.run(scripts_run(platform.redis_url))
         time.sleep(options.seconds)
-        after, scripts = [cpu_s(pids) for pids in groups], asyncio.run(scripts_run(platform.redis_url)) - scripts
+        after, scripts = [cpu_s(*pids) for pids in groups], asyncio.run(scripts_run(platform.redis_url)) - scripts
         results = []
         for reader in readers:
             out, errors = reader.communicate()

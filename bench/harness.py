@@ -239,6 +239,20 @@ class Memory:
     private_kib: int
 
 
+def cpu_s(*pids: int) -> float:
+    """CPU seconds of processes so far, with all their threads."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def below(pid: int) -> list[int]:
+    """Return the processes that this process has started, and theirs."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [found for child in children for found in (child, *below(child))]
+
+
 def memory(pid: int) -> Memory:
     kib = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:

@@ -39,7 +39,7 @@ import msgspec
 import uvloop
 from aiokafka import AIOKafkaConsumer
 
-from bench.harness import Cores, describe, table, temporary_folder
+from bench.harness import Cores, cpu_s, describe, table, temporary_folder
 from bench.platform import PARTITIONS, Platform
 from stream_fabric.events import AttemptTrace, decode_event
 from stream_fabric.redis.client import RedisClient
@@ -190,11 +190,6 @@ class Load:
 def rss_bytes(pid: int) -> int:
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 if found else 0
-
-
-def processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def spool_bytes(folder: Path) -> int:
@@ -459,7 +454,7 @@ async def _measured(plan: Plan, kafka: KafkaServer, running: Platform, spool: Pa
         while True:
             await settlements.ask(load.streams)
             rss = sum(map(rss_bytes, running.gateway_pids))
-            samples.append(Sample(time.monotonic(), spool_bytes(spool), rss, sum(map(processor_s, pids))))
+            samples.append(Sample(time.monotonic(), spool_bytes(spool), rss, cpu_s(*pids)))
             await asyncio.sleep(_SAMPLE_S)
 
     found: list[Outage] = []

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Cores, describe, free_port, memory, table, temporary_folder
+from bench.harness import Cores, below, cpu_s, describe, free_port, memory, table, temporary_folder
 from bench.platform import PARTITIONS, Platform
 from stream_fabric.limits import LIVE_TTL_S, RETENTION_S
 from stream_fabric.redis.client import RedisClient
@@ -45,7 +45,6 @@ CHURN_TOKENS = 150
 SLOWEST_S = 900
 """A slow reader takes four pieces a second: time for the longest answer of the load."""
 _KEPT_MS = (LIVE_TTL_S + RETENTION_S + 5) * 1000
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -67,19 +66,6 @@ class Churn:
     whole: int = 0
     faults: list[str] = field(default_factory=list)
     replaced: int = 0
-
-
-def cpu_s(pid: int) -> float:
-    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(parts[11]) + int(parts[12])) / _TICKS
-
-
-def below(pid: int) -> list[int]:
-    """Return the processes that this process has started, and theirs."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [found for child in children for found in (child, *below(child))]
 
 
 def cpu_of_all(pids: dict[str, int], platform: int, load: int) -> dict[str, float]:

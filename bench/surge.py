@@ -33,7 +33,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from bench.soak import cpu_s
+from bench.harness import cpu_s
 from bench.surge_plot import draw
 from bench.surge_report import Pod, Run, Second, Try, faults_of, report
 from stream_fabric.redis.client import RedisClient

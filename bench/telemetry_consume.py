@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
 import sys
 import tempfile
@@ -19,17 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from bench.harness import cpu_s
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.kafka import KafkaServer
 from tests.telemetry.load import Log, make_topics
 
 BLOCK_ROWS = 20_000
-
-
-def processor_s(pid: int) -> float:
-    """CPU seconds of a process with all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mib(pid: int) -> int:
@@ -49,9 +43,9 @@ def quantile(page: str, name: str, share: float) -> str:
 async def measure(events: int, url: str, kafka: KafkaServer, log: Log, group: str) -> str:
     log.settings |= {"clickhouse": url, "telemetry_group": group, "telemetry_block_rows": BLOCK_ROWS}
     consumer = await log.consume()
-    used, began = processor_s(consumer.process.pid), time.monotonic()
+    used, began = cpu_s(consumer.process.pid), time.monotonic()
     await log.consumed(timeout_s=600)
-    took, used = time.monotonic() - began, processor_s(consumer.process.pid) - used
+    took, used = time.monotonic() - began, cpu_s(consumer.process.pid) - used
     with urlopen(f"{consumer.url}/metrics") as answer:
         page = answer.read().decode()
     peak = rss_mib(consumer.process.pid)

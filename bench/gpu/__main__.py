@@ -29,7 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.gpu.parts import cancel, death, objective, path, path_table, sleep
+from bench.gpu.parts import CANCEL_LEVELS, PATH_LEVELS, cancel, death, objective, path, path_table, sleep
 from bench.gpu.replicas import Failed, start_agent, wait_ready
 from bench.harness import Cores, describe, stop, temporary_folder
 from bench.platform import Platform
@@ -41,7 +41,7 @@ INDENTED = partial(json.dumps, indent=1)
 
 def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
     """Add each part's figures to ``found``, or under ``failed`` why there are none. Raises Failed: no replica came."""
-    parts, flags = set(args.parts), args.flags
+    parts = set(args.parts)
     failed: dict[str, str] = found["failed"]
     platform = Platform(Cores.pick(), folder, 0, engine=["--engine", "sim"], gateways=2)
 
@@ -56,18 +56,19 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
 
     with ExitStack() as stack:
         stack.callback(platform.stop)
-        if "sleep" in parts:
-            args.flags = [*flags, "--enable-sleep-mode"]
-        first = start_agent(args, platform, folder, "first")
+        sleeps = ["--enable-sleep-mode"] if "sleep" in parts else []
+        first = start_agent(args, platform, folder, "first", own=(), vllm=[*args.flags, *sleeps])
         stack.callback(stop, first.process)
         found["start_s"] = wait_ready(first)
-        measure("path", lambda: path(platform, first, folder, args.repetitions), path_table)
-        measure("cancel", lambda: asyncio.run(cancel(platform, first, args.cancel_beside)))
+        measure(
+            "path", lambda: path(platform, first, folder, args.repetitions, args.at_once or PATH_LEVELS), path_table
+        )
+        measure("cancel", lambda: asyncio.run(cancel(platform, first, args.at_once or CANCEL_LEVELS)))
         measure("sleep", lambda: sleep(first))
         if not parts & {"objective", "death"}:
             return
-        args.flags = flags
-        second = start_agent(args, platform, folder, "second", "--itl-objective-ms", str(OBJECTIVE_MS))
+        limited = ("--itl-objective-ms", str(OBJECTIVE_MS))
+        second = start_agent(args, platform, folder, "second", own=limited, vllm=args.flags)
         stack.callback(stop, second.process)
         wait_ready(second)
         replicas = {"no objective": first, f"{OBJECTIVE_MS:g} ms": second}
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--cancel-beside", type=int, nargs="+", default=(1, 8, 32, 128), metavar="STREAMS")
+    parser.add_argument("--at-once", type=int, nargs="+", metavar="N", help="requests at once in path and cancel")
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*", help="further flags of vLLM, after --")
     args = parser.parse_args(argv)

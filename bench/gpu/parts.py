@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -18,27 +19,29 @@ from typing import Any
 
 import aiohttp
 
-from bench.gpu.replicas import COMMAND, MODEL, Failed, Replica, cpu_s
-from bench.gpu.streams import Stream, cancel_stream, read, running, until, words_of
-from bench.harness import table
+from bench.gpu.replicas import COMMAND, MODEL, Failed, Replica
+from bench.gpu.streams import Stream, cancel_stream, read, running, until_each_has, until_running, words_of
+from bench.harness import cpu_s, table
 from bench.platform import Platform
 
-LEVELS = (1, 16, 64, 128)
+PATH_LEVELS = (1, 16, 64, 128)
+CANCEL_LEVELS = (1, 8, 32, 128)
 """Requests at once."""
 WAVES = 3
 PROMPT_WORDS = 300
+LONG_PROMPT_WORDS = 6000
 OUTPUT_TOKENS = 200
 CANCELS = 10
 ANSWERS = 16
 """Streams that run when a replica dies, and beside long prompts."""
 
 
-def path(platform: Platform, replica: Replica, folder: Path, repetitions: int) -> dict[str, Any]:
+def path(platform: Platform, replica: Replica, folder: Path, repetitions: int, levels: Sequence[int]) -> dict[str, Any]:
     """Both targets in turns. Raises Failed when an answer was not whole."""
     pids = {"gateway": platform.gateway_pids[0], "Redis": platform.redis_pid, **replica.processes}
     found: dict[str, list[dict[str, Any]]] = {}
-    for repetition, level, target in itertools.product(range(-1, repetitions), LEVELS, ("direct", "gateway")):
-        if repetition < 0 and level != LEVELS[1]:
+    for repetition, level, target in itertools.product(range(-1, repetitions), levels, ("direct", "gateway")):
+        if repetition < 0 and level != levels[-1]:
             continue  # one level warms both up
         prompts = folder / "prompts.jsonl"
         lines = (
@@ -86,46 +89,54 @@ def path_table(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 async def cancel(platform: Platform, replica: Replica, levels: Sequence[int]) -> dict[str, Any]:
-    url, found = platform.gateway_urls[0], {}
+    """By number of running streams: milliseconds from a cancel until three things have happened."""
+    found: dict[str, Any] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for level in levels:
-            took, answered, ended = [], [], []
-            for _ in range(CANCELS):
-                streams = [Stream() for _ in range(level)]
-                body = {"prompt": words_of(str(time.time_ns()), 20), "max_tokens": 4000}
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(read(session, url, platform.key, body, stream)) for stream in streams]
-                    await until(lambda: all(len(stream.times) > 5 for stream in streams), "tokens")  # noqa: B023
-                    began = time.monotonic()
-                    tasks[0].add_done_callback(lambda _: ended.append(time.monotonic() - began))  # noqa: B023
-                    await cancel_stream(session, url, platform.key, streams[0].id)
-                    answered.append(time.monotonic() - began)
-                    while await running(session, replica.url) >= level:
-                        await asyncio.sleep(0.001)
-                    took.append(time.monotonic() - began)
-                    for stream in streams[1:]:
-                        await cancel_stream(session, url, platform.key, stream.id)
-                while await running(session, replica.url):
-                    await asyncio.sleep(0.01)
+            tries = [await _one_cancel(session, platform, replica, level) for _ in range(CANCELS)]
+            answered, ended, one_less = zip(*tries, strict=True)
             found[str(level)] = {
-                "median_ms": statistics.median(took) * 1e3,
-                "worst_ms": max(took) * 1e3,
+                "median_ms": statistics.median(one_less) * 1e3,
+                "worst_ms": max(one_less) * 1e3,
                 "answered_median_ms": statistics.median(answered) * 1e3,
                 "ended_at_the_reader_median_ms": statistics.median(ended) * 1e3,
             }
     return found
 
 
+async def _one_cancel(
+    session: aiohttp.ClientSession, platform: Platform, replica: Replica, level: int
+) -> tuple[float, float, float]:
+    """Seconds until the cancel was answered, until the stream's reader had its end, and until vLLM ran one less."""
+    url, key = platform.gateway_urls[0], platform.key
+    streams = [Stream() for _ in range(level)]
+    ends: list[float] = []
+    body = {"prompt": words_of(str(time.time_ns()), 20), "max_tokens": 4000}
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(read(session, url, key, body, stream)) for stream in streams]
+        tasks[0].add_done_callback(lambda _: ends.append(time.monotonic()))
+        await until_each_has(streams, 5)
+        began = time.monotonic()
+        await cancel_stream(session, url, key, streams[0].id)
+        answered = time.monotonic()
+        await until_running(session, replica.url, level - 1)
+        one_less = time.monotonic()
+        for stream in streams[1:]:
+            await cancel_stream(session, url, key, stream.id)
+    await until_running(session, replica.url, 0)
+    return answered - began, ends[0] - began, one_less - began
+
+
 # --- sleep ---------------------------------------------------------------------------------------------------
 
 
 def memory_mib() -> int:
-    """In use on the first GPU; 0 where there is none."""
+    """In use on the first GPU. Raises Failed where there is none."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0])
-    except (OSError, subprocess.CalledProcessError):
-        return 0
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Failed(f"the GPU's memory is not known: {error}") from error
 
 
 def post(url: str, body: dict[str, Any] | None = None) -> float:
@@ -162,40 +173,38 @@ def sleep(replica: Replica) -> dict[str, Any]:
 
 
 async def objective(replica: Replica) -> dict[str, float]:
-    """Gaps of running answers while three prompts of some 6,000 tokens are computed, one after the other."""
-    gaps: list[float] = []
-    took: list[float] = []
+    """Gaps of running answers while three long prompts are computed, one after the other."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        for repetition in range(3):
-            streams = [Stream() for _ in range(ANSWERS)]
-            tasks = []
-            async with asyncio.TaskGroup() as group:
-                for number, stream in enumerate(streams):
-                    body = {"prompt": words_of(f"{time.time_ns()} {number}", 50), "max_tokens": 4000}
-                    tasks.append(group.create_task(read(session, replica.url, "", body, stream)))
-                await until(lambda: all(len(stream.times) > 20 for stream in streams), "tokens")  # noqa: B023
-                began = time.monotonic()
-                for number in range(3):
-                    long = {"prompt": words_of(f"long {time.time_ns()} {number}", 6000), "max_tokens": 1}
-                    await read(session, replica.url, "", long, Stream())
-                ended = time.monotonic()
-                for task in tasks:
-                    task.cancel()
-            if repetition:  # the first teaches what a prompt token costs
-                took.append(ended - began)
-                for stream in streams:
-                    times = [at for at in stream.times if began <= at <= ended]
-                    gaps += [after - before for before, after in itertools.pairwise(times)]
-            while await running(session, replica.url):
-                await asyncio.sleep(0.01)
-    gaps.sort()
+        # The first run teaches what a prompt token costs
+        _, *runs = [await _gaps_beside_prompts(session, replica) for _ in range(3)]
+    gaps = sorted(gap for found, _ in runs for gap in found)
     return {
         "gap_p50_ms": gaps[len(gaps) // 2] * 1e3,
         "gap_p90_ms": gaps[len(gaps) * 9 // 10] * 1e3,
         "gap_max_ms": gaps[-1] * 1e3,
-        "prompts_s": sum(took),
+        "prompts_s": sum(took_s for _, took_s in runs),
         "tokens": len(gaps),
     }
+
+
+async def _gaps_beside_prompts(session: aiohttp.ClientSession, replica: Replica) -> tuple[list[float], float]:
+    """Gaps of the answers, and how long the prompts took, in seconds."""
+    streams = [Stream() for _ in range(ANSWERS)]
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number, stream in enumerate(streams):
+            body = {"prompt": words_of(f"{time.time_ns()} {number}", 50), "max_tokens": 4000}
+            tasks.append(group.create_task(read(session, replica.url, "", body, stream)))
+        await until_each_has(streams, 20)
+        began = time.monotonic()
+        for number in range(3):
+            long = {"prompt": words_of(f"long {time.time_ns()} {number}", LONG_PROMPT_WORDS), "max_tokens": 1}
+            await read(session, replica.url, "", long, Stream())
+        ended = time.monotonic()
+        for task in tasks:
+            task.cancel()
+    await until_running(session, replica.url, 0)
+    return [gap for stream in streams for gap in stream.gaps_s(began, ended)], ended - began
 
 
 async def death(platform: Platform, first: Replica, second: Replica) -> dict[str, Any]:
@@ -210,17 +219,14 @@ async def death(platform: Platform, first: Replica, second: Replica) -> dict[str
         for number, stream in enumerate(streams):
             body = {"prompt": words_of(f"{time.time_ns()} {number}", 200), "max_tokens": tokens, "temperature": 0}
             group.create_task(read(session, url, platform.key, body, stream))
-        await until(lambda: all(len(stream.times) > 50 for stream in streams), "tokens")
+        await until_each_has(streams, 50)
         on_first, on_second = await running(session, first.url), await running(session, second.url)
         killed = time.monotonic()
         os.kill(first.server, signal.SIGKILL)
     wrong = [s for s in streams if s.error or s.finish != "length" or s.usage.get("completion_tokens") != tokens]
     if wrong:
         raise Failed(f"{len(wrong)} of {len(streams)} streams are not whole; one: {wrong[0]}"[:2000])
-    silent = sorted(
-        max(after - before for before, after in itertools.pairwise(stream.times) if after > killed)
-        for stream in streams
-    )
+    silent = sorted(max(stream.gaps_s(killed, math.inf), default=0.0) for stream in streams)
     return {
         "streams_on_the_killed": on_first,
         "streams_on_the_other": on_second,

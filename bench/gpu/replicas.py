@@ -8,10 +8,11 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness import start
+from bench.harness import below, start
 from bench.platform import PARTITIONS, Platform
 
 COMMAND = Path(sys.executable).parent / "stream-gw"
@@ -37,11 +38,13 @@ class Replica:
         return self.log.read_text(errors="replace")[-4000:]
 
 
-def start_agent(args: argparse.Namespace, platform: Platform, folder: Path, name: str, *flags: str) -> Replica:
-    """Start one without waiting for it. ``flags``: the agent's."""
+def start_agent(
+    args: argparse.Namespace, platform: Platform, folder: Path, name: str, *, own: Sequence[str], vllm: Sequence[str]
+) -> Replica:
+    """Start one without waiting for it. ``own``: flags of the agent; ``vllm``: of its vLLM."""
     command = [str(COMMAND), "agent", "--json", "--log-format", "json", "--engine", "vllm", "--model"]
     command += [str(args.model), "--vllm-python", str(args.vllm / "bin" / "python"), "--pool", MODEL]
-    command += ["--replica", name, "--upstream-slots", "256", *flags, "--", "--served-model-name", MODEL, *args.flags]
+    command += ["--replica", name, "--upstream-slots", "256", *own, "--", "--served-model-name", MODEL, *vllm]
     env = {**os.environ, "STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_EVENTS": "off", "HF_HUB_OFFLINE": "1"}
     env |= {"STREAM_GW_PARTITIONS": str(PARTITIONS), "VLLM_SERVER_DEV_MODE": "1"}
     log = folder / f"{name}.log"
@@ -56,24 +59,10 @@ def wait_ready(replica: Replica) -> float:
     assert replica.process.stdout is not None
     if not select.select([replica.process.stdout], [], [], START_S_MAX)[0] or not replica.process.stdout.readline():
         raise Failed(f"an agent was not ready; it said last:\n{replica.tail()}")
-    for pid in descendants(replica.process.pid):
+    for pid in below(replica.process.pid):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"--port" in words and b"serve" in words and not any(b"guard.py" in word for word in words):
             replica.url = f"http://127.0.0.1:{words[words.index(b'--port') + 1].decode()}"
             replica.server = pid
     replica.processes = {"agent": replica.process.pid, "vLLM's API server": replica.server}
     return time.monotonic() - began
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below this one."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
-
-
-def cpu_s(pid: int) -> float:
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

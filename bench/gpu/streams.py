@@ -7,13 +7,16 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from bench.gpu.replicas import MODEL, Failed
+from inference.engines.prometheus import read_metrics
+
+WAIT_S_MAX = 60.0
 
 
 def words_of(seed: str, words: int) -> str:
@@ -32,9 +35,9 @@ class Stream:
     finish: str | None = None
     error: str = ""
 
-    @property
-    def silence_s(self) -> float:
-        return max((after - before for before, after in itertools.pairwise(self.times)), default=0.0)
+    def gaps_s(self, from_s: float, until_s: float) -> list[float]:
+        """Return the pauses between pieces of text that end in this time."""
+        return [after - before for before, after in itertools.pairwise(self.times) if from_s < after <= until_s]
 
 
 async def read(session: aiohttp.ClientSession, url: str, key: str, body: dict[str, Any], stream: Stream) -> None:
@@ -54,19 +57,28 @@ async def read(session: aiohttp.ClientSession, url: str, key: str, body: dict[st
                 stream.finish = choice.get("finish_reason") or stream.finish
 
 
-async def until(condition: Callable[[], bool], what: str, within_s: float = 60.0, pause_s: float = 0.002) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
+async def until_each_has(streams: Sequence[Stream], pieces: int) -> None:
+    """Wait until each stream has more pieces of text than that. Raises Failed."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while any(len(stream.times) <= pieces for stream in streams):
         if time.monotonic() > deadline:
-            raise Failed(f"{what} did not come within {within_s:g} s")
-        await asyncio.sleep(pause_s)
+            raise Failed(f"{len(streams)} streams did not have {pieces} pieces each within {WAIT_S_MAX:g} s")
+        await asyncio.sleep(0.002)
 
 
 async def running(session: aiohttp.ClientSession, url: str) -> int:
     """Requests that vLLM says it runs."""
     async with session.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{")))
+        return read_metrics(await response.read()).running
+
+
+async def until_running(session: aiohttp.ClientSession, url: str, most: int) -> None:
+    """Ask vLLM, which tells nobody by itself, until it runs no more requests than that. Raises Failed."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while (count := await running(session, url)) > most:
+        if time.monotonic() > deadline:
+            raise Failed(f"vLLM still ran {count} requests after {WAIT_S_MAX:g} s")
+        await asyncio.sleep(0.001)
 
 
 async def cancel_stream(session: aiohttp.ClientSession, url: str, key: str, stream: str) -> None:

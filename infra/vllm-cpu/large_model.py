@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tiny_models import VOCABULARY, tokenizer
-from transformers import LlamaConfig
+from tiny_models import VOCABULARY, config, tokenizer
 
 HIDDEN = 4096
 INNER = 14336
@@ -46,8 +45,8 @@ def main() -> None:
     words = tokenizer()
     words.model_max_length = CONTEXT
     words.save_pretrained(args.folder)
-    LlamaConfig(
-        vocab_size=VOCABULARY,
+    config(
+        words,
         hidden_size=HIDDEN,
         intermediate_size=INNER,
         num_hidden_layers=args.layers,
@@ -55,12 +54,8 @@ def main() -> None:
         num_key_value_heads=KV_HEADS,
         max_position_embeddings=CONTEXT,
         rope_theta=500_000.0,
-        bos_token_id=words.bos_token_id,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=words.pad_token_id,
+        initializer_range=DEVIATION,
         architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
-        tie_word_embeddings=False,
     ).save_pretrained(args.folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -72,24 +72,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def config(words: PreTrainedTokenizerFast, **more: object) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=CONTEXT,
+def config(words: PreTrainedTokenizerFast, **other: object) -> LlamaConfig:
+    """Return the tiny model's, with ``other`` values."""
+    values: dict[str, object] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT,
         # Wide weights keep the logits apart, so that the order of a sum changes no choice at temperature 0
-        initializer_range=0.3,
-        bos_token_id=words.bos_token_id,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=words.pad_token_id,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-        **more,
-    )
+        "initializer_range": 0.3,
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    return LlamaConfig(**{**values, **other})
 
 
 def adapter(folder: Path, base: Path, seed: int) -> None:
