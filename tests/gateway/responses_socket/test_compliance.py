@@ -122,6 +122,32 @@ async def test_tool_calling(one: Gate, stream: bool) -> None:
         assert "function_call" in items
 
 
+async def test_function_call_roundtrip(one: Gate) -> None:
+    """Of an earlier version of the runner, as the next two."""
+    ask = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}}
+    first = await whole(one, input="How warm is Rome?", **ask)
+    (call,) = [item for item in first["output"] if item["type"] == "function_call"]
+    given = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"celsius": 21}'}
+    second = await whole(
+        one, input=[said("user", "How warm is Rome?"), call, given], tools=[WEATHER], tool_choice="none"
+    )
+    assert [item["type"] for item in second["output"]] == ["message"]
+
+
+async def test_previous_response_id(one: Gate) -> None:
+    first = await whole(one, input="The word is quartz.")
+    second = await whole(one, input="Which word?", previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+async def test_file_input(one: Gate) -> None:
+    """The simulator reads no PDF: what it gets is the part as a chat has it."""
+    data = "data:application/pdf;base64," + base64.b64encode(b"%PDF-1.4\n%%EOF").decode()
+    file = {"type": "input_file", "filename": "title.pdf", "file_data": data}
+    await whole(one, input=[said("user", [{"type": "input_text", "text": "The title?"}, file])])
+
+
 async def test_compact_response_and_compact_missing_model(one: Gate, fast: str) -> None:
     input_ = [said("user", "We sail on Monday."), said("assistant", "Noted: Monday.")]
     made = await one.ask("POST", f"{OPEN}/compact", {"model": fast, "prompt_cache_key": "k", "input": input_})
