@@ -12,5 +12,5 @@ class Droppable(Protocol):
 
 
 def is_droppable(sink: object) -> TypeGuard[Droppable]:
-    """Whether the sink has that method. ``isinstance`` with a protocol takes sixty times as long, for each request."""
+    """Whether the sink has that method. Each request asks; ``isinstance`` with a protocol takes sixty times as long."""
     return hasattr(sink, "drop")
