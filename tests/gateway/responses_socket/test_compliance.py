@@ -123,14 +123,13 @@ async def test_tool_calling(one: Gate, stream: bool) -> None:
 
 
 async def test_function_call_roundtrip(one: Gate) -> None:
-    """Of an earlier version of the runner, as the next two."""
+    """This and the next two are tests of another version of the runner."""
     ask = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}}
     first = await whole(one, input="How warm is Rome?", **ask)
     (call,) = [item for item in first["output"] if item["type"] == "function_call"]
     given = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"celsius": 21}'}
-    second = await whole(
-        one, input=[said("user", "How warm is Rome?"), call, given], tools=[WEATHER], tool_choice="none"
-    )
+    turns = [said("user", "How warm is Rome?"), call, given]
+    second = await whole(one, input=turns, tools=[WEATHER], tool_choice="none")
     assert [item["type"] for item in second["output"]] == ["message"]
 
 
