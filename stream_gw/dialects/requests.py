@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from itertools import accumulate
 from typing import Any, Literal
@@ -346,10 +347,15 @@ def field(fields: dict[str, msgspec.Raw], name: str, type_: Any, *, required: bo
             raise BadRequest(f"{name} is missing", param=name)
         return None
     try:
-        return msgspec.json.decode(raw, type=type_)
+        return _decoder(type_).decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         value = _shortened(bytes(raw).decode("utf-8", "replace"), 60)
         raise BadRequest(f"{name} is not valid: {_shortened(str(error))}; got {value}", param=name) from error
+
+
+@functools.cache  # msgspec reads a union or a list anew for each value: 2.3 µs instead of 0.8
+def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type_)
 
 
 def _parse_on_disconnect(text: str | None) -> float | UnsetType | None:

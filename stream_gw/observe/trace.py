@@ -49,6 +49,7 @@ _FINISH_PREFIX = b'{"k":"choice-end"'
 _OPEN_PREFIX = b'{"k":"open"'
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _STARTED = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_scores: msgspec.msgpack.Decoder[tuple[CandidateScore, ...]] = msgspec.msgpack.Decoder(tuple[CandidateScore, ...])
 
 Transport = Literal["sse", "ws", "whole"]
 
@@ -362,7 +363,7 @@ class ReaderTrace:
             queue_position=self.position,
             shifted_to=self.overflow[0],
             backlog_ms=round(self.overflow[1] * 1000),
-            scores=msgspec.msgpack.decode(self.scores, type=tuple[CandidateScore, ...]) if self.scores else (),
+            scores=_scores.decode(self.scores) if self.scores else (),
             prompt_tokens=usage.prompt if usage else 0,
             cached_tokens=usage.cached if usage else 0,
             output_tokens=usage.output if usage else outcome.tokens,
