@@ -168,7 +168,7 @@ class Reader:
     def _check(self, rest: bytes) -> None:
         """It is what the simulator says to this prompt, whole, once and in order."""
         assert self.done and not rest, f"the body ended with {rest!r}, without its end"
-        said = islice(words(Prompt(self.body), self.body["seed"], 0), self.tokens)
+        said = islice(words(Prompt(self.body), self.body["seed"]), self.tokens)
         assert "".join(self.text) == "".join(said), "other text than the simulator gives"
         assert (self.finish, self.used) == (["length"], self.tokens)
 

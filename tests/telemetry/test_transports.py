@@ -94,6 +94,9 @@ async def make_topic(servers: str, **config: str) -> str:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     await admin.create_topics([NewTopic(name, 3, 1, topic_configs=config)])
+    async with asyncio.timeout(30):
+        while name not in await admin.list_topics():  # the broker follows the controller that has answered
+            await asyncio.sleep(0.05)
     await admin.close()
     return name
 
