@@ -206,4 +206,5 @@ class Lease:
             wake_s=self._status.wake_s,
             sleepless=self._status.sleep_refused,
             blocked=blocked,
+            yieldable=self._load.yieldable_streams(),
         )

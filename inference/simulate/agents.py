@@ -43,7 +43,7 @@ class Agent:
         """Streams without a first token: blocks believed cached, tokens to compute."""
         self._prefill_tokens = 0
         self._prefill_since_s = 0.0
-        """Earliest moment at which the computation of the first of them can have begun."""
+        """Earliest moment at which the computation of the first of them can have begun, in a free slot."""
         self._decoding: dict[StreamId, None] = {}  # in order, so that sums are the same in every process
         self.yielded: dict[StreamId, None] = {}
         """Running streams that were cut and are not back in the queue yet."""
@@ -89,12 +89,13 @@ class Agent:
             self.ledger.adjust_limit(believed, cached / HINT_BLOCK_TOKENS)
             computed += self.running[stream].prompt_tokens - cached
         if came:
-            self._speed.receive(computed, now_s - self._prefill_since_s, goes_on=bool(self._prefill))
+            goes_on = bool(self._prefill) and self._has_slot()
+            self._speed.receive(computed, now_s - self._prefill_since_s, goes_on=goes_on)
             self._prefill_since_s = now_s
 
-    def receive_end(self, stream: StreamId) -> None:
+    def receive_end(self, stream: StreamId, now_s: float) -> None:
         request = self.running.pop(stream)
-        self._decoding.pop(stream, None)
+        self._free_slot(stream, now_s)
         # The engine releases the blocks now: they are its most recently used ones
         self.ledger.touch(self._hints.pop(stream, request.hint_hashes))
         self._typical.receive_end(request.said + request.output_tokens)
@@ -126,10 +127,19 @@ class Agent:
             if next(iter(self._prefill)) == stream:
                 self._prefill_since_s = now_s
             self._prefill_tokens -= self._prefill.pop(stream)[1]
-        self._decoding.pop(stream, None)
+        self._free_slot(stream, now_s)
         hints = self._hints.get(stream) or request.hint_hashes
         self._hints[stream] = hints or own_hints(request)
         return tokens
+
+    def _has_slot(self) -> bool:
+        return len(self._decoding) < self.engine.settings.max_num_seqs
+
+    def _free_slot(self, stream: StreamId, now_s: float) -> None:
+        if stream in self._decoding:
+            if not self._has_slot():  # the first prompt that waits gets this one
+                self._prefill_since_s = now_s
+            del self._decoding[stream]
 
     def forget_cut(self, stream: StreamId) -> None:
         """Take a stream off the list: it is in the pool's queue."""
@@ -158,13 +168,15 @@ class Agent:
             decode_ms=self._pending_output_tokens(now_s) / decode_per_s * 1000,
             prefill_per_s=self._speed.per_s,
             decode_per_s=decode_per_s,
+            yieldable=sum(r.tier >= BATCH_TIER for r in self.running.values()) - len(self.yielded),
         )
 
     def _pending_prefill_s(self, now_s: float) -> float:
         if not self._prefill:
             return 0.0
         _, first_tokens = next(iter(self._prefill.values()))
-        return pending_prefill_s(self._prefill_tokens, first_tokens, now_s - self._prefill_since_s, self._speed.per_s)
+        spent_s = now_s - self._prefill_since_s if self._has_slot() else 0.0
+        return pending_prefill_s(self._prefill_tokens, first_tokens, spent_s, self._speed.per_s)
 
     def _pending_output_tokens(self, now_s: float) -> float:
         typical = self._typical.tokens

@@ -346,7 +346,7 @@ class World:
         ended: list[StreamId] = []
         for number in step.finished:
             life = self._lives[number]
-            agent.receive_end(stream_of(life))
+            agent.receive_end(stream_of(life), self.now_s)
             self.gateways[life.gateway].typical.receive_end(life.request.output_tokens)
             self._close_request(life, "done")
             ended.append(stream_of(life))

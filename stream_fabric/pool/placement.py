@@ -79,6 +79,8 @@ class ReplicaSlot(NamedTuple):
     """Output tokens per second of its full batch."""
     kv_free: float = -1.0
     """Tokens that its KV cache could take at its last report; below 0: unknown."""
+    yieldable: int = 0
+    """Batch streams among those in flight that it would put back into the queue, at its last report."""
 
     def has_kv_for(self, prompt: int, output: int) -> bool:
         """True if its KV cache takes so many more tokens beside all pending work, so that none is preempted for them.
@@ -97,9 +99,17 @@ class ReplicaSlot(NamedTuple):
     @property
     def wait_ms(self) -> float:
         """Time until the prompt of one more request is begun: prompts before it, and a slot that has to become free."""
+        return self._wait_ms(self.in_flight)
+
+    @property
+    def wait_after_yield_ms(self) -> float:
+        """The same once its batch streams have yielded."""
+        return self._wait_ms(self.in_flight - self.yieldable)
+
+    def _wait_ms(self, streams: int) -> float:
         wait_ms = self.prefill_ms
-        if self.in_flight >= self.slots:
-            wait_ms += self.decode_ms * (self.in_flight - self.slots + 1) / self.in_flight
+        if streams >= self.slots:
+            wait_ms += self.decode_ms * (streams - self.slots + 1) / self.in_flight
         return wait_ms
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -218,6 +219,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reason why its engine did not fall asleep when asked; empty: none."""
     blocked: str = ""
     """Reason why it takes no requests although it is ready; empty: it takes them."""
+    yieldable: int = 0
+    """Batch streams that it would put back into the queue for requests of higher tiers."""
 
     def slot(self) -> ReplicaSlot:
         """Make the replica's entry in the load table, without lease and streams in flight, which the pool fills in."""
@@ -232,7 +235,17 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             self.prefill_per_s,
             self.decode_per_s,
             self.load.kv_capacity_tokens * (1 - self.load.kv_used_ratio) if self.load.kv_capacity_tokens else -1.0,
+            self.yieldable,
         )
+
+
+def service_weights(infos: Sequence[ReplicaInfo]) -> Sequence[int]:
+    """Return the weight of each replica in a mean of what replicas have measured: its first tokens of the last minute.
+
+    A replica that has served nothing reports defaults. They count only while no replica has served anything.
+    """
+    served = [sum(info.ttft_counts) for info in infos]
+    return served if any(served) else [1 for _ in infos]
 
 
 class LeaseReport(NamedTuple):

@@ -54,6 +54,11 @@ def own_prefill_ms(
     return (request.prompt_tokens - max(hits)) / per_s * 1000
 
 
+def least_wait_ms(alive: Sequence[ReplicaSlot], *, after_yield: bool = False) -> float:
+    """Return the time until the first of the replicas begins one more request. ``after_yield``: batch work yields."""
+    return min(slot.wait_after_yield_ms if after_yield else slot.wait_ms for slot in alive)
+
+
 def is_late(
     request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, terms: OverloadTerms
 ) -> bool:

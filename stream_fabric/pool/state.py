@@ -44,6 +44,7 @@ from stream_fabric.pool.refusals import (
     check_overflow_in,
     goes_first_in,
     is_late,
+    least_wait_ms,
     own_prefill_ms,
     requests_ahead,
 )
@@ -158,8 +159,7 @@ class PoolState:
         self.at[request.stream] = None
         if choice.taken >= 0:  # room has come up while others wait: the first in the queue gets it
             self._pull(replicas[choice.taken], now_ms)
-        pulled_by = self.at[request.stream]
-        if pulled_by is not None:
+        if (pulled_by := self.at[request.stream]) is not None:
             return Placed(pulled_by, choice.reason, choice.candidates)
         return Queued(self.queue.position(request.stream), choice.candidates)
 
@@ -208,26 +208,27 @@ class PoolState:
         ahead = list(requests_ahead(request, choice, self.queue, self.regions))
         prompt, output = sum(r.prompt_tokens for r in ahead), sum(r.output_tokens for r in ahead)
         waits_s = prompt / (prefill_per_s / count) + output / (decode_per_s / count)
-        backlog_s = prefill_ms / count / 1000 + waits_s / (replicas + terms.relief)
+        queue_s = waits_s / (replicas + terms.relief)
+        may_yield = terms.batch_yields and request.tier < BATCH_TIER
+        late_s = max(prefill_ms / count, least_wait_ms(alive)) / 1000 + queue_s
+        backlog_s = max(prefill_ms / count, least_wait_ms(alive, after_yield=may_yield)) / 1000 + queue_s
         spared_s = max((scored.matched_tokens for scored in choice.candidates), default=0) / (prefill_per_s / count)
         duty = self.duty.share(now_ms, replicas) if terms.duty_max else 0.0
         is_over = duty > terms.duty_max
         held_s = max(backlog_s, terms.overflow_s) if is_over else backlog_s
         taken = slots[choice.taken] if choice.taken >= 0 and not ahead else None
-        wait_s = taken.wait_ms / 1000 if taken is not None else backlog_s
-        if taken is None:
-            yield_s = max(wait_s, min(slot.wait_ms for slot in alive) / 1000)
-        else:
-            yield_s = wait_s if is_short(slots, terms.reject_s * 1000, now_ms) else 0.0
-        if terms.make_batch_yield(request.tier, yield_s, is_over=is_over):
+        wait_s = backlog_s
+        if taken is not None:
+            short = is_short(slots, terms.reject_s * 1000, now_ms)
+            late_s = taken.wait_ms / 1000 if short else 0.0
+            wait_s = least_wait_ms([taken], after_yield=may_yield and short) / 1000
+        if terms.make_batch_yield(request.tier, late_s, is_over=is_over):
             self.yields_until_ms = now_ms + YIELD_MS
             self.yielded_to += 1
-        may_leave = bool(terms.overflow_s) and held_s >= terms.overflow_s
-        overflows = may_leave and not pinned and spared_s < MISS * held_s
+        overflows = 0 < terms.overflow_s <= held_s and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
-            mark_s = terms.reject_s
-            if terms.reject_s and wait_s > mark_s and self.queue.is_under_share(request):
-                mark_s *= UNDER_SHARE
+            under_share = wait_s > terms.reject_s and self.queue.is_under_share(request)
+            mark_s = terms.reject_s * (UNDER_SHARE if under_share else 1)
             draw = rejection_draw(request.jitter)
             if mark_s and is_rejected(wait_s, mark_s, draw):
                 self.rejected[request.tier] += 1

@@ -123,6 +123,7 @@ class RedisPools(Pools):
             PIN_S * 1000,
             info.generation,
             slot.kv_free,
+            slot.yieldable,
             len(ended),
             *ended,
         ]

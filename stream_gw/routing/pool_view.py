@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from stream_fabric.pool.overload import PROMOTION_S, relief
 from stream_fabric.pool.prefix import PrefixView, unpack_blocks
 from stream_fabric.pool.prefix_index import PrefixIndex
 from stream_fabric.pool.queue import Lane, admits
-from stream_fabric.pool.records import Candidate, ReplicaInfo
+from stream_fabric.pool.records import Candidate, ReplicaInfo, service_weights
 from stream_fabric.stream.ids import ReplicaId
 
 _CACHED_MAX = CANDIDATES_MAX // 2
@@ -109,9 +110,10 @@ class PoolView:
         self.running = sum(info.load.running + info.load.waiting for info in ready)
         self.slots = sum(max(info.load.slots, 1) for info in ready)
         if infos:
+            weights = service_weights(infos)
             self.estimates = Estimates(
-                sum(info.bytes_per_token for info in infos) / len(infos),
-                sum(info.output_tokens_mean for info in infos) / len(infos),
+                statistics.fmean((info.bytes_per_token for info in infos), weights),
+                statistics.fmean((info.output_tokens_mean for info in infos), weights),
             )
 
     @property

@@ -257,6 +257,35 @@ def test_under_a_steady_overload_what_is_refused_settles_and_does_not_swing() ->
     assert all(abs(after - before) < 0.15 for before, after in pairwise(shares[1:])), shares
 
 
+def full(decode_ms: float, replicas: int = 1, **seat: float) -> tuple[PoolState, list[ReplicaId]]:
+    """Replicas that run five streams in four slots, which need ``decode_ms`` in all."""
+    state, names = pool(replicas)
+    for name in names:
+        running = {StreamId(f"{name}-{k}"): "" for k in range(5)}
+        state.report(name, SEAT._replace(decode_ms=decode_ms, **seat), ("m",), (), running, 0)
+    return state, names
+
+
+def test_who_would_wait_for_a_slot_longer_than_its_mark_is_refused_although_nobody_is_in_line() -> None:
+    state, names = full(10_000)
+    assert place(state, names, asked(), OverloadTerms(1.0)) == Refused(4, "shed", 4.0), "two of five have to end"
+    assert isinstance(place(state, names, asked(), OverloadTerms(4.0)), Queued)
+    assert place(state, names, asked(), OverloadTerms(1.0)) == Refused(5, "shed", 5.0), "and one is in line"
+
+
+def test_the_first_slot_of_any_replica_ends_the_wait() -> None:
+    state, names = full(10_000, replicas=3)
+    running = {StreamId(f"r1-{k}"): "" for k in range(5)}
+    state.report(names[1], SEAT._replace(decode_ms=500), ("m",), (), running, 0)
+    assert isinstance(place(state, names, asked(), OverloadTerms(0.2)), Queued)
+
+
+def test_who_waits_for_a_slot_may_go_elsewhere() -> None:
+    state, names = full(10_000)
+    assert place(state, names, asked(), OverloadTerms(8.0, 2.0)) == Refused(0, "elsewhere", 4.0)
+    assert isinstance(place(state, names, asked(), OverloadTerms(8.0, 5.0)), Queued)
+
+
 # --- prefill duty --------------------------------------------------------------------------------------------
 
 
@@ -317,7 +346,7 @@ def full_of_batch(decode_ms: float = 60_000, **seat: float) -> tuple[PoolState, 
     """A replica whose slots are taken by batch streams that run for a long time yet."""
     state, names = pool()
     running = {StreamId(f"s{k}"): "" for k in range(5)}
-    state.report(names[0], SEAT._replace(decode_ms=decode_ms, **seat), ("m",), (), running, 0)
+    state.report(names[0], SEAT._replace(decode_ms=decode_ms, yieldable=5, **seat), ("m",), (), running, 0)
     return state, names, running
 
 
@@ -345,6 +374,29 @@ def test_batch_yields_to_no_request_that_is_served_in_time_or_is_batch_or_may_no
     place(state, names, asked(tier=0), OverloadTerms(2.0))
     place(state, names, asked(tier=0), OverloadTerms(0.0, batch_yields=True))
     assert state.yield_to(0) is None
+
+
+def test_only_batch_streams_yield_so_a_request_waits_for_the_slots_of_the_others() -> None:
+    state, names, _ = full_of_batch()
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Queued)
+    state, names = full(60_000, yieldable=2)
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Queued), "two go, and one slot is free"
+    state, names = full(60_000, yieldable=1)
+    assert place(state, names, asked(tier=0), YIELDING) == Refused(13, "shed", 12.0), "one goes, and one has to end"
+    assert state.yield_to(0) == 0, "its slot is for the next"
+    state, names = full(60_000, yieldable=2)
+    assert isinstance(place(state, names, asked(tier=0), OverloadTerms(2.0)), Refused), "here batch does not yield"
+
+
+def test_a_request_is_placed_beside_batch_streams_that_yield_to_it() -> None:
+    state, names = pool()
+    running = {StreamId(f"s{k}"): "" for k in range(4)}
+    seat = SEAT._replace(decode_ms=60_000, yieldable=4)
+    state.report(names[0], seat, ("m",), (), running, 0)
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Placed)
+    assert state.yield_to(0) == 0
+    state.report(names[0], seat._replace(yieldable=0), ("m",), (), running, 0)
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Refused)
 
 
 def hot(in_time: int, late: int, wait_ms: float = 9000) -> tuple[PoolState, list[ReplicaId], list[int]]:
@@ -499,8 +551,8 @@ async def test_what_is_counted_of_a_line_is_the_line_also_after_all_have_left_it
     for work in works:
         await pools.place(name, work, candidates, wait_s=60, jitter=0.0)
     in_line_s = sum((100 + number) / 1000 + 0.5 for number in range(6))
-    assert await backlog_s() == pytest.approx(1.0 + in_line_s)
+    assert await backlog_s() == pytest.approx(1.01 + in_line_s), "the slot is free after its one token"
     await pools.remove_queued(name, [works[2].request.stream])
-    assert await backlog_s() == pytest.approx(1.0 + in_line_s - 0.602)
+    assert await backlog_s() == pytest.approx(1.01 + in_line_s - 0.602)
     await pools.remove_queued(name, [work.request.stream for work in works])
-    assert await backlog_s() == pytest.approx(1.0), "what the replica has yet to begin is left"
+    assert await backlog_s() == pytest.approx(1.01), "what the replica has yet to begin is left"

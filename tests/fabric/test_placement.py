@@ -152,13 +152,14 @@ def work_of(ask: PlacementRequest) -> Work:
 def info_of(
     name: str, *, ready: bool = True, slots: int = 4, room: int = 5, prefill_ms: float = 0, decode_ms: float = 0,
     prefill_per_s: float = 8000, decode_per_s: float = 2000, models: tuple[str, ...] = ("m",), kv: int = 0,
-    kv_used: float = 0.0, region: str = "",
+    kv_used: float = 0.0, region: str = "", yieldable: int = 0,
 ) -> ReplicaInfo:  # fmt: skip
     state = "ready" if ready else "draining"
     load = EngineLoad(0, 0, slots, kv_capacity_tokens=kv, kv_used_ratio=kv_used)
     return ReplicaInfo(
         ReplicaId(name), "", "sim", models, state, load, room=room, prefill_ms=prefill_ms,
         decode_ms=decode_ms, prefill_per_s=prefill_per_s, decode_per_s=decode_per_s, region=region,
+        yieldable=yieldable,
     )  # fmt: skip
 
 
@@ -538,7 +539,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
     barred = Counter[str]()
     places = {name: rng.choice(["", "eu", "us"]) if seed % 2 else "" for name in names}
     pins: list[tuple[str, ...]] = [(), ("eu",), ("us",), ("eu", "us")] if seed % 2 else [()]
-    for _ in range(400 if may_yield else 150):
+    for _ in range(400 if may_yield or kv else 150):
         match rng.choice(["place"] * 5 + ["again", "end", "end", "renew", "read", "read", "leave", "move"]):
             case "place":
                 asked = ask(
@@ -653,6 +654,7 @@ def _random_info(rng: random.Random, kv: int, name: str, region: str) -> Replica
         prefill_per_s=rng.choice([800.5, 8000, 20_000]), decode_per_s=rng.choice([100, 2000]),
         models=rng.choice([("m",), ("m", "lora")]), kv=kv,
         kv_used=rng.random() if kv else 0, region=region,
+        yieldable=rng.choice([0, 0, 1, 4]),
     )  # fmt: skip
 
 

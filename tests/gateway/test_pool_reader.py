@@ -268,3 +268,13 @@ async def test_a_large_pool_s_candidates_are_the_best_prefixes_and_others_in_tur
         assert len(found) == CANDIDATES_MAX and found[0] == (holder, 3)
         seen |= {candidate.replica for candidate in found}
     assert len(seen) == count, "no replica is left out"
+
+
+async def test_what_a_new_replica_says_of_answers_it_has_not_seen_is_no_estimate() -> None:
+    view = PoolView()
+    old = info_of("p", "old", generation=1, output_tokens_mean=80.0, bytes_per_token=3.0, ttft_counts=(0, 40))
+    new = info_of("p", "new", generation=1)
+    view.apply(LeaseChanges(1, True, 2, 0, [(old.replica, old), (new.replica, new)]))
+    assert view.estimates == (3.0, 80.0)
+    view.apply(LeaseChanges(2, True, 1, 0, [(new.replica, new)]))
+    assert view.estimates == (new.bytes_per_token, new.output_tokens_mean), "nobody knows better"

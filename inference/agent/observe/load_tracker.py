@@ -10,7 +10,7 @@ from inference.agent.observe.meter import Breaker, DecodeConcurrency, Meter
 from inference.agent.observe.replica_events import ReplicaEvents
 from inference.agent.running import RunningStream
 from stream_fabric.limits import PREFIX_BLOCK_BYTES
-from stream_fabric.pool.placement import TIERS
+from stream_fabric.pool.placement import BATCH_TIER, TIERS
 from stream_fabric.pool.prefix import PrefixLedger
 from stream_fabric.pool.replica_load import pending_output_tokens, pending_prefill_s
 from stream_fabric.ports import Engine
@@ -35,7 +35,9 @@ class LoadTracker:
         self._prefilling: dict[StreamId, RunningStream] = {}
         """Streams without a first token, in the order they started."""
         self._prefilling_since = 0.0
-        """Earliest moment at which the engine can have begun to compute the first of them."""
+        """Earliest moment at which the engine can have begun to compute the first of them, if it had a free slot."""
+        self._computing_since = 0.0
+        """The same, or later: the time in which the first of them waited for a slot is no computation."""
         self._decoding: set[RunningStream] = set()
         self._concurrency = DecodeConcurrency(now)
         self._gpu_time = GpuTime(now)
@@ -49,7 +51,7 @@ class LoadTracker:
             # A later stream with the same beginning is computed after this one and finds its blocks
             self.prefixes.touch(stream.hashes)
         if not self._prefilling:
-            self._prefilling_since = self._loop.time()
+            self._prefilling_since = self._computing_since = self._loop.time()
         stream.waits_for_slot = len(self._running) > self.engine.load().slots
         self._prefilling[stream.name] = stream
         self._gpu_time.begin(stream, self.engine.load().slots, self._loop.time())
@@ -78,8 +80,9 @@ class LoadTracker:
         # With a slot, the engine computes it once no other is before it; without one, part of the time is waiting
         in_a_row_s = min(now - self._prefilling_since, took_s)
         stream.timing.prefill_s = own_s if stream.waits_for_slot else max(own_s, in_a_row_s)
-        self.meter.prefill.receive(computed, now - self._prefilling_since, goes_on=bool(self._prefilling))
-        self._prefilling_since = now
+        goes_on = bool(self._prefilling) and self._has_slot()
+        self.meter.prefill.receive(computed, now - self._computing_since, goes_on=goes_on)
+        self._prefilling_since = self._computing_since = now
         self.meter.receive_wait(computed, took_s, now)
         if not stream.work.base and TIERS[stream.work.tier] != "batch":
             timing = stream.timing
@@ -104,10 +107,12 @@ class LoadTracker:
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """Stop following a stream that no longer runs here. ``whole``: the log has the stream's terminal."""
         if self._prefilling.get(stream.name) is stream:
-            if next(iter(self._prefilling)) == stream.name:
-                self._prefilling_since = self._loop.time()  # the time before belongs to no prompt that is counted
+            if next(iter(self._prefilling)) == stream.name:  # the time before belongs to no prompt that is counted
+                self._prefilling_since = self._computing_since = self._loop.time()
             del self._prefilling[stream.name]
         if stream in self._decoding:
+            if not self._has_slot():  # the first prompt that waits gets this one
+                self._computing_since = self._loop.time()
             self._decoding.discard(stream)
             self._concurrency.receive(len(self._decoding), self._loop.time())
         self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
@@ -116,6 +121,11 @@ class LoadTracker:
         if stream.hashes:
             # The engine frees its blocks now, which makes them its most recently used
             self.prefixes.touch(stream.hashes)
+
+    def _has_slot(self) -> bool:
+        """Return whether the engine can compute a prompt: fewer sequences decode than it has slots."""
+        slots = self.engine.load().slots
+        return not slots or len(self._decoding) < slots
 
     # --- figures -------------------------------------------------------------------------------------------
 
@@ -146,7 +156,7 @@ class LoadTracker:
         if not self._prefilling:
             return 0.0
         to_compute = [max(s.work.prompt_tokens - s.matched_tokens, 1) for s in self._prefilling.values()]
-        spent_s = self._loop.time() - self._prefilling_since
+        spent_s = self._loop.time() - self._computing_since if self._has_slot() else 0.0
         return pending_prefill_s(sum(to_compute), to_compute[0], spent_s, self.meter.prefill.per_s)
 
     def standstill_s(self) -> float:
@@ -164,3 +174,7 @@ class LoadTracker:
         """Output tokens that the running streams are expected to produce yet, by their gateways' estimates."""
         running = self._running.values()
         return sum(pending_output_tokens(s.work.output_tokens, s.work.output_limit, s.tokens) for s in running)
+
+    def yieldable_streams(self) -> int:
+        """Batch streams that run here and can be cut. A few kinds that cannot go on elsewhere are among them."""
+        return sum(s.work.tier == BATCH_TIER and not s.closed for s in self._running.values())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from stream_fabric.pool.plan import ReplicaProfile
-from stream_fabric.pool.records import DemandTotals, ReplicaInfo, TierQueue
+from stream_fabric.pool.records import DemandTotals, ReplicaInfo, TierQueue, service_weights
 from stream_fabric.stream.ids import ReplicaId
 
 _STEADY = 0.05
@@ -114,17 +114,17 @@ def drain_cost(info: ReplicaInfo) -> tuple[int, int, ReplicaId]:
 
 
 def profile_of(ready: Sequence[ReplicaInfo]) -> ReplicaProfile | None:
-    """Mean profile of the ready replicas; None without one."""
+    """Mean profile of the ready replicas, each with the weight of what it serves; None without one."""
     if not ready:
         return None
-    mean = statistics.fmean
+    weights = service_weights(ready)
     limits = [info.load.itl_objective_ms for info in ready]
     return ReplicaProfile(
-        max(round(mean(info.load.slots for info in ready)), 1),
-        max(mean(info.prefill_per_s for info in ready), 1.0),
-        max(mean(info.decode_per_s for info in ready), 1.0),
-        mean(info.output_tokens_mean for info in ready),
-        mean(info.bytes_per_token for info in ready),
+        max(round(statistics.fmean(info.load.slots for info in ready)), 1),
+        max(statistics.fmean((info.prefill_per_s for info in ready), weights), 1.0),
+        max(statistics.fmean((info.decode_per_s for info in ready), weights), 1.0),
+        statistics.fmean((info.output_tokens_mean for info in ready), weights),
+        statistics.fmean((info.bytes_per_token for info in ready), weights),
         max(limits) if all(limits) else 0.0,
     )
 

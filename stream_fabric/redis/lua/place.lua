@@ -56,6 +56,10 @@ for i = 1, count do
     end
   end
 end
+local function wait_ms(i, streams) -- as ``ReplicaSlot.wait_ms``
+  return streams < slots[i] and prefill[i] or prefill[i] + decode[i] * (streams - slots[i] + 1) / flight[i]
+end
+local function wait_after_yield_ms(i) return wait_ms(i, flight[i] - yieldable_in(board[i])) end
 local mean_ms = 0
 for i = 1, count do
   if load[i] then mean_ms = mean_ms + load[i] / alive end
@@ -79,8 +83,7 @@ for i = 1, count do
     scored[i] = struct.pack('<dI4I4dB', -1, 0, 0, 0, 1)
   else
     local hit = hits[i]
-    waits[i] = prefill[i]
-    if flight[i] >= slots[i] then waits[i] = waits[i] + decode[i] * (flight[i] - slots[i] + 1) / flight[i] end
+    waits[i] = wait_ms(i, flight[i])
     if flight[i] >= room[i] then
       scored[i] = struct.pack('<dI4I4dB', -1, hit, flight[i], load[i], 2)
     elseif not has_kv_for(kv_in(board[i]), flight[i], prefill[i], decode[i], prefill_s[i], decode_s[i], prompt - hit,
@@ -206,7 +209,18 @@ elseif (reject_s > 0 or overflow_s > 0 or duty_max > 0) and alive == 0 then
     return {4, 0, '0', explained}
   end
 elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
-  local backlog = prefill_ms / alive / 1000
+  local least, least_after -- ms until the first replica begins one more request, and if batch work yields to it
+  for i = 1, count do
+    if load[i] then
+      least = math.min(least or waits[i], waits[i])
+      if may_yield then
+        local after = wait_after_yield_ms(i)
+        least_after = math.min(least_after or after, after)
+      end
+    end
+  end
+  local backlog = math.max(prefill_ms / alive, least_after or least) / 1000
+  local late_s = math.max(prefill_ms / alive, least) / 1000
   local duty = admitted_ms / (DUTY_MS * (alive * math.max(replicas / count, 1)))
   local is_over = duty_max > 0 and duty > duty_max
   local per_s, decode_per_s = 0, 0
@@ -226,7 +240,8 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
       waits_p, waits_o = waits_p + (tokens[1] or 0), waits_o + (tokens[2] or 0)
     end
     local waits_s = waits_p / (per_s / alive) + waits_o / (decode_per_s / alive)
-    backlog = backlog + waits_s / (alive * math.max(replicas / count, 1) + relief)
+    local queue_s = waits_s / (alive * math.max(replicas / count, 1) + relief)
+    backlog, late_s = backlog + queue_s, late_s + queue_s
   end
   local held = is_over and math.max(backlog, overflow_s) or backlog
   local overflows = overflow_s > 0 and held >= overflow_s and most / (per_s / alive) < MISS * held
@@ -236,20 +251,14 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     end
   end
   local mark = reject_s
-  local wait = taken > 0 and ahead == 0 and waits[taken] / 1000 or backlog
-  if may_yield then
-    local yield_s = is_short and wait or 0
-    if taken == 0 or ahead > 0 then
-      local slot_free -- ms until the first replica has a free slot
-      for i = 1, count do
-        if load[i] then slot_free = math.min(slot_free or waits[i], waits[i]) end
-      end
-      yield_s = math.max(wait, slot_free / 1000)
-    end
-    if is_over or (mark > 0 and yield_s > mark) then
-      redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
-      redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
-    end
+  local wait = backlog
+  if taken > 0 and ahead == 0 then
+    late_s = is_short and waits[taken] / 1000 or 0
+    wait = (is_short and may_yield and wait_after_yield_ms(taken) or waits[taken]) / 1000
+  end
+  if may_yield and (is_over or (mark > 0 and late_s > mark)) then
+    redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
+    redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
   end
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)

@@ -19,7 +19,9 @@
 -- The specification is ``stream_fabric/pool/state.py``.
 local P = KEYS[1]
 local SEAT = '<dBI4I4I4dddd' -- expires, ready, slots, room, in flight, prefill ms, decode ms, prefill/s, decode/s
-local SEAT_BYTES = struct.size(SEAT) -- then the free tokens of its KV cache as '<d', below 0: unknown
+-- Then the free tokens of its KV cache as '<d', below 0: unknown, and the batch streams that would yield as '<I4'.
+-- Scripts of earlier versions leave them out until the next report.
+local SEAT_BYTES = struct.size(SEAT)
 
 local PART = 1000 -- values of one command: Lua's stack holds 8,000
 
@@ -155,11 +157,17 @@ local function position(id)
   return 0
 end
 
--- The free tokens of a replica's KV cache. A script of the previous version leaves them out until the next report.
+-- The free tokens of a replica's KV cache.
 local function kv_in(packed)
   if #packed < SEAT_BYTES + 8 then return -1 end
   local free = struct.unpack('<d', packed, SEAT_BYTES + 1)
   return free
+end
+
+local function yieldable_in(packed)
+  if #packed < SEAT_BYTES + 12 then return 0 end
+  local count = struct.unpack('<I4', packed, SEAT_BYTES + 9)
+  return count
 end
 
 -- As ``ReplicaSlot.has_kv_for``.
@@ -178,8 +186,8 @@ local function hand(id, payload, replica, packed, prefill_ms, decode_ms, session
   redis.call('HSET', P .. 'at', id, replica)
   local expires, ready, slots, room, _, prefill, decode, prefill_s, decode_s = struct.unpack(SEAT, packed)
   local count = redis.call('HLEN', key .. 'flight')
-  packed = struct.pack(SEAT .. 'd', expires, ready, slots, room, count, prefill + prefill_ms, decode + decode_ms,
-    prefill_s, decode_s, kv_in(packed))
+  packed = struct.pack(SEAT .. 'dI4', expires, ready, slots, room, count, prefill + prefill_ms, decode + decode_ms,
+    prefill_s, decode_s, kv_in(packed), yieldable_in(packed))
   redis.call('HSET', P .. 'board', replica, packed)
   if session ~= '' then redis.call('SET', P .. 'pin:' .. session, replica, 'PX', pin_ms) end
   return packed, count < room

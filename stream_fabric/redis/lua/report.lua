@@ -3,19 +3,18 @@
 -- are rebuilt from its list and from what it has not read yet, so no count can drift.
 -- KEYS: the pool's prefix. ARGV: replica, lease ttl ms or '' when it is not renewed, ready, slots, room, prefill ms,
 --   decode ms, prefill tokens/s, decode tokens/s, models and region, info JSON, pin ms, generation, free KV tokens,
---   how many
---   ended, the ended streams; then of each running stream: id, session.
+--   batch streams that would yield, how many ended, the ended streams; then of each running stream: id, session.
 -- Returns {requested state or '', requests pulled from the queue, requests that still wait, who requested the state or
 -- '', 1 when the pool did not know the replica's lease, queued requests that batch work yields to or -1 when it does
 -- not}.
-local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[15])
+local replica, ttl, ended = ARGV[1], ARGV[2], tonumber(ARGV[16])
 local joins = 0
 local key = P .. replica .. ':'
 local at_us = now_us()
 local now = math.floor(at_us / 1000)
-for first = 16, 15 + ended, PART do
+for first = 17, 16 + ended, PART do
   local ids, own = {}, {}
-  for i = first, math.min(first + PART - 1, 15 + ended) do ids[#ids + 1] = ARGV[i] end
+  for i = first, math.min(first + PART - 1, 16 + ended) do ids[#ids + 1] = ARGV[i] end
   local costs_of = redis.call('HMGET', key .. 'flight', unpack(ids))
   redis.call('HDEL', key .. 'flight', unpack(ids))
   for i, at in ipairs(redis.call('HMGET', P .. 'at', unpack(ids))) do
@@ -49,7 +48,7 @@ if ttl ~= '' then
   -- Only what changed is written: a replica may run thousands of streams, and Redis serves nobody meanwhile
   local kept, running = {}, {}
   for _, item in ipairs(unread) do kept[item[1]] = true end
-  for i = 16 + ended, #ARGV, 2 do running[ARGV[i]] = true end
+  for i = 17 + ended, #ARGV, 2 do running[ARGV[i]] = true end
   local flight, costs_of = redis.call('HGETALL', key .. 'flight'), {}
   for i = 1, #flight, 2 do
     local id = flight[i]
@@ -63,7 +62,7 @@ if ttl ~= '' then
       end
     end
   end
-  for first = 16 + ended, #ARGV, 2 * PART do
+  for first = 17 + ended, #ARGV, 2 * PART do
     local last, ids = math.min(first + 2 * PART - 1, #ARGV), {}
     for i = first, last, 2 do
       local costs = '0 0 ' .. ARGV[i + 1]
@@ -92,8 +91,9 @@ if ttl ~= '' or packed then
       prefill, decode = prefill + p, decode + d
     end
   end
-  packed = struct.pack(SEAT .. 'd', expires, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
-    redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[14]))
+  packed = struct.pack(SEAT .. 'dI4', expires, tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]),
+    redis.call('HLEN', key .. 'flight'), prefill, decode, tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[14]),
+    tonumber(ARGV[15]))
   redis.call('HSET', P .. 'board', replica, packed)
 end
 local taken, waiting = pull(replica, packed, at_us, ARGV[12])
