@@ -75,7 +75,8 @@ def skewed(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Itera
         platform.gateway("--gateway", "behind", **env, PYTHONPATH=clock(-SKEW_S)) as behind,
         platform.agent(model, PYTHONPATH=clock(-SKEW_S)),
     ):
-        yield Skewed(*(Gate(each.facts["url"], each.pid, key) for each in (ahead, behind)), model)
+        gates = [Gate(each.facts["url"], each.pid, key) for each in (ahead, behind)]
+        yield Skewed(gates[0], gates[1], model)
 
 
 async def served(skewed: Skewed, gate: Gate) -> None:

@@ -77,13 +77,14 @@ def fleet(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with contextlib.ExitStack() as stack:
         for name, *flags in ((EU, "--region", "eu"), (BIG, "--sim", _sim(BIG, 1)), (SMALL, "--sim", _sim(SMALL, 8))):
             stack.enter_context(contextlib.closing(platform.agent(name, *flags)))
-        gates = []
+        gates: list[Gate] = []
         for name, region in (("anywhere", ""), ("in-us", "us")):
             process = stack.enter_context(
                 platform.gateway("--gateway", name, STREAM_GW_KEYS_FILE=str(path), STREAM_GW_REGION=region)
             )
             gates.append(Gate(process.facts["url"], process.pid, ""))
-        yield Fleet(*gates, keys, platform.redis_url)
+        anywhere, in_us = gates
+        yield Fleet(anywhere, in_us, keys, platform.redis_url)
 
 
 def _sim(model: str, slots: int) -> str:

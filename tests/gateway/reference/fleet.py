@@ -60,7 +60,8 @@ def api_fleet(folder: Path) -> Iterator[Fleet]:
         running(sim="itl_ms=0,ttft_ms=0", gateways=1) as platform,
         platform.gateway("--gateway", "api", **env) as process,
     ):
-        yield Fleet(*(Gate(process.facts["url"], process.pid, key) for key in keys.values()), process)
+        acme, globex, operator = (Gate(process.facts["url"], process.pid, key) for key in keys.values())
+        yield Fleet(acme, globex, operator, process)
 
 
 async def make_known(operator: Gate) -> None:
