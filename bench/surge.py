@@ -119,7 +119,8 @@ class Load:
         url = self._urls[next(self._turn) % len(self._urls)]
         try:
             content = body(asked.client, self._plan.seed)
-            async with self._session.post(f"{url}/v1/chat/completions", json=content) as answer:
+            headers = {"x-stainless-retry-count": str(asked.retry)}
+            async with self._session.post(f"{url}/v1/chat/completions", json=content, headers=headers) as answer:
                 asked.status = answer.status
                 if answer.status == 200:
                     await self._read(asked, answer)

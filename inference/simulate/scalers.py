@@ -85,7 +85,11 @@ class ControllerScaler:
                 TierQueue(len(asks), 0.0, sum(a.prompt_tokens for a in asks), sum(a.output_tokens for a in asks))
             )
         return Observation(
-            infos, queues, DemandTotals(*fleet.pool.arrived), at_unix_s=self._begin_unix_s + fleet.now_s, marked=victim
+            infos,
+            queues,
+            DemandTotals(*fleet.pool.demand.arrived),
+            at_unix_s=self._begin_unix_s + fleet.now_s,
+            marked=victim,
         )
 
     def _count_first_tokens(self, fleet: Elastic) -> None:

@@ -42,6 +42,9 @@ MISS: float = 0.5
 """A request overflows only if the prefill that caches save at home takes less than this share of the backlog."""
 RETRY_S_MAX = 60
 """OpenAI's clients do not follow a longer ``Retry-After``: Python's does not retry, Node's retries within seconds."""
+RETRIES_MS = 90_000
+"""Time from a pool's last refusal in which the retry of a request is no new demand: it was counted when it was refused.
+Longer than any ``Retry-After``."""
 RETRY_SPREAD = 1.5
 """Largest factor by which a ``Retry-After`` is lengthened at random."""
 PROMOTION_S = 2.0
@@ -120,6 +123,8 @@ class OverloadTerms(NamedTuple):
     """True: batch work of the pool yields if the request is of a higher tier and would wait longer than its mark."""
     at_once: bool = False
     """True: the request is refused rather than queued, because a smaller model may answer it."""
+    retried: bool = False
+    """True: its client says that it has sent the request before."""
 
     @property
     def counts_as_demand(self) -> bool:
@@ -136,7 +141,7 @@ class OverloadTerms(NamedTuple):
 
     def packed(self) -> bytes:
         """Encode the terms for ``place.lua``; empty: no limits."""
-        flags = self.again + 2 * self.moved + 4 * self.batch_yields + 8 * self.at_once
+        flags = self.again + 2 * self.moved + 4 * self.batch_yields + 8 * self.at_once + 16 * self.retried
         return b"" if self == NO_OVERLOAD_TERMS else _PACKED.pack(*self[:4], flags, *self[6:8])
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_fabric.limits import PIN_S, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
+from stream_fabric.pool.demand import Demand
 from stream_fabric.pool.overload import (
     BATCH_AHEAD_MS,
     MISS,
@@ -25,7 +26,6 @@ from stream_fabric.pool.overload import (
 )
 from stream_fabric.pool.placement import (
     BATCH_TIER,
-    FREE_TIER,
     TIERS,
     Choice,
     Placed,
@@ -80,10 +80,7 @@ class PoolState:
     queue: PoolQueue = field(default_factory=PoolQueue)
     sizes: dict[StreamId, tuple[TenantId, int]] = field(default_factory=dict)
     """Tenant and bytes of the requests in ``at``; of others the entry means nothing."""
-    arrived: tuple[int, int, int] = (0, 0, 0)
-    """Totals of all requests: their number, prompt tokens that no replica had cached, and output tokens."""
-    asked: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
-    """Total of all requests, by tier."""
+    demand: Demand = field(default_factory=Demand)
     rejected: list[int] = field(default_factory=lambda: [0 for _ in TIERS])
     """Total of requests rejected for the backlog ahead of them, by tier."""
     overflowed: int = 0
@@ -129,7 +126,7 @@ class PoolState:
             choice = take_in_time(choice, slots, request, terms.reject_s * 1000)
             goes_first = goes_first_in(request, choice, self.queue, self.regions)
         if instead is None and terms.counts_as_demand:
-            self._count_demand(request, choice)
+            self.demand.count(request, choice, now_ms, retried=terms.retried)
         refused = self._check_overload(request, slots, choice, pin, now_ms, terms)
         if refused is None and terms.at_once and (choice.taken < 0 or not goes_first):
             refused = Refused(0, "busy")
@@ -137,6 +134,8 @@ class PoolState:
             self.sizes = {stream: kept for stream, kept in self.sizes.items() if stream in self.at}
             refused = check_bytes(request, self.sizes, self.bytes_max, self.tenant_bytes_max)
         if refused is not None:
+            if refused.why == "shed":
+                self.demand.refused_at_ms = now_ms
             return refused._replace(lacks_kv=lacks_kv(choice.candidates))
         if instead is not None and self.at.get(request.stream) == instead:  # a refused one stays on its replica's list
             del self.at[request.stream]
@@ -152,6 +151,7 @@ class PoolState:
             self._hand(request, replica, hit, now_ms)
             return Placed(replica, choice.reason, choice.candidates, expected_ms)
         if instead is None and self.queue.is_full(request, self.queue_max):
+            self.demand.refused_at_ms = now_ms
             return Refused(self.queue.retry_after_s(), lacks_kv=lacks_kv(choice.candidates))
         hits = {replica: min(tokens, request.prompt_tokens) for replica, tokens in zip(replicas, matched, strict=True)}
         cached = {replica: tokens for replica, tokens in hits.items() if tokens > 0}
@@ -162,16 +162,6 @@ class PoolState:
         if (pulled_by := self.at[request.stream]) is not None:
             return Placed(pulled_by, choice.reason, choice.candidates)
         return Queued(self.queue.position(request.stream), choice.candidates)
-
-    def _count_demand(self, request: PlacementRequest, choice: Choice) -> None:
-        """Add the request to the pool's totals, without the prompt tokens that a cache saves."""
-        hits = [candidate.matched_tokens for candidate in choice.candidates]
-        hit = hits[choice.taken] if choice.taken >= 0 else max(hits, default=0)
-        requests, prompt, output = self.arrived
-        self.asked[request.tier] += 1
-        if request.tier == FREE_TIER:
-            return
-        self.arrived = requests + 1, prompt + request.prompt_tokens - hit, output + request.output_tokens
 
     def _check_overload(
         self,

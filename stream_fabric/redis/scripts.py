@@ -98,6 +98,7 @@ def constants(shared: str) -> str:
             "LOOK_AHEAD": placement.LOOK_AHEAD,
             "PASSED_MAX": placement.PASSED_MAX,
             "LOCALITY": placement.LOCALITY,
+            "RETRIES_MS": overload.RETRIES_MS,
             "RETRY_S_MAX": overload.RETRY_S_MAX,
             "RETRY_SPREAD": overload.RETRY_SPREAD,
             "DRAW_SCALE": overload.DRAW_SCALE,

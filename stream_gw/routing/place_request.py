@@ -48,12 +48,13 @@ async def place(
     jitter: float,
     *,
     at_once: bool = False,
+    retried: bool = False,
 ) -> Outcome:
     """Place the request in ``pool``, its home, or let it overflow once to an adjacent pool. ``pool`` may be a cell.
 
     A batch request goes to a batch host first, if one starts it at once. A request may overflow when its home is
     overloaded and it tolerates a cache miss. An adjacent pool starts it at once or not at all; if none does, it returns
-    to its home. ``at_once``: it is refused rather than queued.
+    to its home. ``at_once``: it is refused rather than queued. ``retried``: its client has sent it before.
 
     Raises FabricUnavailable: any of the pools may then have the request, so the caller must not place it again.
     """
@@ -68,8 +69,7 @@ async def place(
     overflow_pools = directory.overflow_pools(pool, model, work.regions) if terms.overflow_s else []
     if not overflow_pools:
         terms = terms._replace(overflow_s=0.0)
-    if at_once:
-        terms = terms._replace(at_once=True)
+    terms = terms._replace(at_once=at_once, retried=retried)
     placed = await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=terms)
     if isinstance(placed, Queued):
         return await _move_to_other_cell(pools, directory, work, pool, placed, hashes, wait_s, jitter)

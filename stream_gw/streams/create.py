@@ -258,7 +258,10 @@ class StreamCreation:
         creating: Awaitable[CreateCode] = self._create_stream(new.call, work)
         if new.ladder is None:
             jitter = parts.random.random()
-            placing = place(parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, jitter)
+            placing = place(
+                parts.pools, parts.directory, work, new.cell, candidates, hashes, wait_max_s, jitter,
+                retried=new.call.retried,
+            )  # fmt: skip
         else:
             creating = asyncio.ensure_future(creating)
             placing = new.ladder.place(creating, new.cell, candidates, hashes, wait_max_s)

@@ -42,6 +42,8 @@ class CreateCall:
     """The dialect that the caller reads; None: the caller reads the whole answer."""
     chat: ChatTurn | None = None
     """The chat whose newest stream this becomes."""
+    retried: bool = False
+    """The client says that it has sent the request before."""
     on_named: OnNamed | None = None
     """Learns of the stream before it is created; not called for a stream that the key is bound to."""
 

@@ -72,6 +72,11 @@ class Request:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    @property
+    def is_retry(self) -> bool:
+        """True if the client says that it has sent the request before, as the SDKs of OpenAI and Anthropic do."""
+        return self.headers.get(b"x-stainless-retry-count", b"0") not in (b"", b"0")
+
     def trace(self, tracer: Tracer, transport: Transport) -> ReaderTrace:
         """Start the trace of the reader that this request opens."""
         self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)

@@ -126,6 +126,7 @@ class StreamRoutes:
             key=request.header(b"idempotency-key"),
             after=Cursor.parse(last_event_id) if last_event_id else None,
             dialect=parsed.own_dialect,
+            retried=request.is_retry,
             on_named=on_named,
         )
         return await self.deliver(request, send, who, await self._gateway.streams.create(call), call.dialect)
@@ -138,7 +139,8 @@ class StreamRoutes:
         trace = request.trace(self._gateway.parts.tracer, "whole")
         # An unread large body pauses reading, and a client that leaves would go unnoticed
         connection.skip_body()
-        call = CreateCall(who, parsed, trace, key=request.header(b"idempotency-key"), on_named=on_named)
+        key = request.header(b"idempotency-key")
+        call = CreateCall(who, parsed, trace, key=key, retried=request.is_retry, on_named=on_named)
         opened = await self._gateway.streams.create(call)
         if opened is None:
             await request.answer(204)

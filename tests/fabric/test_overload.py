@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stream_fabric.pool.overload import (
     BATCH_AHEAD_MS,
     DUTY_MS,
+    RETRIES_MS,
     RETRY_S_MAX,
     SPAN,
     UNDER_SHARE,
@@ -224,7 +225,32 @@ def test_demand_is_counted_once_and_at_home() -> None:
     place(home, names, asks, OverloadTerms(0.0, 1.0))
     place(host, others, asks, OverloadTerms(0.5, overflow_in_max=0.6))
     place(home, names, asks, OverloadTerms(0.0, again=True))
-    assert home.arrived == (1, 100, 90) and host.arrived == (0, 0, 0)
+    assert home.demand.arrived == (1, 100, 90) and host.demand.arrived == (0, 0, 0)
+
+
+def test_a_retry_was_counted_when_it_was_refused() -> None:
+    state, names = pool(prefill_ms=3000)
+    retry = OverloadTerms(1.0, retried=True)
+
+    def requests_after(ask: PlacementRequest, terms: OverloadTerms, now_ms: float) -> int:
+        state.place(ask, names, [0] * len(names), now_ms, None, terms)
+        return state.demand.arrived[0]
+
+    assert requests_after(asked(), retry, 0) == 1, "nothing was refused: it was refused for another reason, or lost"
+    assert requests_after(asked(), OverloadTerms(1.0), 1000) == 2
+    assert requests_after(asked(), retry, 1000 + RETRIES_MS - 1) == 2 and state.rejected[1] == 3
+    state.replicas[names[0]] = SEAT._replace(expires_ms=1e15)
+    assert requests_after(asked(), retry, 1500 + RETRIES_MS) == 2, "it gets in, and was counted"
+    assert requests_after(asked(), retry, 1001 + 2 * RETRIES_MS) == 3
+    assert state.demand.asked[1] == 5, "the share of refused requests is of all"
+
+
+def test_a_retry_after_a_full_queue_is_no_new_demand() -> None:
+    state = PoolState(0)
+    state.report(ReplicaId("r0"), SEAT._replace(room=0), ("m",), (), {}, 0)
+    for terms in (OverloadTerms(), OverloadTerms(retried=True)):
+        assert isinstance(place(state, [ReplicaId("r0")], asked(), terms), Refused)
+    assert state.demand.arrived[0] == 1
 
 
 def test_a_guest_is_taken_at_once_or_not_at_all() -> None:

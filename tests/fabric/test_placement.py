@@ -554,6 +554,7 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
                 candidates = [Candidate(ReplicaId(n), rng.choice([0, 0, 512, 30_000])) for n in some]
                 surge = _random_surge(rng)
                 surge = surge._replace(at_once=surge.counts_as_demand and rng.random() < 0.1)
+                surge = surge._replace(retried=rng.random() < 0.2)
                 if may_yield and surge.counts_as_demand:
                     surge = surge._replace(batch_yields=rng.random() < 0.8)
                 if rng.random() < 0.05:  # the pressure is over
@@ -609,14 +610,14 @@ async def test_the_scripts_keep_the_law(seed: int, kind: str, request: pytest.Fi
             assert at in (None, "queue") or admits(asked.regions, places[str(at)]), "it never leaves its regions"
         for name in names:
             assert await law.flight(ReplicaId(name)) == await real.flight(ReplicaId(name))
-        assert await real.pools.demand_totals(real.name) == law.state.arrived
+        assert await real.pools.demand_totals(real.name) == law.state.demand.arrived
         assert law.yield_to == real.yield_to
         state = law.state
         yielded = yielded or law.yield_to is not None
         assert await real.pools.overload_totals(real.name) == OverloadTotals(
             tuple(state.rejected),
             max(state.overflowed - state.returned, 0),
-            tuple(state.asked),
+            tuple(state.demand.asked),
             state.yielded_to,
         )
     assert len(kinds) > 1 and {"shed", "elsewhere", "crowded"} & kinds.keys(), kinds

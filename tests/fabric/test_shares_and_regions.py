@@ -137,7 +137,7 @@ async def test_tier_free_is_served_last_and_is_no_demand(pool: Pool) -> None:
         assert (await pool.pools.overload_totals(pool.name)).asked[FREE_TIER] == 1
     else:
         assert isinstance(pool, LawPool)
-        assert pool.state.arrived[0] == len(TIERS) and pool.state.asked[FREE_TIER] == 1
+        assert pool.state.demand.arrived[0] == len(TIERS) and pool.state.demand.asked[FREE_TIER] == 1
     order = []
     for _ in sent:
         found = await _next(pool, "eu-1", at)

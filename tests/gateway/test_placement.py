@@ -7,7 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
+import anthropic
+import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.pools import RedisPools
@@ -200,6 +204,49 @@ async def test_a_full_queue_gives_a_retry_time(platform: Running, narrow: Gate) 
         await eventually(room, "room in the queue")
         for stream in streams:
             await narrow.cancel(stream)
+
+
+async def test_a_retry_of_a_refused_request_is_no_new_demand(platform: Running, narrow: Gate) -> None:
+    await until_idle(platform, NARROW)
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    pools = RedisPools(client)
+    before = (await pools.demand_totals(NARROW)).requests
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(narrow.create(chat(400, seed=k, model=NARROW))) for k in range(8)]
+        for body in ({}, {"stream": False}, {"background": True}):
+            for tries in range(3):
+                headers = {"x-stainless-retry-count": str(tries)}
+                reply = await narrow.ask("POST", "/v1/chat/completions", chat(1, model=NARROW) | body, headers)
+                refusal(reply, 503, "pool_full")
+        for tries in range(2):
+            headers = {"x-stainless-retry-count": str(tries)}
+            body = {"model": NARROW, "input": "Hello", "background": True}
+            refusal(await narrow.ask("POST", "/v1/responses", body, headers), 503, "pool_full")
+        assert (await pools.demand_totals(NARROW)).requests - before == 8 + 3 + 1
+        for exchange in opened:
+            await narrow.cancel(exchange.headers["x-stream-id"])
+    await client.close()
+
+
+async def test_the_official_sdks_say_that_they_try_again() -> None:
+    sent: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        sent.append(request.headers["x-stainless-retry-count"])
+        return web.json_response({"error": {"message": "busy"}}, status=503, headers={"retry-after-ms": "1"})
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", refuse)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/"))
+        async with openai.AsyncOpenAI(base_url=f"{url}v1", api_key="k", max_retries=2) as client:
+            with pytest.raises(openai.InternalServerError):
+                await client.responses.create(model="m", input="Hello")
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=2) as other:
+            with pytest.raises(anthropic.InternalServerError):
+                await other.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "Hello"}])
+    assert sent == ["0", "1", "2"] * 2
 
 
 async def test_a_key_whose_request_was_refused_is_free_again(platform: Running, narrow: Gate) -> None:

@@ -162,11 +162,11 @@ class MemoryPools(_Link):
         ]
 
     async def demand_totals(self, pool: str) -> DemandTotals:
-        return DemandTotals(*(await self._reach()).pool(pool).law.arrived)
+        return DemandTotals(*(await self._reach()).pool(pool).law.demand.arrived)
 
     async def overload_totals(self, pool: str) -> OverloadTotals:
         law = (await self._reach()).pool(pool).law
-        return OverloadTotals(tuple(law.rejected), 0, tuple(law.asked), law.yielded_to)
+        return OverloadTotals(tuple(law.rejected), 0, tuple(law.demand.asked), law.yielded_to)
 
     async def request_state(
         self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"

@@ -2,8 +2,8 @@
 -- KEYS: the pool's prefix. ARGV: stream, work, tenant, tier, model, session, prompt tokens, output tokens, wait ms,
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
 --   terms (packed: reject mark, overflow mark, overflow in, replicas, flags: 1 returned, 2 moved here, 4 batch
---   yields, 8 at once or not at all, prefill duty at most, replicas on their way; '' none), span, under share, miss,
---   bytes of the pool's
+--   yields, 8 at once or not at all, 16 a retry, prefill duty at most, replicas on their way; '' none), span, under
+--   share, miss, bytes of the pool's
 --   requests at most, of the tenant's at most, replicas that produced it before (each between two \28),
 --   regions that it is bound to (each after a \27, and one \27 at the end; '' any), its tenant's share; then of each
 --   candidate: replica, matched tokens.
@@ -31,6 +31,11 @@ local held = redis.call('HGET', P .. 'at', id)
 if held == '' then return {1, position(id), '', ''} end
 if held then
   if held ~= instead then return {0, held, 'only', ''} end
+end
+
+local function count_rejected()
+  redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
+  redis.call('HSET', P .. 'stat', 'refused', now)
 end
 
 local function spread_retry(after_s, draw) -- as ``overload.spread_retry_s``
@@ -129,7 +134,7 @@ local reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief =
 if terms ~= '' then
   reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
-local again, may_yield, at_once = flags % 4, flags % 8 >= 4 and tier < BATCH_TIER, flags >= 8
+local again, may_yield, at_once = flags % 4, flags % 8 >= 4 and tier < BATCH_TIER, flags % 16 >= 8
 local lanes = pinned_lanes()
 local region_of = {} -- of live candidates, only while pinned requests wait
 if lanes and count > 0 then
@@ -184,7 +189,8 @@ if duty_max > 0 then
   admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
 end
 if instead == '' and overflow_in_max == 0 and again == 0 then
-  if tier == FREE_TIER then
+  local counted = flags >= 16 and now - (redis.call('HGET', P .. 'stat', 'refused') or 0) < RETRIES_MS
+  if tier == FREE_TIER or counted then -- when it was refused
     redis.call('HINCRBY', P .. 'stat', 'n' .. tier, 1)
   else
     add_to(P .. 'stat', {'n', 'np', 'no', 'n' .. tier}, {1, prompt - (taken > 0 and hits[taken] or most), output, 1})
@@ -272,13 +278,13 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
     end
     if mine * redis.call('HLEN', P .. 'f' .. tier) < all then mark = mark * UNDER_SHARE end
     if wait > mark and draw * (SPAN - 1) * mark < wait - mark then
-      redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
       local retry = spread_retry(wait - mark, draw)
+      count_rejected()
       return {3, retry, string.format('%.17g', wait), explained}
     end
   end
   if is_over and not overflows then
-    redis.call('HINCRBY', P .. 'stat', 'shed' .. tier, 1)
+    count_rejected()
     local retry = spread_retry(DUTY_MS / 1000 * math.log(duty / duty_max), draw)
     return {3, retry, string.format('%.17g', backlog), explained}
   end
@@ -324,6 +330,7 @@ local is_full = waiting >= queue_max or (regions ~= '' and pinned_count(lanes) >
 if instead == '' and is_full then
   local rate = tonumber(redis.call('HGET', P .. 'stat', 'rate') or 0)
   drop_work({id})
+  redis.call('HSET', P .. 'stat', 'refused', now)
   return {2, rate <= 0 and 1 or math.max(1, math.min(RETRY_S_MAX, math.ceil((waiting + 1) / rate))), '', explained}
 end
 keep_work(id, payload, tenant)

@@ -9,7 +9,7 @@
 --   over hash stream → times that another request overtook it while it was first   late zset stream → end of its wait
 --   stat hash: v<tier> virtual time; popped, since, rate: how fast the queue moves; n, np, no: demand totals; qp<lane>,
 --     qo<lane>: queued prompt and output tokens; shed<tier>, sent, back, yielded: overload totals; yields: end of the
---     time that batch work yields
+--     time that batch work yields; refused: moment of the last refusal
 --   desired hash replica → requested state   asker hash replica → who requested it
 --   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
 --     for routing, or when it left, in us   blocks stream of changes of what replicas have cached

@@ -60,8 +60,9 @@ class Ladder:
         """``creating`` makes the stream, whose facts name the model that answers. Raises FabricUnavailable."""
         parts, work, jitter = self.parts, self.work, self.parts.random.random()
         outcome = await place(
-            parts.pools, parts.directory, work, cell, candidates, hashes, wait_s, jitter, at_once=True
-        )
+            parts.pools, parts.directory, work, cell, candidates, hashes, wait_s, jitter, at_once=True,
+            retried=self.call.retried,
+        )  # fmt: skip
         refused = outcome.placed
         if not isinstance(refused, Refused) or refused.why in ("bytes", "tenant_bytes"):
             return outcome

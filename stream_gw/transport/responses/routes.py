@@ -76,7 +76,8 @@ class ResponseRoutes:
     ) -> None:
         """Create the stream, and answer at once; it runs without a reader."""
         trace = request.trace(self._gateway.parts.tracer, "whole")
-        call = CreateCall(who, parsed, trace, key=request.header(b"idempotency-key"), on_named=on_named)
+        key = request.header(b"idempotency-key")
+        call = CreateCall(who, parsed, trace, key=key, retried=request.is_retry, on_named=on_named)
         opened = await self._gateway.streams.create(call)
         if opened is None:  # an Idempotency-Key attached to a stream that has ended without a frame
             await request.answer(204)
