@@ -240,11 +240,11 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def service_weights(infos: Sequence[ReplicaInfo]) -> Sequence[int]:
-    """Return the weight of each replica in a mean of what replicas have measured: its first tokens of the last minute.
+    """Return the weight of each replica in a mean of what replicas have measured: 1 or 0.
 
-    A replica that has served nothing reports defaults. They count only while no replica has served anything.
+    A new replica reports defaults. Until its first token they count only where no replica had one in the last minute.
     """
-    served = [sum(info.ttft_counts) for info in infos]
+    served = [int(any(info.ttft_counts)) for info in infos]
     return served if any(served) else [1 for _ in infos]
 
 

@@ -19,6 +19,8 @@ _SPEED_DECAY = 0.98
 _SAMPLE_TOKENS = 8192
 """A sample of the prefill speed ends at this many tokens, even if more prompts wait."""
 _FIRST_LENGTH_TOKENS = 256.0
+_FIRST_ANSWERS = 4
+"""Weight of the first length, in answers. The first answers to end are the short ones, which it makes up for."""
 _LENGTH_WEIGHT = 0.02
 _WINDOW_S = 60.0
 _SLOT_S = 5.0
@@ -54,13 +56,15 @@ class PrefillSpeed:
 
 
 class TypicalLength:
-    """Exponential moving average of the answers' lengths, in tokens."""
+    """Mean of the answers' lengths, in tokens, in which older answers soon weigh less."""
 
     def __init__(self) -> None:
         self.tokens = _FIRST_LENGTH_TOKENS
+        self._answers = _FIRST_ANSWERS
 
     def receive_end(self, tokens: int) -> None:
-        self.tokens += (tokens - self.tokens) * _LENGTH_WEIGHT
+        self._answers += 1
+        self.tokens += (tokens - self.tokens) * max(1 / self._answers, _LENGTH_WEIGHT)
 
 
 class TtftHistogram:

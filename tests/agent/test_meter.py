@@ -51,6 +51,16 @@ def test_the_usual_length_follows_answers_slowly() -> None:
     assert usual.tokens < 130
 
 
+def test_the_usual_length_of_a_new_replica_is_soon_its_own_and_not_that_of_its_first_short_answers() -> None:
+    """24 answers of 80 to 240 tokens begin at once, and the short ones end first."""
+    usual, seen = TypicalLength(), list[float]()
+    for tokens in range(80, 240, 7):
+        usual.receive_end(tokens)
+        seen.append(usual.tokens)
+    assert seen[0] == pytest.approx((4 * 256 + 80) / 5), "its first answer has a fifth of the weight"
+    assert all(120 < tokens < 200 for tokens in seen[4:]) and seen[-1] == pytest.approx(160, rel=0.1)
+
+
 def test_queue_time_is_what_the_prompts_computation_does_not_explain() -> None:
     meter = Meter(0.0)
     for k in range(200):

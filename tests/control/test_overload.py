@@ -161,7 +161,7 @@ def test_a_pool_keeps_an_objective_only_if_each_of_its_replicas_does() -> None:
     assert (found(50, 50), found(50, 80), found(50, 0)) == (50, 80, 0)
 
 
-def test_a_replica_counts_in_the_profile_by_what_it_serves() -> None:
+def test_a_new_replica_counts_in_the_profile_from_its_first_token() -> None:
     """A new one reports defaults: with its long answers and slow prompts the pool would seem to need more replicas."""
     load, name = EngineLoad(0, 0, 24), ReplicaId("r")
     served = ReplicaInfo(
@@ -172,8 +172,8 @@ def test_a_replica_counts_in_the_profile_by_what_it_serves() -> None:
         served, prefill_per_s=8000.0, decode_per_s=480.0, output_tokens_mean=256.0, bytes_per_token=4.0, ttft_counts=()
     )
     assert profile_of([served, new, new, new]) == ReplicaProfile(24, 4000.0, 600.0, 100.0, 3.0)
-    half = msgspec.structs.replace(new, ttft_counts=(0, 0, 90))
-    assert profile_of([served, half, new]) == ReplicaProfile(24, 6000.0, 540.0, 178.0, 3.5)
+    other = msgspec.structs.replace(new, ttft_counts=(0, 0, 1))
+    assert profile_of([served, other, new]) == ReplicaProfile(24, 6000.0, 540.0, 178.0, 3.5)
     assert profile_of([new]) == ReplicaProfile(24, 8000.0, 480.0, 256.0, 4.0), "nobody knows better"
 
 

@@ -114,7 +114,7 @@ def drain_cost(info: ReplicaInfo) -> tuple[int, int, ReplicaId]:
 
 
 def profile_of(ready: Sequence[ReplicaInfo]) -> ReplicaProfile | None:
-    """Mean profile of the ready replicas, each with the weight of what it serves; None without one."""
+    """Mean profile of the ready replicas that serve; None without a ready one."""
     if not ready:
         return None
     weights = service_weights(ready)
