@@ -69,7 +69,8 @@ async def place(
     overflow_pools = directory.overflow_pools(pool, model, work.regions) if terms.overflow_s else []
     if not overflow_pools:
         terms = terms._replace(overflow_s=0.0)
-    terms = terms._replace(at_once=at_once, retried=retried)
+    if at_once or retried:
+        terms = terms._replace(at_once=at_once, retried=retried)
     placed = await pools.place(pool, work, candidates, wait_s=wait_s, jitter=jitter, terms=terms)
     if isinstance(placed, Queued):
         return await _move_to_other_cell(pools, directory, work, pool, placed, hashes, wait_s, jitter)

@@ -3,10 +3,9 @@
 --   jitter, queue at most, pin ms, replica that loses it or '', bound, spill at, decode weight, repeat weight, overload
 --   terms (packed: reject mark, overflow mark, overflow in, replicas, flags: 1 returned, 2 moved here, 4 batch
 --   yields, 8 at once or not at all, 16 a retry, prefill duty at most, replicas on their way; '' none), span, under
---   share, miss, bytes of the pool's
---   requests at most, of the tenant's at most, replicas that produced it before (each between two \28),
---   regions that it is bound to (each after a \27, and one \27 at the end; '' any), its tenant's share; then of each
---   candidate: replica, matched tokens.
+--   share, miss, bytes of the pool's requests at most, of the tenant's at most, replicas that produced it before (each
+--   between two \28), regions that it is bound to (each after a \27, and one \27 at the end; '' any), its tenant's
+--   share; then of each candidate: replica, matched tokens.
 -- Returns {0, replica, reason, scored, expected ms to the first token} placed (without the last if it was before),
 --   {1, position, '', scored} queued, {2, retry after s, '', scored} refused because the queue is full,
 --   {3, retry after s, backlog s, scored} because the backlog is too long for its tier,
@@ -189,8 +188,9 @@ if duty_max > 0 then
   admitted_ms = (sums[1] or 0) * math.exp(((sums[2] or 0) - now) / DUTY_MS)
 end
 if instead == '' and overflow_in_max == 0 and again == 0 then
+  -- As ``Demand.count``: a retry was counted when it was refused
   local counted = flags >= 16 and now - (redis.call('HGET', P .. 'stat', 'refused') or 0) < RETRIES_MS
-  if tier == FREE_TIER or counted then -- when it was refused
+  if tier == FREE_TIER or counted then
     redis.call('HINCRBY', P .. 'stat', 'n' .. tier, 1)
   else
     add_to(P .. 'stat', {'n', 'np', 'no', 'n' .. tier}, {1, prompt - (taken > 0 and hits[taken] or most), output, 1})
