@@ -68,6 +68,8 @@ class Exchange:
         self.raw_headers: list[tuple[str, str]] = []
         self.pause_s = 0.0
         """After each KiB of a body: a reader that is slow."""
+        self._ended = False
+        """The chunked body that is read has had its last chunk."""
 
     @classmethod
     async def connect(cls, gate: Gate, receive_buffer: int | None = None) -> Exchange:
@@ -97,9 +99,12 @@ class Exchange:
             (name.lower(), value) for name, _, value in (line.partition(": ") for line in lines if line)
         ]
         self.headers = dict(self.raw_headers)
+        self._ended = False
 
     async def piece(self, within_s: float = ANSWER_S) -> bytes:
-        """The next piece of a chunked body; empty at its end."""
+        """The next piece of a chunked body; empty at its end, however often it is asked for."""
+        if self._ended:
+            return b""
         size = int(await self._within(self._reader.readuntil(b"\r\n"), within_s), 16)
         data = b""
         while len(data) < size + 2:
@@ -107,6 +112,7 @@ class Exchange:
             if self.pause_s:
                 await asyncio.sleep(self.pause_s)
         assert data.endswith(b"\r\n")
+        self._ended = not size
         return data[:-2]
 
     async def rest(self, within_s: float = ANSWER_S) -> bytes:
