@@ -62,14 +62,18 @@ def _gap(message: str) -> GatewayError:
     return GatewayError("protocol_error", message, retriable=True)
 
 
-def _opening(id: str | None, create: Create | None, tail: Position, mode: Mode) -> dict[str, Any]:
-    """Return the message that opens a channel: after the position ``tail``, or of a new stream."""
+def _opening(id: str | None, create: Create | None, tail: Position, mode: Mode, refused: int) -> dict[str, Any]:
+    """Return the message that opens a channel: after the position ``tail``, or of a new stream.
+
+    ``refused``: how often the create was refused.
+    """
     if id is not None:
         # A snapshot is one chunk of all that came before; after a first part, ``coalesce`` joins the rest.
         joined = "coalesce" if mode == "snapshot" and tail.seq else mode
         return {"t": "sub", "stream": id, "after": str(tail), "mode": joined}
     assert create is not None, "a stream has an id or makes one"
-    return {"t": "create", "body": create.body, "key": create.key, "mode": mode}
+    message = {"t": "create", "body": create.body, "key": create.key, "mode": mode}
+    return message | {"retry": refused} if refused else message
 
 
 class Stream:
@@ -109,11 +113,11 @@ class Stream:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._has_id = asyncio.Event()
-        self._paused = self._asked = False  # asked: a create of ours may be known to a gateway
+        # asked: a create of ours may be known to a gateway; refused: how often it was
+        self._paused, self._asked, self._refused = False, False, 0
         self._muted = False  # the reader is gone, the stream is still being cancelled
-        self._stops = 0  # cancels without an answer
+        self._tries = self._stops = 0  # stops: cancels without an answer
         self._leaves = False  # closed; only they are waited for
-        self._tries = 0
         self._timer: asyncio.TimerHandle | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._link: Link | None = None
@@ -232,8 +236,8 @@ class Stream:
         self._link = link
         self._ch = link.claim(self)
         self._asked = self._asked or self.id is None
-        message = _opening(self.id, self._create, self._filter.tail, self._mode)
-        link.post(message | {"ch": self._ch, "dialect": self.dialect})
+        opening = _opening(self.id, self._create, self._filter.tail, self._mode, self._refused)
+        link.post(opening | {"ch": self._ch, "dialect": self.dialect})
 
     def _detach(self, *, tell: bool) -> None:
         if self._lag_timer is not None:
@@ -333,7 +337,7 @@ class Stream:
         self._detach(tell=False)
         error = message.exception()
         if self.id is None:
-            self._asked = False  # refused: nothing runs
+            self._asked, self._refused = False, self._refused + 1  # refused: nothing runs
         if error.retriable:
             self._retry(error, error.retry_after_s or 0)
         else:

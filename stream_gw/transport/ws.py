@@ -271,7 +271,9 @@ class Session(CommandSession):
         request = await off_loop(len(body), lambda: parser(body))
         channel.reports_queue = message.queued
         # Readers leave with their socket, so its streams get the longer grace
-        call = CreateCall(who, request, trace, key=message.key, kept=True, dialect=message.dialect)
+        call = CreateCall(
+            who, request, trace, key=message.key, kept=True, dialect=message.dialect, retried=message.retry > 0
+        )
         opened = await self.gateway.streams.create(call)
         if opened is not None:
             subscribe(channel, opened, message.dialect)

@@ -25,6 +25,8 @@ class Create(msgspec.Struct, tag_field="t", tag="create"):
     """Send queue positions while the stream waits for a replica."""
     traceparent: str | None = None
     """W3C trace context."""
+    retry: Annotated[int, Meta(ge=0)] = 0
+    """How often this create was refused before."""
 
 
 class Sub(msgspec.Struct, tag_field="t", tag="sub"):

@@ -307,6 +307,7 @@ async def test_refusals_are_waited_out_or_told(browser: Browser, fake: FakeGatew
     fake.faults.refuse_create = [busy, wrong]
     script = "return (await fails(read(gateway.create(body())))).code;"
     assert await run_on(browser, target, script) == "invalid_request"
+    assert [message.get("retry") for message in fake.sent_by_client("create")] == [None, 1]
 
 
 async def test_closing_ends_every_stream(browser: Browser, fake: FakeGateway, target: Target) -> None:

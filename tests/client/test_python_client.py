@@ -233,6 +233,7 @@ async def test_a_retriable_refusal_is_waited_out_and_another_is_told(fake: FakeG
         with pytest.raises(GatewayError) as caught:
             await read(gateway.create(target.body()))
         assert caught.value.code == "invalid_request"
+        assert [message.get("retry") for message in fake.sent_by_client("create")] == [None, 1]
         assert await read(gateway.create(target.body())) == WHOLE
 
 

@@ -223,7 +223,11 @@ async def test_a_retry_of_a_refused_request_is_no_new_demand(platform: Running, 
             headers = {"x-stainless-retry-count": str(tries)}
             body = {"model": NARROW, "input": "Hello", "background": True}
             refusal(await narrow.ask("POST", "/v1/responses", body, headers), 503, "pool_full")
-        assert (await pools.demand_totals(NARROW)).requests - before == 8 + 3 + 1
+        async with narrow.socket() as socket:
+            for retry in range(2):
+                await socket.create(1, chat(1, model=NARROW), retry=retry)
+                assert (await socket.until_t("error", ch=1))["code"] == "pool_full"
+        assert (await pools.demand_totals(NARROW)).requests - before == 8 + 3 + 1 + 1
         for exchange in opened:
             await narrow.cancel(exchange.headers["x-stream-id"])
     await client.close()

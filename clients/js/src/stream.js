@@ -33,6 +33,7 @@ export class Stream {
     this._ended = false;
     this._paused = false;
     this._asked = false; // a create of ours may be known to a gateway
+    this._refused = 0; // how often our create was refused
     this._tries = 0;
     this._timer = null;
     this._lagTimer = null;
@@ -207,7 +208,8 @@ export class Stream {
       link.send({ t: "sub", ch: this._ch, stream: this.id, after: this._tailCursor(), dialect: this.dialect, mode });
     } else {
       this._asked = true;
-      link.send({ t: "create", ch: this._ch, dialect: this.dialect, body: this._body, key: this.key, mode: this._mode });
+      const create = { t: "create", ch: this._ch, dialect: this.dialect, body: this._body, key: this.key, mode: this._mode };
+      link.send(this._refused ? { ...create, retry: this._refused } : create);
     }
   }
 
@@ -347,7 +349,10 @@ export class Stream {
   _receiveError(message) {
     this._detach(false);
     const error = GatewayError.fromWire(message);
-    if (!this.id) this._asked = false; // refused: nothing runs
+    if (!this.id) {
+      this._asked = false; // refused: nothing runs
+      this._refused += 1;
+    }
     if (!error.retriable) this._finish("failed", { error });
     else this._retry(error, Math.max(1, (error.retryAfterS ?? 0) * 1000));
   }
