@@ -202,5 +202,6 @@ class Leader:
         """Tell the platform which replicas may go. Not part of a look, because it may take longer than a term."""
         while True:
             if self._term:
-                self._announced = await self._marker.mark_only({p.victim for p in self._plans.values() if p.victim})
+                victims = {victim for plan in self._plans.values() for victim in plan.victims}
+                self._announced = await self._marker.mark_only(victims)
             await asyncio.sleep(LOOK_EVERY_S)

@@ -49,7 +49,7 @@ def decision_kind(old: PoolPlan | None, new: PoolPlan) -> str:
         return "up" if (new.pods, new.ready) > (old.pods, old.ready) else "down"
     if new.resting not in (old.resting, None):
         return "rest"
-    return "victim" if new.victim not in (old.victim, None) else "other"
+    return "victim" if set(new.victims).difference(old.victims) else "other"
 
 
 class ControllerMetrics:

@@ -92,7 +92,7 @@ class PoolPlanner:
             await self._pools.demand_totals(self._pool),
             await self._control.held_s(self._pool) > 0,
             self._clock.now_us() / 1e6,
-            known.victim if known is not None and known.victim in announced else None,
+            announced & set(known.victims) if known is not None else frozenset(),
         )
         overload_totals = await self._pools.overload_totals(self._pool)
         self._rollout.update(seen.infos)
@@ -175,7 +175,7 @@ class PoolPlanner:
         self._decisions.report(
             "scale",
             self._pool,
-            replica=plan.victim or plan.resting or "",
+            replica=next(iter(plan.victims), plan.resting or ""),
             state=f"{plan.ready} ready, {plan.warm} warm, {plan.pods} in all",
             reason=plan.reason,
             figures=plan.figures,

@@ -49,8 +49,8 @@ class ControllerScaler:
 
     def decide(self, fleet: Elastic) -> tuple[PoolPlan, Moves]:
         """Decide without acting, but for the overload marks, which gateways know from now on."""
-        victim = self._scaler.plan.victim if self._scaler.plan else None
-        plan, moves, _ = self._scaler.decide(self._observe(fleet, victim), fleet.now_s)
+        marked = frozenset(self._scaler.plan.victims if self._scaler.plan else ())
+        plan, moves, _ = self._scaler.decide(self._observe(fleet, marked), fleet.now_s)
         fleet.marks = plan.overload_marks
         return plan, moves
 
@@ -68,13 +68,12 @@ class ControllerScaler:
         if len(there) < plan.pods:
             fleet.request_replicas(plan.pods - len(there))
         elif len(there) > plan.pods:
+            victims = [index[name] for name in plan.victims if name in index]
             cold = [i for i in there if not fleet.is_up(i)]
-            if plan.victim is not None and plan.victim in index:
-                fleet.end(index[plan.victim])
-            elif cold:
-                fleet.end(cold[-1])
+            for gone in victims[: len(there) - plan.pods] or cold[-1:]:
+                fleet.end(gone)
 
-    def _observe(self, fleet: Elastic, victim: ReplicaId | None) -> Observation:
+    def _observe(self, fleet: Elastic, marked: frozenset[ReplicaId]) -> Observation:
         """Return what a leading controller would read of this fleet."""
         self._count_first_tokens(fleet)
         infos = [self._replica_info(fleet, i) for i in fleet.present() if fleet.is_up(i)]
@@ -89,7 +88,7 @@ class ControllerScaler:
             queues,
             DemandTotals(*fleet.pool.demand.arrived),
             at_unix_s=self._begin_unix_s + fleet.now_s,
-            marked=victim,
+            marked=marked,
         )
 
     def _count_first_tokens(self, fleet: Elastic) -> None:

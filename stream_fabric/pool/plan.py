@@ -51,8 +51,8 @@ class PoolPlan(
     """Total number of replicas, for the scaler. It exceeds ``ready`` + ``warm`` until a surplus replica may stop."""
     resting: ReplicaId | None = None
     """Replica that finishes its streams and takes no new ones; None: none."""
-    victim: ReplicaId | None = None
-    """Replica without work that should be stopped (scale-down target); None: none."""
+    victims: tuple[ReplicaId, ...] = ()
+    """Replicas without work that should be stopped (scale-down targets)."""
     typical_replica: ReplicaProfile | None = None
     models: tuple[str, ...] = ()
     """Models declared for the pool. Requests for them wait while the pool has no replica."""

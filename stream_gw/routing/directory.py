@@ -323,7 +323,7 @@ class Directory:
             marks.overflow_s if marks.adjacent else 0.0,
             replicas=count,
             duty_max=duty_max,
-            relief=self._view(cell).relief(SPAN * reject_s, plan.victim, regions),
+            relief=self._view(cell).relief(SPAN * reject_s, plan.victims, regions),
             batch_yields=marks.batch_yields,
         )
 

@@ -62,7 +62,7 @@ class PoolView:
         """Streams in flight and queued: at the last read, with those that this gateway has begun and ended since."""
         self.has_older_agents = False
         """True if a replica's agent is older and numbers no changes: they show only in reads of all replicas."""
-        self._reliefs: dict[tuple[float, ReplicaId | None, Lane], float] = {}
+        self._reliefs: dict[tuple[float, tuple[ReplicaId, ...], Lane], float] = {}
         """Replies of ``relief`` since the replicas changed."""
         self._known: dict[ReplicaId, ReplicaInfo | None] = {}
         self._live: dict[ReplicaId, ReplicaInfo] = {}
@@ -144,18 +144,18 @@ class PoolView:
         told = [info.load.max_model_len for info in self.serving(model, regions) if info.state == "ready"]
         return largest_context(told) if told else None
 
-    def relief(self, horizon_s: float, victim: ReplicaId | None, regions: Lane = ()) -> float:
+    def relief(self, horizon_s: float, victims: tuple[ReplicaId, ...], regions: Lane = ()) -> float:
         """Return the standby replicas that come up within ``horizon_s`` (see ``overload.relief``); 0: no horizon.
 
-        ``victim``: the replica that is to leave. Replicas that start are not counted: their time is known to tens of
+        ``victims``: the replicas that are to leave. Replicas that start are not counted: their time is known to tens of
         seconds, and the horizon is shorter.
         """
-        known = self._reliefs.get((horizon_s, victim, regions))
+        known = self._reliefs.get((horizon_s, victims, regions))
         if known is None:
-            standby = [info for info in self.replicas if info.replica != victim and admits(regions, info.region)]
+            standby = [info for info in self.replicas if info.replica not in victims and admits(regions, info.region)]
             up_in_s = [PROMOTION_S for info in standby if info.state == "warm"]
             up_in_s += [PROMOTION_S + info.wake_s for info in standby if info.state == "sleeping" and info.wake_s]
-            known = self._reliefs[horizon_s, victim, regions] = relief(up_in_s, horizon_s)
+            known = self._reliefs[horizon_s, victims, regions] = relief(up_in_s, horizon_s)
         return known
 
     @property

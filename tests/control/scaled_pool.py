@@ -70,7 +70,7 @@ class Pod:
 @dataclass
 class World:
     """A pool under ``rate(t)`` requests a second, each of which holds a slot for ten seconds. Looked at each
-    second; its pods follow ``plan.pods`` as a Deployment's do: new ones at once but cold, of too many the victim."""
+    second; its pods follow ``plan.pods`` as a Deployment's do: new ones at once but cold, of too many the victims."""
 
     rate: Callable[[float], float]
     policy: ScalePolicy = POLICY
@@ -96,7 +96,7 @@ class World:
             self.pods.append(Pod(ReplicaId(f"r{len(self.plans):05}-{len(self.pods):03}"), self.now + cold_s, wants))
         return self
 
-    def seen(self, marked: ReplicaId | None) -> Observation:
+    def seen(self, marked: frozenset[ReplicaId]) -> Observation:
         waiting = int(self.queue)
         return Observation(
             [pod.info(self.now) for pod in self.pods],
@@ -120,7 +120,7 @@ class World:
             self.queue -= 1
             least.running += 1
             self.ends_at.append((self.now + STREAM_S, least))
-        marked = self.scaler.plan.victim if self.scaler.plan else None
+        marked = frozenset(self.scaler.plan.victims if self.scaler.plan else ())
         plan, moves, self.figures = self.scaler.decide(self.seen(marked), self.now)
         for pod in self.pods:
             if pod.name in moves.promote:
@@ -137,9 +137,10 @@ class World:
         if self.boots and len(self.pods) < plan.pods:
             self.boot(plan.pods - len(self.pods), cold_s=self.policy.cold_start_s)
         if self.ends and len(self.pods) > plan.pods:
-            (gone,) = [pod for pod in self.pods if pod.name == plan.victim]
-            assert not gone.running, "a replica that runs something is ended"
-            self.pods.remove(gone)
+            gone = [pod for pod in self.pods if pod.name in plan.victims]
+            assert len(gone) == len(self.pods) - plan.pods
+            assert not any(pod.running for pod in gone), "a replica that runs something is ended"
+            self.pods = [pod for pod in self.pods if pod not in gone]
         self.plans.append((self.now, plan))
         return plan
 

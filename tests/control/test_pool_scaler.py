@@ -166,7 +166,7 @@ def test_load_that_comes_back_takes_the_rested_one_at_once() -> None:
     assert any(pod.wants == "warm" for pod in world.pods)
     world.run(30)
     assert [pod.wants for pod in world.pods[:3]] == ["ready"] * 3
-    assert world.plans[-1][1].victim is None
+    assert not world.plans[-1][1].victims
 
 
 @pytest.mark.parametrize("why", ["held", "rollout", "draining", "coming", "gap"])
@@ -187,7 +187,7 @@ def test_nothing_is_taken_away_while(why: str) -> None:
                 world.now += GAP_S
         world.step()
     there = 4 - (why == "draining")
-    assert {(plan.ready, plan.resting, plan.victim) for _, plan in world.plans} == {(there, None, None)}
+    assert {(plan.ready, plan.resting, plan.victims) for _, plan in world.plans} == {(there, None, ())}
     assert min(plan.pods for _, plan in world.plans) >= there
 
 

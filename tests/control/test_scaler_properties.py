@@ -73,7 +73,7 @@ def test_whatever_is_seen_nothing_is_taken_by_mistake(
                 for k, state, running, revision in pods
             ]
         now, total = now + passed_s, total + arrived
-        marked = before.victim if before and marks else None
+        marked = frozenset(before.victims if before and marks else ())
         lines = [TierQueue(waiting, 1.0, 100 * waiting, OUTPUT * waiting), TierQueue(0, 0, 0, 0), TierQueue(0, 0, 0, 0)]
         plan, moves, figures = scaler.decide(
             Observation(infos, lines, DemandTotals(total, total, total), held, now, marked), now
@@ -100,11 +100,11 @@ def _check(
     taking = [info.replica for info in by_name.values() if info.state == "ready"]
     assert len(set(taking) - set(moves.rest)) >= min(plan.ready, len(taking)) or len(moves.rest) == 1
     assert not moves.promote or not moves.rest
-    assert plan.resting not in moves.promote and plan.victim not in moves.promote
-    assert plan.victim is None or by_name[plan.victim].load.running == 0
+    assert not {plan.resting, *plan.victims} & {*moves.promote}
+    assert not any(by_name[victim].load.running for victim in plan.victims)
     sleeping = [by_name[name] for name in moves.sleep]
     assert all(info.state == "warm" and not info.load.running for info in sleeping)
-    assert not sleeping or not {plan.resting, plan.victim, *moves.promote} & {*moves.sleep}
+    assert not sleeping or not {plan.resting, *plan.victims, *moves.promote} & {*moves.sleep}
     assert sum(info.state == "warm" for info in by_name.values()) - len(sleeping) >= policy.awake_min or not sleeping
 
 
@@ -113,7 +113,7 @@ def _check_step(
     new: PoolPlan,
     by_name: dict[ReplicaId, ReplicaInfo],
     held: bool,
-    marked: ReplicaId | None,
+    marked: frozenset[ReplicaId],
     policy: ScalePolicy,
 ) -> None:
     states = [info.state for info in by_name.values()]
@@ -129,11 +129,14 @@ def _check_step(
         assert not disturbed and by_name[new.resting].state == "ready"
         assert states.count("ready") > new.ready
         assert old.resting is None or old.resting not in by_name or by_name[old.resting].load.running == 0
-    if new.victim is not None and new.victim != old.victim:
-        assert not disturbed and by_name[new.victim].state in ("warm", "sleeping")
+    if {*new.victims} - {*old.victims}:
+        assert not disturbed and not old.victims, "all at once"
+        assert {by_name[victim].state for victim in new.victims} <= {"warm", "sleeping"}
+        assert len(new.victims) <= new.pods - new.ready - new.warm
     if new.pods < old.pods:
         assert not disturbed
         if present >= old.pods:
-            assert new.pods == old.pods - 1 and old.victim == marked == new.victim
+            assert new.victims and {*new.victims} <= marked
+            assert new.pods == max(old.pods - len(new.victims), new.ready + new.warm)
         else:
             assert new.pods >= present, "what is there stays"

@@ -103,7 +103,7 @@ async def test_a_replica_that_rests_finishes_its_streams_and_is_promoted_within_
             assert not any(stream.done() for stream in streams)
             assert [await stream for stream in streams] == [700] * 4, "each to its end"
             plan = await until(control, "duo", lambda plan: plan.pods == 1, "the count to fall")
-            assert plan.victim == resting.resting and all(agent.poll() is None for agent in agents)
+            assert plan.victims == (resting.resting,) and all(agent.poll() is None for agent in agents)
 
             # More than one replica runs: the one that was to go is promoted long before another could have come
             loop = asyncio.get_running_loop()

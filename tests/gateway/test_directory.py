@@ -126,7 +126,7 @@ async def test_standby_replicas_count_as_far_as_they_come_up_in_time() -> None:
         )
     ]  # fmt: skip
     marks = OverloadMarks((10.0, 5.0, 0.0))
-    pools.planned = {"p": PoolPlan(1, 4, 6, overload_marks=marks, victim=ReplicaId("gone"))}
+    pools.planned = {"p": PoolPlan(1, 4, 6, overload_marks=marks, victims=(ReplicaId("gone"),))}
     directory = Directory(pools, pools.plans)
     assert await directory.pool_of("m") == "p"
 

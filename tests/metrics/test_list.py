@@ -326,11 +326,11 @@ def test_a_pool_that_is_to_have_a_replica_and_has_none_is_short() -> None:
         ({"ready": 2}, "down"),
         ({"pods": 3}, "down"),
         ({"resting": "r"}, "rest"),
-        ({"victim": "r"}, "victim"),
-        ({"victim": None}, "other"),
+        ({"victims": ("v", "r")}, "victim"),
+        ({"victims": ()}, "other"),
     ],
 )
 def test_a_decision_is_counted_by_what_it_is(change: dict[str, Any], kind: str) -> None:
-    old = PoolPlan(3, 1, 4, victim=ReplicaId("v"))
+    old = PoolPlan(3, 1, 4, victims=(ReplicaId("v"),))
     assert decision_kind(old, msgspec.structs.replace(old, **change)) == kind
     assert decision_kind(None, old) == "other"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -26,8 +26,8 @@ class Observation(NamedTuple):
     held: bool = False
     """An operator forbids scaling down."""
     at_unix_s: float = 0.0
-    marked: ReplicaId | None = None
-    """Scale-down target that the platform (Kubernetes) has been told of."""
+    marked: Set[ReplicaId] = frozenset()
+    """Scale-down targets that the platform (Kubernetes) has been told of."""
 
 
 class PendingWork(NamedTuple):

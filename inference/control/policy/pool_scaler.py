@@ -126,14 +126,14 @@ class PoolScaler:
 
 
 def _forget_gone(plan: PoolPlan, fleet: FleetView) -> PoolPlan:
-    """Clear the plan's resting replica if it is done, and the scale-down target if it is gone or has work."""
+    """Clear the plan's resting replica if it is done, and the scale-down targets that are gone or have work."""
     if plan.resting is not None and (plan.resting not in fleet.by_name or fleet.is_idle(plan.resting)):
         plan = msgspec.structs.replace(plan, resting=None)
-    if plan.victim is not None and not fleet.is_idle(plan.victim):
-        plan = msgspec.structs.replace(plan, victim=None)
+    if not all(map(fleet.is_idle, plan.victims)):
+        plan = msgspec.structs.replace(plan, victims=tuple(filter(fleet.is_idle, plan.victims)))
     return plan
 
 
 def _decided_fields(plan: PoolPlan) -> tuple[object, ...]:
     """The fields of a plan whose change needs a reason."""
-    return plan.ready, plan.warm, plan.pods, plan.resting, plan.victim
+    return plan.ready, plan.warm, plan.pods, plan.resting, plan.victims

@@ -1,7 +1,7 @@
 """How many replicas a pool is to have: ready, warm and in total. Pure: time is an argument.
 
 The pool grows at once, by as much as it needs. It shrinks by half of its surplus at a time, and only while the whole
-fleet is as planned.
+fleet is as planned. Of the replicas that rest, all that are idle leave together.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from inference.control.policy.fleet_view import FleetView, Observation, drain_co
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.control.policy.schedule import scheduled_event
 from stream_fabric.pool.plan import PoolPlan
+from stream_fabric.stream.ids import ReplicaId
 
 
 class PoolSize:
@@ -111,7 +112,7 @@ class PoolSize:
         """Return the plan with fewer ready replicas, if their utilisation has been low for long enough."""
         ready = plan.ready
         # One step at a time. And the replicas must be the planned ones: else their utilisation says nothing about fewer
-        done = plan.resting is None and plan.victim is None and plan.pods == ready + plan.warm
+        done = plan.resting is None and not plan.victims and plan.pods == ready + plan.warm
         as_planned = calm and done and figures.ready == ready
         is_low = figures.ready > 0 and figures.utilisation < policy.utilisation_low
         low_s = self._timers.update("low", is_low, passed_s)
@@ -157,7 +158,7 @@ def _count_pods(
     *,
     calm: bool,
 ) -> PoolPlan:
-    """Return the plan with the total count: it grows at once, and shrinks by one idle replica at a time."""
+    """Return the plan with the total count: it grows at once, and shrinks by the idle replicas that are not needed."""
     warm = policy.warm_count(plan.ready, filled, figures.jump)
     plan = msgspec.structs.replace(plan, warm=warm)
     wanted = plan.ready + warm
@@ -165,9 +166,9 @@ def _count_pods(
         reason = f"{plan.reason}; replicas in total from {plan.pods} to {wanted}"
         if warm > policy.warm_count(plan.ready):
             reason += f", {warm} of them warm for arrival jumps of {figures.jump:.2f} replicas of work"
-        return msgspec.structs.replace(plan, pods=wanted, victim=None, reason=reason)
+        return msgspec.structs.replace(plan, pods=wanted, victims=(), reason=reason)
     # The extra replica that a rollout starts is not a wanted one
-    if fleet.present > plan.pods and plan.victim is None and fleet.one_revision:
+    if fleet.present > plan.pods and not plan.victims and fleet.one_revision:
         reason = f"replicas in total from {plan.pods} to {fleet.present}: so many exist"
         return msgspec.structs.replace(plan, pods=fleet.present, reason=reason)
     if wanted == plan.pods or not calm:
@@ -177,15 +178,25 @@ def _count_pods(
         reason = f"replicas in total from {plan.pods} to {pods}: the missing ones did not start"
         return msgspec.structs.replace(plan, pods=pods, reason=reason)
     spare = [name for name in fleet.idle if name != plan.resting]
-    if plan.victim is None:
-        if len(spare) > warm:
-            victim = min(spare, key=lambda name: drain_cost(fleet.by_name[name]))
-            reason = f"{victim} is idle and the next to leave: {len(spare)} are warm, {warm} are planned"
-            return msgspec.structs.replace(plan, victim=victim, reason=reason)
-    elif fleet.present == plan.pods and seen.marked == plan.victim:
-        reason = f"replicas in total from {plan.pods} to {plan.pods - 1}: {plan.victim} leaves"
-        return msgspec.structs.replace(plan, pods=plan.pods - 1, reason=reason)
+    if not plan.victims:
+        surplus = min(len(spare) - warm, plan.pods - wanted)
+        if surplus > 0:
+            victims = tuple(sorted(spare, key=lambda name: drain_cost(fleet.by_name[name]))[:surplus])
+            who = f"{_named(victims)} {'is' if surplus == 1 else 'are'} idle and the next to leave"
+            reason = f"{who}: {len(spare)} are warm, {warm} are planned"
+            return msgspec.structs.replace(plan, victims=victims, reason=reason)
+    elif fleet.present == plan.pods and seen.marked >= set(plan.victims):
+        pods = max(plan.pods - len(plan.victims), wanted)
+        leaves = "leaves" if len(plan.victims) == 1 else "leave"
+        reason = f"replicas in total from {plan.pods} to {pods}: {_named(plan.victims)} {leaves}"
+        return msgspec.structs.replace(plan, pods=pods, reason=reason)
     return plan
+
+
+def _named(victims: tuple[ReplicaId, ...]) -> str:
+    """The victims for a reason; the plan has all their names."""
+    first, *others = victims
+    return f"{first} and {len(others)} others" if others else first
 
 
 def _increased(ready: int, share: float) -> int:

@@ -51,7 +51,7 @@ class ReplicaChoice:
         *,
         calm: bool,
     ) -> tuple[PoolPlan, Moves]:
-        """Return the plan with ``resting`` and ``victim`` as chosen, and the moves."""
+        """Return the plan with ``resting`` as chosen, and the moves."""
         plan, moves = self._promote_or_rest(plan, fleet, seen, passed_s, now, calm=calm)
         sleep = self._replicas_to_sleep(plan, fleet, policy, now)  # idle time counts also while nothing may fall asleep
         return plan, moves if moves.promote or seen.held else moves._replace(sleep=sleep)
@@ -92,7 +92,7 @@ class ReplicaChoice:
         warm = [
             info
             for info in fleet.rested
-            if info.state == "warm" and not streams_of(info) and info.replica not in (plan.resting, plan.victim)
+            if info.state == "warm" and not streams_of(info) and info.replica not in (plan.resting, *plan.victims)
         ]
         self._idle_since = {info.replica: self._idle_since.get(info.replica, now) for info in warm}
         due = [
@@ -105,12 +105,12 @@ class ReplicaChoice:
 
 
 def _promote(plan: PoolPlan, fleet: FleetView, count: int) -> tuple[PoolPlan, Moves]:
-    """Promote rested replicas: first the resting one, whose cache is warmest; last the scale-down target."""
+    """Promote rested replicas: first the resting one, whose cache is warmest; last the scale-down targets."""
 
     def order(info: ReplicaInfo) -> tuple[bool, bool, bool, float, int, ReplicaId]:
         asleep = info.state == "sleeping"
         wake_s = info.wake_s if asleep else 0.0
-        is_resting, is_victim = info.replica == plan.resting, info.replica == plan.victim
+        is_resting, is_victim = info.replica == plan.resting, info.replica in plan.victims
         return not is_resting, is_victim, asleep, wake_s, -info.prefix_blocks, info.replica
 
     names = [info.replica for info in sorted(fleet.rested, key=order)]
@@ -119,6 +119,7 @@ def _promote(plan: PoolPlan, fleet: FleetView, count: int) -> tuple[PoolPlan, Mo
     promoted = tuple(names[:count])
     if plan.resting in promoted:
         plan = msgspec.structs.replace(plan, resting=None)
-    if plan.victim in promoted:
-        plan = msgspec.structs.replace(plan, victim=None)
+    if any(victim in promoted for victim in plan.victims):
+        victims = tuple(victim for victim in plan.victims if victim not in promoted)
+        plan = msgspec.structs.replace(plan, victims=victims)
     return plan, Moves(promoted)

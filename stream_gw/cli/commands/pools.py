@@ -151,8 +151,8 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
         lines.append(f"  wanted: {plan.ready} ready, {plan.warm} warm, {plan.pods} in all")
         if plan.resting:
             lines.append(f"  going to sleep: {plan.resting}, once its streams have ended")
-        if plan.victim:
-            lines.append(f"  to be removed: {plan.victim}, which is idle")
+        if plan.victims:
+            lines.append(f"  to be removed, idle: {', '.join(plan.victims)}")
         if plan.rejecting_tiers:
             lines.append(f"  rejected recently for overload, tiers: {', '.join(plan.rejecting_tiers)}")
         if plan.is_overflowing and plan.overload_marks:
