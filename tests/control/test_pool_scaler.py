@@ -14,6 +14,7 @@ from inference.control.policy.pool_scaler import GAP_S
 from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.pool.plan import ReplicaProfile
 from stream_fabric.pool.records import DemandTotals
+from stream_fabric.stream.ids import ReplicaId
 from tests.control.scaled_pool import POLICY, SLOTS, SLOW, STREAM_S, World, changes
 
 # --- up ------------------------------------------------------------------------------------------------------
@@ -156,6 +157,41 @@ def test_a_long_stream_keeps_its_replica() -> None:
     world.pods[[pod.name for pod in world.pods].index(plan.resting)].running = 0
     world.run(10)
     assert world.plans[-1][1].pods == 1
+
+
+def test_idle_replicas_that_are_too_many_leave_together() -> None:
+    world = World(lambda t: 0.2).boot(33)
+    world.run(600)
+    counts = [plan.pods for _, plan in world.plans]
+    falls = [old - new for old, new in pairwise(counts) if new < old]
+    assert counts[0] == 33 and counts[-1] <= 3
+    assert falls[0] > 10 and len(falls) <= 10, "half of the surplus at a time, and not one by one"
+
+
+def test_replicas_leave_only_when_all_of_them_are_marked() -> None:
+    world = World(lambda t: 0.2).boot(9)
+    while not world.step().victims:
+        pass
+    plan = world.plans[-1][1]
+    assert len(plan.victims) > 1
+    for marked in (frozenset[ReplicaId](), frozenset(plan.victims[1:])):
+        world.now += 1
+        assert world.scaler.decide(world.seen(marked), world.now)[0].pods == 9
+    world.now += 1
+    plan = world.scaler.decide(world.seen(frozenset(plan.victims)), world.now)[0]
+    assert plan.pods == 9 - len(plan.victims)
+    assert f"{plan.victims[0]} and {len(plan.victims) - 1} others leave" in plan.reason
+
+
+def test_a_replica_that_gets_work_before_it_is_marked_stays() -> None:
+    world = World(lambda t: 0.2).boot(9)
+    while not world.step().victims:
+        pass
+    first, *others = world.plans[-1][1].victims
+    world.pods[[pod.name for pod in world.pods].index(first)].running = 1
+    world.now += 1
+    plan = world.scaler.decide(world.seen(frozenset([first, *others])), world.now)[0]
+    assert list(plan.victims) == others and plan.pods == 9 - len(others)
 
 
 def test_load_that_comes_back_takes_the_rested_one_at_once() -> None:

@@ -487,7 +487,10 @@ def test_a_pool_asks_for_one_number_and_knows_what_to_do_without() -> None:
     assert (pool["minReplicaCount"], pool["maxReplicaCount"]) == (2, 40)
     behavior = pool["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
-    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 15}]
+    assert behavior["scaleDown"]["policies"] == [
+        {"type": "Pods", "value": 4, "periodSeconds": 15},
+        {"type": "Percent", "value": 100, "periodSeconds": 15},
+    ]
     assert {one["tolerance"] for one in behavior.values()} == {"0"}, "or eleven wanted of ten would be near enough"
 
 
