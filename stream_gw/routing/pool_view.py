@@ -152,7 +152,8 @@ class PoolView:
         """
         known = self._reliefs.get((horizon_s, victims, regions))
         if known is None:
-            standby = [info for info in self.replicas if info.replica not in victims and admits(regions, info.region)]
+            leaving = set(victims)
+            standby = [info for info in self.replicas if info.replica not in leaving and admits(regions, info.region)]
             up_in_s = [PROMOTION_S for info in standby if info.state == "warm"]
             up_in_s += [PROMOTION_S + info.wake_s for info in standby if info.state == "sleeping" and info.wake_s]
             known = self._reliefs[horizon_s, victims, regions] = relief(up_in_s, horizon_s)

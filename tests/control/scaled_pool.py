@@ -137,8 +137,9 @@ class World:
         if self.boots and len(self.pods) < plan.pods:
             self.boot(plan.pods - len(self.pods), cold_s=self.policy.cold_start_s)
         if self.ends and len(self.pods) > plan.pods:
-            gone = [pod for pod in self.pods if pod.name in plan.victims]
-            assert len(gone) == len(self.pods) - plan.pods
+            surplus = len(self.pods) - plan.pods
+            gone = [pod for pod in self.pods if pod.name in plan.victims][:surplus]
+            assert len(gone) == surplus
             assert not any(pod.running for pod in gone), "a replica that runs something is ended"
             self.pods = [pod for pod in self.pods if pod not in gone]
         self.plans.append((self.now, plan))

@@ -183,6 +183,18 @@ def test_replicas_leave_only_when_all_of_them_are_marked() -> None:
     assert f"{plan.victims[0]} and {len(plan.victims) - 1} others leave" in plan.reason
 
 
+@pytest.mark.parametrize("total", [7, 9])
+def test_victims_that_are_wanted_again_do_not_end_all_further_shrinking(total: int) -> None:
+    world = World(lambda t: 0.2).boot(9)
+    while not world.step().victims:
+        pass
+    plan = world.plans[-1][1]
+    world.scaler.policy = msgspec.structs.replace(world.policy, warm_min=total - plan.ready)
+    warm = total - plan.ready
+    plan = world.run(600)
+    assert (plan.ready, plan.pods, len(world.pods)) == (1, 1 + warm, 1 + warm)
+
+
 def test_a_replica_that_gets_work_before_it_is_marked_stays() -> None:
     world = World(lambda t: 0.2).boot(9)
     while not world.step().victims:

@@ -171,8 +171,14 @@ def _count_pods(
     if fleet.present > plan.pods and not plan.victims and fleet.one_revision:
         reason = f"replicas in total from {plan.pods} to {fleet.present}: so many exist"
         return msgspec.structs.replace(plan, pods=fleet.present, reason=reason)
-    if wanted == plan.pods or not calm:
+    if not calm:
         return plan
+    if wanted == plan.pods:
+        if not plan.victims or fleet.present > plan.pods:
+            return plan
+        # More are wanted than when they were chosen. A victim that nothing removes would end all further shrinking
+        reason = f"{_named(plan.victims)} may stay: {wanted} replicas in total are planned"
+        return msgspec.structs.replace(plan, victims=(), reason=reason)
     if fleet.present < plan.pods:  # they did not start in all that time, and nobody needs them
         pods = max(wanted, fleet.present)
         reason = f"replicas in total from {plan.pods} to {pods}: the missing ones did not start"
