@@ -22,16 +22,17 @@ LEVEL_S, MEMORY_S = 120, 600
 """Spans in seconds of the level's mean, and of its highest value."""
 FOR_S = 60.0
 """Duration of a step."""
+RAMPS_S = (1.0, 30.0)
+"""Seconds in which requests rise to five times: suddenly, and as in the benchmark's scene."""
 
 
 class Detection(NamedTuple):
     """Result for one trace. Times are in seconds from the first second of a step."""
 
-    at_once_s: list[float]
-    """By step: the time until more replicas are wanted, if requests rise to five times within a second. Each copy of a
-    request comes a second after the one before, so the rate is whole after four more."""
-    ramp_s: list[float]
-    """The same if they rise to five times within 30 s."""
+    delays_s: dict[float, list[float]]
+    """By the seconds in which requests rise to five times: for each step the time until more replicas are wanted. Each
+    copy of a request comes a second after the one before, so a rate that rises within a second is whole after four
+    more."""
     false_per_day: float
     """Wishes without a step that nothing followed (``false_per_day``)."""
 
@@ -42,18 +43,24 @@ def step_moments(requests: Sequence[Request], steps: int) -> list[float]:
     return [MEMORY_S + (until_s - MEMORY_S - FOR_S) * number / steps for number in range(steps)]
 
 
-def detection(requests: Sequence[Request], seed: int, steps: int = 40, sigmas: float = SIGMAS) -> Detection:
+def detection(
+    requests: Sequence[Request],
+    seed: int,
+    steps: int = 40,
+    sigmas: float = SIGMAS,
+    ramps_s: Sequence[float] = RAMPS_S,
+) -> Detection:
     """Begin a step at many moments of the traffic, one at a time, and watch the traffic without any."""
-    at_once, ramp = (
-        [
-            _seen_after_s(stepped(requests, Step(STEP_TIMES, at_s, FOR_S, ramp), seed), at_s, sigmas)
+    delays_s = {
+        ramp_s: [
+            _seen_after_s(stepped(requests, Step(STEP_TIMES, at_s, FOR_S, ramp_s), seed), at_s, sigmas)
             for at_s in step_moments(requests, steps)
         ]
-        for ramp in (1.0, 30.0)
-    )
+        for ramp_s in ramps_s
+    }
     looks = _looks(requests, requests[-1].at_s, sigmas)
     alarms = [look.at_s for look in looks if look.per_s > ROOM * look.level_per_s]
-    return Detection(at_once, ramp, false_per_day(requests, alarms))
+    return Detection(delays_s, false_per_day(requests, alarms))
 
 
 def quantiles(times_s: Sequence[float]) -> str:

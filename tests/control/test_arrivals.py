@@ -57,6 +57,6 @@ def test_the_bench_finds_a_step_and_counts_wishes_that_nothing_followed() -> Non
         at_s += rng.expovariate(40.0 if 1000 <= at_s < 1007 else 10.0)
         requests.append(Request(len(requests), at_s, 100, 10, (), str(len(requests))))
     found = detection(requests, 0, steps=6)
-    assert all(time_s < 30 for time_s in found.at_once_s) and min(found.at_once_s) < 5
-    assert sum(found.ramp_s) > sum(found.at_once_s)
+    assert all(time_s < 30 for time_s in found.delays_s[1.0]) and min(found.delays_s[1.0]) < 5
+    assert sum(found.delays_s[30.0]) > sum(found.delays_s[1.0])
     assert found.false_per_day * 900 / 86_400 == pytest.approx(1, abs=0.01)
