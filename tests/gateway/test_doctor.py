@@ -40,6 +40,7 @@ from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import RedisServer, Secured, SentinelSetup
 from tests.support.stores import make_store
 from tests.support.tls import Authority, need_tls
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
 
@@ -71,16 +72,23 @@ def test_is_content_with_a_running_platform(platform: Running) -> None:
     assert "MISSING" not in done.stdout
 
 
-def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
+async def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
+    async def counted(more: int) -> str | None:
+        """What doctor tells while the platform's own replicas and ``more`` are alive, before it looked and after."""
+        for _ in range(2):
+            if len(await asyncio.to_thread(platform.replicas)) != len(platform.agents) + more:
+                return None
+            done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", platform.redis_url)
+        return done.stdout
+
+    own = len(platform.agents)
     with platform.agent("patient") as agent:
-        done = run_cli("doctor", "--redis-url", platform.redis_url)
-        both = len(platform.replicas())
+        told = await eventually(lambda: counted(1), "one replica more")
         agent.terminate()
-        assert agent.wait() == 0
-    assert f"{both} replicas alive in 2 pools" in done.stdout
-    done = run_cli("doctor", "--redis-url", platform.redis_url)
-    assert f"{both - 1} replicas alive in 1 pool" in done.stdout
-    assert "1 pools" not in done.stdout
+        assert await asyncio.to_thread(agent.wait) == 0
+    assert f"{own + 1} replicas alive in 2 pools" in told, told
+    told = await eventually(lambda: counted(0), "the platform's own replicas alone")
+    assert f"{own} replicas alive in 1 pool\n" in told, told
 
 
 async def test_does_without_what_redis_does_not_tell(platform: Running) -> None:
