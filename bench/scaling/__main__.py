@@ -19,7 +19,16 @@ from bench.harness import table
 from bench.scaling import runs
 from bench.scaling.detection import RAMPS_S, detection, quantiles
 from bench.scaling.runs import POLICIES, Found, Job
-from bench.scaling.scenes import COLD_START_S, SETTINGS, SLO_ITL_S, SLO_TTFT_S, SLO_TTFT_S_PER_TOKEN, TRACES, scene
+from bench.scaling.scenes import (
+    COLD_START_S,
+    OTHER_BURSTS,
+    SETTINGS,
+    SLO_ITL_S,
+    SLO_TTFT_S,
+    SLO_TTFT_S_PER_TOKEN,
+    TRACES,
+    scene,
+)
 from inference.simulate.traces import TraceAbsent, load, traces_folder
 
 HEAD = (
@@ -99,15 +108,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="bench.scaling", description=__doc__, formatter_class=raw)
     parser.add_argument("--seeds", type=int, default=3, help="scenes of each trace (default 3)")
-    parser.add_argument("--traces", default=",".join(TRACES), help=f"of {', '.join(TRACES)}; separated by commas")
+    known = {**TRACES, **OTHER_BURSTS}
+    parser.add_argument(
+        "--traces", default=",".join(TRACES), help=f"of {', '.join(known)}; separated by commas (default %(default)s)"
+    )
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first scene (default 0)")
     parser.add_argument("--jobs", type=int, default=2, help="simulations at once (default 2)")
     parser.add_argument(
         "--folder", type=Path, help="folder of the traces (default: STREAM_GW_TRACES, or ../shared/traces)"
     )
     args = parser.parse_args(argv)
     traces = args.traces.split(",")
-    if unknown := [trace for trace in traces if trace not in TRACES]:
-        parser.error(f"no trace {unknown[0]!r}; there are {', '.join(TRACES)}")
+    if unknown := [trace for trace in traces if trace not in known]:
+        parser.error(f"no trace {unknown[0]!r}; there are {', '.join(known)}")
     folder = traces_folder(args.folder)
     try:
         for name in ("azure", "mooncake"):
@@ -126,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "until a replica asked for then can be there) and of ours with five times the replicas throughout\n"
         f"median of {args.seeds} seeds (lowest-highest)"
     )
-    jobs = [Job(trace, policy, seed, folder) for trace in traces for policy in POLICIES for seed in range(args.seeds)]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    jobs = [Job(trace, policy, seed, folder) for trace in traces for policy in POLICIES for seed in seeds]
     with ProcessPoolExecutor(args.jobs) as pool:
         found = list(pool.map(runs.run, jobs))
     reached = True
@@ -135,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for job, one in zip(jobs, found, strict=True):
             if job.trace == trace:
                 results.setdefault(job.policy, []).append(one)
-        print(f"\n{trace}: {TRACES[trace]}; five times the requests from half to three quarters of it")
+        print(f"\n{trace}: {known[trace]}; five times the requests from half to three quarters of it")
         print(table(HEAD, [row(policy, results) for policy in POLICIES]), flush=True)
         best = statistics.median(one.fluid.omniscient for one in results[runs.NOTHING])
         print(f"fluid bound, cheapest requests first: {best:.1%}")

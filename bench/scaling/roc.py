@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from bench.harness import table
 from bench.scaling.detection import FOR_S, LEVEL_S, MEMORY_S, counts_by_second, detection, false_per_day, step_moments
-from bench.scaling.scenes import BURST_S, BURST_SHAPE, BURSTS_PER_S, STEP_TIMES, TRACES, scene
+from bench.scaling.scenes import BURSTS, STEP_TIMES, TRACES, scene
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.traces import Request, traces_folder
 
@@ -113,7 +113,7 @@ def trace_score(times: Sequence[float], begin_s: int) -> Score:
 
     The rate of 20 s is drawn from a gamma distribution, so all likelihoods of counts are in closed form.
     """
-    shape, per_rate = BURST_SHAPE, BURST_SHAPE / BURSTS_PER_S
+    length, shape, per_rate = int(BURSTS.seconds), BURSTS.shape, BURSTS.shape / BURSTS.per_s
     logs, sums = [math.log(value) for value in times], [0.0, *accumulate(times)]
 
     def score(counts: Sequence[int]) -> list[float]:
@@ -132,8 +132,8 @@ def trace_score(times: Sequence[float], begin_s: int) -> Score:
             for step in range(now, max(now - _CHANGE_S, -1), -1):  # the step begins with this second
                 ratio, at = 0.0, step
                 while at <= now:
-                    slot = int((at + begin_s - 1) // BURST_S * BURST_S) + 1 - begin_s
-                    end = min(slot + int(BURST_S), now + 1)
+                    slot = (at + begin_s - 1) // length * length + 1 - begin_s
+                    end = min(slot + length, now + 1)
                     ratio += log_ratio(max(slot, 0), at, end, step)
                     at = end
                 total += math.exp(min(ratio, 500.0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,10 +37,32 @@ TRACES = {
     "bursts": "made by this program: short answers to long prompts, in bursts",
     "mooncake": "Mooncake's conversation trace as recorded, held back: no setting was chosen by it",
 }
-BURST_S = 20.0
-BURST_SHAPE = 1.5
-BURSTS_PER_S, BURSTS_FOR_S = 2.6, 3420.0
-"""Requests a second and seconds of the trace that is made, as a code-completion trace of Azure has them."""
+OTHER_BURSTS = {
+    "short": "as the bursts, of 12 s and less even, 2 requests a second",
+    "long": "as the bursts, of 40 s and more even, 3.2 requests a second",
+    "wild": "as the bursts, of 30 s and least even, 5 requests a second",
+}
+"""Traces to try the policies on that no setting was chosen by."""
+BURSTS_FOR_S = 3420.0
+
+
+class Bursts(NamedTuple):
+    """Law of made bursts: every ``seconds`` the rate is drawn anew, from a gamma distribution."""
+
+    seconds: float
+    shape: float
+    per_s: float
+    """Mean requests a second."""
+
+
+BURSTS = Bursts(20.0, 1.5, 2.6)
+"""Requests a second as a code-completion trace of Azure has them."""
+_BURSTS = {
+    "bursts": BURSTS,
+    "short": Bursts(12.0, 1.0, 2.0),
+    "long": Bursts(40.0, 2.0, 3.2),
+    "wild": Bursts(30.0, 0.8, 5.0),
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +82,8 @@ def scene(trace: str, folder: Path, seed: int, *, half_batch: bool = False) -> S
     """Make a scene; the seed draws the step's requests. ``half_batch``: every second request is of tier batch, the
     others are interactive."""
     plain = load("mooncake" if trace == "mooncake" else "azure", folder).requests
-    if trace == "bursts":
-        plain = bursts(plain, seed)
+    if trace in _BURSTS:
+        plain = bursts(plain, _BURSTS[trace], seed)
     whole_s = plain[-1].at_s
     step = Step(STEP_TIMES, whole_s / 2, whole_s / 4)
     requests = stepped(plain, step, seed)
@@ -70,21 +93,21 @@ def scene(trace: str, folder: Path, seed: int, *, half_batch: bool = False) -> S
     return Scene(trace, seed, plain, requests, step)
 
 
-def bursts(like: Sequence[Request], seed: int) -> tuple[Request, ...]:
-    """Make short answers to long prompts that arrive in bursts: the rate of each 20 s is drawn from a gamma
-    distribution. Lengths are those of ``like`` in another order, prompts 1.8 times as long, answers an eighth."""
+def bursts(like: Sequence[Request], made: Bursts, seed: int) -> tuple[Request, ...]:
+    """Make short answers to long prompts that arrive in bursts. Lengths are those of ``like`` in another order, prompts
+    1.8 times as long, answers an eighth."""
     rng = random.Random(f"bursts {seed}")
     out: list[Request] = []
     begin_s = 0.0
     while begin_s < BURSTS_FOR_S:
-        per_s = BURSTS_PER_S * rng.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE)
+        per_s = made.per_s * rng.gammavariate(made.shape, 1 / made.shape)
         at_s = begin_s + rng.expovariate(per_s)
-        while at_s < begin_s + BURST_S:
+        while at_s < begin_s + made.seconds:
             one = rng.choice(like)
             prompt, output = round(one.prompt_tokens * 1.8), max(one.output_tokens // 8, 1)
             out.append(Request(len(out), at_s, prompt, output, (), f"s{len(out)}"))
             at_s += rng.expovariate(per_s)
-        begin_s += BURST_S
+        begin_s += made.seconds
     return tuple(out)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bench.scaling.roc import Point, best, even, rise, step_score, trace_score, window_score
-from bench.scaling.scenes import BURST_S, BURST_SHAPE, BURSTS_PER_S, STEP_TIMES
+from bench.scaling.scenes import BURSTS, STEP_TIMES
 from inference.simulate.traces import Request
 
 SUDDEN = rise(1.0)
@@ -17,8 +17,8 @@ def counts(seconds: int, step_at: int, seed: int) -> list[int]:
     """Counts by second as the bench makes bursts, with a step."""
     rng, out, per_s = random.Random(seed), [0], 0.0
     for second in range(1, seconds):
-        if (second - 1) % BURST_S == 0:
-            per_s = BURSTS_PER_S * rng.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE)
+        if (second - 1) % BURSTS.seconds == 0:
+            per_s = BURSTS.per_s * rng.gammavariate(BURSTS.shape, 1 / BURSTS.shape)
         rate = per_s * (STEP_TIMES if second > step_at else 1.0)
         out.append(sum(rng.random() < rate / 100 for _ in range(100)))
     return out
@@ -58,7 +58,7 @@ def test_a_rise_that_the_counts_do_not_have_is_less_likely_than_the_one_that_the
 
 def test_who_knows_the_trace_needs_the_rise_of_each_second() -> None:
     """One rate, one step: the sum of likelihood ratios by hand. The prior's mean of the rate is the bursts'."""
-    shape, per_rate, (first, second) = BURST_SHAPE, BURST_SHAPE / BURSTS_PER_S, rise(30.0)[:2]
+    shape, per_rate, (first, second) = BURSTS.shape, BURSTS.shape / BURSTS.per_s, rise(30.0)[:2]
 
     def likelihood(*times: float) -> float:
         """Likelihood of the counts 3 and 4, but for what all hypotheses have in common."""

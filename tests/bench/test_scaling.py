@@ -138,8 +138,8 @@ def test_the_fluid_bound_is_what_full_replicas_can_do() -> None:
 
 def test_a_scene_is_the_same_for_a_seed_and_half_of_it_may_be_batch() -> None:
     plain = traffic(600, 5.0)
-    made = scenes.bursts(plain, 1)
-    assert made == scenes.bursts(plain, 1) != scenes.bursts(plain, 2)
+    made = scenes.bursts(plain, scenes.BURSTS, 1)
+    assert made == scenes.bursts(plain, scenes.BURSTS, 1) != scenes.bursts(plain, scenes.BURSTS, 2)
     assert [r.at_s for r in made] == sorted(r.at_s for r in made)
     assert sum(r.output_tokens for r in made) / len(made) < sum(r.output_tokens for r in plain) / len(plain) / 4
 

@@ -74,7 +74,7 @@ def test_is_content_with_a_running_platform(platform: Running) -> None:
 
 async def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
     async def counted(more: int) -> str | None:
-        """What doctor tells while the platform's own replicas and ``more`` are alive, before it looked and after."""
+        """Doctor's output while the platform's own replicas and ``more`` are alive, before it looked and after."""
         for _ in range(2):
             if len(await asyncio.to_thread(platform.replicas)) != len(platform.agents) + more:
                 return None
