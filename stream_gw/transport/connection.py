@@ -168,6 +168,26 @@ class _Pipeline(list[Any]):
         self.insert(0, request)
 
 
+class _JoinedHead:
+    """A response's transport that keeps the head until the first bytes of the body: both leave in one packet."""
+
+    __slots__ = ("_connection", "head")
+
+    def __init__(self, connection: EdgeHttp) -> None:
+        self._connection = connection
+        self.head = b""
+
+    def write(self, data: bytes) -> None:
+        if self.head:
+            self._connection.transport.write(self._connection.take_head() + data)
+        else:
+            self.head = data
+
+    def close(self) -> None:
+        self._connection.release_head()
+        self._connection.transport.close()
+
+
 class _Flow(FlowControl):
     """Resumes reading only when no pipelined request ``waits`` for the answer before it.
 
@@ -190,8 +210,8 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
 
     # uvicorn's class fills a dict of 28 entries; from the 31st on Python gives each object a table of its own (1.5 KB)
     __slots__ = (
-        "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_parsed",
-        "_piece", "_refused", "_silent_bytes", "_too_large",
+        "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_joined",
+        "_parsed", "_piece", "_refused", "_silent_bytes", "_too_large",
     )  # fmt: skip
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -209,6 +229,8 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         """The connection's last answer was sent: further input is read and discarded."""
         self._discarded = 0
         """Bytes discarded."""
+        self._joined: _JoinedHead | None = None
+        """Keeps the head of the response that is being sent."""
         super().connection_made(transport)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
         self.flow = _Flow(transport, self.pipeline)
@@ -314,6 +336,26 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         """Stop the idle timer."""
         super()._unset_keepalive_if_required()
 
+    # --- heads of responses --------------------------------------------------------------------------------
+
+    def join_head(self) -> None:
+        """Keep the head of the response that follows until its first bytes are there."""
+        if not self.pipeline and not self.transport.is_closing():  # else uvicorn's cycle may be of a later request
+            self._joined = self.cycle.transport = _JoinedHead(self)  # type: ignore[assignment]
+
+    def take_head(self) -> bytes:
+        """Return the head that was kept, which the caller writes before the response's first bytes."""
+        joined, self._joined = self._joined, None
+        if joined is None:
+            return b""
+        self.cycle.transport = self.transport
+        return joined.head
+
+    def release_head(self) -> None:
+        """Write the head of a response without a body."""
+        if head := self.take_head():
+            self.transport.write(head)
+
     # --- unread bodies -------------------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
@@ -343,6 +385,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
+        self.release_head()
         self.listener = None  # an idle connection need not keep what it has served
         if self._refused:
             self._linger()
@@ -413,7 +456,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         super().connection_lost(exc)
         self._head_timer.cancel()
         self._end_idleness()
-        self.scope = self.cycle = None  # type: ignore[assignment] # each leads back to the connection
+        self.scope = self.cycle = self._joined = None  # type: ignore[assignment] # each leads back to the connection
 
 
 class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):

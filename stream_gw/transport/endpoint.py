@@ -88,7 +88,7 @@ class Endpoint:
                 del request, handler, receive
                 try:
                     if await opened.outlet.done:
-                        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                        await send({"type": "http.response.body", "body": opened.outlet.rest, "more_body": False})
                 finally:
                     opened.close()
         except StreamGwError as error:

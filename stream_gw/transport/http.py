@@ -130,8 +130,9 @@ class Request:
             all_headers.append((b"content-length", str(len(body)).encode()))
         if close:
             all_headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         connection: EdgeHttp = self.scope["state"][CONNECTION]
+        connection.join_head()
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         connection.answer_begun()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -168,6 +168,7 @@ class ServiceRoutes:
         connection: EdgeHttp = request.scope["state"][CONNECTION]
         response = OpenFeedResponse(self._ops, self._metrics, Viewer(connection, who, request.id))
         self._ops.watch(response.outlet)
+        connection.join_head()
         try:
             await send({**start, "headers": [*sse.HEADERS, (b"x-request-id", request.id.encode())]})
             connection.skip_body()

@@ -8,7 +8,7 @@ from typing import Any
 
 from stream_fabric.errors import StreamGwError
 from stream_fabric.stream.cursor import Cursor
-from stream_fabric.stream.frames import Status
+from stream_fabric.stream.frames import Status, is_end
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.base import HEARTBEAT, Encoder
 from stream_gw.transport.connection import EdgeHttp
@@ -21,16 +21,21 @@ HEADERS = [
 ]
 
 
+_BRACE = ord("{")
+
+
 class SseBody:
     """The body of one HTTP response of events: heartbeats, backpressure, and the end of its connection."""
 
-    __slots__ = ("_connection", "_early", "_silent", "_stall", "_write", "done", "full", "stalled")
+    __slots__ = ("_connection", "_early", "_silent", "_stall", "_write", "done", "full", "rest", "stalled")
 
     def __init__(self, connection: EdgeHttp) -> None:
         self._connection = connection
         self.full = connection.flow.write_paused  # an earlier answer on this connection may be unread
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """True: the body is complete and may be ended. False: the reader has gone."""
+        self.rest = b""
+        """Events that leave together with the body's end."""
         self.stalled = False
         self._early: list[bytes] | None = []
         """Events that came before the headers were sent; None: the headers are out."""
@@ -49,7 +54,11 @@ class SseBody:
         """
         early, self._early = self._early, None
         retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
-        self._write(chunk(HEARTBEAT + retry + b"".join(early or ())))
+        data = HEARTBEAT + retry + b"".join(early or ())
+        if self.done.done():
+            self.rest = data
+        else:
+            self._write(self._connection.take_head() + chunk(data))
 
     def drained(self) -> None:
         """Receive that the connection takes data again; subclasses continue their delivery."""
@@ -141,6 +150,8 @@ class SseOutlet(SseBody):
             self._silent = False
             if self._early is not None:
                 self._early.append(data)
+            elif lines[-1][0] == _BRACE and is_end(lines[-1]):
+                self.rest = data
             else:
                 self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -167,7 +178,10 @@ class SseOutlet(SseBody):
         if not event:  # the dialect's clients resume after a broken connection alone
             self._connection.transport.abort()
             return
-        self._put(event)
+        if self._early is not None:
+            self._early.append(event)
+        else:
+            self.rest += event
         self._end()
 
 

@@ -187,6 +187,7 @@ class StreamRoutes:
         self.outlets.add(outlet)
         self._readers[subscription] = who
         response = OpenStreamResponse(self, outlet, subscription)
+        connection.join_head()
         try:
             await send(
                 {
