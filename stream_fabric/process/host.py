@@ -3,8 +3,8 @@ Redis. A lint refuses ``time``, ``random`` and ``secrets`` in every other module
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 import time
 
 
@@ -32,7 +32,7 @@ class HostRandom:
         return random.uniform(low, high)
 
     def token_bytes(self, count: int) -> bytes:
-        return secrets.token_bytes(count)
+        return os.urandom(count)
 
     def token_hex(self, count: int) -> str:
-        return secrets.token_hex(count)
+        return os.urandom(count).hex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stream_fabric.errors import StreamGwError, Unauthenticated
 from stream_gw.auth import Principal
 from stream_gw.dialects.errors import error_body
-from stream_gw.transport.connection import EdgeHttp
+from stream_gw.transport.connection import ResponseWriter
 from stream_gw.transport.sse import SseBody
 
 
@@ -14,11 +14,11 @@ class Viewer(SseBody):
 
     __slots__ = ("_newest", "_request_id", "who")
 
-    def __init__(self, connection: EdgeHttp, who: Principal, request_id: str) -> None:
+    def __init__(self, response: ResponseWriter, who: Principal, request_id: str) -> None:
         self.who = who
         self._newest: bytes | None = None
         self._request_id = request_id
-        super().__init__(connection)
+        super().__init__(response)
 
     def open(self, retry_ms: int | None) -> None:
         super().open(retry_ms)
@@ -31,7 +31,7 @@ class Viewer(SseBody):
             return
         if self._early is not None or self.full:
             self._newest = piece
-        elif not self._connection.transport.is_closing():
+        elif not self._is_closing():
             self._silent = False
             self._write(piece)
 
@@ -48,5 +48,4 @@ class Viewer(SseBody):
     def fail(self, error: StreamGwError) -> None:
         if not self.done.done():
             self._newest = None
-            self._put(b"data: " + error_body(error, self._request_id) + b"\n\n")
-            self._end()
+            self._end(b"data: " + error_body(error, self._request_id) + b"\n\n")

@@ -36,10 +36,10 @@ TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1
 DEADLINE_S_MAX = 24 * 3600.0
 _NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_INTEGERS = (
+_INTEGERS = {
     "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions",
     "top_n", "max_tokens_per_query", "max_tokens_per_doc",
-)  # fmt: skip
+}  # fmt: skip
 _EXACT_MAX = 1 << 53
 """Integers that a JSON number with a fraction has exactly are below this."""
 STOPS_MAX = 16
@@ -330,9 +330,9 @@ def bounded(fields: dict[str, msgspec.Raw], name: str, low: int, high: int) -> i
 
 def _write_integers(fields: dict[str, msgspec.Raw]) -> None:
     """Write ``18.0`` as ``18``: OpenAI and vLLM take both, and the agent and the simulator read integers."""
-    for name in _INTEGERS:
-        raw = bytes(fields.get(name, b""))
-        if not raw or raw.isdigit():
+    for name in fields.keys() & _INTEGERS:
+        raw = bytes(fields[name])
+        if raw.isdigit():
             continue
         value: object = msgspec.json.decode(raw)
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_MAX:

@@ -193,7 +193,7 @@ class Edge:
 
     def _receive_answered(self, path: str, name: str, trace: ReaderTrace | None, error: StreamGwError | None) -> None:
         """Count and log a request of a Responses socket."""
-        self._metrics.requests.labels(path, str(200 if error is None else error.http_status)).inc()
+        self._metrics.requests(path, str(200 if error is None else error.http_status)).inc()
         if error is not None:
             self._answering.access.receive_refused(name, path, trace, error)
 

@@ -41,6 +41,8 @@ from stream_gw.transport.stall import StallTimer
 
 CONNECTION = "stream_gw.connection"
 """Key of the connection in a scope's ``state``."""
+RESPONSE = "stream_gw.response"
+"""Key of the response's writer in a scope's ``state``."""
 
 _SWEEP_S = 5.0
 
@@ -168,24 +170,36 @@ class _Pipeline(list[Any]):
         self.insert(0, request)
 
 
-class _JoinedHead:
-    """A response's transport that keeps the head until the first bytes of the body: both leave in one packet."""
+class ResponseWriter:
+    """uvicorn's transport of one response. It joins what uvicorn writes in pieces, each of which would be a packet."""
 
-    __slots__ = ("_connection", "head")
+    __slots__ = ("_ended", "_head", "connection")
 
     def __init__(self, connection: EdgeHttp) -> None:
-        self._connection = connection
-        self.head = b""
+        self.connection = connection
+        self._head: bytes | None = None
+        """The head that waits for the body's first bytes; empty: it is the next write; None: nothing waits."""
+        self._ended = False
+
+    def join_head(self) -> None:
+        """Keep the head, which is the next write, until the body's first bytes are there."""
+        self._head = b""
 
     def write(self, data: bytes) -> None:
-        if self.head:
-            self._connection.transport.write(self._connection.take_head() + data)
-        else:
-            self.head = data
+        head = self._head
+        if head == b"":
+            self._head = data
+        elif not self._ended:
+            self._head = None
+            self.connection.transport.write(data if head is None else head + data)
+
+    def end(self, chunk: bytes) -> None:
+        """Write a chunked body's last chunk together with its end. What uvicorn then writes as the end is dropped."""
+        self.write(chunk + b"0\r\n\r\n")
+        self._ended = True
 
     def close(self) -> None:
-        self._connection.release_head()
-        self._connection.transport.close()
+        self.connection.transport.close()
 
 
 class _Flow(FlowControl):
@@ -210,8 +224,8 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
 
     # uvicorn's class fills a dict of 28 entries; from the 31st on Python gives each object a table of its own (1.5 KB)
     __slots__ = (
-        "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_joined",
-        "_parsed", "_piece", "_refused", "_silent_bytes", "_too_large",
+        "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_parsed",
+        "_piece", "_refused", "_silent_bytes", "_too_large",
     )  # fmt: skip
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -229,8 +243,6 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         """The connection's last answer was sent: further input is read and discarded."""
         self._discarded = 0
         """Bytes discarded."""
-        self._joined: _JoinedHead | None = None
-        """Keeps the head of the response that is being sent."""
         super().connection_made(transport)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
         self.flow = _Flow(transport, self.pipeline)
@@ -274,6 +286,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
             super().on_headers_complete()
             if self.cycle is not before:  # its task has not run yet
                 self.cycle.message_event = _Event()  # type: ignore[assignment]
+                self.scope["state"][RESPONSE] = self.cycle.transport = ResponseWriter(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._parsed = True
@@ -336,26 +349,6 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         """Stop the idle timer."""
         super()._unset_keepalive_if_required()
 
-    # --- heads of responses --------------------------------------------------------------------------------
-
-    def join_head(self) -> None:
-        """Keep the head of the response that follows until its first bytes are there."""
-        if not self.pipeline and not self.transport.is_closing():  # else uvicorn's cycle may be of a later request
-            self._joined = self.cycle.transport = _JoinedHead(self)  # type: ignore[assignment]
-
-    def take_head(self) -> bytes:
-        """Return the head that was kept, which the caller writes before the response's first bytes."""
-        joined, self._joined = self._joined, None
-        if joined is None:
-            return b""
-        self.cycle.transport = self.transport
-        return joined.head
-
-    def release_head(self) -> None:
-        """Write the head of a response without a body."""
-        if head := self.take_head():
-            self.transport.write(head)
-
     # --- unread bodies -------------------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
@@ -385,7 +378,6 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        self.release_head()
         self.listener = None  # an idle connection need not keep what it has served
         if self._refused:
             self._linger()
@@ -456,7 +448,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         super().connection_lost(exc)
         self._head_timer.cancel()
         self._end_idleness()
-        self.scope = self.cycle = self._joined = None  # type: ignore[assignment] # each leads back to the connection
+        self.scope = self.cycle = None  # type: ignore[assignment] # each leads back to the connection
 
 
 class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):

@@ -88,7 +88,7 @@ class Endpoint:
                 del request, handler, receive
                 try:
                     if await opened.outlet.done:
-                        await send({"type": "http.response.body", "body": opened.outlet.rest, "more_body": False})
+                        await send({"type": "http.response.body", "body": b"", "more_body": False})
                 finally:
                     opened.close()
         except StreamGwError as error:
@@ -99,7 +99,7 @@ class Endpoint:
             status = 499
         finally:
             answering.count -= 1
-            answering.metrics.requests.labels(self._path, str(status)).inc()
+            answering.metrics.requests(self._path, str(status)).inc()
 
     async def _answer_preflight(self, request: Request) -> bool:
         """Answer a browser's preflight of an allowed origin. False: the request is none."""

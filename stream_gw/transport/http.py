@@ -22,7 +22,7 @@ from stream_gw.dialects.requests import check_depth
 from stream_gw.dialects.responses import errors as responses_errors
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
 from stream_gw.streams.body_bytes import BodyBytes
-from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
 _T = TypeVar("_T")
@@ -130,9 +130,10 @@ class Request:
             all_headers.append((b"content-length", str(len(body)).encode()))
         if close:
             all_headers.append((b"connection", b"close"))
-        connection: EdgeHttp = self.scope["state"][CONNECTION]
-        connection.join_head()
+        if self.scope["method"] != "HEAD":  # else no body follows
+            self.scope["state"][RESPONSE].join_head()
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        connection: EdgeHttp = self.scope["state"][CONNECTION]
         connection.answer_begun()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 

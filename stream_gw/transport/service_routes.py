@@ -20,7 +20,7 @@ from stream_gw.routing.directory import Served
 from stream_gw.streams.budgets.claims import claims_of, session_key
 from stream_gw.streams.gateway import Gateway
 from stream_gw.transport import sse
-from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp, ResponseWriter
 from stream_gw.transport.endpoint import Answering
 from stream_gw.transport.http import JSON, Request, parse, query_as
 from stream_gw.transport.pages import no_path
@@ -166,9 +166,10 @@ class ServiceRoutes:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return None
         connection: EdgeHttp = request.scope["state"][CONNECTION]
-        response = OpenFeedResponse(self._ops, self._metrics, Viewer(connection, who, request.id))
+        writer: ResponseWriter = request.scope["state"][RESPONSE]
+        response = OpenFeedResponse(self._ops, self._metrics, Viewer(writer, who, request.id))
         self._ops.watch(response.outlet)
-        connection.join_head()
+        writer.join_head()
         try:
             await send({**start, "headers": [*sse.HEADERS, (b"x-request-id", request.id.encode())]})
             connection.skip_body()

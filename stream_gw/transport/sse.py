@@ -11,7 +11,7 @@ from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status, is_end
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.dialects.base import HEARTBEAT, Encoder
-from stream_gw.transport.connection import EdgeHttp
+from stream_gw.transport.connection import ResponseWriter
 from stream_gw.transport.stall import StallTimer
 
 HEADERS = [
@@ -27,15 +27,13 @@ _BRACE = ord("{")
 class SseBody:
     """The body of one HTTP response of events: heartbeats, backpressure, and the end of its connection."""
 
-    __slots__ = ("_connection", "_early", "_silent", "_stall", "_write", "done", "full", "rest", "stalled")
+    __slots__ = ("_early", "_response", "_silent", "_stall", "_write", "done", "full", "stalled")
 
-    def __init__(self, connection: EdgeHttp) -> None:
-        self._connection = connection
+    def __init__(self, response: ResponseWriter) -> None:
+        self._response, connection = response, response.connection
         self.full = connection.flow.write_paused  # an earlier answer on this connection may be unread
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """True: the body is complete and may be ended. False: the reader has gone."""
-        self.rest = b""
-        """Events that leave together with the body's end."""
         self.stalled = False
         self._early: list[bytes] | None = []
         """Events that came before the headers were sent; None: the headers are out."""
@@ -47,18 +45,16 @@ class SseBody:
             self.connection_lost()
 
     def open(self, retry_ms: int | None) -> None:
-        """Write the first heartbeat and the early events, once the headers were sent.
+        """Write the first heartbeat and the early events, with the headers before them.
 
         ``retry_ms`` tells an EventSource when to reconnect. Its line belongs to the first event: alone it would be an
         event without data to some clients.
         """
         early, self._early = self._early, None
         retry = b"" if retry_ms is None else b"retry: %d\n" % retry_ms
-        data = HEARTBEAT + retry + b"".join(early or ())
-        if self.done.done():
-            self.rest = data
-        else:
-            self._write(self._connection.take_head() + chunk(data))
+        if not self._is_closing():
+            write = self._response.end if self.done.done() else self._response.write
+            write(chunk(HEARTBEAT + retry + b"".join(early or ())))
 
     def drained(self) -> None:
         """Receive that the connection takes data again; subclasses continue their delivery."""
@@ -67,17 +63,25 @@ class SseBody:
         """Write an event, or keep it until the headers were sent."""
         if self._early is not None:
             self._early.append(data)
-        elif not self._connection.transport.is_closing():
+        elif not self._is_closing():
             self._write(chunk(data))
+
+    def _is_closing(self) -> bool:
+        return self._response.connection.transport.is_closing()
 
     def _heartbeat(self) -> bytes:
         """Return what shows a silent reader that the response lives."""
         return HEARTBEAT
 
-    def _end(self) -> None:
-        """Mark the body as complete."""
-        if not self.done.done():
-            self.done.set_result(True)
+    def _end(self, last: bytes = b"") -> None:
+        """Write the last event, and the body's end with it."""
+        if self.done.done():
+            return
+        self.done.set_result(True)
+        if self._early is not None:
+            self._early.append(last)
+        elif not self._is_closing():
+            self._response.end(chunk(last) if last else b"")
 
     # --- ConnectionListener --------------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class SseBody:
 
     def sweep(self, now: float) -> None:
         """Send a heartbeat after a silent interval; cut a reader that takes nothing."""
-        transport = self._connection.transport
+        transport = self._response.connection.transport
         if transport.is_closing():
             return
         if not self.full:
@@ -121,13 +125,15 @@ class SseBody:
 class SseOutlet(SseBody):
     """``Outlet`` that writes a stream's events as HTTP chunks."""
 
-    __slots__ = ("_request_id", "encoder", "resume")
+    __slots__ = ("_last", "_request_id", "encoder", "resume")
 
-    def __init__(self, connection: EdgeHttp, encoder: Encoder, request_id: str) -> None:
+    def __init__(self, response: ResponseWriter, encoder: Encoder, request_id: str) -> None:
         self.encoder = encoder
+        self._last = b""
+        """Events with the terminal frame: they leave with the body's end."""
         self._request_id = request_id
         self.resume: Callable[[], None] = _nothing
-        super().__init__(connection)
+        super().__init__(response)
         opening = encoder.opening()
         if opening:
             self._put(opening)
@@ -148,10 +154,10 @@ class SseOutlet(SseBody):
         data = self.encoder.sse(lines, epoch, first)
         if data:
             self._silent = False
-            if self._early is not None:
+            if lines[-1][0] == _BRACE and is_end(lines[-1]):
+                self._last = data
+            elif self._early is not None:
                 self._early.append(data)
-            elif lines[-1][0] == _BRACE and is_end(lines[-1]):
-                self.rest = data
             else:
                 self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -165,24 +171,20 @@ class SseOutlet(SseBody):
         pass  # the id lines carry the epoch
 
     def queued(self, position: int, of: int, warming_s: float | None) -> None:
-        if self._early is None and not self.full and not self._connection.transport.is_closing():
+        if self._early is None and not self.full and not self._is_closing():
             self._silent = False
             warming = b"" if warming_s is None else b", warming up, about %d s" % warming_s
             self._write(chunk(b": queued %d of %d%b\n" % (position, of, warming)))
 
     def end(self, status: Status) -> None:
-        self._end()
+        self._end(self._last)
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
         event = self.encoder.failure(error, self._request_id, cursor)
         if not event:  # the dialect's clients resume after a broken connection alone
-            self._connection.transport.abort()
+            self._response.connection.transport.abort()
             return
-        if self._early is not None:
-            self._early.append(event)
-        else:
-            self.rest += event
-        self._end()
+        self._end(self._last + event)
 
 
 def chunk(data: bytes) -> bytes:

@@ -24,7 +24,7 @@ from stream_gw.streams.gateway import Gateway
 from stream_gw.streams.off_loop import off_loop
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.transport import sse
-from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp, ResponseWriter
 from stream_gw.transport.endpoint import Answering, Handler
 from stream_gw.transport.http import JSON, Request, parse
 from stream_gw.transport.reference.answers import InputBody
@@ -181,13 +181,14 @@ class StreamRoutes:
             await request.answer(204)
             return None
         connection: EdgeHttp = request.scope["state"][CONNECTION]
-        outlet = SseOutlet(connection, encoder or opened.encoder(dialect), request.id)
+        writer: ResponseWriter = request.scope["state"][RESPONSE]
+        outlet = SseOutlet(writer, encoder or opened.encoder(dialect), request.id)
         subscription = opened.subscribe(outlet)
         outlet.resume = subscription.resume
         self.outlets.add(outlet)
         self._readers[subscription] = who
         response = OpenStreamResponse(self, outlet, subscription)
-        connection.join_head()
+        writer.join_head()
         try:
             await send(
                 {

@@ -31,6 +31,7 @@ from stream_gw.admin.viewer import Viewer
 from stream_gw.auth import ALL_SCOPES, Principal, key_digest, new_key
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.trace import ReaderOutcome
+from stream_gw.transport.connection import ResponseWriter
 from tests.gateway.processes import Running
 from tests.gateway.wire import MODEL, Exchange, Gate, chat, refusal
 from tests.support.waiting import eventually
@@ -61,9 +62,6 @@ class Connection:
         self.transport = Transport()
         self.flow = Flow()
         self.listener: Any = None
-
-    def take_head(self) -> bytes:
-        return b""
 
     def events(self) -> list[Any]:
         data = b"".join(piece.split(b"\r\n", 1)[1][:-2] for piece in self.transport.written).decode()
@@ -148,7 +146,7 @@ class Desk:
 
     def viewer(self, who: Principal = OPERATOR) -> tuple[Viewer, Connection]:
         connection = Connection()
-        viewer = Viewer(connection, who, "req_1")  # type: ignore[arg-type]
+        viewer = Viewer(ResponseWriter(connection), who, "req_1")  # type: ignore[arg-type]
         self.ops.watch(viewer)
         viewer.open(None)
         return viewer, connection

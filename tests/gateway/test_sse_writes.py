@@ -13,7 +13,7 @@ from stream_fabric.stream.frames import ChoiceEnd, End, Open, encode, encode_tex
 from stream_fabric.stream.ids import new_stream_id
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.transport.connection import CONNECTION, EdgeHttp
+from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp, ResponseWriter
 from stream_gw.transport.sse import SseOutlet, chunk
 from tests.gateway.test_connections import gate_of, serving
 
@@ -52,12 +52,14 @@ class Connection:
         self.transport = Recorder()
         self.listener: Any = None
 
-    def take_head(self) -> bytes:
-        return HEAD
-
 
 def outlet_of(connection: Connection) -> SseOutlet:
-    return SseOutlet(connection, encoder_for("openai.chat", FACTS), "req_1")  # type: ignore[arg-type]
+    """An outlet whose response has sent its head."""
+    writer = ResponseWriter(connection)  # type: ignore[arg-type]
+    writer.join_head()
+    writer.write(HEAD)
+    assert not connection.transport.written
+    return SseOutlet(writer, encoder_for("openai.chat", FACTS), "req_1")
 
 
 def events(*runs: list[bytes]) -> bytes:
@@ -74,7 +76,6 @@ async def test_the_head_leaves_with_what_has_come_before_it() -> None:
     outlet.write(1, 1, OPENING)
     outlet.open(None)
     assert connection.transport.written == [HEAD + chunk(b": hb\n" + events(OPENING))]
-    assert outlet.rest == b""
 
 
 async def test_the_last_events_leave_with_the_bodys_end() -> None:
@@ -82,14 +83,12 @@ async def test_the_last_events_leave_with_the_bodys_end() -> None:
     outlet = outlet_of(connection)
     outlet.open(None)
     outlet.write(1, 1, OPENING)
-    written = list(connection.transport.written)
-    assert len(written) == 2, "a token leaves at once"
+    first = [HEAD + chunk(b": hb\n"), chunk(events(OPENING))]
+    assert connection.transport.written == first, "a token leaves at once"
     outlet.write(1, 3, ENDING)
     outlet.end("completed")
-    assert connection.transport.written == written
-    assert b"".join(written) + chunk(outlet.rest) == HEAD + chunk(b": hb\n") + chunk(events(OPENING)) + chunk(
-        events(OPENING, ENDING).removeprefix(events(OPENING))
-    )
+    last = events(OPENING, ENDING).removeprefix(events(OPENING))
+    assert connection.transport.written == [*first, chunk(last) + b"0\r\n\r\n"]
     assert outlet.done.result()
 
 
@@ -99,8 +98,8 @@ async def test_a_whole_answer_that_came_before_its_head_is_one_write() -> None:
     outlet.write(1, 1, [*OPENING, *ENDING])
     outlet.end("completed")
     outlet.open(None)
-    assert connection.transport.written == [], "uvicorn writes the body's end, with the head before it"
-    assert outlet.rest == b": hb\n" + events([*OPENING, *ENDING])
+    whole = chunk(b": hb\n" + events([*OPENING, *ENDING])) + b"0\r\n\r\n"
+    assert connection.transport.written == [HEAD + whole]
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -113,10 +112,23 @@ async def test_an_error_after_the_terminal_frame_follows_it(opened: bool) -> Non
     outlet.fail(StreamLost("the end of the stream is lost"), Cursor(1, 2))
     if not opened:
         outlet.open(None)
-    before, after = outlet.rest.split(b"the end of the stream is lost")
-    assert before.removeprefix(b": hb\n").startswith(events([*OPENING, *ENDING]))
-    assert after.endswith(b"\n\n")
+    before, after = connection.transport.written[-1].split(b"the end of the stream is lost")
+    assert events([*OPENING, *ENDING]) in before
+    assert after.endswith(b"\n\n\r\n0\r\n\r\n")
     assert outlet.done.result()
+
+
+async def test_a_reader_that_left_gets_no_end() -> None:
+    connection = Connection()
+    outlet = outlet_of(connection)
+    outlet.open(None)
+    outlet.write(1, 1, OPENING)
+    written = list(connection.transport.written)
+    connection.listener.connection_lost()
+    outlet.write(1, 3, ENDING)
+    outlet.end("completed")
+    assert connection.transport.written == written
+    assert not outlet.done.result()
 
 
 @pytest.mark.parametrize(
@@ -140,9 +152,10 @@ async def test_a_head_leaves_with_the_first_bytes(
         connection: EdgeHttp = scope["state"][CONNECTION]
         connection.transport = recorder = Recorder(connection.transport)  # type: ignore[assignment]
         recorders.append(recorder)
-        connection.join_head()
+        if method != "HEAD":
+            scope["state"][RESPONSE].join_head()
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        assert not recorder.written
+        assert bool(recorder.written) == (method == "HEAD")
         for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": piece is not pieces[-1]})
 
@@ -158,21 +171,13 @@ async def test_a_head_leaves_with_the_first_bytes(
     assert recorder.written[0].startswith(head)
 
 
-async def test_a_failing_handler_does_not_lose_the_next_answer() -> None:
-    """The connection is closed, with the head or without; another connection is served."""
-
+async def test_a_handler_that_fails_after_its_head_sends_nothing() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        scope["state"][CONNECTION].join_head()
+        scope["state"][RESPONSE].join_head()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        if scope["path"] == "/fails":
-            raise ValueError
-        await send({"type": "http.response.body", "body": b"ok"})
+        raise ValueError
 
-    async with serving(app) as server:
-        for path, last in (("fails", b""), ("works", b"ok")):
-            async with gate_of(server).connection() as exchange:
-                await exchange.send(f"GET /{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-                async with asyncio.timeout(10):
-                    answer = await exchange._reader.read()
-                assert answer.startswith(b"HTTP/1.1 200 ")
-                assert answer.partition(b"\r\n\r\n")[2] == last
+    async with serving(app) as server, gate_of(server).connection() as exchange:
+        await exchange.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert await exchange._reader.read() == b"", "the connection is closed"
