@@ -81,6 +81,7 @@ INPUTS_PENDING_MAX: Final = 16  # inputs of one stream that wait until the produ
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
 EXPIRY_EVERY_S: Final = 30  # a live stream's expiry is set again when it was last set so long ago
 USAGE_TTL_S: Final = 40 * 86_400  # an hour's usage of a tenant is kept for so long
+HEADS_MAX: Final = 50  # streams whose heads one script reads: Redis serves no other client during a script
 ENDED_KEPT_S: Final = 10.0  # time that a producer re-checks its end, in case a failover loses it
 
 # Tenants.

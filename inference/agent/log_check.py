@@ -2,7 +2,7 @@
 
 The doorbell (a message on the replica's channels) and the replies to appends bring them at once. A doorbell may be
 lost, and a failover may lose the end of a stream that appends no more: ``LogCheck`` compares the streams with their
-logs when the doorbell is connected anew, and every few seconds.
+logs when the doorbell is connected anew, the running ones every few seconds, and each once after its end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from inference.agent.requests import Requests
 from inference.agent.running import RunningStream
 from inference.agent.streams import Streams
 from stream_fabric.errors import FabricError
+from stream_fabric.limits import ENDED_KEPT_S, HEADS_MAX
 from stream_fabric.pool.records import STATE_REQUESTED
 from stream_fabric.ports import StreamLog
 from stream_fabric.stream.ids import StreamId
@@ -26,10 +27,9 @@ from stream_fabric.stream.log import UNIT
 log = logging.getLogger(__name__)
 
 _CHECK_S = 5.0
-"""Interval of the checks; less than ``ENDED_KEPT_S``, so that each stream is checked once more after its end."""
+_SETTLED_S = ENDED_KEPT_S - _CHECK_S - 1
+"""Time after its end at which a stream may be checked. A second is left for a check that comes late."""
 _RETRY_S = 0.5
-_HEADS_MAX = 500
-"""Maximum streams whose heads one script reads: Redis serves no other client during a script."""
 
 
 class Doorbell:
@@ -86,27 +86,32 @@ class LogCheck:
         self._asked.set()
 
     async def run(self) -> None:
-        wait_s = _CHECK_S
+        wait_s, everything = _CHECK_S, False
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._asked.wait()
+            everything = everything or self._asked.is_set()
             self._asked.clear()
             try:
-                await self.check()
-                wait_s = _CHECK_S
+                await self.check(everything=everything)
+                wait_s, everything = _CHECK_S, False
             except FabricError as error:
                 log.warning("check of the streams' logs failed, retrying: error=%s", error)
                 wait_s = _RETRY_S
 
-    async def check(self) -> None:
+    async def check(self, *, everything: bool) -> None:
+        """Compare the streams that run and those not checked since their end; ``everything``: all that are kept."""
         self._streams.drop_expired()
+        unchecked = self._streams.unchecked(_SETTLED_S)
+        ended = self._streams.ended() if everything else unchecked
         by_partition: dict[int, list[RunningStream]] = {}
-        for stream in self._streams:
+        for stream in (*self._streams.running.values(), *ended):
             by_partition.setdefault(stream.partition, []).append(stream)
         for partition, streams in by_partition.items():
-            for start in range(0, len(streams), _HEADS_MAX):
-                await self._compare(partition, streams[start : start + _HEADS_MAX])
+            for start in range(0, len(streams), HEADS_MAX):
+                await self._compare(partition, streams[start : start + HEADS_MAX])
+        self._streams.note_checked(unchecked)
 
     async def _compare(self, partition: int, streams: Sequence[RunningStream]) -> None:
         heads = await self._log.heads(partition, [stream.name for stream in streams], None)

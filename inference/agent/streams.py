@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
 
 from inference.agent.lease import Lease
 from inference.agent.observe.attempt_events import AttemptEvents
@@ -17,6 +19,17 @@ from stream_fabric.stream.ids import StreamId
 _ENDED_BYTES_MAX = 64 << 20
 
 
+@dataclass(slots=True)
+class _Ended:
+    stream: RunningStream
+    size: int
+    """Bytes of its frames as they were counted."""
+    at_s: float
+    """Time of its end, on the loop's clock."""
+    checked: bool = False
+    """Its end was found in the log."""
+
+
 class Streams:
     """Running and recently ended streams. ``running`` is the list that the lease reports to the pool."""
 
@@ -27,8 +40,7 @@ class Streams:
         self._lease = lease
         self._load = load
         self._attempts = attempts
-        self._ended: OrderedDict[StreamId, tuple[float, RunningStream, int]] = OrderedDict()
-        """Stream → when it may be dropped, the stream, and its bytes as they were counted."""
+        self._ended: OrderedDict[StreamId, _Ended] = OrderedDict()
         self._ended_bytes = 0
         self._loop = asyncio.get_running_loop()
 
@@ -39,7 +51,10 @@ class Streams:
 
     def get(self, name: StreamId) -> RunningStream | None:
         """Return the stream if it runs here or ended recently."""
-        return self.running.get(name) or self._ended.get(name, (0.0, None, 0))[1]
+        found = self.running.get(name)
+        if found is None and (ended := self._ended.get(name)) is not None:
+            return ended.stream
+        return found
 
     def is_running(self, stream: RunningStream) -> bool:
         """Whether this object runs. False also when the stream came back in a newer epoch, as another object."""
@@ -69,28 +84,36 @@ class Streams:
             return
         if stream.name in self._ended:  # it came back after a failover that lost its end
             self._drop(stream.name)
-        self._ended[stream.name] = (self._loop.time() + ENDED_KEPT_S, stream, stream.producer.bytes_held)
+        self._ended[stream.name] = _Ended(stream, stream.producer.bytes_held, self._loop.time())
         self._ended_bytes += stream.producer.bytes_held
         while self._ended_bytes > _ENDED_BYTES_MAX:
             self._drop(next(iter(self._ended)))
 
     def drop_expired(self) -> None:
         """Drop the streams that ended long enough ago."""
-        now = self._loop.time()
-        while self._ended and next(iter(self._ended.values()))[0] < now:
+        until_s = self._loop.time() - ENDED_KEPT_S
+        while self._ended and next(iter(self._ended.values())).at_s < until_s:
             self._drop(next(iter(self._ended)))
 
     def _drop(self, name: StreamId) -> None:
-        _, _, size = self._ended.pop(name)
-        self._ended_bytes -= size
+        self._ended_bytes -= self._ended.pop(name).size
 
     def ended(self) -> list[RunningStream]:
         """Streams that ended recently, oldest first."""
-        return [stream for _, stream, _ in self._ended.values()]
+        return [ended.stream for ended in self._ended.values()]
 
-    def __iter__(self) -> Iterator[RunningStream]:
-        yield from list(self.running.values())
-        yield from self.ended()
+    def unchecked(self, least_age_s: float) -> list[RunningStream]:
+        """Streams that ended at least so long ago, and whose end was not looked for in the log since."""
+        until_s = self._loop.time() - least_age_s
+        settled = takewhile(lambda ended: ended.at_s <= until_s, self._ended.values())
+        return [ended.stream for ended in settled if not ended.checked]
+
+    def note_checked(self, streams: Iterable[RunningStream]) -> None:
+        """Take streams whose end was looked for in the log."""
+        for stream in streams:
+            ended = self._ended.get(stream.name)
+            if ended is not None and ended.stream is stream:
+                ended.checked = True
 
 
 def _attempt_end(stream: RunningStream) -> AttemptEnd:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost
-from stream_fabric.limits import LEASE_TTL_S, REAP_EVERY_S
+from stream_fabric.limits import HEADS_MAX, LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.failover import Failover, FailoverReporter
 from stream_fabric.stream.frames import ErrorInfo
@@ -30,7 +30,6 @@ T = TypeVar("T")
 SEEN_DEAD_S = 0.9
 """Seconds that a lease must be seen expired while Redis answers. After an outage of Redis the agents renew first."""
 _QUEUE = ReplicaId("(queue)")
-_HEADS_MAX = 500
 _AT_ONCE_MAX = 256
 """Concurrent calls; the process has others to serve."""
 
@@ -136,9 +135,9 @@ class LeaseReaper:
         for stream in streams:
             by_partition.setdefault(partition_of(stream, self._streams.partitions), []).append(stream)
         batches = [
-            (partition, tuple(members[start : start + _HEADS_MAX]))
+            (partition, tuple(members[start : start + HEADS_MAX]))
             for partition, members in by_partition.items()
-            for start in range(0, len(members), _HEADS_MAX)
+            for start in range(0, len(members), HEADS_MAX)
         ]
         read = await _gather(lambda batch: self._streams.heads(batch[0], batch[1], None), batches)
         return {

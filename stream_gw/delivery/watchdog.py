@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from stream_fabric.errors import FabricError, FabricUnavailable
-from stream_fabric.limits import FABRIC_AWAY_S_MAX, ORPHAN_GRACE_S, WATCHDOG_S
+from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.ports import Random
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.frames import ErrorInfo
@@ -19,7 +19,6 @@ from stream_gw.delivery.local_stream import LocalStream
 
 log = logging.getLogger(__name__)
 
-_HEADS_MAX = 500
 _LOOKUPS_MAX = 32
 """Concurrent look-ups of a stream's producer."""
 
@@ -68,8 +67,8 @@ class Watchdog:
             )
 
     async def _check_partition(self, partition: int, streams: Sequence[LocalStream]) -> None:
-        for start in range(0, len(streams), _HEADS_MAX):
-            batch = streams[start : start + _HEADS_MAX]
+        for start in range(0, len(streams), HEADS_MAX):
+            batch = streams[start : start + HEADS_MAX]
             try:
                 heads = await self._log.heads(partition, [local.id for local in batch], self._hub.gateway)
             except FabricError as error:

@@ -12,11 +12,13 @@ from inference.agent.log_check import Doorbell, LogCheck
 from inference.agent.running import RunningStream
 from inference.agent.streams import Streams
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.limits import ENDED_KEPT_S, HEADS_MAX
 from stream_fabric.ports import StreamLog
 from stream_fabric.stream.frames import ChoiceEnd, Delta, Open
 from stream_fabric.stream.ids import GatewayId, StreamId
 from stream_fabric.stream.log import Head
 from tests.agent.test_lease import stream
+from tests.agent.test_streams import Silent
 from tests.support.memory_log import MemoryStreamLog
 from tests.support.virtual import on_virtual_time
 
@@ -27,12 +29,14 @@ class CountingLog(MemoryStreamLog):
     def __init__(self) -> None:
         super().__init__(1, lambda peer, payload: True, lambda: 0)
         self.asked: list[int] = []
+        self.names: list[tuple[float, StreamId]] = []
         self.away = False
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         self.asked.append(len(streams))
         if self.away:
             raise FabricUnavailable("Redis is away")
+        self.names += [(asyncio.get_running_loop().time(), name) for name in streams]
         return [None for _ in streams]
 
 
@@ -44,8 +48,8 @@ def streams_of(count: int) -> Streams:
 async def test_the_heads_of_a_partition_are_read_in_chunks() -> None:
     """One script for all of them would hold Redis up for everybody else."""
     log = CountingLog()
-    await LogCheck(cast(StreamLog, log), streams_of(1201), UNUSED).check()
-    assert log.asked == [500, 500, 201]
+    await LogCheck(cast(StreamLog, log), streams_of(2 * HEADS_MAX + 1), UNUSED).check(everything=False)
+    assert log.asked == [HEADS_MAX, HEADS_MAX, 1]
 
 
 @on_virtual_time
@@ -70,6 +74,48 @@ async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connect
         running.cancel()
 
 
+def end(streams: Streams, name: str) -> None:
+    one = streams.running[StreamId(name)]
+    one.frame(Open(0, 0, "text"))
+    one.end("completed")
+    streams.remove(one, keep=True)
+
+
+@on_virtual_time
+async def test_each_stream_is_checked_once_after_its_end_and_again_when_messages_may_be_lost() -> None:
+    silent: Any = Silent()
+    names = [f"s{number}" for number in range(40)]
+    running = {StreamId(name): stream(name) for name in names}
+    log, streams = CountingLog(), Streams(running, silent, silent, silent)
+    check = LogCheck(cast(StreamLog, log), streams, silent)
+    ended: dict[str, float] = {}
+    now = asyncio.get_running_loop().time
+    async with asyncio.TaskGroup() as tasks:
+        checking = tasks.create_task(check.run())
+        for name in names:
+            await asyncio.sleep(0.37)
+            end(streams, name)
+            ended[name] = now()
+        await asyncio.sleep(ENDED_KEPT_S + 1)
+        for name in names:
+            ages = [at - ended[name] for at, checked in log.names if checked == name and at > ended[name]]
+            assert len(ages) == 1 and 4 <= ages[0] <= ENDED_KEPT_S, (name, ages)
+        assert not streams.ended()
+        late = StreamId("late")
+        streams.running[late] = stream("late")
+        end(streams, late)
+        log.names.clear()
+        log.away = True
+        check.check_soon(["any"])
+        await asyncio.sleep(1.2)
+        log.away = False
+        await asyncio.sleep(0.5)
+        assert [name for _, name in log.names] == [late], "asked for until Redis answers, however young it is"
+        await asyncio.sleep(ENDED_KEPT_S)
+        assert [name for _, name in log.names] == [late, late], "and once when its end has settled"
+        checking.cancel()
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -87,7 +133,7 @@ async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connect
 async def test_a_doorbell_message_that_cannot_be_decoded_changes_nothing(payload: bytes) -> None:
     streams = streams_of(1)
     Doorbell(UNUSED, streams, UNUSED, UNUSED).receive(payload)
-    (only,) = streams
+    (only,) = streams.running.values()
     assert not only.closed and not only.producer.stopped
 
 
