@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.gateway.processes import Process, Running, running
 from tests.gateway.wire import Gate
 from tests.support.missing import missing
+from tests.support.waiting import PATIENCE_S
 
 SHORT, CONTEXT = "sim-tight", 1000
 NODE_FOLDER = Path(__file__).parents[1] / "node"
@@ -29,11 +33,26 @@ def short(platform: Running) -> Iterator[str]:
         yield SHORT
 
 
-def agent_of(platform: Running, model: str, context: int, itl_ms: int = 0) -> Process:
-    """An agent of another model. Its name comes after the usual one's, because the chat page takes the first model."""
+@contextlib.contextmanager
+def agent_of(platform: Running, model: str, context: int, itl_ms: int = 0) -> Iterator[None]:
+    """An agent of another model, which every gateway lists.
+
+    Its name comes after the usual one's, because the chat page takes the first model.
+    """
     sim = f"model={model},itl_ms={itl_ms},ttft_ms=0,context={context}"
     env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
-    return Process("agent", "--replica", model, "--sim", sim, **env)
+    with Process("agent", "--replica", model, "--sim", sim, **env):
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(model in _models_of(gate) for gate in platform.gates):
+            assert time.monotonic() < deadline, f"a gateway does not list {model}"
+            time.sleep(0.05)
+        yield
+
+
+def _models_of(gate: Gate) -> list[str]:
+    reply = httpx.get(f"{gate.url}/v1/models", headers={"authorization": f"Bearer {gate.key}"}, timeout=PATIENCE_S)
+    reply.raise_for_status()
+    return [model["id"] for model in reply.json()["data"]]
 
 
 @pytest.fixture

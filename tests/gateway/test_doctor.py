@@ -73,22 +73,26 @@ def test_is_content_with_a_running_platform(platform: Running) -> None:
 
 
 async def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
-    async def counted(more: int) -> str | None:
-        """Doctor's output while the platform's own replicas and ``more`` are alive, before it looked and after."""
-        for _ in range(2):
-            if len(await asyncio.to_thread(platform.replicas)) != len(platform.agents) + more:
-                return None
-            done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", platform.redis_url)
-        return done.stdout
+    def alive() -> tuple[int, int]:
+        """Number of replicas and of their pools: other tests' agents may be among them."""
+        replicas = platform.replicas().values()
+        return len(replicas), len({replica["pool"] for replica in replicas})
 
-    own = len(platform.agents)
+    async def told(expected: tuple[int, int]) -> str | None:
+        """Doctor's output while so many are alive, before it looked and after."""
+        before = await asyncio.to_thread(alive)
+        done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", platform.redis_url)
+        after = await asyncio.to_thread(alive)
+        return done.stdout if before == after == expected else None
+
+    replicas, pools = await asyncio.to_thread(alive)
     with platform.agent("patient") as agent:
-        told = await eventually(lambda: counted(1), "one replica more")
+        more = await eventually(lambda: told((replicas + 1, pools + 1)), "one replica more")
         agent.terminate()
         assert await asyncio.to_thread(agent.wait) == 0
-    assert f"{own + 1} replicas alive in 2 pools" in told, told
-    told = await eventually(lambda: counted(0), "the platform's own replicas alone")
-    assert f"{own} replicas alive in 1 pool\n" in told, told
+    assert f"{replicas + 1} replicas alive in {pools + 1} pools\n" in more, more
+    less = await eventually(lambda: told((replicas, pools)), "the replicas that were there before")
+    assert f"{replicas} replicas alive in {pools} pool{'s' if pools > 1 else ''}\n" in less, less
 
 
 async def test_does_without_what_redis_does_not_tell(platform: Running) -> None:
