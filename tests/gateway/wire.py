@@ -244,6 +244,7 @@ class Gate:
     async def until_status(self, stream: str, status: str, within_s: float = 10.0) -> dict[str, Any]:
         async def seen() -> dict[str, Any] | None:
             info = await self.info(stream)
+            assert info["status"] in ("live", status), f"{stream} is not {status} and will never be: {info}"
             return info if info["status"] == status else None
 
         found: dict[str, Any] = await eventually(seen, f"{stream} to be {status}", within_s)

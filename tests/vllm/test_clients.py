@@ -18,7 +18,7 @@ from tests.e2e.test_ai_sdk import bundle, chat_page, text_in_the_log  # noqa: F4
 from tests.e2e.test_node import result, script
 from tests.e2e.test_third_party import LANGCHAIN, LANGCHAIN_PACKAGE, LITELLM, LITELLM_PACKAGE, LLM_PACKAGE, Llm, run
 from tests.gateway.processes import Process
-from tests.gateway.wire import MODEL
+from tests.gateway.wire import MODEL, Gate
 from tests.support.venvs import venv_with
 from tests.vllm.continued import CHAT
 from tests.vllm.real import SMALL, Home
@@ -37,19 +37,34 @@ async def whole_text(platform: Platform) -> str:
     return found
 
 
+@pytest.fixture(scope="module")
+def prompt(platform: Platform) -> Iterator[Gate]:
+    """A gateway that cancels a stream as soon as its reader has left: this model ends one in ten answers by itself
+    within the usual seconds of grace."""
+    env = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": str(PARTITIONS)}
+    with Process("gateway", "--port", "0", STREAM_GW_DEV_KEY="sk-dev", STREAM_GW_PLAIN_GRACE_S="0", **env) as gateway:
+        yield Gate(gateway.facts["url"], gateway.pid, "sk-dev")
+
+
 @pytest.mark.parametrize(
     "name",
     ["openai_chat", "openai_responses", "openai_abort", "anthropic_messages", "ai_stream_text", "langchain_chat"],
 )
-async def test_a_program_for_node(platform: Platform, home: Home, node: str, name: str) -> None:  # noqa: F811
-    async with script(node, f"{name}.mjs", platform.gate, GUIDED=json.dumps(home.no_blanks)) as process:
+async def test_a_program_for_node(
+    platform: Platform,
+    prompt: Gate,
+    home: Home,
+    node: str,  # noqa: F811
+    name: str,
+) -> None:
+    async with script(node, f"{name}.mjs", prompt, GUIDED=json.dumps(home.no_blanks)) as process:
         told = await result(process, WITHIN_S)
     if "text" in told:
         assert told["text"] == await whole_text(platform) != ""
     if "reasoned" in told:
         assert told["reasoned"][0] in ("reasoning", "thinking")
     for stream in aborted(told):
-        await platform.gate.until_status(stream, "cancelled")
+        await prompt.until_status(stream, "cancelled")
     await platform.direct.until_idle(5)
 
 
