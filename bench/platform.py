@@ -8,6 +8,7 @@ import select
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,9 @@ class Platform:
             words.append("--no-database")
         words += ["--json", "--gateways", str(gateways), "--replicas", str(replicas), "--port", "0"]
         words += engine or ["--engine", "openai", "--upstream", f"http://127.0.0.1:{upstream}"]
-        self._log = folder / "platform.log"
-        with self._log.open("w") as log:
+        number, name = tempfile.mkstemp(prefix="platform-", suffix=".log", dir=folder)
+        self._log = Path(name)
+        with open(number, "w") as log:
             try:
                 self._process = start(
                     words,

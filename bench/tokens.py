@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,11 +137,11 @@ def record(samples: Samples, who: str, phase: str, result: dict[str, Any], watch
 def measure_phases(
     args: argparse.Namespace,
     targets: list[tuple[str, Target]],
-    stalled: dict[str, Target],
+    stalled: Callable[[], contextlib.AbstractContextManager[Platform]],
     source: Source,
     cores: Cores,
 ) -> Samples:
-    """``stalled``: by kind, a platform whose engine stops after a token, to be saturated from the fabric."""
+    """``stalled`` runs a platform whose engine stops after a token, to be saturated from the fabric."""
     samples: Samples = defaultdict(list)
     # Targets take turns within a repetition, so that a drift of the machine falls on all of them
     for repetition in range(args.repetitions):
@@ -155,9 +155,14 @@ def measure_phases(
                 )  # fmt: skip
                 ours = who in ("sse", "ws")
                 record(samples, who, THROUGH_AGENT if ours and phase.mode == "closed" else phase.name, result, target)
-                if ours and phase.mode == "closed":
-                    for what, value in saturate(stalled[who], cores, args.fabric_streams, args.seconds).items():
-                        samples[who, phase.name, what].append(value)
+            kinds = [target.kind for who, target in targets if who in ("sse", "ws")]
+            if kinds and phase.mode == "closed":
+                print(f"  {repetition + 1}/{args.repetitions} {phase.name}: from the fabric", file=sys.stderr)
+                with stalled() as platform:  # only now: an idle platform's upkeep would disturb the other phases
+                    for kind in kinds:
+                        values = saturate(platform.target(kind), cores, args.fabric_streams, args.seconds)
+                        for what, value in values.items():
+                            samples[kind, phase.name, what].append(value)
         for who, target in targets:
             print(f"  {repetition + 1}/{args.repetitions} {ARRIVALS}: {who}", file=sys.stderr)
             result = load(
@@ -366,7 +371,14 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
             server = Platform(cores, folder, source.port, command=args.platform, steps=steps)
             return server.target(kind), server.stop
 
-        stalled: dict[str, Target] = {}
+        @contextlib.contextmanager
+        def stalled() -> Iterator[Platform]:
+            server = Platform(cores, folder, source.port, command=args.platform, engine=STALLED)
+            try:
+                yield server
+            finally:
+                server.stop()
+
         kinds = [] if args.nginx_only else ["sse", "ws"]
         if args.held:
             print(f"  memory of {args.held} held streams", file=sys.stderr)
@@ -381,9 +393,6 @@ def run(args: argparse.Namespace) -> tuple[Samples, dict[str, dict[str, float]],
             running = Platform(cores, folder, source.port, command=args.platform, steps=steps)
             stack.callback(running.stop)
             targets += [(kind, running.target(kind)) for kind in kinds]
-            silent = Platform(cores, folder, source.port, command=args.platform, engine=STALLED)
-            stack.callback(silent.stop)
-            stalled = {kind: silent.target(kind) for kind in kinds}
         samples = measure_phases(args, targets, stalled, source, cores)
     return samples, held, [who for who, _ in targets]
 
