@@ -13,7 +13,7 @@ local replies, parts, metas = {}, {}, {}
 for i = 1, #KEYS / 2 do
   local m, l, a = KEYS[2 * i - 1], KEYS[2 * i], 6 + (i - 1) * 10
   local epoch, first, last = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw', 'mo', 'ac', 'in')
+  local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'x', 'cx', 't', 'r', 'uw', 'mo', 'ac', 'in', 'rt')
   local code, seq, note = 0, tonumber(v[2] or 0), ''
   if not v[1] then
     code = 6
@@ -34,13 +34,15 @@ for i = 1, #KEYS / 2 do
   else
     local frames, structure, status = ARGV[a + 5], ARGV[a + 7], ARGV[a + 8]
     redis.call('XADD', l, epoch_number(epoch) .. '-' .. last, 'f', first, 'd', frames)
-    local fields, renews = {'s', last, 'us', ARGV[a + 6]}, false
+    local fields = {'s', last, 'us', ARGV[a + 6]}
+    local begins, renews = seq == 0, now - v[5] > EXPIRY_EVERY_MS
     if status ~= '' then
       fields[5], fields[6] = 'st', status
       if status == 'cancelled' then fields[7], fields[8] = 'cx', string.format('%d', last - 1) end
-    elseif seq == 0 or now - v[5] > EXPIRY_EVERY_MS then
-      renews = true
+    elseif renews then
       fields[5], fields[6], fields[7], fields[8] = 'x', now, 'r', replica
+    elseif begins then
+      fields[5], fields[6] = 'r', replica
     end
     if structure ~= '' then
       local before = seq == 0 and '' or redis.call('HGET', m, 'o')
@@ -50,10 +52,10 @@ for i = 1, #KEYS / 2 do
     redis.call('HSET', m, unpack(fields))
     if status ~= '' then
       settle(m, v[7], ARGV[a + 6], v[10] or '', now)
-      expire_ended(m, l, ARGV[6])
+      expire_ended(m, l, v[13], v[12], ARGV[6])
       if v[11] then note = 'A' .. v[7] end
-    elseif renews then
-      redis.call('PEXPIRE', m, ARGV[5])
+    elseif renews or begins then
+      if renews then redis.call('PEXPIRE', m, ARGV[5]) end -- else the create has set it a moment ago
       redis.call('PEXPIRE', l, ARGV[5])
       if v[12] then expire_inputs(m, ARGV[5]) end
     end

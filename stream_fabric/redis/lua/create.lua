@@ -11,8 +11,10 @@ if v[4] and v[2] == ARGV[2] then return {3, 0} end
 local now = now_ms()
 local watchers, unwatched = '', 'L' .. now
 if ARGV[4] ~= '' then watchers, unwatched = ARGV[4] .. ' ', '' end
-redis.call('HSET', m, 'st', '') -- refused at the memory limit, which a script whose first write deletes is not
-redis.call('DEL', m, KEYS[2]) -- eviction may have left either
+if redis.call('EXISTS', m, KEYS[2]) > 0 then -- eviction may have left either
+  redis.call('HSET', m, 'st', '') -- refused at the memory limit, which a script whose first write deletes is not
+  redis.call('DEL', m, KEYS[2])
+end
 redis.call('HSET', m, 'e', ARGV[1], 's', '0', 'st', 'live', 't', ARGV[2], 'f', ARGV[3], 'w', watchers,
   'uw', unwatched, 'x', now, 'r', '', 'us', '', 'b', '', 'o', '', 'mo', ARGV[6])
 if ARGV[7] == '1' then redis.call('HSET', m, 'ac', '1') end

@@ -134,7 +134,10 @@ if terms ~= '' then
   reject_s, overflow_s, overflow_in_max, replicas, flags, duty_max, relief = struct.unpack('<dddIBdd', terms)
 end
 local again, may_yield, at_once = flags % 4, flags % 8 >= 4 and tier < BATCH_TIER, flags % 16 >= 8
-local lanes = pinned_lanes()
+local queues = {P .. 'lanes'}
+for t = 0, tier do queues[t + 2] = P .. 'q' .. t end
+local waits_here = redis.call('EXISTS', unpack(queues)) > 0 -- one call where nobody waits
+local lanes = waits_here and pinned_lanes()
 local region_of = {} -- of live candidates, only while pinned requests wait
 if lanes and count > 0 then
   for i, served in ipairs(redis.call('HMGET', P .. 'models', unpack(names))) do
@@ -143,7 +146,7 @@ if lanes and count > 0 then
 end
 local before = {} -- lanes of pinned requests that go before this one
 local ahead = 0
-for t = 0, tier do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
+for t = 0, waits_here and tier or -1 do ahead = ahead + redis.call('ZCARD', P .. 'q' .. t) end
 local unpinned = ahead
 local function count_ahead() -- as ``queue.goes_before``
   before, ahead = {}, unpinned
@@ -294,16 +297,16 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   end
 end
 if at_once and (taken == 0 or ahead > 0) then return {8, 0, '', explained} end
+local held_bytes -- requests of all tenants and of this one; nil: not read
 if instead == '' then
-  local over = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
+  local over
+  over, held_bytes = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
   if over > 0 and now - (redis.call('HGET', P .. 'stat', 'recounted') or 0) >= RECOUNT_EVERY_MS then
     redis.call('HSET', P .. 'stat', 'recounted', now)
     recount_bytes()
-    over = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
+    over, held_bytes = over_bytes(tenant, #payload, pool_bytes_max, tenant_bytes_max)
   end
-  if over > 0 then
-    return {over, 1, string.format('%d', redis.call('HGET', P .. 'bytes', over == 6 and '' or tenant) or 0), explained}
-  end
+  if over > 0 then return {over, 1, string.format('%d', held_bytes[over - 5] or 0), explained} end
 elseif held then -- a refused one stays on its replica's list
   redis.call('HDEL', P .. 'at', id)
   redis.call('HDEL', P .. held .. ':flight', id)
@@ -319,7 +322,7 @@ if duty_max > 0 and alive > 0 then -- one that is queued counts as on the mean r
   redis.call('HSET', P .. 'stat', 'pa', string.format('%.17g', admitted_ms + own_ms), 'paat', now)
 end
 if taken > 0 and ahead == 0 then
-  keep_work(id, payload, tenant)
+  keep_work(id, payload, tenant, held_bytes)
   hand(id, payload, names[taken], board[taken], (prompt - hits[taken]) / prefill_s[taken] * 1000,
     output / decode_s[taken] * 1000, session, pin_ms, at_us)
   local expected_ms = waits[taken] + (prompt - hits[taken]) / prefill_s[taken] * 1000
@@ -333,7 +336,7 @@ if instead == '' and is_full then
   redis.call('HSET', P .. 'stat', 'refused', now)
   return {2, rate <= 0 and 1 or math.max(1, math.min(RETRY_S_MAX, math.ceil((waiting + 1) / rate))), '', explained}
 end
-keep_work(id, payload, tenant)
+keep_work(id, payload, tenant, held_bytes)
 local begins = 0 -- before all others: somebody is in the middle of reading a stream that lost its replica
 if instead == '' then
   local virtual = tonumber(redis.call('HGET', P .. 'stat', 'v' .. tier) or 0)

@@ -65,14 +65,17 @@ local function drop_work(ids)
   end
 end
 
-local function keep_work(id, payload, tenant)
+-- held: the sums of all and of the tenant, if the caller has read them.
+local function keep_work(id, payload, tenant, held)
   if redis.call('HSET', P .. 'work', id, payload) == 0 then
     disown({id}) -- it replaces an earlier request of the same stream
+    held = nil
   elseif redis.call('HLEN', P .. 'work') == 1 then
     redis.call('DEL', P .. 'owner', P .. 'bytes') -- what the previous version left
+    held = {}
   end
   redis.call('HSET', P .. 'owner', id, #payload .. ' ' .. tenant)
-  add_to(P .. 'bytes', {'', tenant}, {#payload, #payload})
+  add_to(P .. 'bytes', {'', tenant}, {#payload, #payload}, held)
 end
 
 local function recount_bytes()
@@ -90,12 +93,12 @@ local function recount_bytes()
   for tenant, size in pairs(totals) do redis.call('HSET', P .. 'bytes', tenant, string.format('%d', size)) end
 end
 
--- Which bound another request of this size would pass: 0 none, 6 the pool's, 7 the tenant's.
+-- Which bound another request of this size would pass: 0 none, 6 the pool's, 7 the tenant's; and the sums of both.
 local function over_bytes(tenant, size, pool_max, tenant_max)
   local held = redis.call('HMGET', P .. 'bytes', '', tenant)
-  if (held[1] or 0) + size > pool_max then return 6 end
-  if (held[2] or 0) + size > tenant_max then return 7 end
-  return 0
+  if (held[1] or 0) + size > pool_max then return 6, held end
+  if (held[2] or 0) + size > tenant_max then return 7, held end
+  return 0, held
 end
 
 -- Lanes of requests that are bound to regions; nil: none wait.

@@ -43,13 +43,16 @@ local function usage_json(us)
   return '{"prompt":' .. p .. ',"cached":' .. c .. ',"written":' .. w .. ',"output":' .. o .. ',"reasoning":' .. r .. '}'
 end
 
--- Add whole numbers to fields of a hash, in two calls.
-local function add_to(key, fields, numbers)
-  local held, sums = redis.call('HMGET', key, unpack(fields)), {}
+-- Add whole numbers to fields of a hash, in two calls. held: the fields, if the caller has read them. Returns the fields
+-- as they were.
+local function add_to(key, fields, numbers, held)
+  held = held or redis.call('HMGET', key, unpack(fields))
+  local sums = {}
   for i, field in ipairs(fields) do
     sums[2 * i - 1], sums[2 * i] = field, string.format('%d', (held[i] or 0) + numbers[i])
   end
   redis.call('HSET', key, unpack(sums))
+  return held
 end
 
 -- Count a stream's usage to its tenant, in the step that gives it its one terminal. Fields of an hour's hash: model, a
@@ -61,8 +64,8 @@ local function settle(m, tenant, us, model, now)
     if figure ~= '0' then fields[#fields + 1], figures[#figures + 1] = model .. ' ' .. kind, figure end
     kind = kind + 1
   end
-  add_to(key, fields, figures)
-  redis.call('PEXPIRE', key, USAGE_TTL_MS)
+  local held = add_to(key, fields, figures)
+  if not held[1] then redis.call('PEXPIRE', key, USAGE_TTL_MS) end
 end
 
 -- Time that an ended stream is kept. own: its field rt; default_ms: the platform's.
@@ -76,14 +79,14 @@ local function expire_inputs(m, ms)
   redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'i', ms)
 end
 
--- Let a stream that has ended expire. Its inputs and placement records go with it; the key of the latter has no name
--- here either.
-local function expire_ended(m, l, default_ms)
-  local ms = kept_ms(redis.call('HGET', m, 'rt'), default_ms)
+-- Let a stream that has ended expire. own, inputs: its fields rt and in. Its inputs and placement records go with it;
+-- the key of the latter has no name here either.
+local function expire_ended(m, l, own, inputs, default_ms)
+  local ms = kept_ms(own, default_ms)
   redis.call('PEXPIRE', m, ms)
   redis.call('PEXPIRE', l, ms)
   redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', ms)
-  expire_inputs(m, ms)
+  if inputs then expire_inputs(m, ms) end
 end
 
 -- Append a terminal in place of the producer. The caller has checked that the stream is live. before: a frame and a
@@ -93,8 +96,9 @@ local function finish(m, l, id, epoch, last, frame, status, watchers, channel, p
   frame = (before or '') .. frame
   redis.call('XADD', l, epoch_number(epoch) .. '-' .. seq, 'f', first, 'd', frame)
   redis.call('HSET', m, 's', seq, 'st', status)
-  settle(m, tenant, us, redis.call('HGET', m, 'mo') or '', now_ms())
-  expire_ended(m, l, retention_ms)
+  local v = redis.call('HMGET', m, 'mo', 'rt', 'in')
+  settle(m, tenant, us, v[1] or '', now_ms())
+  expire_ended(m, l, v[2], v[3], retention_ms)
   local message = part(id, epoch, first, seq, frame)
   for gw in string.gmatch(watchers or '', '%S+') do
     redis.call(publish, channel .. gw, message)
