@@ -147,9 +147,13 @@ check: setup
 	@$(BIN)/mypy --config-file tests/mypy.ini
 	@$(BIN)/lint-imports
 
-bench: setup redis
-	$(call need,nginx gcc)
-	@$(BIN)/python -m bench.tokens $(ARGS)
+# The platform comes from the wheel, which the container image installs; the bench itself from the tree
+INSTALLED := env PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/installed) $(abspath $(BIN))/python -m stream_gw.cli up
+
+bench: wheel redis
+	$(call need,nginx)
+	@rm -rf build/installed && $(BIN)/python -m zipfile -e build/wheel/*.whl build/installed
+	@$(BIN)/python -m bench.tokens --platform "$(INSTALLED) --no-telemetry --no-database" $(ARGS)
 	@$(BIN)/python -m bench.memory
 	@$(BIN)/python -m bench.dialects
 	@$(BIN)/python -m bench.trace
