@@ -43,8 +43,8 @@ local function usage_json(us)
   return '{"prompt":' .. p .. ',"cached":' .. c .. ',"written":' .. w .. ',"output":' .. o .. ',"reasoning":' .. r .. '}'
 end
 
--- Add whole numbers to fields of a hash, in two calls. held: the fields, if the caller has read them. Returns the fields
--- as they were.
+-- Add whole numbers to fields of a hash, in two calls. held: the fields, if the caller has read them. Returns them as
+-- they were.
 local function add_to(key, fields, numbers, held)
   held = held or redis.call('HMGET', key, unpack(fields))
   local sums = {}
