@@ -29,8 +29,10 @@ COMPILED = (
     "stream_gw/dialects/responses/items.py",
     "stream_gw/transport/sse.py",
     "stream_gw/admin/viewer.py",  # its class extends one of the module above
+    "inference/agent/observe/attempt_timing.py",
     "inference/agent/running.py",
     "inference/engines/upstream/chunk_template.py",
+    "inference/engines/upstream/sse.py",
 )
 
 EXPORTED = (
