@@ -50,6 +50,12 @@ def answer(page: Page):  # type: ignore[no-untyped-def]
     return page.locator("article.assistant .content").last
 
 
+async def written(page: Page) -> None:
+    """Wait until the answer is complete and drawn; the page may draw it some frames after it can send again."""
+    await expect(page.locator("#send")).to_be_visible()
+    await expect(page.locator("article.assistant").last).to_have_attribute("aria-busy", "false")
+
+
 async def frames(fake: FakeGateway, count: int) -> None:
     while not fake.streams or len(list(fake.streams.values())[-1].frames) < count:
         await asyncio.sleep(0.01)
@@ -101,7 +107,7 @@ async def test_over_plain_http_from_another_machine(browser: Browser, fake: Fake
     assert not await page.evaluate("isSecureContext")
     await ask(page, "say:```\ncode\n```")
     await expect(answer(page).locator("code")).to_have_text("code")
-    await expect(page.locator("#send")).to_be_visible()
+    await written(page)
     await page.click("button.copy")
     await expect(page.locator("button.copy")).to_have_text("Not allowed")
     assert page.errors == []  # type: ignore[attr-defined]
@@ -158,7 +164,7 @@ async def test_a_full_storage_gives_up_another_conversation_than_the_one_written
 async def test_text_runs_in_its_own_direction(page: Page) -> None:
     await ask(page, "say:אבג.\n\n- אב\n\n> גדה\n\nHello.\n\n```\nאבג\n```")
     await expect(answer(page)).to_contain_text("Hello.")
-    await expect(page.locator("#send")).to_be_visible()
+    await written(page)
     direction = "(nodes) => nodes.map((node) => getComputedStyle(node).direction)"
     assert await page.locator("article.assistant :is(p, ul, blockquote, code)").evaluate_all(direction) == [
         *["rtl"] * 4,
@@ -331,7 +337,7 @@ XSS = """<script>window.owned = 1</script> <img src=x onerror="window.owned = 1"
 
 async def test_hostile_markdown_stays_text(page: Page) -> None:
     await ask(page, "say:" + XSS)
-    await expect(page.locator("#send")).to_be_visible()
+    await written(page)
     await expect(answer(page)).to_contain_text("<svg onload=window.owned=1>")
     assert await page.evaluate("window.owned") is None
     tags = "[...document.querySelectorAll('#log *')].map((node) => node.localName)"

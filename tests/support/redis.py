@@ -361,7 +361,8 @@ class SentinelSetup:
             process = subprocess.Popen([binary, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.sentinels.append((port, process))
         for port, _ in self.sentinels:
-            wait_for(lambda p=port: self._sees_all(p), "the sentinels to find each other", every_s=0.05)
+            # They say hello every two seconds and ask for replicas every ten: a missed round costs as much again
+            wait_for(lambda p=port: self._sees_all(p), "the sentinels to find each other", 45, every_s=0.05)
         return self
 
     def _sees_all(self, port: int) -> bool:
