@@ -209,6 +209,7 @@ async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Dire
     FIGURES.append(f"200 at once, {tokens} tokens each, {SLOTS} slots: {took:.1f} s, {output / took:.0f} tokens/s")
 
 
+@pytest.mark.deep  # beside other suites both ways find many tokens at once, and cost the same
 async def test_a_step_as_one_message_costs_less_than_http(engine: VllmEngine) -> None:
     """The same server by both ways, in turns. The agent's share is this process's, which has the sinks too."""
     assert engine.url is not None
