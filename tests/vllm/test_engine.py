@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import time
 from typing import Any
 
@@ -209,7 +210,6 @@ async def test_two_hundred_at_once_all_complete(engine: VllmEngine, direct: Dire
     FIGURES.append(f"200 at once, {tokens} tokens each, {SLOTS} slots: {took:.1f} s, {output / took:.0f} tokens/s")
 
 
-@pytest.mark.deep  # beside other suites both ways find many tokens at once, and cost the same
 async def test_a_step_as_one_message_costs_less_than_http(engine: VllmEngine) -> None:
     """The same server by both ways, in turns. The agent's share is this process's, which has the sinks too."""
     assert engine.url is not None
@@ -232,14 +232,14 @@ async def test_a_step_as_one_message_costs_less_than_http(engine: VllmEngine) ->
         own, servers = time.process_time() - own, cpu_s(engine.pid) - servers
         costs[way].append((own / tokens * 1e6, servers / tokens * 1e6))
     await by_http.close()
-    # Other processes of the machine only ever add to the cost
-    least = {way: [min(column) for column in zip(*each, strict=True)] for way, each in costs.items()}
-    for way, (agent_us, server_us) in least.items():
+    # Not the least: where other processes delay this one, it finds many tokens at once, which makes either way cheap
+    usual = {way: [statistics.median(column) for column in zip(*each, strict=True)] for way, each in costs.items()}
+    for way, (agent_us, server_us) in usual.items():
         FIGURES.append(
             f"{SLOTS} streams by {way}: CPU a token {agent_us:.0f} us in the agent's engine, {server_us:.0f} in vLLM's "
             "API server"
         )
-    assert least["plug-in"][0] < 0.9 * least["HTTP"][0]
+    assert usual["plug-in"][0] < 0.9 * usual["HTTP"][0]
 
 
 async def test_an_abort_frees_the_server_at_once(engine: VllmEngine, direct: Direct) -> None:
