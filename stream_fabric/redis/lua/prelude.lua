@@ -86,7 +86,7 @@ local function expire_ended(m, l, own, inputs, default_ms)
   redis.call('PEXPIRE', m, ms)
   redis.call('PEXPIRE', l, ms)
   redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', ms)
-  if inputs or own then expire_inputs(m, ms) end -- own: its plan says how long, also of those that a lost meta had
+  if inputs or own then expire_inputs(m, ms) end -- own: also those that a lost meta had go when its plan says
 end
 
 -- Append a terminal in place of the producer. The caller has checked that the stream is live. before: a frame and a
