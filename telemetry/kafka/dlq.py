@@ -70,6 +70,11 @@ class KafkaDeadLetters:
                             timestamp_ms=max(letter.timestamp, 0),
                         )
                         await producer.send(self._topic, b"", headers=[(_REPLAYED, letter.id.encode())])
+        if chosen:
+            # The broker answers a commit before its readers see it (KAFKA-5477). The next producer of the same
+            # transactions starts only after that, so whoever lists the letters from now on sees the replay
+            async with self._transactional_producer():
+                pass
         return len(chosen)
 
     async def close(self) -> None:

@@ -114,11 +114,13 @@ async def test_producer_consumer_and_dead_letters_come_in(place: Place, way: str
     await source.close()
 
     letters = KafkaDeadLetters(connection_options(told), dead_topic)
-    await letters.put("block", [Dead("id-1", topic, 0, 7, 1, "not JSON", b"k", b"no event", ())])
-    assert [letter.id for letter in await letters.waiting(10)] == ["id-1"]
-    assert await letters.replay(10, []) == 1
-    assert await letters.waiting(10) == []
-    await letters.close()
+    try:
+        await letters.put("block", [Dead("id-1", topic, 0, 7, 1, "not JSON", b"k", b"no event", ())])
+        assert [letter.id for letter in await letters.waiting(10)] == ["id-1"]
+        assert await letters.replay(10, []) == 1
+        assert await letters.waiting(10) == []
+    finally:
+        await letters.close()
 
 
 def _wrong(place: Place, what: str) -> dict[str, Any]:
