@@ -169,6 +169,7 @@ async def share(page: Page, fake: FakeGateway) -> None:
 async def images(page: Page, fake: FakeGateway) -> None:
     fake.modalities = ["text", "image"]
     await page.reload()
+    await expect(page.locator("#attach")).to_be_visible()
     await page.set_input_files("#files", [file("grey.png", png(640, 360))])
     await ask(page, "say:A grey picture.")
     await expect(page.locator("article.user img")).to_be_visible()

@@ -321,6 +321,44 @@ async def test_images_are_scaled_sent_and_kept(seeing: Page, fake: FakeGateway) 
     assert bodies(fake)[-1]["messages"][0]["content"][0] == image, "later answers see it too"
 
 
+SLOW_IMAGES = """() => {
+    const read = window.createImageBitmap;
+    const opened = new Promise((resolve) => { window.openImages = resolve; });
+    window.createImageBitmap = async (file) => { await opened; return read(file); };
+}"""
+
+
+async def test_a_message_sent_while_its_image_is_read_leaves_with_it(seeing: Page, fake: FakeGateway) -> None:
+    await seeing.evaluate(SLOW_IMAGES)
+    await seeing.set_input_files("#files", [file("a.png", png(8, 8))])
+    await ask(seeing, "say:Seen")
+    await expect(seeing.locator("#prompt")).to_have_value("say:Seen")
+    await seeing.evaluate("openImages()")
+    await done(seeing)
+    assert [part["type"] for part in bodies(fake)[-1]["messages"][0]["content"]] == ["image_url", "text"]
+
+
+@pytest.mark.parametrize("then", ["types on", "goes elsewhere", "the image is none"])
+async def test_it_does_not_leave_when_the_user_goes_on(seeing: Page, fake: FakeGateway, then: str) -> None:
+    await ask(seeing, "say:First")
+    await done(seeing)
+    await seeing.evaluate(SLOW_IMAGES)
+    await seeing.set_input_files("#files", [file("a.png", b"x" if then == "the image is none" else png(8, 8))])
+    await ask(seeing, "say:Seen")
+    if then == "types on":
+        await seeing.locator("#prompt").press_sequentially(" and")
+    elif then == "goes elsewhere":
+        await seeing.evaluate("document.getElementById('new').click()")
+    await seeing.evaluate("openImages()")
+    if then == "the image is none":
+        await expect(seeing.locator("#attach-error")).to_have_text("a.png cannot be read as an image.")
+    else:
+        await expect(seeing.locator("#attached li")).to_have_count(1)
+    await expect(seeing.locator("#send")).to_be_enabled()
+    await expect(seeing.locator("#prompt")).to_have_value("say:Seen and" if then == "types on" else "say:Seen")
+    assert len(bodies(fake)) == 1
+
+
 async def test_an_image_alone_is_a_message(seeing: Page, fake: FakeGateway) -> None:
     await expect(seeing.locator("#send")).to_be_disabled()
     await seeing.set_input_files("#files", [file("a.png", png(8, 8))])

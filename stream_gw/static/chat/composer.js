@@ -15,9 +15,13 @@ export class Composer {
     this.attached = []; // {id, name, url}
     this.takesImages = false;
     this.busy = this.stopping = false;
-    this.adding = 0;
+    this.adding = 0; // images that are being read
+    this.sendsNext = false; // as soon as they are read
     $("files").accept = ACCEPT;
-    prompt.addEventListener("input", () => this.fit());
+    prompt.addEventListener("input", () => {
+      this.sendsNext = false; // the message goes on
+      this.fit();
+    });
     prompt.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -81,7 +85,11 @@ export class Composer {
       this.fit();
       return;
     }
-    if ((!text && this.sendable.length === 0) || this.adding > 0) return;
+    if (this.adding > 0) {
+      this.sendsNext = true;
+      return;
+    }
+    if (!text && this.sendable.length === 0) return;
     const images = this.sendable.map(({ id, name }) => ({ id, name }));
     if (!this.onSend(text, images)) return;
     prompt.value = "";
@@ -107,6 +115,7 @@ export class Composer {
       try {
         this.attached.push(await this.images.add(file));
       } catch (error) {
+        this.sendsNext = false;
         this.complain(error.message);
       }
       this.adding -= 1;
@@ -114,6 +123,10 @@ export class Composer {
     }
     this.enable();
     prompt.focus();
+    if (this.sendsNext && this.adding === 0) {
+      this.sendsNext = false;
+      this.submit();
+    }
   }
 
   complain(text) {

@@ -118,7 +118,10 @@ function tell(error) {
 /** Shows a conversation, and follows its running answers. */
 function show(id) {
   const conversation = id && store.list().some((each) => each.id === id) ? store.conversation(id) : null;
-  if (conversation?.id !== current) follow();
+  if (conversation?.id !== current) {
+    follow();
+    composer.sendsNext = false; // it was meant for the other one
+  }
   current = conversation?.id ?? null;
   newSettings = {};
   if (current) {
