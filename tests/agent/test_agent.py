@@ -623,7 +623,7 @@ async def test_invariant_6_a_stream_that_the_engine_loses_during_a_long_outage_g
 async def test_invariant_9_a_drain_while_the_fabric_is_away_still_lets_streams_end(redis_url: str) -> None:
     async with (
         Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
-        running(redis_url, proxy=proxy, drain_s=10.0) as (bench, task),
+        running(redis_url, proxy=proxy, drain_s=60.0) as (bench, task),
     ):
         stream = await bench.ask(max_tokens=600)
         await eventually(lambda: _above(bench, stream, 3), "tokens")
