@@ -41,13 +41,13 @@ OF_BOUND_LEAST = {runs.NOTHING: 0.85, runs.WARM_25: 0.90, runs.INTERACTIVE: 0.95
 Results = dict[str, list[Found]]
 
 
-def bound(results: Results, policy: str) -> float:
-    """Largest share that ``policy`` could keep: the smaller of the fluid bound with its replicas, and of what our
-    policy keeps when five times the replicas are ready throughout."""
+def bound(results: Results, policy: str, fluid: Callable[[Found], float] = lambda found: found.fluid.random) -> float:
+    """Largest share that ``policy`` could keep: the smaller of a fluid bound with its replicas, and of what our policy
+    keeps when five times the replicas are ready throughout."""
     interactive = policy in (runs.INTERACTIVE, runs.INTERACTIVE_RUNS_ON)
     plenty = runs.INTERACTIVE_FIVE_TIMES if interactive else runs.FIVE_TIMES
     return min(
-        statistics.median(found.fluid.random for found in results[policy]),
+        statistics.median(map(fluid, results[policy])),
         statistics.median(found.slo for found in results[plenty]),
     )
 
@@ -101,6 +101,9 @@ def judge(trace: str, results: Results) -> bool:
         reached &= holds
         limit = "at least" if at_least else "at most"
         print(f"{'reached' if holds else 'MISSED '}  {trace}: {what}: {value:.1%}, {limit} {bar:.0%}")
+    for policy in OF_BOUND_LEAST:
+        share = median(policy, lambda one: one.slo) / bound(results, policy, lambda one: one.causal)
+        print(f"{trace}: {policy}: {share:.1%} of what a fleet can keep that learns from its traffic alone")
     return reached
 
 

@@ -1,4 +1,4 @@
-"""A fluid bound of what any policy could serve: replicas are always full and never wait."""
+"""Fluid bounds of what a policy could serve: replicas are always full and never wait."""
 
 from __future__ import annotations
 
@@ -28,16 +28,9 @@ def fluid_bound(
     them at all other times. Work of a window of 10 s may be done anywhere in it; prompts and answers cost what full
     batches cost.
     """
-    windows: dict[int, list[float]] = {}
-    kept = best = 0.0
-    for request in requests:
-        if from_s <= request.at_s < until_s:
-            work = work_s(settings, request.prompt_tokens, request.output_tokens)
-            windows.setdefault(int(request.at_s // _WINDOW_S), []).append(work)
-        else:
-            kept += 1
-            best += 1
-    for works in windows.values():
+    inside = [request for request in requests if from_s <= request.at_s < until_s]
+    kept = best = float(len(requests) - len(inside))
+    for works in _windows(inside, settings).values():
         room_s = replicas * _WINDOW_S
         kept += len(works) * min(room_s / sum(works), 1.0)
         for work in sorted(works):
@@ -46,3 +39,24 @@ def fluid_bound(
                 break
             best += 1
     return Fluid(kept / len(requests), best / len(requests))
+
+
+def seen_s(requests: Sequence[Request], settings: SimSettings, step_s: float) -> float:
+    """Return the end of the first window of 10 s from ``step_s`` on that brings more work than each window before.
+
+    Until then the level of the traffic is one that the fleet has seen without a step. Infinite: there is none.
+    """
+    works = {window: sum(each) for window, each in _windows(requests, settings).items()}
+    first = int(step_s // _WINDOW_S)
+    most = max((work for window, work in works.items() if window < first), default=0.0)
+    above = (window for window, work in works.items() if window >= first and work > most)
+    return (min(above, default=float("inf")) + 1) * _WINDOW_S
+
+
+def _windows(requests: Sequence[Request], settings: SimSettings) -> dict[int, list[float]]:
+    """Work of each request in seconds of a replica, by window."""
+    windows: dict[int, list[float]] = {}
+    for request in requests:
+        work = work_s(settings, request.prompt_tokens, request.output_tokens)
+        windows.setdefault(int(request.at_s // _WINDOW_S), []).append(work)
+    return windows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.scaling.fluid import Fluid, fluid_bound
+from bench.scaling.fluid import Fluid, fluid_bound, seen_s
 from bench.scaling.scenes import (
     COLD_START_S,
     LIMITED,
@@ -77,6 +77,9 @@ class Found(NamedTuple):
     expected."""
     fluid: Fluid
     """Bound with the replicas that were there at the step's beginning, warm ones included."""
+    causal: float
+    """Bound of a fleet that learns from its traffic alone: it begins with the replicas of the trace's beginning, and
+    asks for those of the step when a window of 10 s has brought more work than each before."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,11 @@ def _simulate(at: Scene, setup: _Setup, seed: int, only_tier: int | None = None)
     admitted = [life for life in lives if life.fate != "refused"]
     ttft_s = sorted(life.ttft_s for life in lives if life.fate == "done")
     before = next(sample for sample in world.samples if sample.at_s >= step.at_s)
+    served = [life.request for life in lives]
+    ready = before.ready + before.warm
+    seen = seen_s(at.requests, SETTINGS, step.at_s)
+    begin = fluid_bound(served, SETTINGS, setup.begin, 0.0, COLD_START_S)
+    until_seen = fluid_bound(served, SETTINGS, ready, step.at_s, seen + COLD_START_S)
     outside = sum(count for at_s, _, count in world.counts if at_s < step.at_s or at_s >= end_s)
     return Found(
         _kept(lives),
@@ -189,9 +197,8 @@ def _simulate(at: Scene, setup: _Setup, seed: int, only_tier: int | None = None)
         world.gpu_s() / 3600,
         outside / 3600,
         _predicted(surge),
-        fluid_bound(
-            [life.request for life in lives], SETTINGS, before.ready + before.warm, step.at_s, step.at_s + COLD_START_S
-        ),
+        fluid_bound(served, SETTINGS, ready, step.at_s, step.at_s + COLD_START_S),
+        begin.random + until_seen.random - 1.0,
     )
 
 

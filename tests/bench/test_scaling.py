@@ -10,7 +10,7 @@ import pytest
 
 from bench.scaling import scenes
 from bench.scaling.__main__ import bound, judge
-from bench.scaling.fluid import Fluid, fluid_bound
+from bench.scaling.fluid import Fluid, fluid_bound, seen_s
 from bench.scaling.runs import FIVE_TIMES, INTERACTIVE, INTERACTIVE_FIVE_TIMES, NOTHING, ORACLE, WARM_25, Found
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.simulate.elastic import Elastic, Scaler, Step, stepped
@@ -136,6 +136,15 @@ def test_the_fluid_bound_is_what_full_replicas_can_do() -> None:
     assert fluid_bound([*requests, *cheap], SETTINGS, 1, 0.0, 10.0).omniscient > 0.6
 
 
+def test_a_step_is_seen_when_it_brings_more_work_than_was_ever_there() -> None:
+    def at(*moments_s: float) -> list[Request]:
+        return [Request(number, at_s, 2000, 1, (), "") for number, at_s in enumerate(moments_s)]
+
+    before = at(3.0, 14.0, 15.0, 16.0, 27.0)
+    assert seen_s([*before, *at(41.0, 42.0, 51.0, 52.0, 53.0, 62.0, 63.0, 64.0, 65.0)], SETTINGS, 40.0) == 70.0
+    assert seen_s([*before, *at(31.0, 32.0, 33.0, 34.0, 41.0)], SETTINGS, 40.0) == float("inf")
+
+
 def test_a_scene_is_the_same_for_a_seed_and_half_of_it_may_be_batch() -> None:
     plain = traffic(600, 5.0)
     made = scenes.bursts(plain, scenes.BURSTS, 1)
@@ -145,13 +154,14 @@ def test_a_scene_is_the_same_for_a_seed_and_half_of_it_may_be_batch() -> None:
 
 
 def test_the_bars_are_of_the_smaller_bound_and_of_what_was_admitted(capsys: pytest.CaptureFixture[str]) -> None:
-    good = Found(0.8, 0.5, 0.97, 0.4, 2.0, 30.0, 10.0, 0.99, Fluid(0.9, 0.95))
+    good = Found(0.8, 0.5, 0.97, 0.4, 2.0, 30.0, 10.0, 0.99, Fluid(0.9, 0.95), 0.83)
     results = {name: [good] for name in (ORACLE, NOTHING, WARM_25, INTERACTIVE, FIVE_TIMES, INTERACTIVE_FIVE_TIMES)} | {
         FIVE_TIMES: [good._replace(slo=0.85)],
         INTERACTIVE_FIVE_TIMES: [good._replace(slo=0.82)],
     }
     assert bound(results, NOTHING) == 0.85 and bound(results, INTERACTIVE) == 0.82
     assert judge("t", results)
+    assert f"{NOTHING}: {0.8 / 0.83:.1%} of what a fleet can keep" in capsys.readouterr().out
     assert not judge("t", results | {NOTHING: [good._replace(admitted=0.94)]})
     assert not judge("t", results | {NOTHING: [good._replace(slo=0.7)]})
     assert not judge("t", results | {NOTHING: [good._replace(gpu_h_outside=12.0)]})
