@@ -32,6 +32,7 @@ COMPILED = (
     "inference/agent/observe/attempt_timing.py",
     "inference/agent/running.py",
     "inference/engines/upstream/chunk_template.py",
+    "inference/engines/upstream/chunks.py",
     "inference/engines/upstream/sse.py",
 )
 

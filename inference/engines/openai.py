@@ -15,7 +15,7 @@ from inference.engines.server_load import ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer
 from inference.engines.upstream.answers import only_count, put_item, upstream_error
-from inference.engines.upstream.chunks import ChunkReader
+from inference.engines.upstream.chunks import BodyReader, ChunkReader
 from inference.engines.upstream.http1 import HttpClient
 from inference.engines.upstream.sse import EventParser, EventTooLarge
 from inference.engines.upstream.steps import StepSocket
@@ -292,15 +292,7 @@ class OpenAIEngine:
         # vLLM's own option, which other servers refuse: exact token counts also when the answer is cut off
         counts = b',"continuous_usage_stats":true' if self.server_load.metrics.shown else b""
         body += comma + b'"stream":true,"stream_options":{"include_usage":true%b}}' % counts
-        parser = EventParser(STREAM_BYTES_MAX)
-
-        def receive(piece: bytes) -> bool:
-            for event in parser.receive(piece):
-                if running.aborted:  # by what the sink has just heard
-                    break
-                reader.receive(event)
-            return reader.done  # some servers keep the response open after the end
-
+        events = BodyReader(running, reader, EventParser(STREAM_BYTES_MAX))
         with contextlib.closing(await self._post(request, body)) as answer:
             running.answer = answer
             if (refused := await _refusal(answer)) is not None:
@@ -312,15 +304,14 @@ class OpenAIEngine:
                 reader.receive(whole)
                 return reader.end()
             try:
-                await answer.deliver(receive)
+                await answer.deliver(events.receive)
             except OSError as lost:
                 if reader.end() is not None:
                     raise
                 log.debug("model server cut the connection after the end: stream=%s error=%s", request.stream, lost)
                 return None
         try:
-            for event in parser.end():
-                reader.receive(event)
+            events.end()
         except msgspec.MsgspecError:
             log.debug("model server cut an event: stream=%s", request.stream)  # reader.end() reports the cut answer
         return reader.end()

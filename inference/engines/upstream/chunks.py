@@ -2,77 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from inference.engines.upstream.answers import upstream_error
+from inference.engines.upstream.chunk_fields import (
+    Chunk,
+    ChunkChoice,
+    ChunkFunction,
+    ChunkMetrics,
+    ChunkToolCall,
+    ChunkUsage,
+)
 from inference.engines.upstream.chunk_template import ChunkTemplate
 from inference.engines.upstream.logprobs import join_logprobs, read_logprobs
+from inference.engines.upstream.sse import EventParser
 from stream_fabric.ports import FrameSink
-from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, MaybeRaw, Note, Open, Usage
+from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, Note, Open, Usage
 from stream_fabric.stream.ids import StreamId, derived_id
 
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: MaybeRaw = None
-    """A JSON string as in OpenAI's API; some servers send the object itself."""
-
-
-class _ToolCall(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    type: str | None = None
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    message: _Delta | None = None
-    """Instead of ``delta``, from a server that does not stream."""
-    text: str | None = None
-    finish_reason: str | None = None
-    stop_reason: MaybeRaw = None
-    logprobs: MaybeRaw = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: MaybeRaw = None
-    metrics: MaybeRaw = None
-    """vLLM's own times of the request, in its last chunk; other servers may send anything here."""
-
-
-class _Metrics(msgspec.Struct):
-    queue_time_ms: float | None = None
-    time_to_first_token_ms: float | None = None
-    """Counted from the end of the queue time."""
-
-
-_decoder = msgspec.json.Decoder(_Chunk)
-_metrics_decoder = msgspec.json.Decoder(_Metrics)
+_decoder = msgspec.json.Decoder(Chunk)
+_metrics_decoder = msgspec.json.Decoder(ChunkMetrics)
 _OWN_MS_MAX = 86_400_000
 _NULL = b"null"
 _TRIES_MAX = 8
@@ -180,7 +131,7 @@ class ChunkReader:
         if self._tries_left and self._choices[0].kind is not None:
             self._learn_template(data, chunk)
 
-    def _learn_template(self, data: bytes, chunk: _Chunk) -> None:
+    def _learn_template(self, data: bytes, chunk: Chunk) -> None:
         """Keep the form of a chunk that is a text and nothing else, of an answer with one choice."""
         usage, texts = chunk.usage, [_only_text(choice) for choice in chunk.choices or ()]
         if len(self._choices) != 1 or len(texts) != 1 or not texts[0]:
@@ -214,7 +165,7 @@ class ChunkReader:
     def usage(self) -> Usage | None:
         return self._usage
 
-    def _take_counts(self, usage: _Usage, choices: list[_Choice]) -> None:
+    def _take_counts(self, usage: ChunkUsage, choices: list[ChunkChoice]) -> None:
         """Take a chunk's counts of prompt tokens and of each choice's tokens."""
         if self._choices_each:
             self._add_prompts(usage, choices)
@@ -225,7 +176,7 @@ class ChunkReader:
             if 0 <= choice.index < len(self._choices):
                 self._choices[choice.index].made = usage.completion_tokens
 
-    def _add_prompts(self, usage: _Usage, choices: list[_Choice]) -> None:
+    def _add_prompts(self, usage: ChunkUsage, choices: list[ChunkChoice]) -> None:
         """Report the sum of the prompts known so far: a chunk counts the prompt of its own choice."""
         for choice in choices:
             prompt = choice.index // self._choices_each
@@ -236,7 +187,7 @@ class ChunkReader:
                 if len(self._tokens_of) * self._choices_each == len(self._choices):
                     self._sink.frame(Note("prompt", prompt_tokens=total))  # for the next producer, if this one dies
 
-    def _take_usage(self, usage: _Usage) -> None:
+    def _take_usage(self, usage: ChunkUsage) -> None:
         """Take the usage of the whole response."""
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         reasoning = (usage.completion_tokens_details and usage.completion_tokens_details.reasoning_tokens) or 0
@@ -257,7 +208,7 @@ class ChunkReader:
         if 0 <= queue_ms <= _OWN_MS_MAX and 0 <= prefill_ms <= _OWN_MS_MAX:
             self._sink.computed(queue_ms / 1000, prefill_ms / 1000)
 
-    def _receive_choice(self, state: _ChoiceState, choice: _Choice) -> None:
+    def _receive_choice(self, state: _ChoiceState, choice: ChunkChoice) -> None:
         delta = choice.delta or choice.message
         if choice.text is not None:
             self._receive_text(state, choice.index, "text", choice.text, choice.logprobs)
@@ -315,9 +266,9 @@ class ChunkReader:
         else:
             self._sink.frame(Delta(state.block, text, state.take_tokens(max(1, tokens)), logprobs))
 
-    def _receive_tool_call(self, state: _ChoiceState, index: int, part: _ToolCall) -> None:
+    def _receive_tool_call(self, state: _ChoiceState, index: int, part: ChunkToolCall) -> None:
         """Put a part of a tool call into the sink. Arguments are held until the call has a name."""
-        function = part.function or _Function()
+        function = part.function or ChunkFunction()
         number = part.index
         if number is None:  # some servers leave it out: an id begins a call, a part without id continues the last one
             number = state.last + 1 if part.id and function.name else max(state.last, 0)
@@ -359,7 +310,38 @@ class ChunkReader:
         return self._next_block - 1
 
 
-def _only_text(choice: _Choice) -> str | None:
+class Abortable(Protocol):
+    """A request whose output nobody wants any more, once it is ``aborted``."""
+
+    aborted: bool
+
+
+class BodyReader:
+    """Gives the events of a streamed body to a ``ChunkReader``, until the request is aborted."""
+
+    def __init__(self, request: Abortable, reader: ChunkReader, parser: EventParser) -> None:
+        self._request = request
+        self._reader = reader
+        self._parser = parser
+
+    def receive(self, piece: bytes) -> bool:
+        """Take a piece of any size. True: no more is needed; some servers keep the response open after the end.
+
+        Raises msgspec.MsgspecError for invalid data, EventTooLarge.
+        """
+        for event in self._parser.receive(piece):
+            if self._request.aborted:  # by what the sink has just heard
+                break
+            self._reader.receive(event)
+        return self._reader.done
+
+    def end(self) -> None:
+        """Take the end of the body. Raises msgspec.MsgspecError: it was cut within an event."""
+        for event in self._parser.end():
+            self._reader.receive(event)
+
+
+def _only_text(choice: ChunkChoice) -> str | None:
     """Return the text of a choice that has no more than a text."""
     delta = choice.delta
     if choice.index or choice.finish_reason or choice.message is not None or _not_null(choice.logprobs) is not None:
