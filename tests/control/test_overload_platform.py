@@ -258,7 +258,7 @@ async def test_first_tokens_of_interactive_requests_keep_their_objective_while_b
         await asyncio.sleep(1.5)  # gateways read plans each second
 
         def prompt(number: int, tokens: int = 4000) -> list[dict[str, str]]:
-            """As many as take the replica half a second."""
+            """Make a prompt that takes the replica half a second."""
             return [{"role": "user", "content": f"{number} " * tokens}]
 
         async def flooded(model: str) -> tuple[list[Told], list[Told]]:
