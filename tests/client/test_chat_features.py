@@ -334,6 +334,7 @@ async def test_a_message_sent_while_its_image_is_read_leaves_with_it(seeing: Pag
     await ask(seeing, "say:Seen")
     await expect(seeing.locator("#prompt")).to_have_value("say:Seen")
     await seeing.evaluate("openImages()")
+    await expect(seeing.locator("#prompt")).to_have_value("")  # it has left; till then the page can send as well
     await done(seeing)
     assert [part["type"] for part in bodies(fake)[-1]["messages"][0]["content"]] == ["image_url", "text"]
 
