@@ -94,7 +94,7 @@ def policy(warm_share: float = 0.0, *, batch_yields: bool = True) -> ScalePolicy
     return ScalePolicy(
         replicas_max=MOST,
         cold_start_s=COLD_START_S,
-        low_s=200.0,
+        low_s=100.0,
         ttft_objective_s=SLO_TTFT_S,
         itl_objective_s=SLO_ITL_S,
         warm_share=warm_share,

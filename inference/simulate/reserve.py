@@ -2,7 +2,8 @@
 
 The estimate is fluid: requests have the mean lengths of the trace, and a replica takes its full rate. One cold start
 ago the pool asked for the replicas that its arrivals needed then, filled as planned, and it keeps them for
-``low_s``. What arrives beyond them and beyond the warm replicas is late, or it is refused.
+``low_s``. What it keeps longer for its usual peaks is not counted. What arrives beyond the replicas and beyond the warm
+ones is late, or it is refused.
 """
 
 from __future__ import annotations

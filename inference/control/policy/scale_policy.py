@@ -55,6 +55,8 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Extra capacity for random variation, in standard deviations; at most as much again as the work."""
     utilisation_low: float = 0.4
     low_s: float = 900.0
+    peak_share: float = 0.99
+    """Share of the time for which the replicas that stay for usual peaks are enough; 0: none stay for them."""
     zero_s: float = 900.0
     """Time without a request after which the last replica leaves, if ``replicas_min`` is 0."""
     cold_start_s: float = 300.0
@@ -100,6 +102,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("warm_share must be from 0 to 1", 0 <= self.warm_share <= 1),
             ("warm_max_share must be from 0 to 1", 0 <= self.warm_max_share <= 1),
             ("jump_share must be more than 0 and at most 1", 0 < self.jump_share <= 1),
+            ("peak_share must be from 0 to 1", 0 <= self.peak_share <= 1),
             ("ttft_objective_s must be more than 0", self.ttft_objective_s > 0),
             ("ttft_over must be at least 1", self.ttft_over >= 1),
             ("slo_share must be more than 0 and less than 1", 0 < self.slo_share < 1),
