@@ -511,8 +511,16 @@ def test_another_leader_goes_on_with_what_was_chosen(record: Record) -> None:
 
 
 def test_the_rare_pool_went_to_none_and_who_came_waited_for_the_first(record: Record, tell: Tell) -> None:
-    counts = [count for count, _ in itertools.groupby(one.replicas[RARE] for one in record.samples)]
-    assert counts == [1, 0, 1, 0]
+    changes = [next(some) for _, some in itertools.groupby(record.samples, lambda one: one.replicas[RARE])]
+    story = sorted(
+        [
+            *((one.at - record.began, f"{one.replicas[RARE]} replicas") for one in changes),
+            *((at - record.began, what) for what, at in record.marks.items()),
+            *((reader.asked_at - record.began, "a request") for reader in record.rare),
+            *record.reasons(RARE),
+        ]
+    )
+    assert [one.replicas[RARE] for one in changes] == [1, 0, 1, 0], story
     reader, second = record.rare
     warming = [comment for comment in reader.comments if b"warming up" in comment]
     assert warming and all(comment.startswith(b": queued 1 of 1, ") for comment in warming)
