@@ -13,6 +13,7 @@ AUTOSCALING = Board(
         Panel(
             "Replicas: needed, wanted, present", [
                 Prom(highest(listed.NEEDED, "pool", IN_POOL), "{{pool}} needed, to take requests"),
+                Prom(highest(listed.PEAK, "pool", IN_POOL), "{{pool}} that usual peaks need"),
                 Prom(highest(listed.DESIRED, "pool", IN_POOL), "{{pool}} wanted"),
                 Prom(f"sum by (pool) ({highest(listed.POOL_REPLICAS, 'pool, state', THERE)})", "{{pool}} there"),
                 Prom(highest(listed.MAX_REPLICAS, "pool", IN_POOL), "{{pool}} at most"),

@@ -65,6 +65,7 @@ class ControllerMetrics:
         self._desired = make.gauge(listed.DESIRED)
         self._wanted = make.gauge(listed.WANTED)
         self._needed = make.gauge(listed.NEEDED)
+        self._peak = make.gauge(listed.PEAK)
         self._utilisation = make.gauge(listed.UTILISATION)
         self._ttft = make.gauge(listed.POOL_TTFT)
         self._growth = make.gauge(listed.GROWTH)
@@ -169,10 +170,11 @@ class ControllerMetrics:
 
     def receive_figures(self, figures: Mapping[str, Figures]) -> None:
         """Show the figures behind the plans; empty: another controller leads."""
-        for gauge in (self._needed, self._utilisation, self._ttft, self._growth, self._burn):
+        for gauge in (self._needed, self._peak, self._utilisation, self._ttft, self._growth, self._burn):
             gauge.clear()
         for pool, figure in figures.items():
             self._needed.labels(pool).set(figure.needed)
+            self._peak.labels(pool).set(figure.peak)
             self._utilisation.labels(pool).set(figure.utilisation)
             self._ttft.labels(pool).set(figure.ttft_p99_s)
             self._growth.labels(pool).set(figure.growth)

@@ -464,6 +464,10 @@ NEEDED = _controller(
     "pool_needed_replicas", "gauge", "replicas", "Replicas needed for arrivals, their forecast and the load",
     only=_OF_LEADER,
 )  # fmt: skip
+PEAK = _controller(
+    "pool_peak_replicas", "gauge", "replicas", "Replicas that usual peaks bring back into use; at least so many stay",
+    only=_OF_LEADER,
+)  # fmt: skip
 UTILISATION = _controller(
     "pool_utilisation_ratio", "gauge", "ratio", "Share of the ready replicas' slots in use", only=_OF_LEADER
 )

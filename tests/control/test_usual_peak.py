@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from inference.control.policy.pool_size import MEAN_S, UsualPeak
+from inference.control.policy.figures import PEAK_MEAN_S, UsualPeak
 from inference.control.policy.scale_policy import ScalePolicy
 from tests.control.scaled_pool import POLICY, World
 
@@ -34,6 +34,7 @@ def replicas_between_bursts(policy: ScalePolicy) -> list[int]:
     for second in range(3600):
         plan = world.step()
         if second % 240 == 235 and second > 800:
+            assert world.figures is not None and plan.ready >= world.figures.peak
             found.append(plan.ready)
     return found
 
@@ -55,7 +56,7 @@ def test_a_step_that_is_over_is_no_peak() -> None:
         world = World(surge, policy).boot(5)
         world.run(1200)
         most = world.plans[-1][1].ready
-        world.run(POLICY.low_s + MEAN_S + 60)
+        world.run(POLICY.low_s + PEAK_MEAN_S + 60)
         remain[policy] = world.plans[-1][1].ready
         assert most >= 15
     assert remain[PEAKS] == remain[NO_PEAKS] <= 5
@@ -81,7 +82,7 @@ def test_the_share_says_for_how_much_of_the_time_it_is_enough(share: float, enou
 
 def test_what_is_not_known_keeps_nothing() -> None:
     assert UsualPeak().replicas(0.99) == 0
-    assert looked_at(lambda _: 9, int(MEAN_S) - 10).replicas(0.99) == 0, "too short a time"
+    assert looked_at(lambda _: 9, int(PEAK_MEAN_S) - 10).replicas(0.99) == 0, "too short a time"
     assert looked_at(lambda _: 0, 600).replicas(0.99) == 0, "no request"
     assert looked_at(lambda _: 9, 600).replicas(0.0) == 0, "not wanted"
 
@@ -91,7 +92,7 @@ def test_after_a_gap_the_mean_is_unknown_and_the_peaks_are_not() -> None:
     before = peak.replicas(0.99)
     peak.clear()
     assert peak.replicas(0.99) == 0
-    for second in range(1230, 1231 + int(MEAN_S)):
+    for second in range(1230, 1231 + int(PEAK_MEAN_S)):
         peak.receive(float(second), 2)
     assert before == 8 and peak.replicas(0.99) >= 5
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,7 +17,7 @@ from inference.control.policy.traffic_model import PoolTrafficModel
 from stream_fabric.pool.plan import ReplicaProfile
 from stream_fabric.pool.records import DemandTotals, ReplicaInfo
 from stream_fabric.pool.replica_load import TTFT_BOUNDS_S
-from stream_fabric.process.stats import add_counts, bucket_quantile
+from stream_fabric.process.stats import add_counts, bucket_quantile, percentile
 
 _SMOOTH_S = 30.0
 _SHARE_MAX = 2.0
@@ -24,6 +26,11 @@ _SHARE_S = 1800.0
 """Time constant with which that level follows the arrivals."""
 _SAMPLES_MIN = 20
 """First tokens needed for a 99th percentile."""
+PEAK_MEAN_S = 180.0
+"""Time of the mean need that peaks are measured against."""
+_REMEMBERED_S = 3600.0
+"""Time for which a peak is remembered."""
+_PEAKS_EVERY_S = 5.0
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -66,6 +73,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Cold start in use: learned, or declared."""
     scheduled: int = 0
     """Ready replicas that a declared event needs, now or within a cold start."""
+    peak: int = 0
+    """Replicas that the pool's usual peaks bring back into use; 0: unknown."""
 
 
 class LoadEstimator:
@@ -78,6 +87,7 @@ class LoadEstimator:
         self._usual_share = 1.0
         """Current level of arrivals relative to the arrival profile."""
         self._busy = 0.0
+        self._usual_peak = UsualPeak()
         self.filled = policy.utilisation_aimed
         """Planned utilisation of the needed replicas by the work that arrives."""
 
@@ -86,8 +96,9 @@ class LoadEstimator:
         self._model = model
 
     def clear_arrivals(self) -> None:
-        """Forget arrival rates, after a gap in looking."""
+        """Forget arrival rates and needs, after a gap in looking."""
         self._arrivals.clear()
+        self._usual_peak.clear()
 
     def estimate(
         self,
@@ -125,6 +136,7 @@ class LoadEstimator:
         needed = math.ceil(max(staffed, self._busy / policy.utilisation_max) - 1e-9)
         if pending.waiting or rates.requests:
             needed = max(needed, 1)
+        self._usual_peak.receive(now, needed)
         event = scheduled_event(policy.schedule, seen.at_unix_s, policy.cold_start_s)
         scheduled = event.replicas if event is not None else 0
         return Figures(
@@ -150,6 +162,7 @@ class LoadEstimator:
             jump=self._jump_in_replicas(profile, policy),
             cold_start_s=policy.cold_start_s,
             scheduled=scheduled,
+            peak=self._usual_peak.replicas(policy.peak_share),
         )
 
     def _jump_in_replicas(self, profile: ReplicaProfile | None, policy: ScalePolicy) -> float:
@@ -209,3 +222,58 @@ def _ttft_p99_s(infos: list[ReplicaInfo]) -> float:
     if sum(counts) < _SAMPLES_MIN:
         return 0.0
     return bucket_quantile(counts, TTFT_BOUNDS_S, 0.99) or 0.0
+
+
+class UsualPeak:
+    """Relates the replicas that a pool needs at a moment to their mean over three minutes.
+
+    Uneven traffic needs many replicas for seconds and few for minutes. How long ago a peak was says little about when
+    the next one comes. How far peaks rise above the mean says how high it will be, also when the mean has changed.
+    """
+
+    def __init__(self) -> None:
+        self._needs: deque[tuple[float, int]] = deque()
+        """Needed replicas at the looks of twice ``PEAK_MEAN_S``."""
+        self._rises: deque[tuple[float, float]] = deque()
+        """Every five seconds of the last hour: the need as a multiple of the mean before or after it.
+
+        The larger mean counts: a step, up or down, is no peak.
+        """
+
+    def clear(self) -> None:
+        """Forget past needs, after a gap in looking. How peaks relate to the mean stays known."""
+        self._needs.clear()
+
+    def receive(self, now: float, needed: int) -> None:
+        """Take the replicas that a look needs."""
+        self._needs.append((now, needed))
+        while self._needs[0][0] < now - 2 * PEAK_MEAN_S:
+            self._needs.popleft()
+        if self._is_known() and (not self._rises or now - self._rises[-1][0] >= _PEAKS_EVERY_S):
+            before, after = self._halves()
+            if mean := max(_mean(before), _mean(after)):
+                self._rises.append((now, after[0] / mean))
+        while self._rises and self._rises[0][0] < now - _REMEMBERED_S:
+            self._rises.popleft()
+
+    def replicas(self, share: float) -> int:
+        """Return the replicas that were enough for that share of the time, at the present mean.
+
+        0: ``share`` is 0, nothing was needed, or needs were not looked at for ``PEAK_MEAN_S``.
+        """
+        if not share or not self._rises or not self._is_known():
+            return 0
+        rise = percentile(sorted(rise for _, rise in self._rises), share)
+        return round(rise * _mean(self._halves()[1]))
+
+    def _is_known(self) -> bool:
+        return self._needs[-1][0] - self._needs[0][0] >= PEAK_MEAN_S if self._needs else False
+
+    def _halves(self) -> tuple[list[int], list[int]]:
+        """Needs until ``PEAK_MEAN_S`` before the last look, and those since."""
+        middle = self._needs[-1][0] - PEAK_MEAN_S
+        return [need for at, need in self._needs if at < middle], [need for at, need in self._needs if at >= middle]
+
+
+def _mean(needs: Sequence[int]) -> float:
+    return sum(needs) / len(needs) if needs else 0.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
 import msgspec
 
@@ -18,13 +17,7 @@ from inference.control.policy.fleet_view import FleetView, Observation, drain_co
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.control.policy.schedule import scheduled_event
 from stream_fabric.pool.plan import PoolPlan
-from stream_fabric.process.stats import percentile
 from stream_fabric.stream.ids import ReplicaId
-
-MEAN_S = 180.0
-_REMEMBERED_S = 3600.0
-"""Time for which a peak is remembered."""
-_EVERY_S = 5.0
 
 
 class PoolSize:
@@ -34,19 +27,16 @@ class PoolSize:
         self._timers = timers
         self._needs: deque[tuple[float, int]] = deque()
         """Needed replicas at the looks of the last ``low_s`` seconds."""
-        self._usual_peak = UsualPeak()
         self._quiet_s = 0.0
 
     def clear_history(self) -> None:
         """Forget past needs, after a gap in looking."""
         self._needs.clear()
-        self._usual_peak.clear()
 
     def receive(self, figures: Figures, policy: ScalePolicy, passed_s: float, now: float) -> None:
         """Take the figures of a look: how long the pool was quiet, and how many replicas were needed."""
         is_quiet = not (figures.running or figures.waiting or figures.arrivals_per_s)
         self._quiet_s = self._quiet_s + passed_s if is_quiet else 0.0
-        self._usual_peak.receive(now, figures.needed)
         self._needs.append((now, figures.needed))
         while self._needs[0][0] < now - policy.low_s:
             self._needs.popleft()
@@ -145,7 +135,7 @@ class PoolSize:
                 policy.replicas_min,
                 1,
                 math.ceil(figures.utilisation * ready / policy.utilisation_aimed),
-                self._usual_peak.replicas(policy.peak_share),
+                figures.peak,
                 *(needed for _, needed in self._needs),
             )
             if ready <= least:
@@ -220,58 +210,3 @@ def _named(victims: tuple[ReplicaId, ...]) -> str:
 def _increased(ready: int, share: float) -> int:
     """Ready replicas increased by this share, rounded up."""
     return math.ceil(ready * (1 + share) - 1e-9)
-
-
-class UsualPeak:
-    """Relates the replicas that a pool needs at a moment to their mean over three minutes.
-
-    Uneven traffic needs many replicas for seconds and few for minutes. How long ago a peak was says little about when
-    the next one comes. How far peaks rise above the mean says how high it will be, also when the mean has changed.
-    """
-
-    def __init__(self) -> None:
-        self._needs: deque[tuple[float, int]] = deque()
-        """Needed replicas at the looks of twice ``MEAN_S``."""
-        self._rises: deque[tuple[float, float]] = deque()
-        """Every five seconds of the last hour: the need as a multiple of the mean before or after it.
-
-        The larger mean counts: a step, up or down, is no peak.
-        """
-
-    def clear(self) -> None:
-        """Forget past needs, after a gap in looking. How peaks relate to the mean stays known."""
-        self._needs.clear()
-
-    def receive(self, now: float, needed: int) -> None:
-        """Take the replicas that were needed at a look."""
-        self._needs.append((now, needed))
-        while self._needs[0][0] < now - 2 * MEAN_S:
-            self._needs.popleft()
-        if self._is_known() and (not self._rises or now - self._rises[-1][0] >= _EVERY_S):
-            before, after = self._halves()
-            if mean := max(_mean(before), _mean(after)):
-                self._rises.append((now, after[0] / mean))
-        while self._rises and self._rises[0][0] < now - _REMEMBERED_S:
-            self._rises.popleft()
-
-    def replicas(self, share: float) -> int:
-        """Return the replicas that were enough for that share of the time, at the present mean.
-
-        0: ``share`` is 0, nothing was needed, or needs were not looked at for ``MEAN_S``.
-        """
-        if not share or not self._rises or not self._is_known():
-            return 0
-        rise = percentile(sorted(rise for _, rise in self._rises), share)
-        return round(rise * _mean(self._halves()[1]))
-
-    def _is_known(self) -> bool:
-        return self._needs[-1][0] - self._needs[0][0] >= MEAN_S if self._needs else False
-
-    def _halves(self) -> tuple[list[int], list[int]]:
-        """Needs until ``MEAN_S`` before the last look, and those since."""
-        middle = self._needs[-1][0] - MEAN_S
-        return [need for at, need in self._needs if at < middle], [need for at, need in self._needs if at >= middle]
-
-
-def _mean(needs: Sequence[int]) -> float:
-    return sum(needs) / len(needs) if needs else 0.0
