@@ -13,7 +13,7 @@ from playwright.async_api import BrowserContext, Route, expect
 
 from tests.client.test_qr_code import read
 from tests.e2e.conftest import agent_of
-from tests.e2e.test_browser import PROMPT, check, context, tab, text_in_the_log  # noqa: F401
+from tests.e2e.test_browser import PROMPT, Tab, check, context, tab, text_in_the_log  # noqa: F401
 from tests.gateway.processes import Running
 from tests.gateway.wire import Gate, text_of_chunks
 from tests.support.proxy import Proxy
@@ -139,6 +139,7 @@ async def test_a_slow_link_is_not_shown_for_another_answer(context: BrowserConte
 
 async def test_another_gateway_and_the_figures_are_noted(context: BrowserContext, one: Gate, two: Gate) -> None:  # noqa: F811
     async with Proxy.before(one.port) as proxy, tab(context, f"http://127.0.0.1:{proxy.port}/#key={one.key}") as page:
+        await _answers_have(page, 600)
         await page.ask(PROMPT)
         await page.until_words(5)
         proxy.point_at(two.port)
@@ -179,6 +180,7 @@ async def test_an_addition_stands_in_its_place_for_its_author_and_a_watcher(
     two: Gate,
 ) -> None:
     async with tab(context, f"{one.url}/#key={one.key}") as page:
+        await _answers_have(page, 1500)
         await page.ask(PROMPT)
         await page.until_words(5)
         stream = page.streams[0]
@@ -203,6 +205,13 @@ async def test_an_addition_stands_in_its_place_for_its_author_and_a_watcher(
             await expect(seen).to_have_count(2)
             await expect(watcher.page.locator(".inputs .input")).to_have_text("Something was added to the answer here.")
             await eventually(lambda: _shows(seen, expected), "the watcher's page to show both answers")
+
+
+async def _answers_have(page: Tab, tokens: int) -> None:
+    """Let the page ask for answers of so many tokens, which last while a slow machine does the next steps."""
+    await page.page.click("#open-settings")
+    await page.page.fill("#max-tokens", str(tokens))
+    await page.page.click("#settings .primary")
 
 
 async def _shows(seen: Any, expected: list[str]) -> bool:
