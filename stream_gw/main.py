@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stream_fabric.accounts.records import Record, row_days
 from stream_fabric.moderation.moderator import Moderator, open_moderator
-from stream_fabric.ports import EventSink, Random, Subscribe
+from stream_fabric.ports import Clock, EventSink, Random, Subscribe
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -213,7 +213,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     ]
     background = [tasks.create_task(work) for work in upkeep]
     await hub.subscription.wait_ready()
-    await _listen(edge, settings, tasks, on_ready)
+    await _listen(edge, process.host, settings, tasks, on_ready)
     for task in background:
         task.cancel()
     await settlements.flush()
@@ -298,10 +298,10 @@ def _make_subscribe(client: RedisClient, partitions: Partitions) -> Subscribe:
 
 
 async def _listen(
-    edge: Edge, settings: GatewaySettings, tasks: asyncio.TaskGroup, on_ready: Callable[[str], None]
+    edge: Edge, clock: Clock, settings: GatewaySettings, tasks: asyncio.TaskGroup, on_ready: Callable[[str], None]
 ) -> None:
     """Serve until a signal, then drain."""
-    server = make_server(edge.app, settings.host, settings.port)
+    server = make_server(edge.app, clock, settings.host, settings.port)
     sweeping, serving = tasks.create_task(server.sweep()), tasks.create_task(server.serve())
     stop = _stop_on_signal()
     await _wait_until_started(server, serving)

@@ -1,5 +1,6 @@
 """uvicorn's connection protocols, extended for the token path: header limits, and a direct path from an outlet to its
 transport (bytes leave without a task switch; the outlet hears at once of a full, drained or lost connection).
+Input is parsed in slices, so that no peer's small requests or frames hold the loop.
 
 ``docs/adr/0002-direct-transport.md`` has the measurement behind it. The module is one adapter over uvicorn's internals,
 so it stays in one piece although it has over 400 lines.
@@ -12,12 +13,12 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Iterator, Sized
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -34,6 +35,7 @@ from stream_fabric.limits import (
     WS_MESSAGE_BYTES_MAX,
     WS_PROTOCOL_PING_S,
 )
+from stream_fabric.ports import Clock
 from stream_fabric.system_errors import reason
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
@@ -45,6 +47,10 @@ RESPONSE = "stream_gw.response"
 """Key of the response's writer in a scope's ``state``."""
 
 _SWEEP_S = 5.0
+_TURN_US = 2000
+"""Time for which one connection's input is parsed before others have their turn."""
+_FRAGMENT_BYTES = 1024
+"""A smaller fragment of a message counts as a message of its own: its work does not depend on its size."""
 
 
 class ConnectionListener(Protocol):
@@ -63,19 +69,94 @@ class SocketListener(ConnectionListener, Protocol):
     def message_grew(self, size: int) -> None:
         """``size`` bytes of the message that is arriving are held; 0: none is incomplete."""
 
+    def frame_arrived(self) -> bool:
+        """Count a frame that takes the work of a message and is none. False: the peer has sent too many."""
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's configuration with a clock for its connections."""
+
+    clock: Clock
+
 
 class _Observed(asyncio.Protocol):
-    """Passes a connection's events to a listener, beside uvicorn."""
+    """Passes a connection's events to a listener, beside uvicorn, and parses its input in slices.
 
-    __slots__ = ("_stall", "listener")
+    A read of 256 KiB can hold 13,000 requests or 43,000 frames, which would hold the loop for most of a second.
+    """
 
+    __slots__ = ("_goes_on", "_held", "_stall", "listener")
+
+    slice_bytes: ClassVar[int]
+    """Input that is parsed in one piece: as many of the smallest requests or frames take about 5 ms."""
     listener: ConnectionListener | None
     transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    config: uvicorn.Config
     _stall: StallTimer | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.listener = self._stall = None
+        self._held = b""
+        """Input that is not parsed yet. No more is read while there is some."""
+        self._goes_on = False
+        """Whether the loop has been told to parse what is held."""
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._held or len(data) > self.slice_bytes:
+            self._parse_slices(self._held + data)
+        else:
+            self._parse(data)
+
+    def _parse_slices(self, data: bytes) -> None:
+        """Parse input until the connection's turn is over or an earlier request or message must be taken first."""
+        monotonic_us = cast(_Config, self.config).clock.monotonic_us
+        self._held, at, until = b"", 0, monotonic_us() + _TURN_US
+        while at < len(data):
+            if at and (self._input_waits() or monotonic_us() >= until):
+                self._held = data[at:]
+                self._hold()
+                return
+            self._parse(data[at : at + self.slice_bytes])
+            at += self.slice_bytes
+
+    def _hold(self) -> None:
+        """Stop reading. Without an earlier request or message that waits, the loop goes on after its other work."""
+        if self.transport.is_closing():
+            self._held = b""
+            return
+        self.transport.pause_reading()
+        if not self._input_waits():
+            self.go_on()
+
+    def go_on(self) -> bool:
+        """Have held input parsed in a turn of its own: the caller may be in the middle of an event. False: none is."""
+        if self._held and not self._goes_on:
+            self._goes_on = True
+            self.loop.call_soon(self._parse_held)
+        return bool(self._held)
+
+    def _parse_held(self) -> None:
+        self._goes_on = False
+        if self.transport.is_closing():
+            self._held = b""
+        elif not self._input_waits():
+            self._parse_slices(self._held)
+            if not self._held and not self._input_waits() and not self.transport.is_closing():
+                self._read_on()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse input that is at most as long as a slice, or the rest of a handshake."""
+        raise NotImplementedError
+
+    def _input_waits(self) -> bool:
+        """Whether what was parsed must be taken before more is."""
+        raise NotImplementedError
+
+    def _read_on(self) -> None:
+        """Read more, as nothing is held."""
+        raise NotImplementedError
 
     def sweep(self, now: float) -> None:
         """Cut a connection that does not take what it was sent, unless a listener does that.
@@ -203,19 +284,26 @@ class ResponseWriter:
 
 
 class _Flow(FlowControl):
-    """Resumes reading only when no pipelined request ``waits`` for the answer before it.
+    """Resumes reading only when no pipelined request waits for the answer before it, and no input is held.
 
     Else each answer would let in another 256 KiB of requests, which take many times that in memory.
     """
 
-    def __init__(self, transport: asyncio.Transport, waits: Sized) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: EdgeHttp) -> None:
         self._transport = transport
         self.read_paused = self.write_paused = False
         self._is_writable_event = _Event(is_set=True)  # type: ignore[assignment]
-        self._waits = waits
+        self.connection: EdgeHttp | None = connection
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            super().pause_reading()
 
     def resume_reading(self) -> None:
-        if not self._waits:
+        connection = self.connection
+        if connection is None or connection.pipeline or self._transport.is_closing():
+            return
+        if not connection.go_on():
             super().resume_reading()
 
 
@@ -227,6 +315,8 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         "_again", "_discarded", "_head_began", "_head_bytes", "_head_timer", "_header_bytes", "_in_head", "_parsed",
         "_piece", "_refused", "_silent_bytes", "_too_large",
     )  # fmt: skip
+    slice_bytes = 4096
+    flow: _Flow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._in_head = self._head_began = self._too_large = False
@@ -245,11 +335,28 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         """Bytes discarded."""
         super().connection_made(transport)
         self.pipeline = _Pipeline()  # type: ignore[assignment]
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = _Flow(transport, self)
         transport.set_write_buffer_limits(OUTBOX_BYTES_MAX, OUTBOX_BYTES_LOW)
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.abort)
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
 
-    def data_received(self, data: bytes) -> None:
+    def _end_head(self) -> None:
+        """Cut a peer whose head has not come in time, unless nobody reads it because earlier requests come first."""
+        if self._input_waits():
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
+        else:
+            self.transport.abort()
+
+    def _input_waits(self) -> bool:
+        return bool(self.pipeline)
+
+    def _read_on(self) -> None:
+        self.flow.read_paused = True  # the hold has paused it
+        if self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT:  # else the request's reader resumes
+            self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        if self.parser is None:  # a socket has taken over: its peer must not send before the handshake is answered
+            return
         if self._refused:
             self._discard(data)
             return
@@ -257,7 +364,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         self._again = data
         while self._again is not None:
             self._piece, self._again = self._again, None
-            super().data_received(self._piece)
+            HttpToolsProtocol.data_received(self, self._piece)
         self._piece = None
         if self._refused:  # the parser has met an error, which was answered
             return
@@ -299,7 +406,7 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
         self._header_bytes = self._head_bytes = self._discarded = 0
         self._in_head = self._head_began = True
         self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.abort)
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._end_head)
         self.scope["state"][CONNECTION] = self
 
     def on_url(self, url: bytes) -> None:
@@ -442,13 +549,14 @@ class EdgeHttp(_Observed, HttpToolsProtocol):
             self.send_400_response("This is not a WebSocket's handshake, or a line of it is too long.")
             return
         # The parser and its protocol hold each other: an open socket need not keep them
-        self.parser = self.scope = self.headers = self.cycle = None  # type: ignore[assignment]
+        self.parser = self.scope = self.headers = self.cycle = self.flow.connection = None  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._head_timer.cancel()
         self._end_idleness()
-        self.scope = self.cycle = None  # type: ignore[assignment] # each leads back to the connection
+        self._held = b""
+        self.scope = self.cycle = self.flow.connection = None  # type: ignore[assignment] # each leads back here
 
 
 class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
@@ -456,15 +564,18 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
 
     # Half of uvicorn's attributes are slots here, so that its dict stays below 31 entries (see EdgeHttp)
     __slots__ = (
-        "_discarded", "_incomplete", "close_timeout", "close_timer", "curr_msg_data_type", "frames", "initial_response",
-        "last_ping_rtt", "pending_ping_payload", "ping_interval", "ping_sent_at", "ping_timeout", "ping_timer",
-        "pong_timer", "request", "response",
+        "_discarded", "_incomplete", "_is_deaf", "close_timeout", "close_timer", "curr_msg_data_type", "frames",
+        "initial_response", "last_ping_rtt", "pending_ping_payload", "ping_interval", "ping_sent_at", "ping_timeout",
+        "ping_timer", "pong_timer", "request", "response",
     )  # fmt: skip
 
+    slice_bytes = 2048
     listener: SocketListener | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._discarded = self._incomplete = 0
+        self._is_deaf = False
+        """Whether input is discarded, because the peer has sent too many frames."""
         self.queue = _Messages()  # type: ignore[assignment]
         self.writable = _Event(is_set=True)  # type: ignore[assignment]
         super().connection_made(transport)
@@ -481,12 +592,28 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
         self.app_state = {}
 
     def handle_ping(self) -> None:
-        if self.writable.is_set():
+        self._count_frame()
+        if self.writable.is_set() and not self.close_sent:
             super().handle_ping()
         else:  # a client that sends pings and reads no pongs would fill the buffer
             self.conn.data_to_send()
 
+    def handle_pong(self, event: Any) -> None:
+        self._count_frame()
+        super().handle_pong(event)
+
+    def _count_frame(self) -> None:
+        """Count a frame against the peer's messages; once it has sent too many, discard the rest."""
+        if self._is_deaf or (self.listener.frame_arrived() if self.listener is not None else not self.close_sent):
+            return
+        self._is_deaf = True
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
+
     def handle_cont(self, event: Any) -> None:
+        if not event.fin and len(event.data) < _FRAGMENT_BYTES:
+            self._count_frame()
         # One buffer: a list of tiny fragments would take many times their bytes, and one of empty ones has no limit
         (whole,) = self.frames
         joined = whole if isinstance(whole, bytearray) else bytearray(whole)
@@ -496,6 +623,8 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
+        if self.close_sent:
+            self._count_frame()
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
@@ -517,16 +646,39 @@ class EdgeWebSocket(_Observed, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
+        self.read_on()
         self._linger_on(-1, self.loop.time() + LINGER_S_MAX)
 
+    async def receive(self) -> Any:
+        message = await self.queue.get()
+        if self.queue.empty():
+            self.read_on()
+        return message
+
+    def read_on(self) -> None:
+        """Read more: no message waits, or the rest is read up to the peer's answer to a close."""
+        if self.read_paused:
+            self.read_paused = False
+            if not self.go_on():
+                self._read_on()
+
+    def _read_on(self) -> None:
+        self.transport.resume_reading()
+
+    def _input_waits(self) -> bool:
+        return self.read_paused
+
     def data_received(self, data: bytes) -> None:
-        if self.conn.parser_exc is not None:
+        if self.handshake_initiated:
+            super().data_received(data)
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        if self._is_deaf or self.conn.parser_exc is not None:
             self._discarded += len(data)
             return
-        super().data_received(data)
+        WebSocketsSansIOProtocol.data_received(self, data)
         incomplete = len(self.conn.reader.buffer) + (len(self.frames[0]) if self.frames else 0)
         if incomplete != self._incomplete and self.listener is not None:
             self._incomplete = incomplete
@@ -600,27 +752,27 @@ class EdgeServer(uvicorn.Server):
         yield
 
 
-def make_server(app: Any, host: str, port: int) -> EdgeServer:
-    return EdgeServer(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=EdgeHttp,
-            ws=EdgeWebSocket,
-            loop="none",
-            interface="asgi3",
-            proxy_headers=False,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=75,  # longer than a load balancer's idle limit, so that it closes first
-            timeout_graceful_shutdown=5,
-            ws_max_size=WS_MESSAGE_BYTES_MAX,
-            ws_ping_interval=WS_PROTOCOL_PING_S,
-            ws_ping_timeout=WS_PROTOCOL_PING_S,
-            ws_per_message_deflate=False,
-        )
+def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
+    config = _Config(
+        app,
+        host=host,
+        port=port,
+        http=EdgeHttp,
+        ws=EdgeWebSocket,
+        loop="none",
+        interface="asgi3",
+        proxy_headers=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,  # longer than a load balancer's idle limit, so that it closes first
+        timeout_graceful_shutdown=5,
+        ws_max_size=WS_MESSAGE_BYTES_MAX,
+        ws_ping_interval=WS_PROTOCOL_PING_S,
+        ws_ping_timeout=WS_PROTOCOL_PING_S,
+        ws_per_message_deflate=False,
     )
+    config.clock = clock
+    return EdgeServer(config)

@@ -12,9 +12,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
+from stream_fabric.process.host import HostClock
 from stream_gw.transport import connection as server_module
 from stream_gw.transport import stall
-from stream_gw.transport.connection import CONNECTION, EdgeServer, EdgeWebSocket, make_server
+from stream_gw.transport.connection import CONNECTION, EdgeHttp, EdgeServer, EdgeWebSocket, make_server
 from tests.gateway.processes import Running
 from tests.gateway.wire import Exchange, Gate, chat, refusal
 from tests.support.waiting import eventually
@@ -193,13 +194,31 @@ async def test_fragments_cost_their_bytes(one: Gate) -> None:
         await exchange.bytes((await exchange.bytes(2))[1])  # hi
         await exchange.send(frame(0x01, b"{"))
 
-        async def tiny() -> None:
-            for _ in range(100):
-                await exchange.send(frame(0x00, b"  ") * 5000)  # 1 MB of text
+        async def small() -> None:
+            fragment = bytes([0, 0x80 | 126, 4, 0, 0, 0, 0, 0]) + b" " * 1024
+            for _ in range(50):
+                await exchange.send(fragment * 100)  # 5 MB of text
             await exchange.send(frame(0x89))  # its answer says that all has been read
             assert await exchange.bytes(2) == frame(0x8A)[:1] + b"\0"
 
-        assert await growth(one, tiny(), after_s=0) < 12 * MIB
+        assert await growth(one, small(), after_s=0) < 24 * MIB
+
+
+@pytest.mark.parametrize("flooding", [frame(0x89), frame(0x8A), frame(0x00, b" ")], ids=["pings", "pongs", "fragments"])
+async def test_too_many_frames_that_are_no_messages_close_4429(one: Gate, flooding: bytes) -> None:
+    async with shaken_hands(one) as exchange:
+        await exchange.send(frame(0x01, b"{"))
+        await flood(exchange, flooding * 2000, 20)
+        read = (await exchange.closed()).replace(frame(0x8A)[:1] + b"\0", b"")  # pongs
+        assert read[2:4] == (4429).to_bytes(2, "big") and b"messages per second" in read
+
+
+async def test_frames_behind_a_close_are_not_parsed_for_ever(one: Gate) -> None:
+    """A client that has sent too many messages is told so, whatever else it sends."""
+    async with shaken_hands(one, signed_in=True) as exchange:
+        await exchange.bytes((await exchange.bytes(2))[1])  # hi
+        await flood(exchange, frame(0x81, b'{"t":"pong"}') * 1000, 100)
+        assert (4429).to_bytes(2, "big") in await exchange.closed()
 
 
 async def test_a_message_in_fragments_is_one(one: Gate) -> None:
@@ -226,9 +245,19 @@ async def test_a_message_too_large_in_fragments_closes_1009(one: Gate) -> None:
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
+class Ticking(HostClock):
+    """A clock on which each look takes a millisecond."""
+
+    looks = 0
+
+    def monotonic_us(self) -> int:
+        self.looks += 1
+        return self.looks * 1000
+
+
 @asynccontextmanager
-async def serving(app: App, **config: Any) -> AsyncIterator[EdgeServer]:
-    server = make_server(app, "127.0.0.1", 0)
+async def serving(app: App, clock: HostClock | None = None, **config: Any) -> AsyncIterator[EdgeServer]:
+    server = make_server(app, clock or HostClock(), "127.0.0.1", 0)
     for name, value in config.items():
         setattr(server.config, name, value)
     task = asyncio.create_task(server.serve())
@@ -346,6 +375,99 @@ async def test_a_socket_whose_pong_waits_behind_what_it_has_not_taken_is_not_cut
             assert not opened[0].close_sent
             exchange.abort()
             await eventually(lambda: not server.server_state.connections, "the socket to be forgotten")
+
+
+# --- turns ---------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def most_a_turn(monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> AsyncIterator[list[int]]:
+    """Calls of a method in each turn of the loop."""
+    counts, called = [0], getattr(kind, method)
+
+    def count(self: Any, *args: Any) -> Any:
+        counts[-1] += 1
+        return called(self, *args)
+
+    async def turns() -> None:
+        while True:
+            counts.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(kind, method, count)
+    async with asyncio.TaskGroup() as tasks:
+        counting = tasks.create_task(turns())
+        yield counts
+        counting.cancel()
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request with its body, or the messages of a socket with their number once one is ``end``."""
+    received: list[Any] = []
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] != "websocket.disconnect":
+            received.append(message["text"])
+            if received[-1] == "end":
+                await send({"type": "websocket.send", "text": f"{len(received)} {len(set(received))}"})
+        return
+    more = True
+    while more:
+        part = await receive()
+        received.append(bytes(part["body"]))
+        more = part["more_body"]
+    body = b"".join(received)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def test_requests_of_one_read_are_parsed_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are answered, and none is lost where a slice ends in its head."""
+    bodies = [b"%d" % number for number in range(5000)]
+    pipeline = b"".join(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+    async with (
+        most_a_turn(monkeypatch, EdgeHttp, "on_headers_complete") as counts,
+        serving(echo, Ticking()) as server,
+        gate_of(server).connection() as exchange,
+    ):
+        sending = asyncio.create_task(exchange.send(pipeline))
+        answers = [await exchange.answer() for _ in bodies]
+        await sending
+    assert [answer.body for answer in answers] == bodies
+    assert sum(counts) == 5000 and max(counts) < 250
+
+
+async def test_tiny_chunks_of_one_read_are_parsed_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        most_a_turn(monkeypatch, EdgeHttp, "on_body") as counts,
+        serving(echo, Ticking()) as server,
+        gate_of(server).connection() as exchange,
+    ):
+        await exchange.send(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        await exchange.send(b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+        assert (await exchange.answer()).body == b"x" * 100_000
+    assert sum(counts) == 100_000 and max(counts) < 2500
+
+
+@pytest.mark.parametrize("opcode", [0x81, 0x89], ids=["messages", "pings"])
+async def test_frames_of_one_read_are_parsed_in_many_turns(monkeypatch: pytest.MonkeyPatch, opcode: int) -> None:
+    frames = b"".join(frame(opcode, b"%d" % number) for number in range(20_000)) + frame(0x81, b"end")
+    method = "handle_text" if opcode == 0x81 else "handle_ping"
+    async with (
+        most_a_turn(monkeypatch, EdgeWebSocket, method) as counts,
+        serving(echo, Ticking()) as server,
+        shaken_hands(gate_of(server)) as exchange,
+    ):
+        sending = asyncio.create_task(exchange.send(frames))
+        for number in range(20_000 if opcode == 0x89 else 0):
+            assert await exchange.bytes(2 + len(b"%d" % number)) == frame(0x8A)[:1] + bytes([len(b"%d" % number)]) + (
+                b"%d" % number
+            )
+        await sending
+        expected = b"20001 20001" if opcode == 0x81 else b"1 1"
+        assert (await exchange.bytes(2 + len(expected)))[2:] == expected
+    assert sum(counts) >= 20_000 and max(counts) < 800
 
 
 # --- what an idle connection takes ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from stream_fabric.errors import Draining, StreamGwError, Unauthenticated
+from stream_fabric.errors import Draining, StreamGwError, TooMany, Unauthenticated
 from stream_fabric.events import ReadEnd
 from stream_fabric.limits import STALL_S_MAX, WS_AUTH_BYTES_MAX, WS_AUTH_S_MAX, WS_REPLIES_BYTES_MAX
 from stream_gw.auth import Principal
@@ -134,9 +134,7 @@ class EdgeSocket(ABC):
             connection.close_sent = True
             connection.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
             # Reading goes on until the peer's answer: a transport closed over unread input resets our close away
-            if connection.read_paused:
-                connection.read_paused = False
-                connection.transport.resume_reading()
+            connection.read_on()
             connection.close_timer = asyncio.get_running_loop().call_later(_CLOSE_S, connection.transport.abort)
 
     # --- in ------------------------------------------------------------------------------------------------
@@ -160,6 +158,13 @@ class EdgeSocket(ABC):
         return self._bad_messages < _BAD_MESSAGES_MAX
 
     # --- SocketListener ------------------------------------------------------------------------------------
+
+    def frame_arrived(self) -> bool:
+        """Count a control frame or a small fragment like a message; close a socket that sends too many."""
+        if self.take_credit():
+            return True
+        self.close(TooMany.close_code, self.rate_limit)
+        return False
 
     def message_grew(self, size: int) -> None:
         """Count the bytes of a message that is not complete; close a socket whose message has no room."""
