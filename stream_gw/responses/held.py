@@ -32,6 +32,8 @@ Outcome = Literal["saved", "deferred", "too_large", "no_stream", "unreadable"]
 """Outcome of a stored response: written to the database, refused by it for now, too large, without a stream, or with a
 record that cannot be decoded."""
 
+_FRAME_BYTES: Final = 256
+"""A frame takes as long to collect as so many bytes take to be decoded."""
 FULL_S: Final = 300.0
 """Time in which a tenant with too many bytes in the database gets no new response; then one is tried."""
 
@@ -98,7 +100,7 @@ class HeldRecords:
         if status == "live":
             return record
         try:
-            whole = await off_loop(sum(map(len, lines)), lambda: self._collect(record, meta, lines))
+            whole = await off_loop(_FRAME_BYTES * len(lines), lambda: self._collect(record, meta, lines))
         except Unsupported:  # begun by a newer gateway, which will complete it
             return record
         return await self._complete(tenant, msgspec.structs.replace(record, response=whole))

@@ -21,6 +21,7 @@ from stream_gw.delivery.hub import no_stream
 from stream_gw.dialects import DIALECTS, encoder_class
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.observe.trace import ReaderTrace
+from stream_gw.streams.off_loop import frames_off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta, meta_decoder
 from stream_gw.streams.parts import GatewayParts
 from stream_gw.streams.placements import PlacementRecords
@@ -131,7 +132,7 @@ class StreamReads:
         """
         meta, frames = await self.read_frames(who, stream)
         lines = [line for _, line in frames]
-        seq = place(meta.facts, lines)
+        seq = await frames_off_loop(len(lines), lambda: place(meta.facts, lines))
         page = await self._hub.read_page(StreamId(stream), who.tenant, _NO_ENTRIES)
         if page.status != "live" and seq >= page.head:
             return None

@@ -14,6 +14,7 @@ from stream_gw.delivery.outlet import Outlet
 from stream_gw.dialects import encoder_for
 from stream_gw.dialects.base import Encoder
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.streams.off_loop import frames_off_loop
 
 
 class StreamMeta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,8 +32,8 @@ meta_decoder = msgspec.json.Decoder(StreamMeta)
 class OpenedStream:
     """A stream that a request created or attached to.
 
-    The transport makes its outlet and calls ``subscribe`` once, in the same loop turn. Frames that arrive before that
-    are not lost.
+    The transport makes its encoder and its outlet, and calls ``subscribe`` once. Frames that arrive before that are not
+    lost. A stream that was created has no frames yet: its transport calls ``subscribe`` in the same loop turn.
     """
 
     id: StreamId
@@ -48,12 +49,16 @@ class OpenedStream:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that tell the caller what is left of its limits."""
 
-    def encoder(self, dialect: str | None = None) -> Encoder:
+    async def encoder(self, dialect: str | None = None) -> Encoder:
         """Make an encoder that continues after ``after``. ``dialect`` None: the stream's own.
 
         Raises BadRequest for an unknown dialect, Unsupported for a dialect that cannot express this stream.
         """
-        encoder = encoder_for(dialect or self.facts.own_dialect, self.facts)
-        for line in self.seen:
-            encoder.observe(line)
-        return encoder
+
+        def make() -> Encoder:
+            encoder = encoder_for(dialect or self.facts.own_dialect, self.facts)
+            for line in self.seen:
+                encoder.observe(line)
+            return encoder
+
+        return await frames_off_loop(len(self.seen), make)

@@ -182,7 +182,7 @@ class StreamRoutes:
             return None
         connection: EdgeHttp = request.scope["state"][CONNECTION]
         writer: ResponseWriter = request.scope["state"][RESPONSE]
-        outlet = SseOutlet(writer, encoder or opened.encoder(dialect), request.id)
+        outlet = SseOutlet(writer, encoder or await opened.encoder(dialect), request.id)
         subscription = opened.subscribe(outlet)
         outlet.resume = subscription.resume
         self.outlets.add(outlet)

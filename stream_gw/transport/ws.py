@@ -23,7 +23,7 @@ from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.streams.cancel import cancel_json
 from stream_gw.streams.create_call import CreateCall
 from stream_gw.streams.gateway import Gateway
-from stream_gw.streams.off_loop import off_loop
+from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream
 from stream_gw.streams.steering.items import read_item
 from stream_gw.transport.connection import CONNECTION, EdgeWebSocket
@@ -276,7 +276,7 @@ class Session(CommandSession):
         )
         opened = await self.gateway.streams.create(call)
         if opened is not None:
-            subscribe(channel, opened, message.dialect)
+            await subscribe(channel, opened, message.dialect)
 
     async def _subscribe(self, who: Principal, message: Sub, channel: Channel, trace: ReaderTrace) -> None:
         reads = self.gateway.reads
@@ -288,13 +288,13 @@ class Session(CommandSession):
             async with self._snapshots:
                 if not self.socket.full:
                     opened = await reads.follow_whole(who, message.stream, trace)
-                    subscribe(channel, opened, message.dialect, whole=True)
+                    await subscribe(channel, opened, message.dialect, whole=True)
                     return
         found = await reads.follow(
             who, message.stream, after, trace, exact=message.mode == "tokens", dialect=message.dialect
         )
         if found is not None:
-            subscribe(channel, found, message.dialect)
+            await subscribe(channel, found, message.dialect)
             return
         # The reader has everything: repeat only how the stream ended
         page, terminal = await reads.end_of(who, StreamId(message.stream))
@@ -315,7 +315,7 @@ def add_channel(socket: Socket, channel: C) -> C:
     return channel
 
 
-def subscribe(
+async def subscribe(
     channel: Channel, opened: OpenedStream, dialect: str, *, whole: bool = False, encoder: Encoder | None = None
 ) -> None:
     """Deliver a stream to a channel. Raises StreamGwError.
@@ -323,11 +323,14 @@ def subscribe(
     ``whole``: first send its frames so far as one snapshot. ``encoder``: one that continues after the reader's
     position; None: one of the dialect is made.
     """
+    encoder = encoder or await opened.encoder(dialect)
     if whole:
-        channel.set_stream(opened.id, opened.encoder(dialect), 0)
-        channel.snapshot(opened.after.seq, snapshot(opened.facts, list(opened.seen), dialect))
+        lines = list(opened.seen)
+        chunks = await frames_off_loop(len(lines), lambda: snapshot(opened.facts, lines, dialect))
+        channel.set_stream(opened.id, encoder, 0)
+        channel.snapshot(opened.after.seq, chunks)
     else:
-        channel.set_stream(opened.id, encoder or opened.encoder(dialect), opened.after.seq)
+        channel.set_stream(opened.id, encoder, opened.after.seq)
     socket = channel.socket
     is_open = channel.is_open
     subscription = opened.subscribe(channel)

@@ -742,7 +742,7 @@ class Stream:
         self.closed += 1
 
 
-def opened(wire: Wire, *moments: str) -> Stream:
+async def opened(wire: Wire, *moments: str) -> Stream:
     """A channel of a socket to which these things happen while its stream is being opened; the first one before."""
     socket = Socket(wire, "conn", time.monotonic, BodyBytes())  # type: ignore[arg-type]
     stream = Stream()
@@ -752,7 +752,7 @@ def opened(wire: Wire, *moments: str) -> Stream:
         getattr(socket, moment)()
     facts = StreamFacts(StreamId(UNKNOWN), 1, "m")
     found: Any = OpenedStream(facts.stream, "1.aa", facts, Cursor(1, 0), (), lambda outlet: stream, attached=False)  # type: ignore[arg-type,return-value]
-    subscribe(channel, found, "openai.chat")
+    await subscribe(channel, found, "openai.chat")
     for channel in socket.channels.values():
         assert channel.full is socket.full
     return stream
@@ -760,14 +760,14 @@ def opened(wire: Wire, *moments: str) -> Stream:
 
 async def test_a_socket_that_drains_while_a_channel_opens_resumes_it() -> None:
     """Its first frames may have come meanwhile, and found the socket full: nothing else would read on."""
-    assert opened(Wire(), "connection_paused", "connection_resumed").resumed == 1
+    assert (await opened(Wire(), "connection_paused", "connection_resumed")).resumed == 1
     moments = ("connection_resumed", "connection_paused", "connection_resumed")
-    assert opened(Wire(), *moments).resumed == 1
-    assert opened(Wire(), "connection_resumed", "connection_paused").resumed == 0
+    assert (await opened(Wire(), *moments)).resumed == 1
+    assert (await opened(Wire(), "connection_resumed", "connection_paused")).resumed == 0
 
 
 async def test_a_socket_that_is_lost_while_a_channel_opens_closes_it() -> None:
-    assert opened(Wire(), "connection_resumed", "connection_lost").closed == 1
+    assert (await opened(Wire(), "connection_resumed", "connection_lost")).closed == 1
 
 
 async def test_an_error_while_a_channel_opens_comes_after_its_ok() -> None:

@@ -91,12 +91,12 @@ class TurnAnswers:
         if event.generate:
             if opened is None:
                 raise StreamLost("the stream of this idempotency_key has ended without an event; use a new key")
-            self._deliver(turn, opened)
+            await self._deliver(turn, opened)
         return lineage
 
-    def _deliver(self, turn: Turn, opened: OpenedStream) -> None:
+    async def _deliver(self, turn: Turn, opened: OpenedStream) -> None:
         """Deliver a stream to its turn. Raises StreamGwError."""
-        socket, encoder = self._socket, opened.encoder(self._dialect)
+        socket, encoder = self._socket, await opened.encoder(self._dialect)
         assert isinstance(encoder, ResponsesEncoder)
         is_open = turn.is_open
         turn.full = socket.full

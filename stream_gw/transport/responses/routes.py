@@ -22,7 +22,7 @@ from stream_gw.streams.context.asides import Asides
 from stream_gw.streams.context.fit import fitted
 from stream_gw.streams.create_call import CreateCall, OnNamed
 from stream_gw.streams.gateway import Gateway
-from stream_gw.streams.off_loop import off_loop
+from stream_gw.streams.off_loop import frames_off_loop, off_loop
 from stream_gw.streams.opened import OpenedStream, StreamMeta
 from stream_gw.streams.stored_responses import StoredRequest, delete_stored, read_stored, with_history
 from stream_gw.transport import sse
@@ -120,7 +120,9 @@ class ResponseRoutes:
         if opened is None:  # the client has all of it
             await request.answer(200, b"", sse.HEADERS)
             return None
-        encoder = encoder_after(opened.facts, dialect, opened.seen, number)
+        encoder = await frames_off_loop(
+            len(opened.seen), lambda: encoder_after(opened.facts, dialect, opened.seen, number)
+        )
         return await self._streams.deliver(request, send, who, opened, dialect, encoder)
 
     async def cancel(self, request: Request, send: Send) -> None:
@@ -160,7 +162,7 @@ class ResponseRoutes:
             return await self._stored(who, stream)
         dialect = _dialect_of(meta.facts, profile)
         lines = [line for _, line in frames]
-        return await off_loop(sum(map(len, lines)), lambda: response_of(meta.facts, dialect, lines))
+        return await frames_off_loop(len(lines), lambda: response_of(meta.facts, dialect, lines))
 
     async def _stored(self, who: Principal, response: str) -> bytes:
         """Return a response whose log is gone. Raises ResponseNotFound."""

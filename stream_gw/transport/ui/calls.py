@@ -57,11 +57,11 @@ class ChatAnswer(NamedTuple):
     before: bytes | None = None
     """The message before this answer, for a page that has nothing of it; None: the page has it."""
 
-    def encoder(self) -> Encoder | None:
+    async def encoder(self) -> Encoder | None:
         """Return the encoder of a page that has nothing of the message; None: any encoder of the dialect will do."""
         if self.before is None or not self.opened.facts.message_id:
             return None
-        encoder = self.opened.encoder(DIALECT)
+        encoder = await self.opened.encoder(DIALECT)
         assert isinstance(encoder, UiEncoder)
         encoder.replay(Before.of(self.before) if self.before else None)
         return encoder

@@ -88,7 +88,7 @@ class UiRoutes:
 
     async def _deliver(self, request: Request, send: Send, answer: ChatAnswer) -> OpenChatResponse | None:
         response = await self._streams.deliver(
-            request, send, answer.reader.who, answer.opened, DIALECT, answer.encoder()
+            request, send, answer.reader.who, answer.opened, DIALECT, await answer.encoder()
         )
         return None if response is None else OpenChatResponse(response, answer.reader)
 

@@ -198,7 +198,7 @@ class ChatSession(CommandSession):
                         socket.reply({"type": "no-active", "requestId": channel.request})
                     return
                 channel.reader = answer.reader
-                subscribe(channel, answer.opened, DIALECT, encoder=answer.encoder())
+                await subscribe(channel, answer.opened, DIALECT, encoder=await answer.encoder())
         except StreamGwError as error:
             self._give_up(channel, error)
             return
