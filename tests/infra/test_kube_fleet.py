@@ -14,7 +14,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
@@ -340,11 +340,25 @@ class Run:
     async def up(self) -> None:
         self.record.mark("step")
         self.load.step_at = time.monotonic()
-        await self.until(f"{GROWN} replicas", lambda now: now.ready[BUSY] >= GROWN)
+        grown = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.keep_rare(grown))
+            try:
+                await self.until(f"{GROWN} replicas", lambda now: now.ready[BUSY] >= GROWN)
+            finally:
+                grown.set()
         self.record.mark("grown")
 
+    async def keep_rare(self, over: asyncio.Event) -> None:
+        """Ask the rare pool so often that it does not go to none, however long the busy pool takes to grow."""
+        while not over.is_set():
+            await self.ask_rare(len(self.record.rare) + 1)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), 30)
+
     async def kills(self) -> None:
-        await self.ask_rare(2)  # without Prometheus a pool that has none would get its fallback
+        # Without Prometheus a pool that has none would get its fallback
+        await self.ask_rare(len(self.record.rare) + 1)
         await self._without("keda-operator", self._for_some_looks)
         await self._without("prometheus", self._fallback)
         await self.leader_dies("the leader")
@@ -521,10 +535,10 @@ def test_the_rare_pool_went_to_none_and_who_came_waited_for_the_first(record: Re
         ]
     )
     assert [one.replicas[RARE] for one in changes] == [1, 0, 1, 0], story
-    reader, second = record.rare
+    reader, *later = record.rare
     warming = [comment for comment in reader.comments if b"warming up" in comment]
     assert warming and all(comment.startswith(b": queued 1 of 1, ") for comment in warming)
-    assert not [comment for comment in second.comments if b"warming up" in comment]
+    assert not [comment for each in later for comment in each.comments if b"warming up" in comment]
     tell(f"the first token after {reader.ttft_s:.1f} s; the client was told {min(warming).decode()!r}")
     for at, reason in record.reasons(RARE):
         tell(f"{at:.0f} s: {reason}")
