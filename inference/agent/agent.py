@@ -99,6 +99,7 @@ class Agent:
                 self.ready.set()
                 await self.status.draining.wait()
                 await self._lifecycle.drain()
+                self._requests.stop_retries()
                 for task in background:
                     task.cancel()
         finally:

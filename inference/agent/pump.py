@@ -36,6 +36,11 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._soon = False
+        self._retries = True
+
+    def stop_retries(self) -> None:
+        """Give up each batch that fails from now on: without the fabric, its repetition would never end."""
+        self._retries = False
 
     def mark_dirty(self, stream: RunningStream, urgency: Urgency) -> None:
         """Schedule an append of the stream's frames."""
@@ -94,6 +99,7 @@ class Pump:
         for index, stream in enumerate(sent):
             if replies is None:
                 stream.producer.receive_lost()
+                stream.producer.stopped |= not self._retries
                 self._mark_pending(stream)
             elif replies[index].code is AppendCode.NOSTREAM:
                 self._tasks.create_task(self._receive_missing(stream, replies[index]))

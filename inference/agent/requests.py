@@ -307,6 +307,15 @@ class Requests:
             self._tasks.create_task(self._handover.fence(stream))
         self._streams.remove(stream, keep=stream.producer.ended)
 
+    def stop_retries(self) -> None:
+        """Give up frames that the log does not take, because this process ends.
+
+        Another process recovers the streams that still run here. It continues or ends them from their logs.
+        """
+        self._pump.stop_retries()
+        for stream in self._streams.running.values():
+            stream.producer.stopped = True
+
     async def _create_again(self, stream: RunningStream) -> None:
         """Create a stream that the log has lost, in the same epoch, and append every frame again."""
         work = stream.work

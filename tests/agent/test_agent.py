@@ -639,6 +639,30 @@ async def test_invariant_9_a_drain_while_the_fabric_is_away_still_lets_streams_e
         assert await bench.pools.replicas(bench.pool) == []
 
 
+async def test_a_drain_ends_while_the_fabric_is_away(redis_url: str) -> None:
+    """Frames that the log does not take, and reads of inputs, are repeated no more after the drain."""
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy, lease_ttl_s=0.5, drain_s=0.1) as (bench, task),
+    ):
+        runs, ended = [await bench.ask() for _ in range(2)]
+        for stream in (runs, ended):
+            await eventually(lambda stream=stream: _above(bench, stream, 3), "tokens")
+        proxy.refuse = True
+        proxy.cut_all()
+        for stream in (runs, ended):
+            bench.agent.steering.read_soon(bench.agent.running[stream])
+        bench.agent.running[ended].end("completed")
+        bench.agent.drain()
+        try:
+            await asyncio.wait_for(asyncio.shield(task), 10)
+        finally:
+            proxy.refuse = False
+        for stream in (runs, ended):
+            await bench.rescue(stream)
+            assert (await bench.end(stream)).status == "failed", "the log has it until here; its recovery ends it"
+
+
 async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Before the reapers, who have waited for it too, take the replica for dead."""
     async with (

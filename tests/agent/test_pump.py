@@ -196,6 +196,20 @@ async def test_while_redis_is_away_batches_are_tried_again_now_and_then() -> Non
 
 
 @on_virtual_time
+async def test_batches_that_fail_are_given_up_once_the_process_ends() -> None:
+    async with pumping(0.001) as (log, pump):
+        streams = [Stream(pump, 1), Stream(pump, 2, partition=1)]
+        log.away = True
+        for stream in streams:
+            stream.put(Urgency.HIGH)
+        await wait_ms(20)
+        pump.stop_retries()
+        await wait_ms(100)
+        assert log.times_ms == [0, 0, 15, 15]
+        assert all(stream.producer.stopped for stream in streams)
+
+
+@on_virtual_time
 async def test_a_stream_that_does_not_exist_yet_is_tried_again_and_holds_up_no_other() -> None:
     async with pumping(0.001) as (log, pump):
         early, other = Stream(pump, 1), Stream(pump, 2)

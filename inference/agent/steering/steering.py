@@ -63,7 +63,7 @@ class Steering:
 
     async def _read(self, stream: RunningStream) -> None:
         try:
-            while self._is_running(stream):
+            while self._is_running(stream) and not stream.producer.stopped:
                 told = stream.producer.told
                 try:
                     inputs = await self._log.inputs(stream.name)
