@@ -83,6 +83,7 @@ EXPIRY_EVERY_S: Final = 30  # a live stream's expiry is set again when it was la
 USAGE_TTL_S: Final = 40 * 86_400  # an hour's usage of a tenant is kept for so long
 HEADS_MAX: Final = 50  # streams whose heads one script reads: Redis serves no other client during a script
 ENDED_KEPT_S: Final = 10.0  # time that a producer re-checks its end, in case a failover loses it
+UNCHECKED_KEPT_S: Final = 50.0  # the same while Redis is away; over: the stream may have expired, and is not repaired
 
 # Tenants.
 TENANTS_READ_EVERY_S: Final = 1.0  # interval at which gateways read changes of tenants; a revoked key ends so soon
@@ -248,7 +249,7 @@ assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"
 assert LEASE_TTL_S + REAP_EVERY_S + 1 < 5, "no stream without a terminal or a producer after 5 s"
 assert SSE_HEARTBEAT_S * 4 < 50, "a lost heartbeat must not meet a load balancer's idle limit"
 assert RETENTION_S > 300
-assert ENDED_KEPT_S * 2 < ZERO_RETENTION_S, "a producer that checks its end finds it"
+assert ENDED_KEPT_S < UNCHECKED_KEPT_S < ZERO_RETENTION_S, "a producer that checks its end finds it"
 assert QUEUE_WAIT_S_MAX < YIELD_WAIT_S_MAX < LIVE_TTL_S - EXPIRY_EVERY_S, "Redis keeps a stream while it waits"
 assert OPS_WAIT_S_MAX < OPS_EVERY_S < LEASE_TTL_S, "a viewer sees a dead replica within seconds"
 assert UNREAD_BYTES_MAX > BODY_BYTES_MAX and LINGER_IDLE_S_MAX < LINGER_S_MAX

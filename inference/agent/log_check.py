@@ -102,7 +102,6 @@ class LogCheck:
 
     async def check(self, *, everything: bool) -> None:
         """Compare the streams that run and those not checked since their end; ``everything``: all that are kept."""
-        self._streams.drop_expired()
         unchecked = self._streams.unchecked(_SETTLED_S)
         ended = self._streams.ended() if everything else unchecked
         by_partition: dict[int, list[RunningStream]] = {}
@@ -112,6 +111,7 @@ class LogCheck:
             for start in range(0, len(streams), HEADS_MAX):
                 await self._compare(partition, streams[start : start + HEADS_MAX])
         self._streams.note_checked(unchecked)
+        self._streams.drop_expired()
 
     async def _compare(self, partition: int, streams: Sequence[RunningStream]) -> None:
         heads = await self._log.heads(partition, [stream.name for stream in streams], None)

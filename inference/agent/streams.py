@@ -13,7 +13,7 @@ from inference.agent.observe.attempt_events import AttemptEvents
 from inference.agent.observe.load_tracker import LoadTracker
 from inference.agent.running import RunningStream
 from stream_fabric.events import AttemptEnd
-from stream_fabric.limits import ENDED_KEPT_S
+from stream_fabric.limits import ENDED_KEPT_S, UNCHECKED_KEPT_S
 from stream_fabric.stream.ids import StreamId
 
 _ENDED_BYTES_MAX = 64 << 20
@@ -90,10 +90,12 @@ class Streams:
             self._drop(next(iter(self._ended)))
 
     def drop_expired(self) -> None:
-        """Drop the streams that ended long enough ago."""
-        until_s = self._loop.time() - ENDED_KEPT_S
-        while self._ended and next(iter(self._ended.values())).at_s < until_s:
-            self._drop(next(iter(self._ended)))
+        """Drop the streams that ended long enough ago. Those that could not be checked since are kept longer."""
+        now = self._loop.time()
+        old = list(takewhile(lambda ended: ended.at_s < now - ENDED_KEPT_S, self._ended.values()))
+        for ended in old:
+            if ended.checked or ended.at_s < now - UNCHECKED_KEPT_S:
+                self._drop(ended.stream.name)
 
     def _drop(self, name: StreamId) -> None:
         self._ended_bytes -= self._ended.pop(name).size

@@ -116,6 +116,25 @@ async def test_each_stream_is_checked_once_after_its_end_and_again_when_messages
         checking.cancel()
 
 
+@on_virtual_time
+async def test_a_stream_that_ended_before_an_outage_is_checked_after_it() -> None:
+    silent: Any = Silent()
+    log, streams = CountingLog(), Streams({StreamId("s"): stream("s")}, silent, silent, silent)
+    check = LogCheck(cast(StreamLog, log), streams, silent)
+    async with asyncio.TaskGroup() as tasks:
+        checking = tasks.create_task(check.run())
+        end(streams, "s")
+        log.away = True
+        await asyncio.sleep(ENDED_KEPT_S + 15)
+        log.away = False
+        check.check_soon(["any"])
+        await asyncio.sleep(1)
+        assert [name for _, name in log.names] == ["s"], "the failover may have lost its end"
+        await asyncio.sleep(ENDED_KEPT_S)
+        assert len(log.names) == 1 and not streams.ended()
+        checking.cancel()
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inference.agent.streams import Streams
-from stream_fabric.limits import ENDED_KEPT_S
+from stream_fabric.limits import ENDED_KEPT_S, UNCHECKED_KEPT_S
 from stream_fabric.stream.frames import Open
 from stream_fabric.stream.ids import StreamId
 from stream_fabric.stream.log import AppendCode, AppendReply
@@ -35,6 +35,24 @@ async def test_a_kept_stream_that_shrinks_leaves_no_bytes_behind() -> None:
         each.producer.append_to_send(1 << 20, 1 << 30)
         each.producer.receive_reply(AppendReply(AppendCode.CANCELLED, 0))
     assert streams.ended() == kept
+    streams.note_checked(kept)
     await asyncio.sleep(ENDED_KEPT_S + 1)
+    streams.drop_expired()
+    assert not streams.ended() and streams._ended_bytes == 0
+
+
+@on_virtual_time
+async def test_a_stream_that_could_not_be_checked_is_kept_until_the_log_may_have_dropped_it() -> None:
+    """The log keeps an expired or deleted stream no longer than that: a later repair would bring it back."""
+    silent: Any = Silent()
+    one = stream("s")
+    streams = Streams({StreamId("s"): one}, silent, silent, silent)
+    one.frame(Open(0, 0, "text"))
+    one.end("completed")
+    streams.remove(one, keep=True)
+    await asyncio.sleep(UNCHECKED_KEPT_S - 1)
+    streams.drop_expired()
+    assert streams.ended() == [one]
+    await asyncio.sleep(2)
     streams.drop_expired()
     assert not streams.ended() and streams._ended_bytes == 0
