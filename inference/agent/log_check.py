@@ -101,17 +101,29 @@ class LogCheck:
                 wait_s = _RETRY_S
 
     async def check(self, *, everything: bool) -> None:
-        """Compare the streams that run and those not checked since their end; ``everything``: all that are kept."""
+        """Compare the streams that run and those not checked since their end; ``everything``: all that are kept.
+
+        Raises the FabricError of a partition that does not answer, after the others were checked.
+        """
         unchecked = self._streams.unchecked(_SETTLED_S)
         ended = self._streams.ended() if everything else unchecked
         by_partition: dict[int, list[RunningStream]] = {}
         for stream in (*self._streams.running.values(), *ended):
             by_partition.setdefault(stream.partition, []).append(stream)
-        for partition, streams in by_partition.items():
-            for start in range(0, len(streams), HEADS_MAX):
-                await self._compare(partition, streams[start : start + HEADS_MAX])
-        self._streams.note_checked(unchecked)
+        failures = await asyncio.gather(
+            *(self._check_partition(partition, streams) for partition, streams in by_partition.items()),
+            return_exceptions=True,
+        )
+        failed = {partition for partition, failure in zip(by_partition, failures, strict=True) if failure is not None}
+        self._streams.note_checked(stream for stream in unchecked if stream.partition not in failed)
         self._streams.drop_expired()
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    async def _check_partition(self, partition: int, streams: Sequence[RunningStream]) -> None:
+        for start in range(0, len(streams), HEADS_MAX):
+            await self._compare(partition, streams[start : start + HEADS_MAX])
 
     async def _compare(self, partition: int, streams: Sequence[RunningStream]) -> None:
         heads = await self._log.heads(partition, [stream.name for stream in streams], None)

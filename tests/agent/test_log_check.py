@@ -31,10 +31,11 @@ class CountingLog(MemoryStreamLog):
         self.asked: list[int] = []
         self.names: list[tuple[float, StreamId]] = []
         self.away = False
+        self.away_partitions: set[int] = set()
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         self.asked.append(len(streams))
-        if self.away:
+        if self.away or partition in self.away_partitions:
             raise FabricUnavailable("Redis is away")
         self.names += [(asyncio.get_running_loop().time(), name) for name in streams]
         return [None for _ in streams]
@@ -133,6 +134,27 @@ async def test_a_stream_that_ended_before_an_outage_is_checked_after_it() -> Non
         await asyncio.sleep(ENDED_KEPT_S)
         assert len(log.names) == 1 and not streams.ended()
         checking.cancel()
+
+
+@on_virtual_time
+async def test_a_shard_that_is_away_holds_up_no_check_of_the_others() -> None:
+    silent: Any = Silent()
+    running = {StreamId(name): stream(name) for name in ("away", "here", "runs")}
+    running[StreamId("away")].partition = 0
+    running[StreamId("here")].partition = running[StreamId("runs")].partition = 1
+    log, streams = CountingLog(), Streams(running, silent, silent, silent)
+    check = LogCheck(cast(StreamLog, log), streams, silent)
+    log.away_partitions.add(0)
+    for name in ("away", "here"):
+        end(streams, name)
+    await asyncio.sleep(ENDED_KEPT_S + 1)
+    with pytest.raises(FabricUnavailable):
+        await check.check(everything=False)
+    assert sorted(name for _, name in log.names) == ["here", "runs"]
+    assert [one.name for one in streams.ended()] == ["away"], "the other one was checked"
+    log.away_partitions.clear()
+    await check.check(everything=False)
+    assert log.names[-1][1] == "away" and not streams.ended()
 
 
 @pytest.mark.parametrize(
