@@ -61,6 +61,8 @@ class Watchdog:
             by_partition: dict[int, list[LocalStream]] = {}
             for local in self._hub.local.values():
                 by_partition.setdefault(local.partition, []).append(local)
+            # A partition without streams is not read: the absence may have ended before its next stream comes
+            self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
             # Side by side: a partition that does not answer must not delay the others'
             await asyncio.gather(
                 *(self._check_partition(partition, streams) for partition, streams in by_partition.items())

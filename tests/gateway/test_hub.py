@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from stream_fabric import errors
 from stream_fabric.errors import FabricUnavailable, StreamGwError
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
+from stream_fabric.ports import StreamLog
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.control import RedisControl
@@ -22,7 +24,8 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status
-from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.delivery.hub import Hub
 from stream_gw.delivery.watchdog import Watchdog
@@ -32,6 +35,7 @@ from stream_gw.routing.queue_positions import QueuePositions
 from tests.fabric.test_placement import FAR_S, ask, info_of, work_of
 from tests.gateway.in_process import silent
 from tests.support.proxy import Proxy
+from tests.support.virtual import on_virtual_time
 from tests.support.waiting import eventually
 
 
@@ -125,6 +129,39 @@ async def test_who_waits_is_told_again_after_an_outage(world: World, caplog: pyt
     await eventually(lambda: world.outlet.places, "the place in the queue, again")
     assert set(world.outlet.places) == {(1, 1)}
     telling.cancel()
+
+
+class AwayLog:
+    """A log that does not answer, except to ``unwatch``."""
+
+    partitions = 1
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId) -> list[Head | None]:
+        raise FabricUnavailable("Redis is away")
+
+    async def unwatch(self, stream: StreamId, gateway: GatewayId) -> None: ...
+
+
+async def produced(replica: ReplicaId | None, stream: StreamId) -> bool:
+    return True
+
+
+@on_virtual_time
+async def test_a_reader_is_not_ended_for_an_outage_before_it_came() -> None:
+    now, tenant = asyncio.get_running_loop().time, TenantId("acme")
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, AwayLog()), HostClock(), silent, tasks)
+        watchdog = tasks.create_task(Watchdog(hub, produced, HostRandom(), every_s=1.0, away_s=10.0).run())
+        early = hub.expect(StreamId("s"), tenant, Epoch(1, "aa")).attach(Reading())
+        await asyncio.sleep(3)
+        early.close()
+        await asyncio.sleep(20)
+        outlet, came_at = Reading(), now()
+        hub.expect(StreamId("s"), tenant, Epoch(2, "bb")).attach(outlet)
+        while not outlet.failures:
+            await asyncio.sleep(0.5)
+        assert 10 <= now() - came_at <= 12
+        watchdog.cancel()
 
 
 def all_of(kind: type[StreamGwError]) -> list[type[StreamGwError]]:
