@@ -160,7 +160,8 @@ class Hub:
 
     def abandon(self, local: LocalStream, error: StreamGwError) -> None:
         """End all readers of a stream whose log cannot be reached; its watch is undone at its next publish."""
-        self.local.pop(local.id.encode(), None)
+        if self.local.get(local.id.encode()) is local:  # else its readers have left, and another one has come
+            del self.local[local.id.encode()]
         for sub in tuple(local.subs):
             local.fail(sub, error)
 

@@ -164,6 +164,20 @@ async def test_a_reader_is_not_ended_for_an_outage_before_it_came() -> None:
         watchdog.cancel()
 
 
+async def test_a_stream_whose_readers_have_left_takes_no_later_reader_with_it() -> None:
+    """The watchdog abandons streams that it listed before it waited for their heads."""
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, AwayLog()), HostClock(), silent, tasks)
+        left = hub.expect(StreamId("s"), TenantId("acme"), Epoch(1, "aa")).attach(Reading())
+        left.close()
+        outlet = Reading()
+        came = hub.expect(StreamId("s"), TenantId("acme"), Epoch(1, "aa")).attach(outlet)
+        hub.abandon(left.local, FabricUnavailable("Redis is away"))
+        assert list(hub.local.values()) == [came.local] and not outlet.failures
+        hub.abandon(came.local, FabricUnavailable("Redis is away"))
+        assert not hub.local and len(outlet.failures) == 1
+
+
 def all_of(kind: type[StreamGwError]) -> list[type[StreamGwError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in all_of(below))]
 
