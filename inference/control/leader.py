@@ -70,6 +70,8 @@ class Leader:
         self._announced: Set[ReplicaId] = frozenset()
         """Scale-down targets that the platform knows of."""
         self._active_pools: Set[str] = frozenset()
+        self._unanswered: set[str] = set()
+        """Pools that could not be planned at the last look."""
         self._slots = asyncio.Semaphore(_CONCURRENT_POOLS)
         self._led_at = 0.0
         metrics.receive_policies(policies)
@@ -114,9 +116,10 @@ class Leader:
                 del self._plans[pool]
         figures: dict[str, Figures] = {}
         shares: dict[str, Sequence[float]] = {}
+        deadline = asyncio.get_running_loop().time() + LOOK_EVERY_S
         async with asyncio.TaskGroup() as tasks:
             for pool in self._policies:
-                tasks.create_task(self._plan_pool(pool, written.get(pool), figures, shares))
+                tasks.create_task(self._try_pool(pool, written.get(pool), figures, shares, deadline))
         self._publish(leads=bool(self._term))
         self._metrics.receive_figures(figures)
         self._metrics.receive_models(self._models.known, self._clock.now_us() / 1e6)
@@ -140,30 +143,59 @@ class Leader:
         self._metrics.receive_plans(self._plans, leads)
         self.desired.receive(self._plans, asyncio.get_running_loop().time())
 
+    async def _try_pool(
+        self,
+        pool: str,
+        written: PoolPlan | None,
+        figures: dict[str, Figures],
+        shares: dict[str, Sequence[float]],
+        deadline: float,
+    ) -> None:
+        """Plan one pool before the deadline. A pool that does not answer keeps its plan and delays no other."""
+        # A pool that did not answer at the last look takes no slot from those that do
+        slot = contextlib.nullcontext() if pool in self._unanswered else self._slots
+        try:
+            async with asyncio.timeout_at(deadline) as limit, slot:
+                await self._plan_pool(pool, written, figures, shares, limit)
+        except (FabricError, TimeoutError) as error:
+            self._metrics.receive_failure()
+            if pool not in self._unanswered:
+                why = str(error) or f"it did not answer in {LOOK_EVERY_S:g} s"
+                log.warning("pool not planned, retrying at each look: pool=%s error=%s", pool, why)
+            self._unanswered.add(pool)
+        else:
+            self._unanswered.discard(pool)
+
     async def _plan_pool(
         self,
         pool: str,
         written: PoolPlan | None,
         figures: dict[str, Figures],
         shares: dict[str, Sequence[float]],
+        limit: asyncio.Timeout,
     ) -> None:
-        """Plan one pool, and add its figures and reject shares. ``written``: its plan in Redis."""
-        async with self._slots:
-            planner = self._planners.get(pool)
-            if planner is None:
-                planner = self._planners[pool] = self._make_planner(pool)
-            now = asyncio.get_running_loop().time()
-            decision = await planner.decide(self._plans.get(pool), self._announced, now)
-            if decision is None:
+        """Plan one pool, and add its figures and reject shares.
+
+        ``written``: its plan in Redis. ``limit``: that of the pool's answers.
+        """
+        planner = self._planners.get(pool)
+        if planner is None:
+            planner = self._planners[pool] = self._make_planner(pool)
+        now = asyncio.get_running_loop().time()
+        decision = await planner.decide(self._plans.get(pool), self._announced, now)
+        if decision is None:
+            return
+        figures[pool], shares[pool] = decision.figures, decision.reject_shares
+        if decision.plan != written:
+            deadline = limit.when()
+            limit.reschedule(None)  # plans are where the lead is, not with the pool, and this write must be known
+            if not await self._control.write_plan(self._name, self._term, pool, decision.plan):
+                log.warning("leadership lost: controller=%s", self._name)
+                self._set_term(0)
                 return
-            figures[pool], shares[pool] = decision.figures, decision.reject_shares
-            if decision.plan != written:
-                if not await self._control.write_plan(self._name, self._term, pool, decision.plan):
-                    log.warning("leadership lost: controller=%s", self._name)
-                    self._set_term(0)
-                    return
-                self._plans[pool] = decision.plan
-            await planner.carry_out(decision)
+            limit.reschedule(deadline)
+            self._plans[pool] = decision.plan
+        await planner.carry_out(decision)
 
     def _make_planner(self, pool: str) -> PoolPlanner:
         return PoolPlanner(
@@ -189,14 +221,16 @@ class Leader:
             empty = {pool for pool, plan in self._plans.items() if not plan.pods}
             if not empty or left_s <= PEEK_EVERY_S:
                 continue
-            with contextlib.suppress(FabricError):  # the next look reports it
-                if not self._term:
-                    if any(plan.pods for pool, plan in (await self._control.plans()).items() if pool in empty):
+            # The next look reports an error, and comes in time to keep the lead
+            with contextlib.suppress(FabricError, TimeoutError):
+                async with asyncio.timeout_at(until):
+                    if not self._term:
+                        if any(plan.pods for pool, plan in (await self._control.plans()).items() if pool in empty):
+                            return
+                        continue
+                    before, self._active_pools = self._active_pools, frozenset(await self._pools.pools())
+                    if empty & (self._active_pools - before):
                         return
-                    continue
-                before, self._active_pools = self._active_pools, frozenset(await self._pools.pools())
-                if empty & (self._active_pools - before):
-                    return
 
     async def _announce_targets(self) -> None:
         """Tell the platform which replicas may go. Not part of a look, because it may take longer than a term."""

@@ -17,6 +17,8 @@ from inference.control.pods import NoMarker
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.control.policy.traffic_model import PoolTrafficModel
 from inference.control.traffic_model_job import TrafficModelJob
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
@@ -71,6 +73,27 @@ class Fleet:
             self.states[name] = state
 
 
+class PoolsInPart(MemoryPools):
+    """Pools of which some do not answer: those of a shard that is silent. ``silent`` may also have the list "pools"."""
+
+    def __init__(self, redis: MemoryRedis, silent: set[str]) -> None:
+        super().__init__(redis)
+        self._silent = silent
+
+    async def pools(self, timeout_s: float | None = None) -> list[str]:
+        await self._reach_shard("pools")
+        return await super().pools(timeout_s)
+
+    async def replicas(self, pool: str) -> list[ReplicaInfo]:
+        await self._reach_shard(pool)
+        return await super().replicas(pool)
+
+    async def _reach_shard(self, name: str) -> None:
+        if name in self._silent:
+            await asyncio.sleep(COMMAND_TIMEOUT_S)
+            raise FabricUnavailable(f"no answer within {COMMAND_TIMEOUT_S:g} s")
+
+
 class Stage:
     """Controllers in this process, each with its own connection to one ``MemoryRedis``."""
 
@@ -78,7 +101,9 @@ class Stage:
         self.redis = MemoryRedis()
         self.control = MemoryControl(self.redis)
         self.fleet = Fleet(self.redis, count)
-        self.policy = policy
+        self.policies = {POOL: policy}
+        self.silent: set[str] = set()
+        """Pools that do not answer."""
         self.sink = Heard()
         self.leaders: dict[str, Leader] = {}
         self.metrics: dict[str, ControllerMetrics] = {}
@@ -87,13 +112,13 @@ class Stage:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, control: MemoryControl | None = None) -> None:
-        control, pools = control or MemoryControl(self.redis), MemoryPools(self.redis)
+        control, pools = control or MemoryControl(self.redis), PoolsInPart(self.redis, self.silent)
         self._links[name] = control, pools
         clock, chance = LoopClock(), SeededRandom(name)
         self.metrics[name] = metrics = ControllerMetrics()
         self.models[name] = models = TrafficModelJob("", "", [POOL], control, clock, chance, load_every_s=0.1)
         self.leaders[name] = leader = Leader(
-            name, {POOL: self.policy}, control, pools, self.sink, clock, chance, metrics, NoMarker(), models
+            name, self.policies, control, pools, self.sink, clock, chance, metrics, NoMarker(), models
         )
         self._tasks[name] = asyncio.create_task(leader.run())
 
@@ -277,6 +302,40 @@ async def test_controllers_without_a_plan_watch_the_pool_before_they_plan() -> N
         plan = await stage.until(lambda plan: True, "a plan")
         assert (plan.ready, plan.pods) == (4, 4)
         await reached(lambda: stage.value("a", "pool_desired_replicas", pool=POOL) == 4, "the metric")
+
+
+@on_virtual_time
+async def test_pools_of_a_silent_shard_cost_no_leadership_and_the_others_no_plan() -> None:
+    async with staged(4, STEADY) as stage:
+        lost = [f"lost-{k}" for k in range(200)]
+        stage.policies = dict.fromkeys([*lost, POOL], STEADY)
+        stage.silent.update(lost)
+        stage.start("a")
+        await stage.until_leads("a")
+        stage.start("b")
+        plan = await stage.until(lambda plan: True, "the plan of the pool that answers")
+        assert (plan.ready, plan.pods) == (4, 4)
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 20:
+            assert await stage.control.leader() == "a"
+            await asyncio.sleep(0.1)
+        failed = stage.value("a", "pool_looks_failed_total")
+        assert failed is not None and failed > len(lost) * 5
+        stage.silent.clear()
+        await reached(lambda: stage.value("a", "pool_needed_replicas", pool=lost[0]) is not None, "the shard's pools")
+
+
+@on_virtual_time
+async def test_a_list_of_pools_that_cannot_be_read_costs_no_leadership() -> None:
+    async with staged(0, msgspec.structs.replace(STEADY, replicas_min=0)) as stage:
+        stage.start("a")
+        await stage.until(lambda plan: plan.pods == 0, "a plan without replicas")
+        stage.start("b")
+        stage.silent.add("pools")
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 20:
+            assert await stage.control.leader() == "a"
+            await asyncio.sleep(0.1)
 
 
 # --- what it does with a pool --------------------------------------------------------------------------------
