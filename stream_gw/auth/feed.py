@@ -39,16 +39,21 @@ class TenantFeed:
         self._keys = keys
         self._on_skip = on_skip
         self._revision = 0
+        self._revoked: list[Revoked] = []
+        """Found by a read that has not come to its end."""
         self._unread = False
 
     async def read(self) -> list[Revoked]:
-        """Apply everything published since the last read. Raises FabricError."""
-        revoked: list[Revoked] = []
+        """Apply everything published since the last read; return what it revokes.
+
+        Raises FabricError. What was found until then is returned by the next read that succeeds.
+        """
         while True:
             revision, records = await self._records.changes(self._revision)
             for name, data in records.items():
-                revoked += self._apply(name, data)
+                self._revoked += self._apply(name, data)
             if not records:
+                revoked, self._revoked = self._revoked, []
                 return revoked
             self._revision = revision
 

@@ -233,3 +233,23 @@ async def test_the_last_records_serve_while_none_can_be_read(gateway: Gateway, m
     with pytest.raises(FabricUnavailable):
         await gateway.feed.read()
     assert gateway.taken()
+
+
+async def test_keys_that_a_failed_read_revoked_are_returned_by_the_next(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read applies page after page: the first one is not read again."""
+    await gateway.publish(PlanRecord("pro"), TenantRecord("acme", "pro", (key(), key("def"))))
+    changes, failures = gateway.records.changes, [FabricUnavailable("away")]
+
+    async def one_page(since: int) -> tuple[int, dict[str, bytes]]:
+        if since == gateway.revision and failures:
+            raise failures.pop()
+        return await changes(since)
+
+    monkeypatch.setattr(gateway.records, "changes", one_page)
+    with pytest.raises(FabricUnavailable):
+        await gateway.publish(TenantRecord("acme", "pro", (key("def"),)))
+    assert not gateway.taken()
+    assert await gateway.feed.read() == [Revoked(ACME, frozenset({"abc"}), False)]
+    assert await gateway.feed.read() == []
