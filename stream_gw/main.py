@@ -201,7 +201,8 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
         RedisChats(client),
         RedisLinks(client, process.partitions),
     )  # fmt: skip
-    edge = Edge(Gateway(parts), metrics, access, local_stats, process.tenancy)
+    gateway = Gateway(parts)
+    edge = Edge(gateway, metrics, access, local_stats, process.tenancy)
     sources = (hub.subscription, clock, settlements, directory, positions, rejections)
     upkeep = [
         *(source.run() for source in sources),
@@ -216,6 +217,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     await _listen(edge, process.host, settings, tasks, on_ready)
     for task in background:
         task.cancel()
+    gateway.commands.stop_retries()
     await settlements.flush()
 
 

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from typing import Any
 
+from stream_fabric.errors import FabricError
+from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.stream.ids import StreamId, TenantId, UserId
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
@@ -18,6 +20,9 @@ log = logging.getLogger(__name__)
 
 _CANCELS_MAX = 200
 """Concurrent cancels of one revocation; the process has others to serve."""
+_REVOKE_RETRY = BackoffPolicy(0.5, 10.0)
+_REVOKE_S_MAX = 300.0
+"""Time in which what fails of a revocation is tried again: a shard may be away, or fail over."""
 _REMEMBERED_MAX = 10_000
 _REMEMBERED_S = 10.0
 
@@ -31,6 +36,8 @@ class StreamCommands:
         self._index = parts.index
         self._hub = parts.hub
         self._reads = reads
+        self._random = parts.random
+        self._revoking: set[asyncio.Task[None]] = set()
         self._recent: deque[tuple[float, TenantId, StreamId]] = deque(maxlen=_REMEMBERED_MAX)
         """Cancels of the last ``_REMEMBERED_S`` seconds: when, whose, which stream."""
         parts.hub.on_return = self._repeat_recent
@@ -57,20 +64,75 @@ class StreamCommands:
         with readers are known where they are read.
         """
         read_here = self._hub.streams_of(revoked.tenant, revoked.user) if revoked.user is not None else []
-        self._hub.spawn(self._cancel_revoked(revoked, read_here))
+        task = self._hub.spawn(self._cancel_revoked(revoked, read_here))
+        self._revoking.add(task)
+        task.add_done_callback(self._revoking.discard)
+
+    def stop_retries(self) -> None:
+        """Leave unfinished revocations to the other gateways, because this process ends."""
+        for task in self._revoking:
+            task.cancel()
 
     async def _cancel_revoked(self, revoked: Revoked, read_here: list[StreamId]) -> None:
+        """Find the streams and cancel them. What fails is tried again, for some minutes."""
+        now = asyncio.get_running_loop().time
+        until, backoff = now() + _REVOKE_S_MAX, Backoff(_REVOKE_RETRY, self._random)
+        left: list[StreamId] | None = None
+        found = 0
+        while True:
+            try:
+                if left is None:
+                    left = await self._revoked_streams(revoked, read_here)
+                    found = len(left)
+                left, error = await self._cancel_all(revoked.tenant, left)
+            except FabricError as failure:
+                error = failure
+            if error is None:
+                log.info("streams of revoked keys cancelled: tenant=%s streams=%d", revoked.tenant, found)
+                return
+            count = "unknown" if left is None else len(left)
+            if now() >= until:
+                log.error(
+                    "streams of revoked keys not cancelled, they run to their end: tenant=%s streams=%s error=%s",
+                    revoked.tenant,
+                    count,
+                    error,
+                )
+                return
+            if not backoff.attempts:
+                log.warning(
+                    "streams of revoked keys not cancelled, retrying: tenant=%s streams=%s error=%s",
+                    revoked.tenant,
+                    count,
+                    error,
+                )
+            await asyncio.sleep(backoff.next_s())
+
+    async def _revoked_streams(self, revoked: Revoked, read_here: list[StreamId]) -> list[StreamId]:
+        """Return the running streams of the revoked keys or user. Raises FabricError."""
         if revoked.user is not None:
             listed = await self._index.live(revoked.tenant, UserId(revoked.user))
-            ending = list(dict.fromkeys([*listed, *read_here]))
-        else:
-            subjects = {key_subject(key) for key in revoked.keys}
-            held = await self._accounts.reserved(revoked.tenant)
-            ending = [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
-        for start in range(0, len(ending), _CANCELS_MAX):
-            batch = ending[start : start + _CANCELS_MAX]
-            await asyncio.gather(*(self._log.cancel(stream, revoked.tenant) for stream in batch))
-        log.info("streams of revoked keys cancelled: tenant=%s streams=%d", revoked.tenant, len(ending))
+            return list(dict.fromkeys([*listed, *read_here]))
+        subjects = {key_subject(key) for key in revoked.keys}
+        held = await self._accounts.reserved(revoked.tenant)
+        return [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
+
+    async def _cancel_all(self, tenant: TenantId, streams: list[StreamId]) -> tuple[list[StreamId], FabricError | None]:
+        """Cancel the streams. Returns those that were not cancelled, and why the last of them was not."""
+        left: list[StreamId] = []
+        error: FabricError | None = None
+        for start in range(0, len(streams), _CANCELS_MAX):
+            batch = streams[start : start + _CANCELS_MAX]
+            replies = await asyncio.gather(
+                *(self._log.cancel(stream, tenant) for stream in batch), return_exceptions=True
+            )
+            for stream, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, FabricError):
+                    left.append(stream)
+                    error = reply
+                elif isinstance(reply, BaseException):
+                    raise reply
+        return left, error
 
     def _repeat_recent(self) -> None:
         """Send recent cancels again: a failover may have lost cancels that were acknowledged a moment before."""
