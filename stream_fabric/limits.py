@@ -14,7 +14,12 @@ TENANT_BODIES_BYTES_MAX: Final = 64 << 20  # of one tenant's among them; over: 4
 HEADER_BYTES_MAX: Final = 32 << 10  # all headers of a request; over: 431
 URL_BYTES_MAX: Final = 8 << 10  # over: 431
 JSON_DEPTH_MAX: Final = 64  # nesting of a JSON body; over: 400
-JSON_CONTAINERS_MAX: Final = 100_000  # objects and arrays of a JSON body; over: 400. Checking more would block the loop
+# Values of a JSON body; over: 400. Checking or decoding more would block the loop.
+JSON_CONTAINERS_MAX: Final = 100_000  # objects and arrays
+JSON_MEMBERS_MAX: Final = 100_000  # members of all objects together
+JSON_STRINGS_MAX: Final = 300_000  # strings, names of members included
+JSON_VALUES_MAX: Final = 1_200_000  # values in all: a prompt of the longest context has 1 Mi token ids
+JSON_SLOW_NUMBERS_MAX: Final = 2000  # numbers with over 63 digits, or with an exponent of 3 digits
 HEAD_S_MAX: Final = 20.0  # time for a request's head; over: the connection is closed
 BODY_S_MAX: Final = 60.0  # time for a request's body; over: 408
 CHOICES_MAX: Final = 16  # choices (n) of one request; over: 400

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stream_fabric.errors import BadRequest, TooDeep, Unsupported
+from stream_fabric.errors import BadRequest, Unsupported
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import (
     CHOICES_MAX,
-    JSON_CONTAINERS_MAX,
-    JSON_DEPTH_MAX,
     MESSAGES_MAX,
     PROMPT_CHOICES_MAX,
     REPAIRS_MAX,
@@ -34,8 +32,6 @@ TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1
          "free": 3}  # fmt: skip
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
 DEADLINE_S_MAX = 24 * 3600.0
-_NO_STRUCTURE = bytes(b for b in range(256) if b not in b'[]{}"')
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _INTEGERS = {
     "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions",
     "top_n", "max_tokens_per_query", "max_tokens_per_doc",
@@ -126,22 +122,6 @@ class _Message(msgspec.Struct):
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
-
-
-def check_depth(body: bytes) -> None:
-    """Check the nesting of the JSON. Raises TooDeep beyond the limit. Bodies with few brackets cost only a count."""
-    if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
-        return
-    # Without escapes every quote begins or ends a string, so every second piece between quotes is outside of strings.
-    # Each step is linear in time and memory for any body. A body that is not JSON fails later, in the parser.
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes with no bracket between them change nothing. Of what is left, every second piece has a bracket.
-    bare = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
-    steps = b"".join(bare.split(b'"', 4 * JSON_CONTAINERS_MAX + 2)[::2]).translate(_STEPS)
-    if len(steps) > 2 * JSON_CONTAINERS_MAX:
-        raise TooDeep(f"the JSON has more than {JSON_CONTAINERS_MAX} arrays and objects, the limit")
-    if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
-        raise TooDeep(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels, the limit")
 
 
 def parse_create(body: bytes, kind: Generated) -> CreateRequest:

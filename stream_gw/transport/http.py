@@ -12,13 +12,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_fabric.ports import Clock, Random
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId, TenantId
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
-from stream_gw.dialects.requests import check_depth
 from stream_gw.dialects.responses import errors as responses_errors
 from stream_gw.observe.trace import ReaderTrace, Tracer, Transport
 from stream_gw.streams.body_bytes import BodyBytes

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from stream_fabric.errors import BadRequest, TooDeep, Unsupported
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import (
     BATCH_MAX,
     CHOICES_MAX,
     JSON_CONTAINERS_MAX,
     JSON_DEPTH_MAX,
+    JSON_MEMBERS_MAX,
+    JSON_SLOW_NUMBERS_MAX,
+    JSON_STRINGS_MAX,
+    JSON_VALUES_MAX,
     MESSAGES_MAX,
     PROMPT_CHOICES_MAX,
     USER_CHARS_MAX,
@@ -29,7 +34,7 @@ from stream_gw.dialects import encoder_for
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.pooling.embeddings import parse_embeddings
 from stream_gw.dialects.pooling.rerank import parse_rerank
-from stream_gw.dialects.requests import CreateRequest, Generated, Kind, check_depth, fingerprint, parse_create
+from stream_gw.dialects.requests import CreateRequest, Generated, Kind, fingerprint, parse_create
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -390,6 +395,44 @@ def test_strings_between_containers_cost_little() -> None:
     for piece in (b'["["],', b'["["],"","",', b'["[","]"],'):
         with pytest.raises(TooDeep, match=str(JSON_CONTAINERS_MAX)):
             check_depth(b"[" + piece * JSON_CONTAINERS_MAX + b"0]")
+
+
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        (b'"k":1', JSON_MEMBERS_MAX),
+        (b'""', JSON_STRINGS_MAX),
+        (b"1", JSON_VALUES_MAX),
+        (b"1e300", JSON_SLOW_NUMBERS_MAX),
+        (b"-1.5E+300", JSON_SLOW_NUMBERS_MAX),
+        (b"1" * 100, JSON_SLOW_NUMBERS_MAX),
+        (b"0." + b"1" * 70, JSON_SLOW_NUMBERS_MAX),
+    ],
+)
+def test_values_that_would_take_seconds_to_decode_are_refused(value: bytes, most: int) -> None:
+    """A decoder holds the GIL: a body of 8 MiB took 23 s for ``1e300``, and 0.8 s for the members of one object."""
+
+    def body(count: int) -> bytes:
+        opened, closed = (b"{", b"}") if b":" in value else (b"[", b"]")
+        return opened + b",".join([value] * count) + closed
+
+    check_depth(body(most))
+    with pytest.raises(TooDeep, match=str(most)):
+        check_depth(body(most + 2))
+    with pytest.raises(TooDeep, match=str(most)):
+        parse_create(b'{"model":"m","messages":[{"role":"user","content":"hi"}],"x":%b}' % body(most + 2), "chat")
+
+
+def test_many_values_in_strings_are_text() -> None:
+    text = b",".join([b'\\"k\\":1e300'] * (2 * JSON_VALUES_MAX // 5)) + b"1" * 100 * JSON_SLOW_NUMBERS_MAX
+    check_depth(b'{"a":"' + text + b'","b":[1,2]}')
+    with pytest.raises(TooDeep, match=str(JSON_MEMBERS_MAX)):
+        check_depth(b'{"a":"' + text + b'","b":{' + b'"k":1,' * JSON_MEMBERS_MAX + b'"l":1}}')
+
+
+def test_a_prompt_of_the_longest_context_is_accepted() -> None:
+    prompt = b"[" + b",".join([b"10000"] * (1 << 20)) + b"]"
+    assert parse_create(b'{"model":"m","prompt":%b}' % prompt, "completions").prompt == (prompt,)
 
 
 @given(

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from stream_fabric.errors import BadRequest, Unsupported
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import LANE_NAME_CHARS_MAX
-from stream_gw.dialects.requests import check_depth, field, read_fields
+from stream_gw.dialects.requests import field, read_fields
 from stream_gw.dialects.responses.requests import OPEN, Asked, asked_of
 
 _LANE = re.compile(rf"[A-Za-z0-9_.\-]{{1,{LANE_NAME_CHARS_MAX}}}")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from stream_fabric.errors import EngineFailed
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import COMPACTION_TOKENS_MAX
-from stream_gw.dialects.requests import CreateRequest, check_depth, parse_create
+from stream_gw.dialects.requests import CreateRequest, parse_create
 from stream_gw.responses import Item, summary_request
 from stream_gw.streams.context.asides import Asides
 from stream_gw.streams.off_loop import off_loop

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import BadRequest, InvalidInput, StreamGwError
+from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
-from stream_gw.dialects.requests import check_depth
 from stream_gw.dialects.responses.translate import Json, chat_messages
 
 _CHAT_PARTS = ("text", "image_url", "input_audio")
