@@ -5,7 +5,11 @@ A decoder holds Python's lock (the GIL) for a whole document, so it stops the ev
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
+from typing import Any
+
+import msgspec
 
 from stream_fabric.errors import TooDeep
 from stream_fabric.limits import (
@@ -51,6 +55,30 @@ def check_depth(text: bytes) -> None:
         raise TooDeep(f"the JSON has more than {JSON_CONTAINERS_MAX} arrays and objects, the limit")
     if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
         raise TooDeep(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels, the limit")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("number out of range")
+    return value
+
+
+_decoder = msgspec.json.Decoder(float_hook=_finite)
+"""Python reads slow numbers 20 times faster than msgspec. One body may hold many texts with the most of them."""
+
+
+def decode_text(text: str) -> Any:
+    """Decode JSON that stands in a string: a client or a model wrote it, and no check of a body looks into strings.
+
+    Raises DecodeError for a text that is no JSON or exceeds a limit.
+    """
+    data = text.encode()
+    try:
+        check_depth(data)
+        return _decoder.decode(data)
+    except (TooDeep, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def _may_be_slow(text: bytes) -> bool:

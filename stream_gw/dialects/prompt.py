@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from stream_fabric.json_bounds import decode_text
+
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
 _messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
@@ -54,7 +56,7 @@ def _call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = msgspec.json.decode(function["arguments"])
+        arguments = decode_text(function["arguments"])
     except msgspec.DecodeError:
         return call
     called = {"name": function.get("name"), "arguments": arguments}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream_fabric.limits import JSON_SLOW_NUMBERS_MAX
 from stream_fabric.pool.prefix import block_hashes
 from stream_gw.dialects.anthropic.requests import parse_messages
 from stream_gw.dialects.requests import parse_create
@@ -105,6 +107,36 @@ def test_different_messages_stay_different(other: Any) -> None:
     different = {"model": "m", "messages": [other]}
     prompts = [parse_create(msgspec.json.encode(body), "chat").prompt for body in (one, different)]
     assert prompts[0] != prompts[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["[" * 100_000, "[" + "1e300," * (JSON_SLOW_NUMBERS_MAX + 1) + "1]", '{"a":' * 70 + "1" + "}" * 70, "9" * 5000],
+)
+def test_arguments_beyond_the_limits_of_json_stay_a_text(arguments: str) -> None:
+    """They stand in a string, where the check of the body does not look."""
+    call = CALL | {"function": {"name": "weather", "arguments": arguments}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    (part,) = parse_create(msgspec.json.encode({"model": "m", "messages": [message]}), "chat").prompt
+    (told,) = msgspec.json.decode(part)["tool_calls"]
+    assert told["function"]["arguments"] == arguments
+
+
+def test_slow_numbers_in_many_arguments_take_no_multiple() -> None:
+    """msgspec takes 20 us for one such number, so a body of many arguments within the limit took a minute."""
+
+    def process_time_s(number: str) -> float:
+        arguments = "[" + ",".join([number] * JSON_SLOW_NUMBERS_MAX) + "]"
+        call = CALL | {"function": {"name": "weather", "arguments": arguments}}
+        body = msgspec.json.encode({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call] * 10}]})
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            parse_create(body, "chat")
+            times.append(time.process_time() - begun)
+        return min(times)
+
+    assert process_time_s("1e300") < 20 * process_time_s('"1e3"')
 
 
 @given(st.text(max_size=40))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from stream_fabric.errors import StreamGwError, from_info
+from stream_fabric.json_bounds import decode_text
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -66,7 +67,7 @@ class _Block:
         if self.type != "tool_use" or self.opened.form == "custom" or not self.text.endswith(b"}"):
             return False
         try:
-            msgspec.json.decode(msgspec.json.decode(b'"%b"' % bytes(self.text), type=str))
+            decode_text(msgspec.json.decode(b'"%b"' % bytes(self.text), type=str))
         except msgspec.DecodeError:
             return False
         return True

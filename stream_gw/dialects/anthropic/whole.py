@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import EngineFailed
+from stream_fabric.json_bounds import decode_text
 from stream_fabric.stream.frames import CHOICE_END_PREFIX, coalesce
 from stream_gw.dialects.anthropic.encoder import MessagesEncoder
 from stream_gw.dialects.facts import StreamFacts
@@ -74,7 +75,7 @@ def _fill(block: dict[str, Any], text: str) -> None:
         block[block["type"]] = text
     elif block["type"] == "tool_use" and text:
         try:
-            block["input"] = msgspec.json.decode(text, type=dict[str, Any])
+            block["input"] = msgspec.convert(decode_text(text), dict[str, Any])
         except msgspec.MsgspecError:  # cut at the limit of tokens; an input must be an object
             block["partial_json"] = text
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stream_fabric.errors import BadRequest, Unsupported
+from stream_fabric.json_bounds import decode_text
 
 Json = dict[str, Any]
 _INPUT = {
@@ -109,8 +110,8 @@ def unwrapped(arguments: str) -> str:
     Arguments that were cut give the input as far as it came. Those of a model that wrote anything else are the input.
     """
     try:
-        made = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError):
+        made = decode_text(arguments)
+    except msgspec.DecodeError:
         begun = _BEGUN.match(arguments)
         whole = None if begun is None else _WHOLE.match(arguments, begun.end())
         if whole is None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from stream_fabric.errors import StreamGwError
+from stream_fabric.json_bounds import decode_text
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -57,7 +58,7 @@ class _Call:
         if not text.strip():
             return b"{}"
         try:
-            msgspec.json.decode(text)  # ``format`` does not look into strings
+            decode_text(text)  # ``format`` does not look into strings
             return msgspec.json.format(text.encode(), indent=-1)
         except msgspec.DecodeError:
             return None

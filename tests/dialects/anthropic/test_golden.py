@@ -223,13 +223,21 @@ def test_a_forced_call_that_a_server_ends_with_stop() -> None:
     assert '"stop_reason":"tool_use"' in spelled(*frames, End("completed"))
 
 
-def test_arguments_that_were_cut() -> None:
+@pytest.mark.parametrize("text", ['{"x":', '{"x":' * 5000])
+def test_arguments_that_were_cut(text: str) -> None:
     collector = MessageCollector(facts())
-    for frame in (Open(0, 0, "tool", "function", "c", "f"), Delta(0, '{"x":'), ChoiceEnd(0, "length")):
+    for frame in (Open(0, 0, "tool", "function", "c", "f"), Delta(0, text), ChoiceEnd(0, "length")):
         collector.add(encode(frame))
     collector.add(encode(End("completed")))
     (block,) = msgspec.json.decode(collector.result())["content"]
-    assert block == {"type": "tool_use", "id": "c", "name": "f", "input": {}, "partial_json": '{"x":'}
+    assert block == {"type": "tool_use", "id": "c", "name": "f", "input": {}, "partial_json": text}
+
+
+def test_a_call_follows_arguments_that_are_nested_too_deep() -> None:
+    text = '{"x":' * 5000 + "}" * 5000
+    first, second = (Open(block, 0, "tool", "function", f"c{block}", "f") for block in (0, 1))
+    frames = (first, Delta(0, text), second, Close(0), Close(1), ChoiceEnd(0, "tool_calls"))
+    assert '"id":"c1"' in spelled(*frames, End("completed"))
 
 
 def test_an_error_within_the_stream() -> None:

@@ -79,6 +79,11 @@ def test_calls() -> None:
     ]  # fmt: skip
 
 
+def test_a_call_whose_input_is_nested_too_deep() -> None:
+    told = data(Open(0, 0, "tool", id="c", name="t"), Delta(0, "[" * 5000), Close(0), ChoiceEnd(0, "tool_calls"))
+    assert told[-1].startswith('{"type":"tool-input-error","toolCallId":"c"')
+
+
 @pytest.mark.parametrize(
     ("end", "last"),
     [
