@@ -279,6 +279,10 @@ class ResponseWriter:
         self.write(chunk + b"0\r\n\r\n")
         self._ended = True
 
+    def is_closing(self) -> bool:
+        """Return whether the connection is closing: uvicorn asks before it writes ``100 Continue``."""
+        return self.connection.transport.is_closing()
+
     def close(self) -> None:
         self.connection.transport.close()
 

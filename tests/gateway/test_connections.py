@@ -126,6 +126,31 @@ async def test_many_offers_in_one_piece(one: Gate) -> None:
             assert (await exchange.answer()).body == b"ok\n"
 
 
+# --- bodies that wait to be asked for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_body_that_waits_for_100_continue_is_asked_for(one: Gate, stream: bool) -> None:
+    """curl waits for it before it sends a body of more than 1 MiB, and .NET where it is switched on."""
+    request = one.request("POST", CHAT, chat(3, stream=stream), {"expect": "100-continue"})
+    head, _, body = request.partition(b"\r\n\r\n")
+    async with one.connection() as exchange:
+        await exchange.send(head + b"\r\n\r\n")
+        await exchange.head()
+        assert (exchange.status, exchange.headers) == (100, {})
+        await exchange.send(body)
+        assert (await exchange.answer()).status == 200
+        await exchange.send(one.request("GET", "/healthz"))
+        assert (await exchange.answer()).body == b"ok\n"
+
+
+async def test_a_body_that_is_refused_is_not_asked_for(one: Gate) -> None:
+    headers = {"expect": "100-continue", "authorization": "Bearer sk-wrong", "content-length": "2"}
+    async with one.connection() as exchange:
+        await exchange.send(one.request("POST", CHAT, None, headers))
+        refusal(await exchange.answer(), 401, "invalid_api_key")
+
+
 # --- trailers ------------------------------------------------------------------------------------------------
 
 
