@@ -79,6 +79,24 @@ async def test_a_resume_at_every_number_gives_the_rest_and_the_same_response(one
     assert data_of(tail.body) == told[-len(data_of(tail.body)) :] != []
 
 
+@pytest.mark.parametrize("query", ["stream=true", "stream=true&starting_after=0"])
+async def test_an_event_source_that_connects_again_goes_on_after_its_last_event(
+    one: Gate, two: Gate, query: str
+) -> None:
+    """It repeats the URL that it began with, and sends the last ``id:``."""
+    made = await one.ask("POST", PATH, asked(5, 27, stream=True))
+    told = events(made.body.replace(b": hb\n", b""))
+    path = f"{PATH}/{made.headers['x-stream-id']}?{query}"
+    cursors = {id_.decode(): number for number, (_, id_) in enumerate(told) if id_}
+    *before, last = cursors
+    for cursor in before:
+        rest = await two.ask("GET", path, headers={"last-event-id": cursor})
+        assert data_of(rest.body) == [data for data, _ in told[cursors[cursor] + 1 :]]
+    assert (await two.ask("GET", path, headers={"last-event-id": last})).status == 204
+    wrong = await two.ask("GET", path, headers={"last-event-id": "5"})
+    assert (wrong.status, wrong.json["error"]["code"]) == (400, "cursor_invalid")
+
+
 async def test_in_the_background_it_runs_without_a_reader(one: Gate, two: Gate) -> None:
     made = await one.ask("POST", PATH, asked(200, 23, background=True))
     assert made.status == 200 and made.json["status"] == "queued" and made.json["background"] is True

@@ -250,4 +250,4 @@ class ReadResponseQuery(msgspec.Struct):
     stream: bool = False
     """True: the response's events, and those that follow while it runs."""
     starting_after: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
-    """With `stream`: `sequence_number` of the last event that the client has."""
+    """With `stream`: `sequence_number` of the last event that the client has. `Last-Event-ID` goes before it."""

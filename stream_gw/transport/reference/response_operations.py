@@ -50,9 +50,10 @@ def _of(base: str, create: Errors, one_stream: Errors) -> tuple[Operation, ...]:
         Operation(
             "get", base + "/{id}", "Responses", f"Read or replay a response{named}",
             (Answer(200, "The response as it is now or, with `stream`, its events.",
-                    {JSON: bodies.ResponseObject, EVENTS: event}, headers),),
+                    {JSON: bodies.ResponseObject, EVENTS: event}, headers),
+             Answer(204, "With `Last-Event-ID`: the stream has ended, and the client has all of it.")),
             "read", about or "Any gateway answers. With `stream` from the beginning, or after `starting_after`.",
-            (_ID, _TRACE, *profile), bodies.ReadResponseQuery, cookie=True, open=is_open,
+            (_ID, _LAST_EVENT, _TRACE, *profile), bodies.ReadResponseQuery, cookie=True, open=is_open,
             errors=(e.CursorInvalid, e.Unsupported, e.CursorGone, e.TooMany, *one_stream),
         ),
         Operation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import Send
 
 from stream_fabric.errors import NotFound
+from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal
 from stream_gw.delivery.outlet import HeldOutlet
@@ -106,16 +107,20 @@ class ResponseRoutes:
     async def _replay(
         self, request: Request, send: Send, who: Principal, stream: str, number: int
     ) -> OpenStreamResponse | None:
-        """Deliver the events after a number."""
+        """Deliver the events after a number, or after the cursor of an EventSource that connects again."""
         meta = await self._meta(who, stream)
         dialect = _dialect_of(meta.facts, _profile(request))
-        if number >= 0:
+        trace, last_event_id = request.trace(self._gateway.parts.tracer, "sse"), request.header(b"last-event-id")
+        if number >= 0 or last_event_id:
             self._metrics.resumes.inc()
+        if last_event_id:  # newer than the number: that stands in a URL, which does not change
+            after = Cursor.parse(last_event_id)
+            resumed = await self._gateway.reads.follow(who, stream, after, trace, exact=True, dialect=dialect)
+            return await self._streams.deliver(request, send, who, resumed, dialect)
 
         def place(facts: StreamFacts, lines: list[bytes]) -> int:
             return frames_before(facts, dialect, lines, number)
 
-        trace = request.trace(self._gateway.parts.tracer, "sse")
         opened = await self._gateway.reads.follow_from(who, stream, place, trace)
         if opened is None:  # the client has all of it
             await request.answer(200, b"", sse.HEADERS)
