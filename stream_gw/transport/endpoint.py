@@ -63,13 +63,12 @@ class Endpoint:
     def __init__(self, answering: Answering, path: str, handlers: Mapping[str, Handler]) -> None:
         self._answering = answering
         self._path = path
-        self._is_api = path.startswith("/v1/")
         self._handlers = handlers
         self._methods = [*handlers, "HEAD"] if "GET" in handlers else [*handlers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._answering
-        if self._is_api:
+        if _is_api(scope):
             send = answering.cors.sender(scope, send)
         request = answering.request(scope, receive, send)
         status = 200
@@ -103,9 +102,15 @@ class Endpoint:
 
     async def _answer_preflight(self, request: Request) -> bool:
         """Answer a browser's preflight of an allowed origin. False: the request is none."""
-        if request.scope["method"] != "OPTIONS" or not self._is_api:
+        if request.scope["method"] != "OPTIONS" or not _is_api(request.scope):
             return False
         headers = self._answering.cors.preflight(request.headers, self._methods)
         if headers is not None:
             await request.answer(204, headers=headers)
         return headers is not None
+
+
+def _is_api(scope: Scope) -> bool:
+    """Whether pages of other origins may call the path, also where nothing is served: they should read that error."""
+    path: str = scope["path"]
+    return path.startswith("/v1/")

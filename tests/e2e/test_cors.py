@@ -89,10 +89,13 @@ async def test_headers_are_there_only_for_requests_of_an_origin(origins: Origins
         assert ("access-control-expose-headers" in exchange.headers) == (allow is not None)
     missing = await gate.ask("GET", "/v1/streams/x", None, {"origin": origins.allowed})
     assert (missing.status, missing.headers["access-control-allow-origin"]) == (404, origins.allowed)
+    unserved = await gate.ask("POST", "/v1/moderations", {}, {"origin": origins.allowed})
+    assert refusal(unserved, 404, "not_served")["message"].endswith("use /v1/classify with a moderation model")
+    assert unserved.headers["access-control-allow-origin"] == origins.allowed, "the page can read what to use instead"
     assert "vary" not in (await gate.ask("GET", "/healthz", None, {"origin": origins.allowed})).headers
 
 
-@pytest.mark.parametrize("path", [CREATE, "/v1/models", "/v1/streams/x/cancel", "/v1/admin/plans/p"])
+@pytest.mark.parametrize("path", [CREATE, "/v1/models", "/v1/streams/x/cancel", "/v1/admin/plans/p", "/v1/moderations"])
 async def test_a_preflight_needs_no_key(origins: Origins, path: str) -> None:
     asked = {"authorization": "", "access-control-request-method": "POST", "access-control-request-headers": "a, b"}
     reply = await origins.gate.ask("OPTIONS", path, None, asked | {"origin": origins.allowed})
