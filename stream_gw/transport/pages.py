@@ -20,7 +20,10 @@ _CONTENT_SECURITY = (
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _METHODS = ("GET", "HEAD")
-_API_PATH = re.compile(r"/(chat/completions|completions|embeddings|rerank|classify|score|models|streams)(/[^/]+)?/?$")
+_API_PATH = re.compile(
+    r"/(chat/completions|completions|responses|conversations|messages|embeddings|rerank|classify|score|models|streams)"
+    r"(/[^/]+)?/?$"
+)
 """End of a path that a client has put behind a base URL without ``/v1``, or with one too many."""
 
 RequestMaker = Callable[[Scope, Receive, Send], Request]
@@ -81,5 +84,7 @@ def no_path(scope: Scope) -> NotFound:
         return missing
     if (found := _API_PATH.search(path)) and path != f"/v1{found[0]}":
         what_to_do = "set the client's base URL to this server's address followed by /v1"
+        if path == f"/v1/v1{found[0]}":  # Anthropic's SDKs add it themselves
+            what_to_do = "the client's base URL has one /v1 too many"
         return NotFound(f"no such path {path!r}; did you mean /v1{found[0]}? {what_to_do}")
     return NotFound(f"no such path {scope['path'][:200]!r}; docs/protocol.md lists the API's paths")

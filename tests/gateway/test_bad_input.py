@@ -299,11 +299,17 @@ async def test_an_unknown_path(gate: Gate, path: str) -> None:
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/api/v1/embeddings", "/v1/embeddings"),
         ("/models/sim-small", "/v1/models/sim-small"),
+        ("/responses", "/v1/responses"),
+        ("/conversations", "/v1/conversations"),
+        ("/messages", "/v1/messages"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
     ],
 )
 async def test_a_base_url_without_v1_is_answered_with_the_right_one(one: Gate, path: str, meant: str) -> None:
     error = refusal(await one.ask("POST", path, chat(1)), 404, "not_found")
     assert f"did you mean {meant}?" in error["message"] and "base URL" in error["message"]
+    assert ("one /v1 too many" in error["message"]) == path.startswith("/v1/v1/")
 
 
 async def test_a_model_needs_an_id(one: Gate) -> None:
