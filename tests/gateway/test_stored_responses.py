@@ -179,6 +179,31 @@ async def test_bounds_and_rights_of_conversations_are_told(setup: Setup, process
     refusal(await Gate(gate.url, gate.pid, token).ask("POST", "/v1/conversations", {}), 403, "forbidden")
 
 
+@pytest.mark.parametrize(
+    ("item", "code"),
+    [
+        ({"role": "robot", "content": "x"}, "invalid_request"),
+        ({"role": "user", "content": 5}, "invalid_request"),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "invalid_request"),
+        ({"type": "web_search_call", "id": "ws_1"}, "unsupported"),
+        ({"type": "item_reference", "id": "msg_1"}, "unsupported"),
+        ({"type": "compaction", "encrypted_content": "theirs"}, "invalid_request"),
+    ],
+)
+async def test_an_item_that_no_response_can_use_is_not_added(
+    setup: Setup, process: Process, item: dict[str, Any], code: str
+) -> None:
+    """Else every later response of the conversation would be refused for it."""
+    gate = setup.gate(process)
+    refusal(await gate.ask("POST", "/v1/conversations", {"items": [item]}), 400, code)
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    path = f"/v1/conversations/{(await gate.ask('POST', '/v1/conversations', {'items': [call]})).json['id']}/items"
+    refusal(await gate.ask("POST", path, {"items": [*HELLO, item]}), 400, code)
+    output = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+    assert (await gate.ask("POST", path, {"items": [output]})).status == 200
+    assert [each["type"] for each in (await gate.ask("GET", path)).json["data"]] == [output["type"], call["type"]]
+
+
 async def test_what_is_stored_is_read_with_the_scope_of_a_reader_alone(setup: Setup, process: Process) -> None:
     """An answer can repeat what it builds on."""
     gate = setup.gate(process)

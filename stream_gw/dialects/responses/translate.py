@@ -40,10 +40,22 @@ def chat_messages(instructions: str | None, items: list[Json]) -> list[Json]:
     return messages
 
 
+def check_items(items: list[Json]) -> None:
+    """Check items that are added to a conversation: one that no request can use would fail every later response.
+
+    The call of an output may be there already. Raises BadRequest and Unsupported, which name the item.
+    """
+    made = _Messages(has_all_calls=False)
+    for number, item in enumerate(items):
+        made.add(item, f"items.{number}")
+
+
 class _Messages:
     """Collects messages. Thoughts, text and calls of an answer are items here, and one message in a chat."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_all_calls: bool = True) -> None:
+        """``has_all_calls`` False: outputs may belong to calls that are not added."""
+        self._has_all_calls = has_all_calls
         self.messages: list[Json] = []
         self._answer: Json | None = None
         """The assistant's message that the next item may belong to."""
@@ -104,7 +116,7 @@ class _Messages:
 
     def _add_result(self, item: Json, place: str) -> None:
         call, output = _string(item, "call_id", place), item.get("output")
-        if call not in self._calls:
+        if self._has_all_calls and call not in self._calls:
             raise BadRequest(f"{place} is the output of a call that is not in the input: {call[:60]!r}", param="input")
         self._answer = None
         content = _content(output, f"{place}.output")

@@ -7,6 +7,7 @@ from starlette.types import Send
 from stream_fabric.errors import BadRequest
 from stream_fabric.stream.ids import created_ms
 from stream_gw.auth import Principal, Scope, bearer
+from stream_gw.dialects.responses.translate import check_items
 from stream_gw.responses import Item, NoStore, ResponseStore, compaction_of, stored_items
 from stream_gw.streams.context.asides import Asides
 from stream_gw.streams.context.summary import summarised
@@ -106,7 +107,9 @@ class StoredRoutes:
         store, who = self._open(request, "create")
         body = await request.body(who.tenant) or b"{}"
         asked = await off_loop(len(body), lambda: parse(body, ConversationCreate))
-        made = await store.conversations.create(who.tenant, asked.metadata or {}, asked.items or [], who.user)
+        items = asked.items or []
+        await off_loop(len(body), lambda: check_items(store.expanded(who.tenant, items)))
+        made = await store.conversations.create(who.tenant, asked.metadata or {}, items, who.user)
         await request.json(200, made.body())
 
     async def get_conversation(self, request: Request, send: Send) -> None:
@@ -140,6 +143,7 @@ class StoredRoutes:
         store, who = self._open(request, "create")
         body = await request.body(who.tenant)
         asked = await off_loop(len(body), lambda: parse(body, ItemsAdd))
+        await off_loop(len(body), lambda: check_items(store.expanded(who.tenant, asked.items)))
         added = await store.conversations.add(who.tenant, request.path_params["id"], asked.items, who.user)
         await request.json(200, added.body())
 
