@@ -230,7 +230,11 @@ class RedisClient:
             if redirect is None and not self._closed:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.2)
-                await self.refresh()
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self.refresh()
+                except TimeoutError:  # the query goes on for the next command
+                    raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
 
     async def close(self) -> None:
         self._closed = True

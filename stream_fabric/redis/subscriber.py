@@ -7,6 +7,7 @@ missed; it then reads the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -66,11 +67,15 @@ class Subscriber(Subscription):
 
     async def _keep_subscribed(self) -> None:
         """Subscribe channels that are missing, and ping the connections every ``_PING_S`` seconds."""
-        delay_s = 0.01
+        now = asyncio.get_running_loop().time
+        delay_s, ping_at = 0.01, now() + _PING_S
         while True:
             if self._missing:
                 await self._client.refresh()
                 await self._subscribe_missing()
+            if now() >= ping_at:
+                await self._ping()
+                ping_at = now() + _PING_S
             if self._missing:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, RECONNECT_S_MAX)
@@ -78,11 +83,9 @@ class Subscriber(Subscription):
             delay_s = 0.01
             self._ready.set()
             self._changed.clear()
-            try:
-                async with asyncio.timeout(_PING_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(ping_at):
                     await self._changed.wait()
-            except TimeoutError:
-                await self._ping()
 
     async def _subscribe_missing(self) -> None:
         """Try once to subscribe all missing channels; call ``on_subscribed`` with those that succeeded."""

@@ -320,6 +320,27 @@ async def test_invariant_10_a_server_that_falls_silent_is_left_for_the_one_in_it
         await client.close()
 
 
+class Silent(Failover):
+    """A topology whose servers answer nothing."""
+
+    async def refresh(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_query_of_the_servers_does_not_outlast_the_command_that_waits_for_it(redis_url: str) -> None:
+    """Several silent hosts are queried one after the other, each for as long as a query may take."""
+    async with Proxy.before(port_of(redis_url)) as proxy:
+        client = RedisClient(proxy.url, timeout_s=0.4)
+        await client.start()
+        client.topology = Silent(proxy.port, proxy.port)
+        proxy.refuse = True
+        proxy.cut_all()
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            with pytest.raises(FabricUnavailable, match=r"did not answer in 0\.4 s"):
+                await client.execute(0, "PING")
+        await client.close()
+
+
 async def test_a_silent_node_does_not_keep_the_others_from_being_asked(redis_cluster_url: str) -> None:
     one = RedisUrl.parse(redis_cluster_url).addresses[0]
     async with Proxy.before(one.port, one.host) as proxy:
@@ -411,6 +432,46 @@ async def test_the_subscriber_reports_what_it_subscribed_again(redis_server: Red
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()
+
+
+class Split:
+    """A topology of two servers, one for each of the first two slots."""
+
+    def __init__(self, *ports: int) -> None:
+        self._ports = ports
+
+    def address(self, slot: int) -> Address:
+        return Address("127.0.0.1", self._ports[slot])
+
+    def moved(self, slot: int, to: Address) -> None: ...
+
+    async def refresh(self) -> None: ...
+
+
+async def test_a_silent_connection_is_noticed_while_another_server_is_away(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its channels are subscribed anew: a dead host sends neither messages nor an end of the connection."""
+    port = port_of(redis_url)
+    async with Proxy.before(port) as one, Proxy.before(port) as other, asyncio.TaskGroup() as tasks:
+        client = RedisClient(redis_url, timeout_s=0.4)
+        await client.start()
+        client.topology = Split(one.port, other.port)
+        reported: list[str] = []
+        subscriber = Subscriber(client, {"sg:{p0}:>a": 0, "sg:{p1}:>b": 1}, lambda message: None, reported.extend)
+        running = tasks.create_task(subscriber.run())
+        try:
+            await subscriber.wait_ready()
+            other.refuse = True
+            other.cut_all()
+            await eventually(lambda: not subscriber.healthy, "the loss to be noticed")
+            one.pause()
+            await eventually(lambda: "subscription ping failed" in caplog.text, "the silence to be noticed")
+            one.resume()
+            await eventually(lambda: reported.count("sg:{p0}:>a") == 2, "its channel to be subscribed anew")
+        finally:
+            running.cancel()
+            await client.close()
 
 
 async def test_invariant_10_redis_may_fail_over_restarted_empty(redis_server: RedisServer) -> None:
