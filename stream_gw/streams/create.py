@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,18 +139,22 @@ class StreamCreation:
         trace.prices = records.prices(who.tenant, request.model)
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
-        call.check_facts(facts)  # before anything is kept
+        async with self._freeing_key(call, stream):
+            call.check_facts(facts)  # before anything else is kept
         session = trace.session if request.session_id else ""
         claims = claims_of(records.plan(who.tenant).budgets, user, session, now_ms)
         terms = Terms(records.subjects(who, user, request.model), claims)
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         if terms.any:
-            headers, grant = await self._admit(call, work, terms)
+            async with self._freeing_key(call, stream):
+                headers, grant = await self._admit(call, work, terms)
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
         try:
-            await self._tell_name(call, facts, user)
+            if call.on_named is not None:
+                async with self._freeing_key(call, stream):
+                    await call.on_named.named(facts, user)
             return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers, ladder)
         except BaseException:
             if call.on_named is not None and stream == claimed:
@@ -158,14 +163,13 @@ class StreamCreation:
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
-    async def _tell_name(self, call: CreateCall, facts: StreamFacts, user: str | None) -> None:
-        """Tell the caller's part the name of its stream. Its error ends the create, and the key is free again."""
-        if call.on_named is None:
-            return
+    @asynccontextmanager
+    async def _freeing_key(self, call: CreateCall, stream: StreamId) -> AsyncIterator[None]:
+        """Free the key of a request that ends here: it created no stream, and a retry at once finds the key free."""
         try:
-            await call.on_named.named(facts, user)
+            yield
         except StreamGwError:
-            await self._keys.release(call, facts.stream)
+            await self._keys.release(call, stream)
             raise
 
     async def _make_stream(
@@ -227,18 +231,14 @@ class StreamCreation:
     # --- limits --------------------------------------------------------------------------------------------
 
     async def _admit(self, call: CreateCall, work: Work, terms: Terms) -> tuple[Headers, int]:
-        """Check the request against the limits and budgets of its tenant. Raises RateLimited; its key is then free."""
-        request, stream = call.request, work.request.stream
+        """Check the request against the limits and budgets of its tenant. Raises RateLimited."""
+        request = call.request
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
         fail_open = self._parts.settings.limits_fail_open
-        try:
-            return await self._admission.admit(
-                work, terms, work.prompt_tokens + output, dialect=request.own_dialect, fail_open=fail_open
-            )
-        except StreamGwError:
-            await self._keys.release(call, stream)
-            raise
+        return await self._admission.admit(
+            work, terms, work.prompt_tokens + output, dialect=request.own_dialect, fail_open=fail_open
+        )
 
     # --- a new stream --------------------------------------------------------------------------------------
 

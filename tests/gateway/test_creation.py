@@ -11,7 +11,7 @@ import pytest
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
-from stream_fabric.errors import FabricError, NoReplica, StreamCancelled
+from stream_fabric.errors import BadRequest, FabricError, NoReplica, StreamCancelled
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostRandom
@@ -34,11 +34,11 @@ async def world(redis_client: RedisClient) -> AsyncIterator[InProcess]:
         yield made
 
 
-async def is_free(world: InProcess, key: str) -> bool:
+async def is_free(world: InProcess, key: str, tenant: TenantId = TENANT) -> bool:
     other = new_stream_id(1, HostRandom().token_bytes(10))
-    bound, _ = await world.index.claim(TENANT, key, other, "another body")
+    bound, _ = await world.index.claim(tenant, key, other, "another body")
     if bound == other:
-        await world.index.release(TENANT, key, other)
+        await world.index.release(tenant, key, other)
     return bound == other
 
 
@@ -77,6 +77,14 @@ async def test_a_creation_that_is_cancelled_is_withdrawn_before_its_key_is_free(
     with pytest.raises(asyncio.CancelledError):
         await creation
     await assert_withdrawn_before_its_key_is_free(world, call)
+
+
+async def test_a_request_that_its_reader_cannot_read_leaves_its_key_free(world: InProcess) -> None:
+    """A client that corrects the request may use the key again."""
+    key = HostRandom().token_hex(8)
+    with pytest.raises(BadRequest, match="unknown dialect"):
+        await world.gateway.streams.create(replace(world.call(key=key), dialect="none"))
+    assert await is_free(world, key)
 
 
 async def test_the_streams_of_a_pool_share_its_home_partitions(world: InProcess) -> None:
