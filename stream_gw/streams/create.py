@@ -139,7 +139,8 @@ class StreamCreation:
         trace.prices = records.prices(who.tenant, request.model)
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
-        async with self._freeing_key(call, stream):
+        is_new = stream == claimed
+        async with self._freeing_key(call, stream, is_new=is_new):
             call.check_facts(facts)  # before anything else is kept
         session = trace.session if request.session_id else ""
         claims = claims_of(records.plan(who.tenant).budgets, user, session, now_ms)
@@ -147,29 +148,36 @@ class StreamCreation:
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         if terms.any:
-            async with self._freeing_key(call, stream):
-                headers, grant = await self._admit(call, work, terms)
+            async with self._freeing_key(call, stream, is_new=is_new):
+                headers, grant = await self._admit(call, work, terms, is_new=is_new)
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
         try:
             if call.on_named is not None:
-                async with self._freeing_key(call, stream):
+                async with self._freeing_key(call, stream, is_new=is_new):
                     await call.on_named.named(facts, user)
-            return await self._make_stream(call, work, cell, user, pool if stream != claimed else None, headers, ladder)
+            return await self._make_stream(call, work, cell, user, None if is_new else pool, headers, ladder)
         except BaseException:
-            if call.on_named is not None and stream == claimed:
+            if call.on_named is not None and is_new:
                 parts.hub.spawn(call.on_named.withdrawn(facts))
-            if work.reserved and stream == claimed:  # else a stream of this id may run, and its end settles it
+            if work.reserved and is_new:  # else a stream of this id may run, and its end settles it
                 parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
             raise
 
     @asynccontextmanager
-    async def _freeing_key(self, call: CreateCall, stream: StreamId) -> AsyncIterator[None]:
-        """Free the key of a request that ends here: it created no stream, and a retry at once finds the key free."""
+    async def _freeing_key(self, call: CreateCall, stream: StreamId, *, is_new: bool) -> AsyncIterator[None]:
+        """Free the key of a request that ends here: it created no stream, and a retry at once finds the key free.
+
+        ``is_new``: no other request may create this stream.
+        """
         try:
             yield
         except StreamGwError:
             await self._keys.release(call, stream)
+            raise
+        except asyncio.CancelledError:
+            if is_new:
+                self._parts.hub.spawn(self._keys.release(call, stream))
             raise
 
     async def _make_stream(
@@ -230,15 +238,23 @@ class StreamCreation:
 
     # --- limits --------------------------------------------------------------------------------------------
 
-    async def _admit(self, call: CreateCall, work: Work, terms: Terms) -> tuple[Headers, int]:
-        """Check the request against the limits and budgets of its tenant. Raises RateLimited."""
+    async def _admit(self, call: CreateCall, work: Work, terms: Terms, *, is_new: bool) -> tuple[Headers, int]:
+        """Check the request against the limits and budgets of its tenant. Raises RateLimited.
+
+        ``is_new``: no other request may have reserved for this stream.
+        """
         request = call.request
         output = work.output_tokens if request.max_tokens is None else work.output_limit
         call.trace.placing = self._parts.clock.monotonic_us()
         fail_open = self._parts.settings.limits_fail_open
-        return await self._admission.admit(
-            work, terms, work.prompt_tokens + output, dialect=request.own_dialect, fail_open=fail_open
-        )
+        try:
+            return await self._admission.admit(
+                work, terms, work.prompt_tokens + output, dialect=request.own_dialect, fail_open=fail_open
+            )
+        except asyncio.CancelledError:
+            if is_new:  # the account may have reserved, and nobody has heard of it
+                self._parts.hub.spawn(self._admission.withdraw(work.tenant, work.request.stream))
+            raise
 
     # --- a new stream --------------------------------------------------------------------------------------
 

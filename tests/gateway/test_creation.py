@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,6 +160,34 @@ async def test_a_creation_that_is_cancelled_gives_its_reservation_back(limited: 
         return not await world.gateway.parts.accounts.reserved(who.tenant)
 
     await eventually(returned, "the reservation to be given back")
+
+
+async def test_an_admission_that_is_cancelled_leaves_neither_reservation_nor_key(
+    limited: tuple[InProcess, Principal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, who = limited
+    accounts, has_reserved = world.gateway.parts.accounts, asyncio.Event()
+    admit = accounts.admit
+
+    async def unheard(*args: Any) -> None:
+        await admit(*args)
+        has_reserved.set()
+        await asyncio.Event().wait()  # the reply does not come
+
+    monkeypatch.setattr(accounts, "admit", unheard)
+    key = HostRandom().token_hex(8)
+    creation = asyncio.create_task(world.gateway.streams.create(replace(world.call(key=key), who=who)))
+    await has_reserved.wait()
+    assert await accounts.reserved(who.tenant)
+    creation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creation
+
+    async def returned() -> bool:
+        return not await accounts.reserved(who.tenant)
+
+    await eventually(returned, "the reservation to be given back", 5.0)
+    await eventually(lambda: is_free(world, key, who.tenant), "the key to be free", 5.0)
 
 
 async def test_a_plan_caps_the_tier_of_a_request(limited: tuple[InProcess, Principal]) -> None:
