@@ -9,6 +9,9 @@ from typing import Final
 
 # Requests. Errors name the limit.
 BODY_BYTES_MAX: Final = 8 << 20  # body of a request; over: 413
+TOKEN_BODY_BYTES_MAX: Final = 16 << 10  # body that asks for a capability token; over: 413
+METADATA_BODY_BYTES_MAX: Final = 128 << 10  # body with the metadata of a conversation alone; over: 413
+ADMIN_BODY_BYTES_MAX: Final = 1 << 20  # body of the admin API; over: 413
 BODIES_BYTES_MAX: Final = 256 << 20  # received bytes of bodies that a gateway is reading; over: 503
 TENANT_BODIES_BYTES_MAX: Final = 64 << 20  # of one tenant's among them; over: 429
 HEADER_BYTES_MAX: Final = 32 << 10  # all headers of a request; over: 431

@@ -16,14 +16,18 @@ from stream_gw.auth.tokens import PREFIX, Claims, TokenSigner
 
 TOKEN_S_MAX = 24 * 3600
 _CREDENTIAL_CHARS_MAX = 4096
+_SCOPES_MAX = 16
+_MODELS_MAX = 1000
 
 
 class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /v1/tokens``."""
 
-    scopes: list[Scope] = msgspec.field(default_factory=lambda: sorted(ALL_SCOPES))
+    scopes: Annotated[list[Scope], msgspec.Meta(max_length=_SCOPES_MAX)] = msgspec.field(
+        default_factory=lambda: sorted(ALL_SCOPES)
+    )
     user: str | None = None
-    models: list[str] | None = None
+    models: Annotated[list[str], msgspec.Meta(max_length=_MODELS_MAX)] | None = None
     stream: str | None = None
     """The only stream that the token may read, and nothing else; ``scopes`` must be ``["read"]``."""
     expires_in_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": TOKEN_S_MAX})] = 3600
@@ -88,14 +92,18 @@ class Authenticator:
             return error
         return None
 
+    def check_minter(self, owner: Principal) -> None:
+        """Check that the caller has an API key, before its request is read. Raises Forbidden."""
+        if owner.expires_at is not None:
+            raise Forbidden("a capability token cannot mint tokens; use an API key")
+
     def mint(self, owner: Principal, request: TokenRequest, now: float, link: int = 0) -> tuple[str, int]:
         """Sign a token with no more rights than its owner; return (token, expiry in unix seconds). ``link``: generation
         of the links to its stream.
 
         Raises Forbidden or BadRequest.
         """
-        if owner.expires_at is not None:
-            raise Forbidden("a capability token cannot mint tokens; use an API key")
+        self.check_minter(owner)
         if not 1 <= request.expires_in_s <= TOKEN_S_MAX:
             raise BadRequest(
                 f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s"

@@ -82,17 +82,19 @@ class Request:
         self.traced = ReaderTrace(tracer, self.id, transport, self.header(b"traceparent"), self._received_us)
         return self.traced
 
-    async def body(self, tenant: TenantId = _OPERATOR) -> bytes:
+    async def body(self, tenant: TenantId = _OPERATOR, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         """Read the whole body, which is valid UTF-8. ``tenant``: whose limit of bytes it counts against.
+
+        ``bytes_max``: a small limit for a body that is decoded on the event loop.
 
         Raises BadRequest, RequestTimeout, and BodyTooLarge, TooMany or GatewayFull before reading over a limit.
         """
         declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            raise BodyTooLarge(f"the body has {int(declared)} bytes; the limit is {BODY_BYTES_MAX}")
+        if declared.isdigit() and int(declared) > bytes_max:
+            raise BodyTooLarge(f"the body has {int(declared)} bytes; the limit is {bytes_max}")
         try:
             async with asyncio.timeout(BODY_S_MAX):
-                body = await self._whole_body(tenant)
+                body = await self._whole_body(tenant, bytes_max)
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {BODY_S_MAX:g} s") from None
         if not body.isascii():
@@ -102,7 +104,7 @@ class Request:
                 raise BadRequest(f"the body is not UTF-8 at byte {error.start}") from error
         return body
 
-    async def _whole_body(self, tenant: TenantId) -> bytes:
+    async def _whole_body(self, tenant: TenantId, bytes_max: int) -> bytes:
         body = bytearray()  # not a list: a body of tiny pieces would take many times its bytes
         counted = 0
         try:
@@ -111,8 +113,8 @@ class Request:
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 piece = message["body"]
-                if len(body) + len(piece) > BODY_BYTES_MAX:
-                    raise BodyTooLarge(f"the body has more than {BODY_BYTES_MAX} bytes, the limit")
+                if len(body) + len(piece) > bytes_max:
+                    raise BodyTooLarge(f"the body has more than {bytes_max} bytes, the limit")
                 self._bodies.add(tenant, len(piece))
                 counted += len(piece)
                 body += piece

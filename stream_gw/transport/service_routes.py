@@ -9,6 +9,7 @@ from starlette.types import Send
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.errors import Forbidden
+from stream_fabric.limits import TOKEN_BODY_BYTES_MAX
 from stream_gw.admin.feed import Ops
 from stream_gw.admin.traces import Traces, check_operator
 from stream_gw.admin.usage import AdminUsageQuery, Usage, UsageQuery
@@ -103,7 +104,8 @@ class ServiceRoutes:
         who, parts = self._authenticate(request), self._gateway.parts
         if not parts.settings.token_secret.get_secret_value():
             raise Forbidden("this fleet mints no capability tokens; its operator must set STREAM_GW_TOKEN_SECRET")
-        requested = parse(await request.body(who.tenant) or b"{}", TokenRequest)
+        parts.authenticator.check_minter(who)
+        requested = parse(await request.body(who.tenant, TOKEN_BODY_BYTES_MAX) or b"{}", TokenRequest)
         link = await self._gateway.links.generation(requested.stream)
         token, expires_at = parts.authenticator.mint(who, requested, parts.unix_s(), link)
         await request.json(200, {"token": token, "expires_at": expires_at, "scopes": requested.scopes})

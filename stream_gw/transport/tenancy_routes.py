@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Send
 
 from stream_fabric.accounts.records import Price
+from stream_fabric.limits import ADMIN_BODY_BYTES_MAX
 from stream_gw.admin.traces import check_operator
 from stream_gw.auth import Principal, bearer
 from stream_gw.streams.gateway import Gateway
@@ -200,7 +201,7 @@ class TenancyRoutes:
     def _creates(self, body: type[_B], create: Callable[[Session, _B], Awaitable[object]]) -> Handler:
         async def handler(request: Request, send: Send) -> None:
             tenancy, who = self._open(request)
-            asked = parse(await request.body(), body)
+            asked = parse(await request.body(bytes_max=ADMIN_BODY_BYTES_MAX), body)
             async with tenancy.change(who) as session:
                 made = await create(session, asked)
             await request.json(201, made, _NO_STORE)
@@ -219,7 +220,7 @@ class TenancyRoutes:
     def _changes(self, body: type[_B], change: Callable[[Session, Path, _B], Awaitable[object]]) -> Handler:
         async def handler(request: Request, send: Send) -> None:
             tenancy, who = self._open(request)
-            asked = parse(await request.body(), body)
+            asked = parse(await request.body(bytes_max=ADMIN_BODY_BYTES_MAX), body)
             async with tenancy.change(who) as session:
                 changed = await change(session, request.path_params, asked)
             await request.json(200, changed, _NO_STORE)
@@ -237,7 +238,7 @@ class TenancyRoutes:
 
     async def rotate_key(self, request: Request, send: Send) -> None:
         tenancy, who = self._open(request)
-        asked = parse(await request.body() or b"{}", KeyRotate)
+        asked = parse(await request.body(bytes_max=ADMIN_BODY_BYTES_MAX) or b"{}", KeyRotate)
         async with tenancy.change(who) as session:
             key = await session.keys.rotate(request.path_params["id"], asked.grace_s)
         await request.json(201, key, _NO_STORE)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
+from stream_fabric.limits import METADATA_BODY_BYTES_MAX
 from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.ids import StreamId
@@ -174,6 +175,10 @@ async def test_bounds_and_rights_of_conversations_are_told(setup: Setup, process
         {"items": [{"role": "user", "content": "x", "id": "i" * 201}]},
     ):
         refusal(await gate.ask("POST", "/v1/conversations", body), 400, "invalid_request")
+    large = {"metadata": {"k": "v" * METADATA_BODY_BYTES_MAX}}
+    refusal(
+        await gate.ask("POST", f"/v1/conversations/{NEVER['/v1/conversations/{id}']}", large), 413, "body_too_large"
+    )
     refusal(await setup.gate(process, "zero").ask("POST", "/v1/conversations", {}), 400, "unsupported")
     token = (await gate.ask("POST", "/v1/tokens", {"scopes": ["read"]})).json["token"]
     refusal(await Gate(gate.url, gate.pid, token).ask("POST", "/v1/conversations", {}), 403, "forbidden")

@@ -11,6 +11,7 @@ import pytest
 
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord, UserRecord, decode_record
 from stream_fabric.events import Prices
+from stream_fabric.limits import ADMIN_BODY_BYTES_MAX
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
@@ -134,6 +135,13 @@ async def test_only_an_operator_may_call(setup: Setup, method: str, path: str) -
     assert (reply.status, code_of(reply)) == (404, "no_database")
     assert "STREAM_GW_DATABASE_URL" in reply.body.decode()
     assert (await setup.bare.ask(method, path, {}, {"authorization": f"Bearer {setup.tenant}"})).status == 403
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[0] not in ("GET", "DELETE")])
+async def test_a_large_body_is_refused(setup: Setup, method: str, path: str) -> None:
+    """It is decoded on the event loop."""
+    reply = await setup.operator.ask(method, path, {"label": "x" * ADMIN_BODY_BYTES_MAX})
+    assert (reply.status, code_of(reply)) == (413, "body_too_large")
 
 
 async def test_a_database_that_is_away_is_told(setup: Setup) -> None:

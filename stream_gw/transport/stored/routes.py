@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import Send
 
 from stream_fabric.errors import BadRequest
+from stream_fabric.limits import METADATA_BODY_BYTES_MAX
 from stream_fabric.stream.ids import created_ms
 from stream_gw.auth import Principal, Scope, bearer
 from stream_gw.dialects.responses.translate import check_items
@@ -119,7 +120,7 @@ class StoredRoutes:
 
     async def change_conversation(self, request: Request, send: Send) -> None:
         store, who = self._open(request, "create")
-        asked = parse(await request.body(who.tenant), ConversationChange)
+        asked = parse(await request.body(who.tenant, METADATA_BODY_BYTES_MAX), ConversationChange)
         changed = await store.conversations.change(who.tenant, request.path_params["id"], asked.metadata, who.user)
         await request.json(200, changed.body())
 
