@@ -17,6 +17,8 @@ _EXPOSED = ", ".join(
         "x-stream-id",
         "x-stream-epoch",
         "x-request-id",
+        "request-id",
+        "x-served-model",
         "x-structured-output",
         "link",
         "retry-after",

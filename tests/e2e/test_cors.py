@@ -11,7 +11,7 @@ from playwright.async_api import Browser
 
 from stream_gw.transport.cors import CorsPolicy
 from tests.gateway.processes import Running
-from tests.gateway.wire import DONE, Gate, chat, events, refusal
+from tests.gateway.wire import DONE, MODEL, Gate, chat, events, refusal
 
 pytestmark = pytest.mark.platform
 
@@ -93,6 +93,18 @@ async def test_headers_are_there_only_for_requests_of_an_origin(origins: Origins
     assert refusal(unserved, 404, "not_served")["message"].endswith("use /v1/classify with a moderation model")
     assert unserved.headers["access-control-allow-origin"] == origins.allowed, "the page can read what to use instead"
     assert "vary" not in (await gate.ask("GET", "/healthz", None, {"origin": origins.allowed})).headers
+
+
+async def test_a_page_may_read_what_answers_tell_in_headers(origins: Origins) -> None:
+    """Anthropic's SDK reads the id of a request from ``request-id``."""
+    gate, origin = origins.gate, {"origin": origins.allowed}
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hello"}]}
+    reply = await gate.ask("POST", "/v1/messages", body, origin)
+    exposed = reply.headers["access-control-expose-headers"].split(", ")
+    standard = {"content-type", "content-length", "vary"}
+    told = {name for name in reply.headers if not name.startswith("access-control-")} - standard
+    assert "request-id" in told and told <= set(exposed)
+    assert {"x-served-model", "x-budget-warning", "retry-after"} <= set(exposed)
 
 
 @pytest.mark.parametrize("path", [CREATE, "/v1/models", "/v1/streams/x/cancel", "/v1/admin/plans/p", "/v1/moderations"])
