@@ -13,6 +13,7 @@ from stream_gw.dialects.accumulate import Accumulator
 from stream_gw.dialects.anthropic.whole import MessageCollector, TokenCount
 from stream_gw.dialects.base import ends_cleanly
 from stream_gw.dialects.facts import StreamFacts
+from stream_gw.dialects.responses.requests import COUNT
 from stream_gw.dialects.responses.whole import DIALECTS as RESPONSES
 from stream_gw.dialects.responses.whole import ResponseCollector
 from stream_gw.dialects.whole import WHOLE, Document
@@ -101,6 +102,8 @@ class CollectingOutlet:
 
 def _collector(facts: StreamFacts) -> Accumulator | MessageCollector | ResponseCollector | Document:
     """Make what collects the answer in the dialect of its request."""
+    if facts.own_dialect == COUNT:
+        return TokenCount(object="response.input_tokens")
     if facts.kind == "tokenize":
         return TokenCount()
     if facts.kind in WHOLE:

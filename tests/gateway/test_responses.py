@@ -79,6 +79,17 @@ async def test_a_resume_at_every_number_gives_the_rest_and_the_same_response(one
     assert data_of(tail.body) == told[-len(data_of(tail.body)) :] != []
 
 
+async def test_the_tokens_of_an_input_are_those_of_its_response(one: Gate, two: Gate) -> None:
+    first = (await one.ask("POST", PATH, asked(5, 28))).json
+    for more in ({}, {"instructions": "Be brief."}, {"previous_response_id": first["id"], "input": "And lakes?"}):
+        counted = await two.ask("POST", f"{PATH}/input_tokens", {"model": MODEL, "input": "Tell me of rivers.", **more})
+        usage = (await two.ask("POST", PATH, asked(1, 28, **more))).json["usage"]
+        assert counted.json == {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+        assert counted.headers["x-stream-id"].startswith("resp_")
+    missing = await one.ask("POST", f"{PATH}/input_tokens", {"model": MODEL})
+    assert (missing.status, missing.json["error"]["param"]) == (400, "input")
+
+
 @pytest.mark.parametrize("query", ["stream=true", "stream=true&starting_after=0"])
 async def test_an_event_source_that_connects_again_goes_on_after_its_last_event(
     one: Gate, two: Gate, query: str

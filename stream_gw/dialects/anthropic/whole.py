@@ -85,7 +85,11 @@ class _Count(msgspec.Struct):
 
 
 class TokenCount(Document):
-    """Collects the answer of ``count_tokens``."""
+    """Collects the answer of ``count_tokens``. ``more``: fields that another API has beside the number."""
+
+    def __init__(self, **more: str) -> None:
+        super().__init__()
+        self._more = more
 
     def result(self) -> bytes:
         """Return the number of tokens as JSON. Raises EngineFailed when the engine gave none."""
@@ -93,4 +97,4 @@ class TokenCount(Document):
             count = msgspec.json.decode(super().result(), type=_Count).count
         except msgspec.MsgspecError as error:
             raise EngineFailed("the engine answered without the number of tokens") from error
-        return msgspec.json.encode({"input_tokens": count})
+        return msgspec.json.encode({**self._more, "input_tokens": count})

@@ -224,6 +224,11 @@ class OpenResponseEvent(msgspec.Struct, omit_defaults=True):
     event: str = ""
 
 
+class InputTokensAnswer(msgspec.Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseDeleted(msgspec.Struct):
     id: str
     object: Literal["response"]

@@ -14,8 +14,10 @@ from stream_gw.dialects.prompt import chat_prompt
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
 from stream_gw.dialects.responses.tools import chat_tool_choice, chat_tools, own_tools
 from stream_gw.dialects.responses.translate import Json, chat_messages, input_items
+from stream_gw.dialects.whole import count_request
 
 OPENAI, OPEN = "openai.responses", "open.responses"
+COUNT = "openai.input_tokens"
 TOP_LOGPROBS_MAX = 20
 _TOKENS_MAX = 1 << 31
 _TRANSLATED = (
@@ -86,6 +88,10 @@ class Asked(msgspec.Struct, frozen=True):
             dialect=dialect,
             settings=Raw(_encode(settings)),
         )
+
+    def count(self, history: list[Json]) -> CreateRequest:
+        """Return the request that counts the tokens of the prompt. Raises like ``request``."""
+        return msgspec.structs.replace(count_request(_chat(self, history)[0]), dialect=COUNT)
 
 
 def parse_responses(body: bytes, dialect: str = OPENAI) -> CreateRequest:

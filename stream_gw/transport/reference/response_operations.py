@@ -26,7 +26,17 @@ _OPEN = "In the profile of the Open Responses specification: 24 types of events,
 
 def response_operations(create: Errors, one_stream: Errors) -> tuple[Operation, ...]:
     """Return the operations. ``create``, ``one_stream``: errors of every create, and of every stream that exists."""
-    return (*_of("/v1/responses", create, one_stream), *_of("/v1/open/responses", create, one_stream))
+    return (
+        *_of("/v1/responses", create, one_stream),
+        Operation(
+            "post", "/v1/responses/input_tokens", "Responses", "Count the tokens of an input",
+            (Answer(200, "The number of tokens, from the model's own tokenizer.", {JSON: bodies.InputTokensAnswer},
+                    ("X-Stream-Id", "x-ratelimit")),),
+            "create", "A replica of the model counts. Nothing is generated, and no tokens are charged.", (_KEY, _TRACE),
+            body=bodies.ResponsesBody, errors=create,
+        ),
+        *_of("/v1/open/responses", create, one_stream),
+    )  # fmt: skip
 
 
 def _of(base: str, create: Errors, one_stream: Errors) -> tuple[Operation, ...]:

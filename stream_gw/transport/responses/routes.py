@@ -44,7 +44,7 @@ class ResponseRoutes:
 
     def handlers(self) -> dict[str, dict[str, Handler]]:
         """Return the handlers by path and method, for both profiles."""
-        made: dict[str, dict[str, Handler]] = {}
+        made: dict[str, dict[str, Handler]] = {"/v1/responses/input_tokens": {"post": self.count}}
         for base in ("/v1/responses", "/v1/open/responses"):
             made[base] = {"post": self.create}
             made[base + "/{id}"] = {"get": self.read, "delete": self.delete}
@@ -71,6 +71,15 @@ class ResponseRoutes:
         else:
             await self._streams.create_whole(request, who, parsed, stored)
         return None
+
+    async def count(self, request: Request, send: Send) -> None:
+        """Answer with the number of tokens that the prompt of a response would have."""
+        who = self._streams.authenticate(request)
+        body = await request.body(who.tenant)
+        asked = await off_loop(len(body), lambda: read_asked(body))
+        prepared = await with_history(self._gateway.parts.responses, who, asked)
+        history, size = prepared.history, len(body) + prepared.history.size
+        await self._streams.create_whole(request, who, await off_loop(size, lambda: prepared.expanded.count(history)))
 
     async def _create_background(
         self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
