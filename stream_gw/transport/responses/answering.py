@@ -51,14 +51,18 @@ class TurnAnswers:
         refused: StreamGwError | None = None
         lineage: Recent | None = None
         try:
-            lineage = await self._begin(who, turn)
-            await turn.done
-            if turn.steers:
-                turn.required = self._steering.required(turn)
-        except StreamGwError as error:
-            refused = error
-            turn.refuse(error)
-        await self._settle(turn, lineage)
+            try:
+                lineage = await self._begin(who, turn)
+                await turn.done
+                if turn.steers:
+                    turn.required = self._steering.required(turn)
+            except StreamGwError as error:
+                refused = error
+                turn.refuse(error)
+            await self._settle(turn, lineage)
+        finally:  # also after an error that nobody expects: forks of the response wait for it
+            turn.encoder = None
+            turn.settled.set_result(None)
         return refused
 
     async def _begin(self, who: Principal, turn: Turn) -> Recent | None:
@@ -155,21 +159,17 @@ class TurnAnswers:
     async def _settle(self, turn: Turn, lineage: Recent | None) -> None:
         """Remember the response of a turn that has ended, or forget what its failure makes void."""
         socket = self._socket
-        try:
-            if turn.failed:
-                if turn.parent is not None and not turn.carries:  # else the client may still continue it
-                    socket.recent.evict(turn.parent, turn.lane, everywhere=socket.is_open_profile)
-            elif lineage is None or turn.encoder is None:
-                socket.recent.forget(turn.lane)
-            elif socket.is_live:
-                whole = turn.encoder.response()
-                output = await off_loop(len(whole), lambda: msgspec.json.decode(whole, type=_Output).output)
-                packed, size = await pack(output)
-                made = Recent(turn.response, (*lineage.pieces, packed), lineage.size + size)
-                socket.recent.keep(turn.lane, made)
-        finally:
-            turn.encoder = None
-            turn.settled.set_result(None)
+        if turn.failed:
+            if turn.parent is not None and not turn.carries:  # else the client may still continue it
+                socket.recent.evict(turn.parent, turn.lane, everywhere=socket.is_open_profile)
+        elif lineage is None or turn.encoder is None:
+            socket.recent.forget(turn.lane)
+        elif socket.is_live:
+            whole = turn.encoder.response()
+            output = await off_loop(len(whole), lambda: msgspec.json.decode(whole, type=_Output).output)
+            packed, size = await pack(output)
+            made = Recent(turn.response, (*lineage.pieces, packed), lineage.size + size)
+            socket.recent.keep(turn.lane, made)
 
 
 def inherited(asked: Asked) -> bytes:

@@ -272,6 +272,28 @@ async def test_a_fork_waits_until_its_parent_is_remembered(redis_client: RedisCl
         assert [event["type"] for event in wire.sent][-1] == "response.completed"
 
 
+async def test_a_fork_does_not_wait_for_a_parent_that_failed_unexpectedly(
+    redis_client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_process(redis_client) as world:
+        socket = socket_on(Wire(), world.gateway.bodies, world.gateway.histories)
+        session = ResponsesSession(socket, world.gateway, lambda trace, error: None)
+
+        def broken(steering: SocketSteering, turn: Turn) -> None:
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(SocketSteering, "required", broken)
+        session.take(create(world, stream_id="parent"))
+        parent = socket.lanes.running["parent"]
+        await eventually(lambda: parent.response, "the parent to have an id")
+        assert SocketSteering(socket, world.gateway).receive(WHO, Steer(parent.response, msgspec.Raw(b'"more"')))
+        session.take(create(world, generate=False, stream_id="fork", previous_response_id=parent.response))
+        parent.end("completed")  # in the same turn of the loop: the fork looks before the parent's task goes on
+        async with asyncio.timeout(10):
+            await session.wait_for_tasks()
+        assert socket.close_code == 1011
+
+
 # --- steering -----------------------------------------------------------------------------------------------------
 
 
