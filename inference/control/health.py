@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stream_fabric.errors import FabricError
+from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.ports import Pools, Random
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 _CLAIM = ReplicaId("(health)")
+_AT_ONCE_MAX = 256
+"""Concurrent reads of pools."""
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):
@@ -128,6 +130,7 @@ class Health:
         self._on_stuck = on_stuck
         self._pools = pools
         self._state = HealthState(policy)
+        self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
 
     async def run(self) -> None:
         while True:
@@ -136,40 +139,63 @@ class Health:
             try:
                 await self._drain_stuck()
             except FabricError as error:
-                log.warning("stuck replicas not looked for, retrying: error=%s", error)
+                log.warning("stuck replicas not looked for in all pools, retrying: error=%s", error)
 
     async def _drain_stuck(self) -> None:
-        fleet = {pool: await self._pools.replicas(pool) for pool in await self._pools.pools()}
-        policy = self._state.policy
+        """Look at all pools, and drain their stuck replicas.
+
+        Raises the FabricError of a pool that does not answer, after the others were looked at.
+        """
+        names = await self._pools.pools()
+        read = await asyncio.gather(*map(self._read, names), return_exceptions=True)
+        fleet = {pool: infos for pool, infos in zip(names, read, strict=True) if not isinstance(infos, BaseException)}
+        failures = [infos for infos in read if isinstance(infos, BaseException)]
         for stuck in self._state.find_stuck(fleet, asyncio.get_running_loop().time()):
-            # Another controller may have drained a replica that has not reported it yet
-            if not await self._pools.claim_recovery(stuck.pool, _CLAIM, policy.rest_s, self._random.token_hex(4)):
-                continue
-            await self._pools.request_state(stuck.pool, stuck.replica, "draining", "health")
-            self._on_stuck()
-            if self._fleet_events is not None:
-                self._fleet_events.report(
-                    "drain",
-                    pool=stuck.pool,
-                    replica=stuck.replica,
-                    reason="its requests wait far longer than those of its peers",
-                    asked_by="health",
-                    figures={
-                        "queue_p99_ms": round(stuck.queue_p99_ms, 1),
-                        "median_ms": round(stuck.median_ms, 1),
-                        "peers": stuck.peers,
-                        "ratio": policy.ratio,
-                        "floor_ms": policy.floor_ms,
-                    },
-                )
-            log.warning(
-                "replica drained, its requests wait too long: pool=%s replica=%s queue_p99_ms=%.0f median_ms=%.0f "
-                "peers=%d ratio_max=%g floor_ms=%.0f",
-                stuck.pool,
-                stuck.replica,
-                stuck.queue_p99_ms,
-                stuck.median_ms,
-                stuck.peers,
-                policy.ratio,
-                policy.floor_ms,
+            try:
+                await self._drain(stuck)
+            except FabricError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _read(self, pool: str) -> list[ReplicaInfo]:
+        """Read the replicas of a pool. Raises FabricError, also for one that does not answer before the next look."""
+        try:
+            async with self._slots, asyncio.timeout(LOOK_EVERY_S):
+                return await self._pools.replicas(pool)
+        except TimeoutError:
+            raise FabricUnavailable(f"pool {pool} did not answer in {LOOK_EVERY_S:g} s") from None
+
+    async def _drain(self, stuck: Stuck) -> None:
+        policy = self._state.policy
+        # Another controller may have drained a replica that has not reported it yet
+        if not await self._pools.claim_recovery(stuck.pool, _CLAIM, policy.rest_s, self._random.token_hex(4)):
+            return
+        await self._pools.request_state(stuck.pool, stuck.replica, "draining", "health")
+        self._on_stuck()
+        if self._fleet_events is not None:
+            self._fleet_events.report(
+                "drain",
+                pool=stuck.pool,
+                replica=stuck.replica,
+                reason="its requests wait far longer than those of its peers",
+                asked_by="health",
+                figures={
+                    "queue_p99_ms": round(stuck.queue_p99_ms, 1),
+                    "median_ms": round(stuck.median_ms, 1),
+                    "peers": stuck.peers,
+                    "ratio": policy.ratio,
+                    "floor_ms": policy.floor_ms,
+                },
             )
+        log.warning(
+            "replica drained, its requests wait too long: pool=%s replica=%s queue_p99_ms=%.0f median_ms=%.0f "
+            "peers=%d ratio_max=%g floor_ms=%.0f",
+            stuck.pool,
+            stuck.replica,
+            stuck.queue_p99_ms,
+            stuck.median_ms,
+            stuck.peers,
+            policy.ratio,
+            policy.floor_ms,
+        )

@@ -14,6 +14,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from inference.control.health import Health, HealthPolicy, HealthState, Stuck
+from stream_fabric.errors import FabricUnavailable
+from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -25,6 +27,7 @@ from tests.gateway.processes import Process, need_redis
 from tests.gateway.wire import DONE, Gate, chat, events, tokens_of_chunks
 from tests.support.events import Heard, SetClock
 from tests.support.redis import RedisServer
+from tests.support.virtual import on_virtual_time
 from tests.support.waiting import eventually
 
 POLICY = HealthPolicy(looks=3)
@@ -194,6 +197,41 @@ def test_a_drain_is_always_earned_and_never_takes_too_much(
             drained_at, drains = now, drains + 1
         before = slow if may else set()
     event(f"{drains} drains")
+
+
+# --- pools that do not answer ------------------------------------------------------------------------------------
+
+
+class PoolsInPart:
+    """A pool with a stuck replica, one whose shard is silent, and one whose shard refuses connections."""
+
+    def __init__(self) -> None:
+        self.requested: list[tuple[str, ReplicaId, str]] = []
+
+    async def pools(self) -> list[str]:
+        return ["refusing", "silent", "works"]
+
+    async def replicas(self, pool: str) -> list[ReplicaInfo]:
+        if pool == "works":
+            return [*FINE, STUCK]
+        if pool == "silent":
+            await asyncio.sleep(COMMAND_TIMEOUT_S)
+        raise FabricUnavailable("Redis is away")
+
+    async def claim_recovery(self, pool: str, replica: ReplicaId, ttl_s: float, nonce: str) -> bool:
+        return True
+
+    async def request_state(self, pool: str, replica: ReplicaId, state: str, asked_by: str) -> None:
+        self.requested.append((pool, replica, state))
+
+
+@on_virtual_time
+async def test_a_stuck_replica_is_drained_while_the_shards_of_other_pools_are_away() -> None:
+    pools: Any = PoolsInPart()
+    looking = asyncio.create_task(Health(pools, HealthPolicy(), HostRandom()).run())
+    await asyncio.sleep(15)
+    assert pools.requested == [("works", STUCK.replica, "draining")] and not looking.done()
+    looking.cancel()
 
 
 # --- on Redis --------------------------------------------------------------------------------------------------
