@@ -95,13 +95,19 @@ class ResponseUpkeep:
 
     async def _each_shard(self, queue: Queue, work: Callable[[Sequence[DueResponse]], Awaitable[None]]) -> bool:
         held, full = self._records.held, False
+        failure: FabricError | None = None
         for shard in range(held.shards):
-            due = await held.due(shard, queue)
-            full |= len(due) >= RESPONSES_DUE_MAX
-            if due:
-                await work(due)
+            try:
+                due = await held.due(shard, queue)
+                full |= len(due) >= RESPONSES_DUE_MAX
+                if due:
+                    await work(due)
+            except FabricError as error:  # the other shards may answer
+                failure = failure or error
             if self._database_away:
                 break  # the others are not taken, so that they come as soon as it is back
+        if failure is not None:
+            raise failure
         return full
 
     async def _look(self, due: Sequence[DueResponse]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from stream_fabric.accounts.records import PlanRecord
-from stream_fabric.errors import Unsupported
+from stream_fabric.accounts.stored import DueResponse, Queue
+from stream_fabric.errors import FabricUnavailable, Unsupported
 from stream_fabric.limits import RETENTION_S
 from stream_fabric.stream.frames import Close, Delta, End, ErrorInfo, Open, Usage
 from stream_fabric.stream.ids import StreamId
@@ -101,6 +103,31 @@ async def test_redis_keeps_what_the_database_does_not_take(platform: Platform, o
     await eventually(lambda: back.is_saved(response))
     assert await platform.client.execute(0, "PTTL", key) <= 1000
     assert await back.held.unsaved() == 0
+
+
+async def test_responses_are_stored_while_the_shards_of_other_tenants_are_away(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    response, due = await gateway.stored(), gateway.held.due
+    name = prefix_of(ACME)
+    shard = int(name[name.index("rsp") + 3 : name.index("}")])
+    assert shard > 0, "another one is read before it"
+
+    async def away(asked: int, queue: Queue) -> Sequence[DueResponse]:
+        if asked != shard:
+            raise FabricUnavailable("Redis is away")
+        return await due(asked, queue)
+
+    monkeypatch.setattr(gateway.held, "due", away)
+
+    async def is_saved() -> bool:
+        for job in (gateway.upkeep.look, gateway.upkeep.save):
+            with pytest.raises(FabricUnavailable):
+                await job()
+        assert gateway.rows is not None
+        return await gateway.rows.find(ACME, response) is not None
+
+    await eventually(is_saved, "the response to be in the database", 10.0)
 
 
 async def test_a_gateway_counts_what_waits_for_the_database_also_without_one(open_gateway: Opener) -> None:
