@@ -314,7 +314,7 @@ class Requests:
         """
         self._pump.stop_retries()
         for stream in self._streams.running.values():
-            stream.producer.stopped = True
+            stream.producer.stopped = stream.closed = True  # closed: it asks for no budget, and takes no output
 
     async def _create_again(self, stream: RunningStream) -> None:
         """Create a stream that the log has lost, in the same epoch, and append every frame again."""

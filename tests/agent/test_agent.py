@@ -663,6 +663,19 @@ async def test_a_drain_ends_while_the_fabric_is_away(redis_url: str) -> None:
             assert (await bench.end(stream)).status == "failed", "the log has it until here; its recovery ends it"
 
 
+async def test_a_stream_that_runs_after_the_drain_takes_no_output(redis_url: str) -> None:
+    """One that arrives after the handover still runs then. It would append, and ask for its budget, until Redis is
+    back."""
+    async with running(redis_url, lease_ttl_s=0.5) as (bench, _):
+        name = await bench.ask()
+        await eventually(lambda: _above(bench, name, 3), "tokens")
+        stream = bench.agent.running[name]
+        bench.agent._requests.stop_retries()
+        last = stream.producer.last
+        stream.text(0, "more")
+        assert stream.closed and stream.producer.last == last
+
+
 async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Before the reapers, who have waited for it too, take the replica for dead."""
     async with (
