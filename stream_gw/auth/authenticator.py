@@ -9,6 +9,7 @@ import msgspec
 
 from stream_fabric.accounts.records import Scope
 from stream_fabric.errors import BadRequest, Forbidden, KeyRevoked, StreamGwError, Unauthenticated, UserSuspended
+from stream_fabric.limits import USER_CHARS_MAX
 from stream_fabric.stream.ids import StreamId, TenantId, UserId, is_stream_id
 from stream_gw.auth.keys import KeyStore
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
@@ -26,12 +27,12 @@ class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     scopes: Annotated[list[Scope], msgspec.Meta(max_length=_SCOPES_MAX)] = msgspec.field(
         default_factory=lambda: sorted(ALL_SCOPES)
     )
-    user: str | None = None
+    user: Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "maxLength": USER_CHARS_MAX})] | None = None
     models: Annotated[list[str], msgspec.Meta(max_length=_MODELS_MAX)] | None = None
     stream: str | None = None
     """The only stream that the token may read, and nothing else; ``scopes`` must be ``["read"]``."""
     expires_in_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": TOKEN_S_MAX})] = 3600
-    """Seconds that the token is valid. Checked in ``mint``, with an error that names the field."""
+    """Seconds that the token is valid. Checked in ``mint`` as ``user`` is, with an error that names the field."""
 
 
 class Authenticator:
@@ -108,6 +109,8 @@ class Authenticator:
             raise BadRequest(
                 f"expires_in_s must be 1 to {TOKEN_S_MAX}, got {request.expires_in_s}", param="expires_in_s"
             )
+        if request.user is not None and not 1 <= len(request.user) <= USER_CHARS_MAX:
+            raise BadRequest(f"user must have 1 to {USER_CHARS_MAX} characters, got {len(request.user)}", param="user")
         for scope in request.scopes:
             owner.require(scope)
         _check_stream(request)
@@ -133,6 +136,8 @@ class Authenticator:
             return None
         if claims.exp <= now:
             raise Unauthenticated("the capability token has expired; mint another")
+        if claims.user == "":  # of an earlier release: checks that compare users would take it for no user
+            raise Unauthenticated("the capability token names an empty user; mint another")
         tenant, use = TenantId(claims.tenant), None if claims.key is None else KeyUse(claims.key, claims.gen)
         if use is not None and not self.keys.is_valid(tenant, use, now):
             raise KeyRevoked("the API key that minted this capability token is revoked or has expired")

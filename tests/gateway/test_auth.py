@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stream_fabric.errors import BadRequest, Forbidden, Unauthenticated
 from stream_fabric.events import Prices
-from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX
+from stream_fabric.limits import CONTENT_BYTES, CONTENT_BYTES_MAX, USER_CHARS_MAX
 from stream_fabric.process.host import HostRandom
 from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth import (
@@ -32,7 +32,7 @@ from stream_gw.auth import (
     read_keys_file,
     tokens,
 )
-from stream_gw.auth.tokens import TokenSigner
+from stream_gw.auth.tokens import Claims, TokenSigner
 
 SECRET = b"sixteen bytes at least"
 NOW = 1_800_000_000.0
@@ -197,6 +197,20 @@ def test_a_minted_token_carries_the_requested_rights(authenticator: Authenticato
         who.require("create")
     assert who.may_use("m1")
     assert not who.may_use("m2")
+
+
+@pytest.mark.parametrize("user", ["", "u" * (USER_CHARS_MAX + 1)])
+def test_a_token_names_a_user_of_a_fit_length(authenticator: Authenticator, user: str) -> None:
+    with pytest.raises(BadRequest, match=f"1 to {USER_CHARS_MAX}"):
+        authenticator.mint(OWNER, TokenRequest(user=user), NOW)
+    authenticator.mint(OWNER, TokenRequest(user="u" * USER_CHARS_MAX), NOW)
+
+
+def test_a_token_of_an_empty_user_is_refused(authenticator: Authenticator) -> None:
+    """Earlier releases minted it. Its holder read the usage, the limits and the chats of the whole tenant."""
+    token = TokenSigner(SECRET).sign(Claims("acme", ["read"], int(NOW) + 60, ""))
+    with pytest.raises(Unauthenticated, match="empty user"):
+        authenticator.authenticate(token, NOW)
 
 
 def test_a_token_ends_at_its_second(authenticator: Authenticator) -> None:
