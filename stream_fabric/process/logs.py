@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from pythonjsonlogger.core import LogData
 from pythonjsonlogger.json import JsonFormatter
@@ -18,12 +18,17 @@ Format = Literal["auto", "json", "text"]
 Level = Literal["debug", "info", "warning", "error"]
 
 _OUR_PACKAGES = ("stream_fabric", "stream_gw", "inference", "telemetry")
+_LINE_CHARS_MAX = 4000
+"""Longest line of a value; the rest is cut. A traceback has many lines, and keeps its end."""
+# Each pattern takes linear time for any text: what it scans from one start holds no other start. Messages of clients
+# get into logs, and a log is written on the event loop.
 _SECRETS = (
-    (re.compile(r"\b(sk-)[\w-]+"), r"\1…"),
+    (re.compile(r"\b(sk-|sgw_[^\W_]+_)[\w-]+"), r"\1…"),
+    (re.compile(r"\b(cap_)[\w.-]{32,}"), r"\1…"),
     (re.compile(r"(?i)\b(bearer)[ .]+[\w.~+/=-]+"), r"\1 …"),
-    (re.compile(r"(://[^:/@\s]*:)[^@\s]+@"), r"\1…@"),
+    (re.compile(r"(://[^:/@\s]*:)(?:(?!://)[^@\s])++@"), r"\1…@"),
     (
-        re.compile(r"(?i)\b((?:[\w-]*(?:password|secret|token|api[_-]?key))[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}"),
+        re.compile(r"(?i)((?:password|secret|token|api[_-]?key)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}"),
         r"\1…",
     ),
 )
@@ -34,6 +39,20 @@ def without_secrets(text: str) -> str:
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _bounded(text: str, line_chars_max: int) -> str:
+    if len(text) <= line_chars_max:
+        return text
+    lines = text.split("\n")
+    return "\n".join(line if len(line) <= line_chars_max else line[:line_chars_max] + "…" for line in lines)
+
+
+def _value(value: Any) -> Any:
+    """Return a field's value as it is logged. A secret is redacted before the cut, which could leave half of it."""
+    if not isinstance(value, str):
+        return value
+    return _bounded(without_secrets(_bounded(value, 3 * _LINE_CHARS_MAX)), _LINE_CHARS_MAX)
 
 
 class _JSONLines(JsonFormatter):
@@ -54,7 +73,7 @@ class _JSONLines(JsonFormatter):
         log_data["level"] = log_data["level"].lower()
 
     def process_log_record(self, log_data: LogData) -> LogData:
-        return {key: without_secrets(value) if isinstance(value, str) else value for key, value in log_data.items()}
+        return {key: _value(value) for key, value in log_data.items()}
 
 
 class _TextLines(_JSONLines):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +40,16 @@ except ValueError:
 """
 
 
+SAYS_MUCH = """
+import logging, sys
+from stream_fabric.process.logs import configure
+configure(*sys.argv[1:])
+try:
+    raise ValueError("a\\n" * 5000 + "the end")
+except ValueError:
+    field = "y" * 3990 + "/sk-" + "a" * 40 + "/" + "z" * 9000
+    logging.getLogger("stream_gw.a").exception("x" * 100_000, extra={"field": field})
+"""
 LEVELS = """
 import logging, sys
 from stream_fabric.process.logs import configure
@@ -119,12 +130,44 @@ def test_every_role_has_a_log_level(role: type[FabricSettings]) -> None:
         ("rediss://:pw@h:1/0?ca=x", "rediss://:…@h:1/0?ca=x"),
         ('{"api_key": "abcd1234", "tokens": 12}', '{"api_key": "…", "tokens": 12}'),
         ("password=hunter2&user=x", "password=…&user=x"),
+        ("db_password = 'hunter2'", "db_password = '…'"),
+        ("x" * 100 + "-secret=hunter2", "x" * 100 + "-secret=…"),
+        ("key sgw_0a1b2c_dGhl-c2Vj_cmV0 of acme", "key sgw_0a1b2c_… of acme"),
+        ("of key sgw_0a1b2c", "of key sgw_0a1b2c"),
+        ("sent cap_eyJhbGciOiJIUzI1NiJ9.eyJ0ZW5hbnQiOiJhIn0.c2ln-X_0", "sent cap_…"),
+        ("without cap_net_bind_service", "without cap_net_bind_service"),
+        ("http://a/b redis://u:pa:ss/w@h", "http://a/b redis://u:…@h"),
         ("the next token came after 12345 ms", "the next token came after 12345 ms"),
         ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
     ],
 )
 def test_secrets_are_taken_out(text: str, clean: str) -> None:
     assert without_secrets(text) == clean
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "a-", "://", "://a:", "://a:b@", "password", "token ", "token=", "token = ", "api_", "sk-", "sgw_", "sgw_a_",
+     "cap_", "cap_a.", "bearer ", "bearer.", ".", " ", "token" + 50 * " ", "\n"],
+)  # fmt: skip
+def test_the_search_for_secrets_takes_linear_time(piece: str) -> None:
+    """A log is written on the event loop, and clients get text into it: 4,000 characters took 0.5 s."""
+
+    def process_time_s(text: str) -> float:
+        begun = time.process_time()
+        without_secrets(text)
+        return time.process_time() - begun
+
+    plain = min(process_time_s("the cat sat on the mat, " * 4000) for _ in range(3))
+    hostile = min(process_time_s((piece * 100_000)[:100_000]) for _ in range(3))
+    assert hostile < 20 * plain
+
+
+def test_a_long_line_is_cut_and_a_traceback_keeps_its_end() -> None:
+    (line,) = map(json.loads, run(SAYS_MUCH, "json"))
+    assert line["event"] == "x" * 4000 + "…"
+    assert line["field"] == "y" * 3990 + "/sk-…/zzzz…", "redacted before it is cut"
+    assert line["exception"].startswith("Traceback") and line["exception"].endswith("a\nthe end")
 
 
 async def test_a_gateway_logs_its_requests_and_not_what_they_say(observed: Observed) -> None:
