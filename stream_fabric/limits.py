@@ -84,6 +84,7 @@ CHAT_TTL_S: Final = 4 * 3600  # time that a chat id leads to its newest stream; 
 CHAT_READ_S: Final = 20  # the same once a reader got the stream's end: pages that reload in this moment lose nothing
 CHAT_BEFORE_BYTES_MAX: Final = 256 << 10  # message that a stream continues, kept for replays; over: not kept
 PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
+INPUT_BYTES_MAX: Final = 1 << 20  # one input of a running stream, with its images; over: 413
 INPUTS_MAX: Final = 100  # inputs of one stream, each of which begins another answer; over: 429
 INPUTS_PENDING_MAX: Final = 16  # inputs of one stream that wait until the producer takes them; over: 429
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429
@@ -250,7 +251,7 @@ assert CHOICES_MAX <= PROMPT_CHOICES_MAX < 256, "the simulator draws a choice's 
 assert BODY_BYTES_MAX * 8 <= TENANT_REQUEST_BYTES_MAX < REQUEST_BYTES_MAX, "one tenant must not fill a pool"
 assert BODY_BYTES_MAX * 8 <= TENANT_BODIES_BYTES_MAX < BODIES_BYTES_MAX, "one tenant must not fill a gateway"
 assert EXPIRY_EVERY_S * 2 < LIVE_TTL_S
-assert INPUTS_PENDING_MAX < INPUTS_MAX
+assert INPUTS_PENDING_MAX < INPUTS_MAX and INPUT_BYTES_MAX < INPUTS_BYTES_MAX
 assert FLUSH_BYTES_MAX < FRAME_BYTES_MAX
 assert OUTBOX_BYTES_LOW < OUTBOX_BYTES_MAX
 assert LEASE_RENEW_S * 2 < LEASE_TTL_S, "one lost renewal must not kill a lease"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from starlette.types import Send
 
 from stream_fabric.errors import BadRequest, StreamGwError, Unauthenticated
+from stream_fabric.limits import INPUT_BYTES_MAX
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
@@ -255,8 +256,9 @@ class StreamRoutes:
 
     async def input(self, request: Request, send: Send) -> None:
         who = self.authenticate(request)
-        body = parse(await request.body(who.tenant), InputBody)
-        result = await self._gateway.inputs.add(who, request.path_params["id"], body.id, body.item)
+        body = await request.body(who.tenant, INPUT_BYTES_MAX)
+        asked = await off_loop(len(body), lambda: parse(body, InputBody))
+        result = await self._gateway.inputs.add(who, request.path_params["id"], asked.id, asked.item)
         await request.json(202 if result != "terminal" else 409, {"result": result})
 
     async def running(self, request: Request, send: Send) -> None:

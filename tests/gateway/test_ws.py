@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from stream_fabric.errors import Draining, FabricUnavailable
 from stream_fabric.limits import (
     IDEMPOTENCY_KEY_CHARS_MAX,
+    INPUT_BYTES_MAX,
     JSON_DEPTH_MAX,
     OUTBOX_BYTES_MAX,
     PAGE_ENTRIES_MAX,
@@ -300,6 +301,10 @@ async def test_an_input_is_a_users_message_as_over_http(one: Gate) -> None:
         deeper = '{"a":' * (JSON_DEPTH_MAX + 1) + "1" + "}" * (JSON_DEPTH_MAX + 1)
         await socket.connection.send(f'{{"t":"input","id":"i2","stream":"{stream}","item":{deeper}}}')
         assert (await socket.until_t("error", id="i2"))["code"] == "json_too_deep"
+        await socket.send("input", id="i3", stream=stream, item="x" * INPUT_BYTES_MAX)
+        assert (await socket.until_t("error", id="i3"))["code"] == "body_too_large"
+    large = {"id": "i4", "item": "x" * INPUT_BYTES_MAX}
+    refusal(await one.ask("POST", f"/v1/streams/{stream}/input", large), 413, "body_too_large")
     await one.cancel(stream)
 
 

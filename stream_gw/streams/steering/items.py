@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, InvalidInput, StreamGwError
+from stream_fabric.errors import BadRequest, BodyTooLarge, InvalidInput, StreamGwError
 from stream_fabric.json_bounds import check_depth
-from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, INPUT_BYTES_MAX
 from stream_gw.dialects.responses.translate import Json, chat_messages
 
 _CHAT_PARTS = ("text", "image_url", "input_audio")
@@ -22,7 +22,9 @@ def check_input_id(input_id: str) -> None:
 
 
 def read_item(raw: bytes) -> str | Json:
-    """Decode an item. Raises TooDeep or BadRequest."""
+    """Decode an item. Raises BodyTooLarge, TooDeep or BadRequest."""
+    if len(raw) > INPUT_BYTES_MAX:
+        raise BodyTooLarge(f"the item has {len(raw)} bytes; the limit is {INPUT_BYTES_MAX}", param="item")
     check_depth(raw)
     try:
         return _items.decode(raw)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stream_fabric.errors import FabricError, InvalidInput, StreamGwError
-from stream_fabric.limits import INPUTS_BYTES_MAX, INPUTS_PENDING_MAX, MESSAGES_MAX
+from stream_fabric.limits import INPUT_BYTES_MAX, INPUTS_BYTES_MAX, INPUTS_PENDING_MAX, MESSAGES_MAX
 from stream_gw.auth import Principal
 from stream_gw.dialects.responses.client_events import Steer
 from stream_gw.streams.gateway import Gateway
@@ -213,6 +213,8 @@ def _size(raw: msgspec.Raw) -> int:
 
 def _items(raw: msgspec.Raw) -> list[dict[str, Any]]:
     """Return the input of a ``response.steer`` as items of a request. Raises SteerRefused."""
+    if _size(raw) > INPUT_BYTES_MAX:
+        raise SteerRefused("invalid_input", f"input has {_size(raw)} bytes, and the limit is {INPUT_BYTES_MAX}")
     value = msgspec.json.decode(raw)
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not given:

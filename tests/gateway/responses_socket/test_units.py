@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stream_fabric.errors import StreamGwError
 from stream_fabric.limits import (
+    INPUT_BYTES_MAX,
     INPUTS_BYTES_MAX,
     MESSAGES_MAX,
     RESPONSE_LANES_MAX,
@@ -341,8 +342,9 @@ async def test_inputs_of_a_socket_are_bounded_together(redis_client: RedisClient
         socket = socket_on(wire, world.gateway.bodies)
         steering = SocketSteering(socket, world.gateway)
         one, two = steered(socket, "a"), steered(socket, "b")
-        large = msgspec.Raw(b'"%b"' % (b"x" * (INPUTS_BYTES_MAX // 2)))
-        assert steering.receive(WHO, Steer(one.response, large)) is one
+        large = msgspec.Raw(b'"%b"' % (b"x" * (INPUT_BYTES_MAX - 2)))
+        for _ in range(INPUTS_BYTES_MAX // INPUT_BYTES_MAX):
+            assert steering.receive(WHO, Steer(one.response, large)) is one
         assert steering.receive(WHO, Steer(two.response, large)) is None
         assert wire.sent[-1]["error"]["code"] == "too_many_pending_steers"
         one.end("incomplete")
@@ -355,3 +357,6 @@ async def test_inputs_of_a_socket_are_bounded_together(redis_client: RedisClient
         many = msgspec.Raw(msgspec.json.encode(["x"] * (MESSAGES_MAX + 1)))
         assert steering.receive(WHO, Steer(two.response, many)) is None
         assert wire.sent[-1]["error"]["code"] == "invalid_input"
+        larger = msgspec.Raw(b'"%b"' % (b"x" * (INPUT_BYTES_MAX - 1)))
+        assert steering.receive(WHO, Steer(steered(socket, "c").response, larger)) is None
+        assert str(INPUT_BYTES_MAX) in wire.sent[-1]["error"]["message"]
