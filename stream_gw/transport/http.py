@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError
+from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError, Unsupported
 from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
 from stream_fabric.ports import Clock, Random
@@ -25,6 +25,7 @@ from stream_gw.streams.body_bytes import BodyBytes
 from stream_gw.transport.connection import CONNECTION, RESPONSE, EdgeHttp
 
 JSON = (b"content-type", b"application/json")
+_COMPRESSIONS = (b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress")
 _T = TypeVar("_T")
 _OPERATOR = TenantId("")
 """Stands for the callers of the admin API."""
@@ -87,8 +88,12 @@ class Request:
 
         ``bytes_max``: a small limit for a body that is decoded on the event loop.
 
-        Raises BadRequest, RequestTimeout, and BodyTooLarge, TooMany or GatewayFull before reading over a limit.
+        Raises BadRequest, RequestTimeout, and BodyTooLarge, TooMany or GatewayFull before reading over a limit;
+        Unsupported for a compressed body, which could be far larger than it arrives.
         """
+        coding = self.headers.get(b"content-encoding", b"").strip().lower()
+        if coding in _COMPRESSIONS:
+            raise Unsupported(f"the body is compressed with {coding.decode()}; send it without Content-Encoding")
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > bytes_max:
             raise BodyTooLarge(f"the body has {int(declared)} bytes; the limit is {bytes_max}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -167,6 +168,14 @@ async def test_an_input_that_is_none(gate: Gate, body: Any, code: str) -> None:
     stream = await gate.background(2000)
     refusal(await gate.ask("POST", f"/v1/streams/{stream}/input", body), 400, code)
     await gate.cancel(stream)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/tokens"])
+async def test_a_compressed_body_is_refused_as_such(gate: Gate, path: str) -> None:
+    reply = await gate.ask("POST", path, gzip.compress(json.dumps(chat(1)).encode()), {"content-encoding": "GZIP"})
+    assert "compressed with gzip" in refusal(reply, 400, "unsupported")["message"]
+    plain = {**chat(1), "stream": False}
+    assert (await gate.ask("POST", CHAT, plain, {"content-encoding": "identity"})).status == 200
 
 
 async def test_a_body_too_large_is_refused_by_its_length_alone(gate: Gate) -> None:
