@@ -116,6 +116,14 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ("spare_sigmas must be 0 or more", self.spare_sigmas >= 0),
             ("steps must be from 0 to 1", all(0 <= step <= 1 for step in self._step_shares)),
             ("times must be 0 or more", all(time_s >= 0 for time_s in self._times)),
+            # A plan holds these as JSON, which has no infinity: nobody could read it, and the pool would have no plan
+            (
+                "objectives, marks, shift_backlog_s and cold_start_s must be finite",
+                math.isfinite(
+                    sum((self.ttft_objective_s, self.itl_objective_s, self.overflow_s, self.cold_start_s))
+                    + sum(self._marks_by_tier().values())
+                ),
+            ),
             (
                 "marks other than 0 must rise: shed_free_s <= shed_batch_s <= shed_standard_s <= shed_interactive_s",
                 sorted(self._reject_marks) == self._reject_marks,
