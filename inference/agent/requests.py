@@ -36,6 +36,7 @@ from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
 from stream_fabric.pool.records import Arrival, EngineRequest
 from stream_fabric.ports import Engine, FrameSink
+from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.stream.frames import ErrorInfo, Note
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from stream_fabric.stream.log import CreateCode, Head, Unwatched
@@ -44,7 +45,7 @@ from stream_fabric.stream.producer import Outcome
 log = logging.getLogger(__name__)
 
 INBOX_BLOCK_S = 1.0
-_INBOX_RETRY_S = 0.05
+_INBOX_RETRY = BackoffPolicy(0.05, 0.5)
 _READERS_RETURN_S = 30.0
 """Minimum time for readers to come back whose gateway died, whatever the stream's own grace period."""
 _TIMER_EARLY_S = 0.01
@@ -75,6 +76,7 @@ class Requests:
         self._engine = engine
         self._log = ports.log
         self._inbox = ports.inbox
+        self._inbox_retry = Backoff(_INBOX_RETRY, ports.random)
         self._clock = ports.clock
         self._status = status
         self._lease = lease
@@ -106,12 +108,13 @@ class Requests:
         while True:
             try:
                 arrivals = await self._inbox.read(INBOX_BLOCK_S, done)
+                self._inbox_retry.reset()
                 for arrival in arrivals:
                     self._start(arrival)
                 done = [(arrival.entry, arrival.stream) for arrival in arrivals]
             except FabricError as error:
                 log.warning("read of the inbox failed, retrying: error=%s", error)
-                await asyncio.sleep(_INBOX_RETRY_S)
+                await asyncio.sleep(self._inbox_retry.next_s())
 
     # --- start ---------------------------------------------------------------------------------------------
 

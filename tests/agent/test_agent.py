@@ -690,6 +690,24 @@ async def test_a_lease_is_renewed_right_after_an_outage(redis_url: str, caplog: 
         await eventually(lambda: _alive(bench), "the lease", SEEN_DEAD_S)
 
 
+async def test_an_agent_asks_and_logs_seldom_while_redis_is_away(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each look at the inbox is a connection and a line of the log, on every replica of the fleet."""
+    async with (
+        Proxy.before(RedisUrl.parse(redis_url).addresses[0].port) as proxy,
+        running(redis_url, proxy=proxy) as (bench, _),
+    ):
+        proxy.refuse = True
+        proxy.cut_all()
+        cut_at = asyncio.get_running_loop().time()
+        await eventually(lambda: asyncio.get_running_loop().time() - cut_at > 2.0)
+        assert 1 <= caplog.text.count("read of the inbox failed") <= 15
+        proxy.refuse = False
+        end = await bench.end(await bench.ask(max_tokens=3))
+        assert end.status == "completed"
+
+
 async def _alive(bench: Bench) -> bool:
     return not await bench.pools.expired(bench.pool)
 
