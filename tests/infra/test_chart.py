@@ -131,6 +131,11 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["gateway.settings.TOKEN_SECRET=abc"], "TOKEN_SECRET"),
         (["gateway.settings.queue=1"], "queue"),
         (["gateway.autoscaling.min=0"], "min"),
+        (["gateway.autoscaling.min=30"], "gateway.autoscaling: min (30) must be at most max (20)"),
+        (["pools[0].min=41"], "pools: qwen3-8b: min (41) must be at most max (40)"),
+        (["pools[1].name=qwen3-8b"], "pools: qwen3-8b: another pool's objects"),
+        (["pools[1].name=qwen3.8b"], "pools: qwen3.8b: another pool's objects are named llm-stream-gw-pool-qwen3-8b"),
+        (["ingress.host=https://llm.example.org"], "host"),
         (["gateway.corsOrigins={https://chat.example/path}"], "corsOrigins"),
         (["poolDefaults.engine=magic"], "'vllm'"),
         (["autoscaling.matchers=namespace=llm"], "matchers"),
@@ -409,6 +414,12 @@ def test_operators_come_in_by_the_ingress_only_where_that_is_said() -> None:
 
     assert paths() == ["/v1", "/static"]
     assert paths("--set", "ingress.paths={/v1,/static,/ops}") == ["/v1", "/static", "/ops"]
+
+
+def test_an_ingress_may_serve_every_name_of_a_domain() -> None:
+    (one,) = of_kind(objects("production", "--set", "ingress.host=*.example.org"), "Ingress")
+    assert one["spec"]["rules"][0]["host"] == "*.example.org"
+    assert one["spec"]["tls"][0]["hosts"] == ["*.example.org"]
 
 
 def test_policies_can_be_left_out() -> None:
