@@ -48,7 +48,7 @@ async def slow(ask: Ask, given: Given, now_us: int) -> View:
 
 async def show(ask: Ask, given: Given, now_us: int) -> View:
     """Show a request's events, field by field."""
-    story = await load_story(ask, given["id"])
+    story = await load_story(ask, given.get("id", ""))
     value: dict[str, Any] = {
         "stream": story.stream,
         "requests": [reader.row for reader in (*story.line, *story.beside)],
@@ -65,7 +65,7 @@ async def show(ask: Ask, given: Given, now_us: int) -> View:
 
 async def explain(ask: Ask, given: Given, now_us: int) -> View:
     """Explain where a request's time went and the likely cause."""
-    answer = await why(ask, given["id"])
+    answer = await why(ask, given.get("id", ""))
     return View(why_value(answer), why_text(answer))
 
 

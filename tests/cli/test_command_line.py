@@ -93,6 +93,14 @@ def test_traces_say_in_words_that_telemetry_is_down(capsys: pytest.CaptureFixtur
     assert "--telemetry-url" in err and "(" not in err
 
 
+@pytest.mark.parametrize("verb", ["why", "show"])
+def test_an_empty_id_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    """As of a shell's variable that is not set."""
+    code, _, err = run(capsys, "traces", verb, "", "--telemetry-url", "http://127.0.0.1:1", "--telemetry-token", "t")
+    assert code == 1
+    assert err == "stream-gw traces: the id is empty; give the id of a stream, request, trace or completion\n"
+
+
 @pytest.mark.parametrize("module", ["stream_gw.cli.main", "stream_gw.cli.parser", "pydantic", "aiohttp", "hiredis"])
 def test_ctrl_c_while_modules_load_leaves_no_traceback(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT, module], capture_output=True, text=True)

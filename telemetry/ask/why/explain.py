@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stream_fabric.errors import NotFound
+from stream_fabric.errors import BadRequest, NotFound
 from stream_fabric.stream.ids import is_stream_id
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import EVER_US, HOUR_US
@@ -37,15 +37,20 @@ class Answer:
 
 
 async def why(ask: Ask, id: str) -> Answer:
-    """Explain a request by the id of its stream, request, trace, message or completion. Raises NotFound."""
+    """Explain a request by the id of its stream, request, trace, message or completion.
+
+    Raises BadRequest for an empty id, NotFound.
+    """
     story = await load_story(ask, id)
     story = await _with_cohort(ask, story)
     return Answer(story, findings(story))
 
 
 async def load_story(ask: Ask, id: str) -> Story:
-    """Load a request's events, without its cohort. Raises NotFound."""
+    """Load a request's events, without its cohort. Raises BadRequest for an empty id, NotFound."""
     id = id.strip()
+    if not id:
+        raise BadRequest("the id is empty; give the id of a stream, request, trace or completion")
     stream = stream_id_in(id)
     found: list[dict[str, Any]] = []
     for window in filter(None, (_search_window(stream), {"from_us": 0, "until_us": EVER_US})):
