@@ -74,6 +74,9 @@ class Address:
         if parts.scheme not in ("http", "https", "chdb"):
             raise ValueError("a ClickHouse URL begins with http://, https:// or chdb:///")
         embedded = parts.scheme == "chdb"
+        if embedded and (parts.netloc or not parts.path.strip("/")):
+            # The engine would keep events in a temporary folder, or in one of the working directory
+            raise ValueError("a ClickHouse URL of the embedded engine names an absolute folder, as chdb:///folder")
         named = dict(parse_qsl(parts.query)).get("database", "") if embedded else parts.path.strip("/")
         database = named or "default"
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", database):

@@ -333,7 +333,16 @@ async def test_one_process_owns_a_folder(front: ClickHouseFront) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["clickhouse://host/db", "http://host/a-b", "http://host/a/b", "chdb:///x?database=a.b"]
+    "url",
+    [
+        "clickhouse://host/db",
+        "http://host/a-b",
+        "http://host/a/b",
+        "chdb:///x?database=a.b",
+        "chdb://",
+        "chdb:///",
+        "chdb://folder/x",
+    ],
 )
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ValueError, match="ClickHouse URL"):
