@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from stream_fabric.system_errors import reason
+
 
 @contextlib.asynccontextmanager
 async def serve_health(
@@ -35,10 +37,23 @@ async def serve_health(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        yield url_of(runner.addresses[0])
+        yield await listen(runner, host, port, "metrics")
     finally:
         await runner.cleanup()
+
+
+async def listen(runner: web.AppRunner, host: str, port: int, flags: str) -> str:
+    """Listen on the address and return the URL. ``flags`` is how the names of the flags of both begin.
+
+    Raises OSError when the address cannot be bound.
+    """
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {reason(error)}; choose another --{flags}-port or --{flags}-host"
+        ) from None
+    return url_of(runner.addresses[0])
 
 
 def url_of(address: tuple[Any, ...]) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from stream_fabric.errors import BadRequest, Forbidden, NotFound, StreamGwError, Unauthenticated
-from stream_fabric.process.health_server import url_of
+from stream_fabric.process.health_server import listen
 from telemetry.ask import views
 from telemetry.ask.named_queries import Query
 from telemetry.ask.port import StoreAsk
@@ -109,8 +109,7 @@ async def api(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        yield url_of(runner.addresses[0])
+        yield await listen(runner, host, port, "telemetry")
     finally:
         await runner.cleanup()
 

@@ -26,5 +26,16 @@ async def test_it_listens_on_the_address_that_it_is_told_alone() -> None:
             await session.get(url.replace("127.0.0.2", "127.0.0.1"))
 
 
+async def test_a_port_that_is_taken_is_named_with_its_flags() -> None:
+    async with serve_health("127.0.0.1", 0, lambda: True, _page) as url:
+        port = int(url.rpartition(":")[2])
+        with pytest.raises(OSError, match="address already in use") as failed:
+            await serve_health("127.0.0.1", port, lambda: True, _page).__aenter__()
+    assert str(failed.value) == (
+        f"cannot listen on 127.0.0.1 port {port}: address already in use; choose another --metrics-port or "
+        "--metrics-host"
+    )
+
+
 def test_an_ipv6_address_makes_a_url() -> None:
     assert url_of(("::1", 9465, 0, 0)) == "http://[::1]:9465"
