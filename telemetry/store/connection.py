@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from stream_fabric.system_errors import reason
 from telemetry.store.errors import StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -110,15 +111,20 @@ def connect(address: Address, settings: Mapping[str, Any]) -> Client:
         # Their warnings repeat what they raise or retry
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if not address.embedded:
-        return clickhouse_connect.get_client(
-            dsn=address.url,
-            # A session would allow one query at a time
-            autogenerate_session_id=False,
-            settings={**_SERVER_SETTINGS, **settings},
-            tz_mode="aware",
-            connect_timeout=5,
-            send_receive_timeout=60,
-        )
+        try:
+            return clickhouse_connect.get_client(
+                dsn=address.url,
+                # A session would allow one query at a time
+                autogenerate_session_id=False,
+                settings={**_SERVER_SETTINGS, **settings},
+                tz_mode="aware",
+                connect_timeout=5,
+                send_receive_timeout=60,
+            )
+        except clickhouse_connect.driver.exceptions.OperationalError as error:
+            raise StoreUnavailable(
+                f"ClickHouse at {address.shown} does not answer: {_connection_error(error) or _message(error)}"
+            ) from error
     try:
         return clickhouse_connect.get_client(dsn=address.url, settings=dict(settings), tz_mode="aware")
     except ImportError:
@@ -190,6 +196,14 @@ class ClientThread:
 
 _TEMPORARY = frozenset({159, 202, 209, 210, 241, 242, 243, 252, 279, 319, 425, 999})
 """ClickHouse error codes that may pass: time and memory limits, too many queries or parts, network, disk."""
+
+
+def _connection_error(error: BaseException) -> str:
+    """Return the system's reason for which a connection failed, in words; empty: the driver has another reason."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return "" if cause is None else reason(cause)
 
 
 def _message(error: BaseException) -> str:

@@ -349,6 +349,14 @@ def test_urls_that_are_none(url: str) -> None:
         make_store(url)
 
 
+async def test_a_server_that_is_away_is_named_in_words() -> None:
+    store = make_store("http://me:secret@127.0.0.1:1/db")
+    with pytest.raises(StoreUnavailable) as failed:
+        await store.open()
+    await store.close()
+    assert str(failed.value) == "ClickHouse at http://127.0.0.1:1 does not answer: connection refused"
+
+
 def test_a_url_is_shown_without_its_password() -> None:
     assert "secret" not in repr(make_store("http://me:secret@host:8123/db"))
 
