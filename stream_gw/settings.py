@@ -97,7 +97,9 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
     )
     telemetry_token: SecretStr = Field(SecretStr(""), description="Bearer token for telemetry_url")
     otlp_endpoint: str = Field(
-        "", description="OTLP endpoint for traces over HTTP, for example http://host:4318; empty: no export"
+        "",
+        pattern=r"^(https?://[^\s]+)?$",
+        description="OTLP endpoint for traces over HTTP, for example http://host:4318; empty: no export",
     )
     otlp_names: Literal["1.41", "next"] = Field(
         "1.41", description="Version of OpenTelemetry's semantic conventions for generative AI: 1.41 or next"
