@@ -65,7 +65,7 @@ def flag_of(parser: argparse.ArgumentParser, dest: str) -> str:
     for each in every_parser(parser):
         for action in each._actions:
             if action.dest == dest:
-                return action.option_strings[-1] if action.option_strings else f"argument {dest}"
+                return action.option_strings[0] if action.option_strings else f"argument {dest}"
     return ""
 
 

@@ -66,6 +66,7 @@ def test_an_unknown_word_is_named_first(capsys: pytest.CaptureFixture[str], flag
     [
         (["simulate", "--trace", "/nope.csv", "--policy", "ours"], {}, "simulate: --trace: /nope.csv: no such file"),
         (["capacity", "--trace", "/nope.csv"], {}, "capacity: --trace: /nope.csv: no such file"),
+        (["up", "--state-folder", "/dev/null/x"], {}, "up: --state-folder: /dev/null/x: not a directory"),
         (["controller", "--pools-file", "/nope.toml"], {}, "controller: --pools-file: /nope.toml: no such file"),
         (["controller"], {"STREAM_GW_POOLS_FILE": "/nope"}, "controller: STREAM_GW_POOLS_FILE: /nope: no such file"),
     ],
@@ -84,6 +85,15 @@ def test_a_missing_file_is_named_with_its_flag(
     assert code == 1
     assert err.startswith(f"stream-gw {says}"), err
     assert "Errno" not in err
+
+
+@pytest.mark.parametrize("url", ["collector:4318", "grpc://collector:4317"])
+def test_a_gateway_refuses_an_otlp_endpoint_that_no_span_could_reach(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    code, _, err = run(capsys, "gateway", "--otlp-endpoint", url, "--redis-url", "redis://127.0.0.1:1")
+    assert code == 1
+    assert err.startswith("stream-gw gateway: --otlp-endpoint (STREAM_GW_OTLP_ENDPOINT): "), err
 
 
 def test_traces_say_in_words_that_telemetry_is_down(capsys: pytest.CaptureFixture[str]) -> None:
