@@ -86,6 +86,7 @@ _PARTS: Mapping[str, str] = {
     "group_long_1": _group(1, LONG_DIMENSIONS),
     "group_long_2": _group(2, LONG_DIMENSIONS),
     "after_group": "(bucket_us, name_1, name_2) > ({after_us:Int64}, {after_1:String}, {after_2:String})",
+    "after_hour": "(hour_us, tenant, model) > ({after_us:Int64}, {after_1:String}, {after_2:String})",
     "usage_sums": ", ".join(f"sum(bills.{name}) AS {name}" for name in USAGE_SUMS),
     "phase": f"multiIf({_EACH_PHASE}, {{phase:String}} = 'ttft', ttft_us, requests.wall_us)",
 }

@@ -18,6 +18,7 @@ from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import StreamId, TenantId
 from telemetry.ask.port import Ask
 from telemetry.ask.queries import HOUR_US, Value
+from telemetry.store.connection import QUERY_ROWS_MAX
 
 Row = Mapping[str, Any]
 
@@ -218,8 +219,8 @@ async def _compare_hours(ask: Ask, settled: Settled, report: Report, tenant: str
     window: dict[str, Value] = {"from_us": report.from_us, "until_us": report.until_us, "tenant": tenant}
     # The next hour is read too: its first bills may belong to streams that ended in this hour
     wider = {**window, "until_us": report.until_us + HOUR_US}
-    ledger = _by_key(await ask.query("bills_by_hour", window))
-    edges = _by_key(await ask.query("billed_near_hours", wider))
+    ledger = _by_key(await hour_rows(ask, "bills_by_hour", window))
+    edges = _by_key(await hour_rows(ask, "billed_near_hours", wider))
     for name in [tenant] if tenant else await _tenant_names(ask, report):
         for hour_us in range(report.from_us, report.until_us, HOUR_US):
             counted = await settled.usage(TenantId(name), hour_us // HOUR_US)
@@ -247,6 +248,19 @@ async def _tenant_names(ask: Ask, report: Report) -> list[str]:
     found: list[str] = []
     while rows := await ask.query("tenant_names", {**window, "after": found[-1] if found else "", "top": PAGE}):
         found += [str(row["tenant"]) for row in rows]
+    return found
+
+
+async def hour_rows(ask: Ask, name: str, window: Mapping[str, Value]) -> list[Row]:
+    """Return all rows of a query by hour, tenant and model. A bill on a page that is not read would count as lost."""
+    found: list[Row] = []
+    after: dict[str, Value] = {}
+    while rows := await ask.query(name, {**window, **after, "top": QUERY_ROWS_MAX}):
+        found += rows
+        if len(rows) < QUERY_ROWS_MAX:
+            break
+        last = rows[-1]
+        after = {"after_us": int(last["hour_us"]), "after_1": str(last["tenant"]), "after_2": str(last["model"])}
     return found
 
 

@@ -342,12 +342,16 @@ GROUP BY hour, tenant, model ORDER BY hour, tenant, model LIMIT {top:Int64};
 -- name: billed_near_hours
 -- tells: billing events of the first seconds of an hour: their streams may have ended in the hour before
 -- default: edge_s = 10
+-- default: after_us = -1
+-- default: after_1 = ''
+-- default: after_2 = ''
+-- default: top = 10000
 SELECT toUnixTimestamp(toStartOfHour(at)) * 1000000 AS hour_us, tenant, model, count() AS requests,
     sum(attempts.prompt_tokens) AS prompt_tokens, sum(attempts.cached_tokens) AS cached_tokens,
     sum(attempts.output_tokens) AS output_tokens, sum(attempts.reasoning_tokens) AS reasoning_tokens
 FROM attempts WHERE $window AND billed AND $tenant
     AND at < toStartOfHour(at) + toIntervalSecond({edge_s:Int64})
-GROUP BY hour_us, tenant, model ORDER BY hour_us, tenant, model LIMIT 10000;
+GROUP BY hour_us, tenant, model HAVING $after_hour ORDER BY hour_us, tenant, model LIMIT {top:Int64};
 
 -- name: tenant_names
 -- tells: tenants with requests or bills in a window or in the week before

@@ -55,10 +55,13 @@ GROUP BY tenant ORDER BY tenant LIMIT {top:Int64};
 
 -- name: bills_by_hour
 -- tells: bills of each hour and model of a tenant, each once, and the number of rows that adjust them
+-- default: after_us = -1
+-- default: after_1 = ''
+-- default: after_2 = ''
 -- default: top = 10000
 SELECT toUnixTimestamp(hour) * 1000000 AS hour_us, tenant, model, sum(bills.requests) AS requests,
     sum(bills.prompt_tokens) AS prompt_tokens, sum(bills.cached_tokens) AS cached_tokens,
     sum(bills.output_tokens) AS output_tokens, sum(bills.reasoning_tokens) AS reasoning_tokens,
     sum(bills.price_micro) AS price_micro, countIf(adjusts) AS adjusting
 FROM bills FINAL WHERE $hours AND $tenant
-GROUP BY hour, tenant, model ORDER BY hour, tenant, model LIMIT {top:Int64};
+GROUP BY hour, tenant, model HAVING $after_hour ORDER BY hour, tenant, model LIMIT {top:Int64};

@@ -18,6 +18,7 @@ from telemetry.ask.reconcile import reconcile_hours
 from telemetry.ask.usage import UsageQuery, rebuild, usage_page
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
+from telemetry.store.connection import QUERY_ROWS_MAX
 from telemetry.store.store import Store
 from tests.support.stores import make_store, own_store
 from tests.telemetry.load import AT_US
@@ -255,3 +256,23 @@ async def test_a_bill_that_arrives_after_the_rebuild_is_balanced_by_the_next_one
     assert all(lost.output_tokens <= 0 for lost in late)
     (row,) = await rows_of(opened, query(group_by="none"))
     assert row["output_tokens"] == expected(events)[()]["output_tokens"]
+
+
+async def test_bills_of_more_hours_and_models_than_one_answer_holds_are_not_taken_for_lost(opened: Store) -> None:
+    """Each of 420 models has a bill in each of 24 hours: 10,080 sums, and a query returns 10,000 rows at most."""
+    events = [
+        AttemptTrace(
+            f"resp_{number:032x}:1.a", AT_US + number % 24 * HOUR_US, stream=StreamId(f"resp_{number:032x}"),
+            tenant=TenantId("a"), model=f"m{number // 24}", pool="p", replica=ReplicaId("r"), ended="completed",
+            billed=True, prompt_tokens=7, output_tokens=5, price_micro=3,
+        )
+        for number in range(24 * 420)
+    ]  # fmt: skip
+    assert len(events) > QUERY_ROWS_MAX
+    settled = SettledFigures(events)
+    await put(opened, events, "all arrived")
+    window = AT_US - HOUR_US, AT_US + 25 * HOUR_US
+    assert await rebuild(opened, settled, *window, NOW_US, write=True) == []
+    assert (await reconcile_hours(StoreAsk(opened), settled, *window)).agrees
+    (row,) = await rows_of(opened, query(group_by="none"))
+    assert row["output_tokens"] == 5 * len(events)

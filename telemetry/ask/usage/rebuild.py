@@ -6,7 +6,7 @@ write the same row, because its id and the name of its insert follow from the ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import TenantId
 from telemetry.ask.port import StoreAsk
 from telemetry.ask.queries import HOUR_US, Value
-from telemetry.ask.reconcile import PAGE, Settled, hour_agrees
+from telemetry.ask.reconcile import PAGE, Row, Settled, hour_agrees, hour_rows
 from telemetry.store.store import Store
 
 _FIGURES = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -63,8 +63,8 @@ async def rebuild(
     for name in [tenant] if tenant else await _tenants(ask, from_us, until_us):
         window: dict[str, Value] = {"from_us": from_us, "until_us": until_us, "tenant": name}
         wider: dict[str, Value] = {**window, "until_us": until_us + HOUR_US}
-        ledger = _by_hour(await ask.query("bills_by_hour", window))
-        edges = _by_hour(await ask.query("billed_near_hours", wider))
+        ledger = _by_hour(await hour_rows(ask, "bills_by_hour", window))
+        edges = _by_hour(await hour_rows(ask, "billed_near_hours", wider))
         prices = _mean_prices(ledger)
         for hour_us in range(from_us, until_us, HOUR_US):
             for model, (streams, used) in sorted((await settled.usage(TenantId(name), hour_us // HOUR_US)).items()):
@@ -87,7 +87,7 @@ async def _tenants(ask: StoreAsk, from_us: int, until_us: int) -> list[str]:
     return found
 
 
-def _by_hour(rows: list[dict[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
+def _by_hour(rows: Iterable[Row]) -> dict[tuple[int, str], Row]:
     return {(int(row["hour_us"]), str(row["model"])): row for row in rows}
 
 
