@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,9 @@ class _NewStream:
     user: str | None
     created_ms: int
     subscription: Subscription
-    ladder: Ladder | None = None
+    ladder: Ladder | None
+    give_back: Callable[[], object]
+    """See ``StreamCreation._giving_back``."""
 
     @property
     def id(self) -> StreamId:
@@ -152,17 +155,25 @@ class StreamCreation:
                 headers, grant = await self._admit(call, work, terms, is_new=is_new)
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
+        replaces_in = None if is_new else pool
+        give_back = self._giving_back(work, is_new=is_new)
         try:
             if call.on_named is not None:
                 async with self._freeing_key(call, stream, is_new=is_new):
                     await call.on_named.named(facts, user)
-            return await self._make_stream(call, work, cell, user, None if is_new else pool, headers, ladder)
+            return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, give_back)
         except BaseException:
             if call.on_named is not None and is_new:
                 parts.hub.spawn(call.on_named.withdrawn(facts))
-            if work.reserved and is_new:  # else a stream of this id may run, and its end settles it
-                parts.hub.spawn(self._admission.withdraw(who.tenant, stream))
+            give_back()
             raise
+
+    def _giving_back(self, work: Work, *, is_new: bool) -> Callable[[], object]:
+        """Return the function that gives the reservation of a request back, once: it then counts as never sent."""
+        if not work.reserved or not is_new:  # another's stream of this id may run, and its end settles it
+            return lambda: None
+        tenant, stream = work.tenant, work.request.stream
+        return functools.cache(lambda: self._parts.hub.spawn(self._admission.withdraw(tenant, stream)))
 
     @asynccontextmanager
     async def _freeing_key(self, call: CreateCall, stream: StreamId, *, is_new: bool) -> AsyncIterator[None]:
@@ -189,6 +200,7 @@ class StreamCreation:
         replaces_in: str | None,
         headers: Headers,
         ladder: Ladder | None,
+        give_back: Callable[[], object],
     ) -> OpenedStream | None:
         """Create the stream and place it. ``replaces_in``: the pool, if it replaces a stream that may exist."""
         who, request, trace, parts = call.who, call.request, call.trace, self._parts
@@ -204,7 +216,7 @@ class StreamCreation:
         if parts.contents is not None:
             parts.contents.receive_prompt(who.tenant, stream, request.body)
         try:
-            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder))
+            await self._create_and_place(_NewStream(call, work, cell, user, now_ms, subscription, ladder, give_back))
         except BaseException as error:
             trace.role = "refused"
             if isinstance(error, StreamGwError):
@@ -338,6 +350,7 @@ class StreamCreation:
         If the stream cannot be ended, its key stays bound: a retry finds the stream instead of generating twice.
         """
         new.call.trace.role = "refused"  # before its reader sees the fence
+        new.give_back()  # before the settlement that follows the fence, which would count the request
         nonce = self._parts.random.token_hex(4)
         await self._parts.log.fence(new.id, None, nonce, ErrorInfo.of(error))
         await self._keys.release(new.call, new.id)

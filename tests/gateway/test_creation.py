@@ -16,7 +16,7 @@ from stream_fabric.errors import BadRequest, FabricError, NoReplica, StreamCance
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS
 from stream_fabric.process.host import HostRandom
-from stream_fabric.recovery.settlements import settle_overdue
+from stream_fabric.recovery.settlements import Settlements, settle_overdue
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, encode
@@ -143,6 +143,33 @@ async def test_a_request_that_is_refused_after_its_admission_counts_as_never_sen
             return use.requests < 0.5 and use.tokens < 1 and use.streams == 0
 
         await eventually(returned, "the reservation to be given back")
+
+
+async def test_a_request_that_the_pool_refuses_counts_as_never_sent(
+    limited: tuple[InProcess, Principal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its stream is settled too, like that of every stream."""
+    world, who = limited
+    parts = world.gateway.parts
+    settlements = Settlements(parts.accounts)
+    monkeypatch.setattr(parts.log, "_on_ended", settlements.add)
+    monkeypatch.setattr(parts.pools, "_queue_max", 0)
+    await world.pools.retire(world.model, world.replica, leaving=True)
+    subjects = parts.authenticator.keys.subjects(who, None, world.model)
+
+    async def returned() -> bool:
+        return not await parts.accounts.reserved(who.tenant)
+
+    settling = asyncio.create_task(settlements.run())
+    try:
+        for key in (None, "a", None, "b"):
+            with pytest.raises(NoReplica):
+                await world.gateway.streams.create(replace(world.call(key=key, max_tokens=100), who=who))
+            await eventually(returned, "the reservation to be given back")
+            (use,) = await parts.accounts.uses(who.tenant, subjects)
+            assert use.requests == 0
+    finally:
+        settling.cancel()
 
 
 async def test_a_creation_that_is_cancelled_gives_its_reservation_back(limited: tuple[InProcess, Principal]) -> None:
