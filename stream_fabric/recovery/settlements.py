@@ -8,6 +8,7 @@ how each stream ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from itertools import islice
@@ -25,51 +26,80 @@ _WAITING_MAX = 50_000
 """Settlements that wait while Redis is away; more are left to the check."""
 _BATCH_MAX = 100
 _RETRY_S = 0.5
+_LOG_EVERY_S = 10.0
 
 
 class Settlements:
-    """Settlements of one process that have not arrived yet. ``run`` sends them."""
+    """Settlements of one process that have not arrived yet. ``run`` sends them, one call of each tenant at a time.
+
+    Tenants do not wait for each other: a shard of Redis that does not answer delays its own tenants alone.
+    """
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._waiting: dict[StreamId, tuple[TenantId, Settlement]] = {}
+        self._waiting: dict[TenantId, dict[StreamId, Settlement]] = {}
+        self._count = 0
+        self._due: dict[TenantId, None] = {}
+        """Tenants that got a settlement while none of theirs was being sent."""
+        self._sending: set[TenantId] = set()
         self._arrived = asyncio.Event()
+        self._log_at = 0.0
 
     def add(self, tenant: TenantId, stream: StreamId, usage: Usage) -> None:
         """Settle a stream soon, because it has ended with this usage."""
-        if len(self._waiting) < _WAITING_MAX:
-            self._waiting[stream] = tenant, settlement_of(stream, usage)
+        if self._count >= _WAITING_MAX:
+            return
+        waiting = self._waiting.setdefault(tenant, {})
+        self._count += stream not in waiting
+        waiting[stream] = settlement_of(stream, usage)
+        if tenant not in self._sending:
+            self._due[tenant] = None
             self._arrived.set()
 
     async def run(self) -> None:
         """Send settlements until cancelled."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._waiting:
-                try:
-                    await self._send_batch()
-                except FabricError as error:
-                    log.warning("settlements wait for Redis: waiting=%d error=%s", len(self._waiting), error)
-                    await asyncio.sleep(_RETRY_S)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                due, self._due = self._due, {}
+                self._sending.update(due)
+                for tenant in due:
+                    tasks.create_task(self._send(tenant))
+
+    async def _send(self, tenant: TenantId) -> None:
+        """Send the tenant's settlements until none waits."""
+        while tenant in self._waiting:
+            try:
+                await self._send_batch(tenant)
+            except FabricError as error:
+                now = asyncio.get_running_loop().time()
+                if now >= self._log_at:  # thousands of tenants may share a shard
+                    self._log_at = now + _LOG_EVERY_S
+                    log.warning("settlements wait for Redis: waiting=%d error=%s", self._count, error)
+                await asyncio.sleep(_RETRY_S)
+        self._sending.discard(tenant)
 
     async def flush(self) -> None:
         """Send everything that waits, because this process ends. What fails is left to the check."""
-        try:
-            while self._waiting:
-                await self._send_batch()
-        except FabricError as error:
-            log.warning("settlements left to the check: waiting=%d error=%s", len(self._waiting), error)
+        await asyncio.gather(*map(self._flush, list(self._waiting)))
+        if self._count:
+            log.warning("settlements left to the check: waiting=%d", self._count)
 
-    async def _send_batch(self) -> None:
-        """Send the oldest settlements, one call a tenant. Those that fail stay."""
-        batch = list(islice(self._waiting.values(), _BATCH_MAX))
-        tenants: dict[TenantId, list[Settlement]] = {}
-        for tenant, settlement in batch:
-            tenants.setdefault(tenant, []).append(settlement)
-        await asyncio.gather(*(self._accounts.settle(tenant, each) for tenant, each in tenants.items()))
-        for _, settlement in batch:
-            self._waiting.pop(settlement.stream, None)
+    async def _flush(self, tenant: TenantId) -> None:
+        with contextlib.suppress(FabricError):
+            while tenant in self._waiting:
+                await self._send_batch(tenant)
+
+    async def _send_batch(self, tenant: TenantId) -> None:
+        """Send the tenant's oldest settlements in one call. If it fails, they stay."""
+        batch = list(islice(self._waiting[tenant].values(), _BATCH_MAX))
+        await self._accounts.settle(tenant, batch)
+        waiting = self._waiting.get(tenant, {})
+        for settlement in batch:
+            self._count -= waiting.pop(settlement.stream, None) is not None
+        if not waiting:
+            self._waiting.pop(tenant, None)
 
 
 def tokens_of(usage: Usage) -> int:

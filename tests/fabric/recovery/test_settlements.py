@@ -21,16 +21,20 @@ SETTLED = 13
 
 
 class Accounts:
-    """Keeps the settlements that arrive. While ``away``, calls fail."""
+    """Keeps the settlements that arrive. While ``away``, calls fail; those of ``silent`` tenants get no answer."""
 
     def __init__(self) -> None:
         self.away = False
+        self.silent: set[TenantId] = set()
+        self.heard = asyncio.Event()
         self.calls: list[tuple[TenantId, Sequence[Settlement]]] = []
 
     async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
         await asyncio.sleep(0)
         if self.away:
             raise FabricUnavailable("away")
+        if tenant in self.silent:
+            await self.heard.wait()
         self.calls.append((tenant, settlements))
         return len(settlements)
 
@@ -72,6 +76,22 @@ async def test_settlements_wait_while_redis_is_away(
     assert not accounts.calls
     accounts.away = False
     await eventually(lambda: len(accounts.arrived()) == 2, "both settlements")
+
+
+async def test_a_shard_that_does_not_answer_delays_its_own_tenants_alone(
+    running: tuple[Accounts, Settlements],
+) -> None:
+    """The tenants of other shards would be refused for places and tokens that their ended streams still hold."""
+    accounts, settlements = running
+    accounts.silent = {TenantId(f"silent{number}") for number in range(150)}
+    for number, tenant in enumerate(sorted(accounts.silent)):
+        settlements.add(tenant, stream(number), USED)
+    for number in range(1000, 1300):
+        settlements.add(TenantId(f"t{number % 2}"), stream(number), USED)
+        await asyncio.sleep(0)
+    await eventually(lambda: len(accounts.arrived()) == 300, "those of other tenants", 5.0)
+    accounts.heard.set()
+    await eventually(lambda: len(accounts.arrived()) == 450, "all settlements")
 
 
 async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
