@@ -354,6 +354,16 @@ async def test_the_counters_and_the_reservations_expire_and_outlive_their_stream
     assert await redis_client.execute(slot, "PTTL", prefix + "held") > left["held"] - 60_000
 
 
+async def test_a_reservation_lives_as_long_as_the_counter_of_its_session(redis_client: RedisClient) -> None:
+    """Without the reservation its tokens would stay reserved, and the session would be refused for them."""
+    tenant = TenantId(f"t-{os.urandom(4).hex()}")
+    await RedisAccounts(redis_client).admit(tenant, stream(1), [], 0, Spend((Claim("session:s", 1000, None),), 10, 100))
+    slot, key = adapter._slot_and_key(tenant)
+    for name in ("held", "due"):
+        left_ms = await redis_client.execute(slot, "PTTL", key.removesuffix("held") + name)
+        assert BUDGET_IDLE_MS - 60_000 < left_ms <= BUDGET_IDLE_MS, name
+
+
 async def test_a_withdrawn_request_gives_everything_back(redis_client: RedisClient) -> None:
     tenant = TenantId(f"t-{os.urandom(4).hex()}")
     accounts, month = RedisAccounts(redis_client), "tenant_month:2099-12"

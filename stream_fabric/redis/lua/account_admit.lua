@@ -110,7 +110,7 @@ if grant then
   for _, c in ipairs(grant.claims) do
     if c.name ~= REQUEST then
       keep_counter(c, now)
-      kept = math.max(kept, c.expires - now)
+      kept = math.max(kept, c.expires > 0 and c.expires - now or BUDGET_IDLE_MS)
     end
   end
   held[#held + 1] = grant_text(grant)
