@@ -11,8 +11,8 @@ overdue streams, and its caller compares them with the log. So a lost settlement
 
 A request may also have budgets, see ``accounts.budgets``: what its stream holds of them is a part of its reservation.
 
-``AccountState`` is the whole algorithm. ``account_admit.lua``, ``account_add.lua``, ``account_extend.lua`` and
-``account_settle.lua`` implement it inside Redis; one contract suite runs on both.
+``AccountState`` is the whole algorithm. ``account_admit.lua``, ``account_add.lua``, ``account_extend.lua``,
+``account_reprice.lua`` and ``account_settle.lua`` implement it inside Redis; one contract suite runs on both.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 from stream_fabric.accounts.budgets import BudgetState, BudgetUse, Crossed, Extended, Spend, Unit
 from stream_fabric.accounts.budgets import Used as _Used
 from stream_fabric.accounts.records import Limits
+from stream_fabric.events import Prices
 from stream_fabric.stream.ids import StreamId
 
 MINUTE_MS = 60_000
@@ -212,6 +213,10 @@ class AccountState:
     def extend(self, stream: StreamId, output: int, prompt: int, now_ms: int) -> Extended:
         """Grant a running stream up to ``output`` output tokens in total; see ``BudgetState.extend``."""
         return self.budgets.extend(stream, output, prompt, now_ms)
+
+    def reprice(self, stream: StreamId, prices: Prices, now_ms: int) -> None:
+        """Charge a stream at other prices; see ``BudgetState.reprice``."""
+        self.budgets.reprice(stream, prices, now_ms)
 
     def settle(self, settlement: Settlement, now_ms: int) -> bool:
         """Count what an ended stream used instead of what it reserved. False: it holds no reservation."""

@@ -195,6 +195,13 @@ class BudgetState:
         self._add(new, prompt + fits - grant.prompt - grant.output, new.micro - grant.micro, now_ms)
         return Extended(fits, self._warn(new, now_ms) + crossed)
 
+    def reprice(self, stream: StreamId, prices: Prices, now_ms: int) -> None:
+        """Charge the stream at other prices, none of them higher: it then fits where it fitted before."""
+        grant = self._grants.get(stream)
+        if grant is not None:
+            new = self._grants[stream] = grant._replace(prices=prices)
+            self._add(new, 0, new.micro - grant.micro, now_ms)
+
     def settle(self, stream: StreamId, used: Used, now_ms: int) -> None:
         """Count what the ended stream used instead of what it reserved."""
         grant = self._grants.pop(stream, None)

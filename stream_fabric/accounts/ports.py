@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stream_fabric.accounts.account import Admitted, Exceeded, Settlement, Spent, Subject, Use
 from stream_fabric.accounts.budgets import BudgetUse, Extended, Spend
+from stream_fabric.events import Prices
 from stream_fabric.stream.ids import StreamId, TenantId
 
 
@@ -37,6 +38,12 @@ class Accounts(Protocol):
 
         ``prompt_tokens``: tokens of its prompt as the engine counted them; 0: as reserved. Figures are totals, so the
         call may be repeated.
+        """
+
+    async def reprice(self, tenant: TenantId, stream: StreamId, prices: Prices) -> None:
+        """Charge a stream's budgets at other prices, none of them higher, because another model answers.
+
+        One that has been settled was charged at the prices of its admission.
         """
 
     async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:

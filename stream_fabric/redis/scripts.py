@@ -28,7 +28,14 @@ _POOL_SCRIPTS = {
     "lease_changes",
     "tier_queues",
 }
-_ACCOUNT_SCRIPTS = {"account_add", "account_admit", "account_extend", "account_raise", "account_settle"}
+_ACCOUNT_SCRIPTS = {
+    "account_add",
+    "account_admit",
+    "account_extend",
+    "account_raise",
+    "account_reprice",
+    "account_settle",
+}
 _RESPONSE_SCRIPTS = {"response_begin", "response_complete", "response_delete", "response_due", "response_saved"}
 _SHARED = {"": (), "pool": ("pool",), "account": ("account", "account_budget"), "response": ("response",)}
 """Further parts in front of a script."""
@@ -36,6 +43,7 @@ _KINDS = {"pool": _POOL_SCRIPTS, "account": _ACCOUNT_SCRIPTS, "response": _RESPO
 _UNREFUSED = {
     "account_extend",
     "account_raise",
+    "account_reprice",
     "account_settle",
     "append",
     "cancel",

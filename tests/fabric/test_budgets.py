@@ -89,6 +89,17 @@ def test_money_counts_cached_tokens_at_their_own_price() -> None:
     assert account.use() == BudgetUse(1100, 2500, 0, 0, 1)
 
 
+def test_a_cheaper_model_that_answers_is_charged_at_its_price() -> None:
+    account = Account()
+    prices = Prices(2_000_000, 1_000_000, 8_000_000)
+    account.admit(1, claim(micro=10_000), prompt=10, output=100, prices=prices)
+    assert account.use().reserved_micro == 820
+    account.state.reprice(stream(1), Prices(1_000_000, 1_000_000, 2_000_000), account.now_ms)
+    assert account.use().reserved_micro == 210
+    account.settle(1, 10, 50)
+    assert account.use() == BudgetUse(60, 110)
+
+
 def test_what_has_no_price_counts_nothing_in_money() -> None:
     account = Account()
     assert isinstance(account.admit(1, claim(tokens=None, micro=0), prices=Prices()), Admitted)
@@ -287,6 +298,9 @@ async def test_the_scripts_agree_with_the_law(redis_client: RedisClient, monkeyp
                 output, prompt = rng.randint(0, 900), rng.choice([0, 0, rng.randint(1, 400)])
                 wanted = law.extend(stream(number), output, prompt, now_ms)
                 assert await accounts.extend(tenant, stream(number), output, prompt) == wanted, (seed, step)
+            elif draw < 0.8:
+                law.reprice(stream(number), Prices(1, 0, 1), now_ms)
+                await accounts.reprice(tenant, stream(number), Prices(1, 0, 1))
             elif draw < 0.95:
                 prompt, output = rng.randint(0, 300), rng.randint(0, 700)
                 settlement = Settlement(stream(number), prompt + output, 1, rng.randint(0, prompt), output)

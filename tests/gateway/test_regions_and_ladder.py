@@ -29,6 +29,11 @@ PLANS = {
     "ladder": f'fallbacks."{BIG}" = ["absent", "{SMALL}"]',
     "barred": f'models = ["{BIG}"]\nfallbacks."{BIG}" = ["{SMALL}"]',
     "free": 'tier = "free"',
+    "paid": f'fallbacks."{BIG}" = ["{SMALL}"]\nbudgets.tenant_month = {{ micro = 100000000 }}',
+}
+PRICED = {
+    "paid": f"""price."{BIG}" = {{ prompt = 50000000, output = 90000000 }}
+price."{SMALL}" = {{ prompt = 2000000, output = 4000000 }}"""
 }
 
 
@@ -70,7 +75,8 @@ def fleet(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys = {plan: new_key(HostRandom()) for plan in PLANS}
     lines = []
     for plan, terms in PLANS.items():
-        lines += [f"[plan.{plan}]", terms, "[[tenant]]", f'id = "{plan}"', f'plan = "{plan}"', "[[tenant.key]]"]
+        lines += [f"[plan.{plan}]", terms, "[[tenant]]", f'id = "{plan}"', f'plan = "{plan}"']
+        lines += [PRICED.get(plan, ""), "[[tenant.key]]"]
         lines += [f'sha256 = "{key_digest(keys[plan])}"', *(['regions = ["us"]'] if plan == "both" else [])]
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text("\n".join(lines))
@@ -156,6 +162,26 @@ async def test_a_retry_attaches_to_what_the_smaller_model_answered(fleet: Fleet)
         assert reply.headers["x-served-model"] == SMALL
     assert first.headers["x-stream-id"] == again.headers["x-stream-id"]
     assert f'"model":"{SMALL}"'.encode() in first.body and f'"model":"{SMALL}"'.encode() in again.body
+
+
+async def test_a_money_budget_counts_the_price_of_the_model_that_answers(fleet: Fleet) -> None:
+    """The bill is at this price too."""
+    await _until_served(fleet, BIG, SMALL)
+    async with fleet.saturated(BIG):
+        reply = await fleet.chat("paid", BIG, 20, stream=False)
+    assert reply.headers["x-served-model"] == SMALL
+    usage = reply.json["usage"]
+    wanted = usage["prompt_tokens"] * 2 + usage["completion_tokens"] * 4
+
+    async def used() -> int:
+        (month,) = (await fleet.ask("paid", "GET", "/v1/limits")).json["budgets"]
+        found: int = month["micro"]["used"]
+        return found
+
+    async def settled() -> bool:
+        return await used() == wanted
+
+    await eventually(settled, f"{wanted} micro-units settled", 5.0)
 
 
 async def test_tier_free_is_a_tier(fleet: Fleet) -> None:

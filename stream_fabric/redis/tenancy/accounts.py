@@ -13,6 +13,7 @@ from stream_fabric.accounts.budgets import BudgetUse, Crossed, Crossing, Extende
 from stream_fabric.accounts.periods import expires_ms
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.accounts.records import Limits
+from stream_fabric.events import Prices
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.topology import slot_of
@@ -75,6 +76,11 @@ class RedisAccounts(Accounts):
         args: list[Arg] = [stream, output_tokens, prompt_tokens]
         granted, *crossings = await script("account_extend")(self._client, slot, [key], args)
         return Extended(granted, _crossed(crossings))
+
+    async def reprice(self, tenant: TenantId, stream: StreamId, prices: Prices) -> None:
+        slot, key = _slot_and_key(tenant)
+        args: list[Arg] = [stream, prices.prompt, prices.cached, prices.output]
+        await script("account_reprice")(self._client, slot, [key], args)
 
     async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
         slot, key = _slot_and_key(tenant)

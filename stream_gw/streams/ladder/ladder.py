@@ -94,6 +94,8 @@ class Ladder:
             prefix = array("I", work.prefix)
             taken = await place_at_host(parts.pools, parts.directory, work, pool, prefix, jitter, terms)
             if taken is not None:
+                if work.grant:
+                    parts.hub.spawn(parts.accounts.reprice(work.tenant, work.request.stream, work.prices or Prices()))
                 return Outcome(*taken, Fallback(pool_of(home), pool, model, asked), work)
         if restated:
             await self._restate(self.work)
