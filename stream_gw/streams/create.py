@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,7 +142,7 @@ class StreamCreation:
         meta = meta_encoder.encode(StreamMeta(facts, user))
         epoch = Epoch(1, parts.random.token_hex(4))
         is_new = stream == claimed
-        async with self._freeing_key(call, stream, is_new=is_new):
+        async with self._keys.freeing(call, stream, is_new=is_new):
             call.check_facts(facts)  # before anything else is kept
         session = trace.session if request.session_id else ""
         claims = claims_of(records.plan(who.tenant).budgets, user, session, now_ms)
@@ -151,7 +150,7 @@ class StreamCreation:
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
         if terms.any:
-            async with self._freeing_key(call, stream, is_new=is_new):
+            async with self._keys.freeing(call, stream, is_new=is_new):
                 headers, grant = await self._admit(call, work, terms, is_new=is_new)
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
@@ -159,7 +158,7 @@ class StreamCreation:
         give_back = self._giving_back(work, is_new=is_new)
         try:
             if call.on_named is not None:
-                async with self._freeing_key(call, stream, is_new=is_new):
+                async with self._keys.freeing(call, stream, is_new=is_new):
                     await call.on_named.named(facts, user)
             return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, give_back)
         except BaseException:
@@ -174,22 +173,6 @@ class StreamCreation:
             return lambda: None
         tenant, stream = work.tenant, work.request.stream
         return functools.cache(lambda: self._parts.hub.spawn(self._admission.withdraw(tenant, stream)))
-
-    @asynccontextmanager
-    async def _freeing_key(self, call: CreateCall, stream: StreamId, *, is_new: bool) -> AsyncIterator[None]:
-        """Free the key of a request that ends here: it created no stream, and a retry at once finds the key free.
-
-        ``is_new``: no other request may create this stream.
-        """
-        try:
-            yield
-        except StreamGwError:
-            await self._keys.release(call, stream)
-            raise
-        except asyncio.CancelledError:
-            if is_new:
-                self._parts.hub.spawn(self._keys.release(call, stream))
-            raise
 
     async def _make_stream(
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamCancelled
+from stream_fabric.errors import BadRequest, IdempotencyMismatch, NotFound, StreamCancelled, StreamGwError
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, RECONNECT_S_MAX
 from stream_fabric.stream.cursor import BEGINNING
 from stream_fabric.stream.ids import StreamId
@@ -100,3 +102,16 @@ class IdempotencyKeys:
         """Unbind the key of a request that created no stream, so that a retry at once finds it free."""
         if call.key is not None:
             await self._parts.index.release(call.who.tenant, call.scoped_key, stream)
+
+    @asynccontextmanager
+    async def freeing(self, call: CreateCall, stream: StreamId, *, is_new: bool) -> AsyncIterator[None]:
+        """Release the key of a request that ends here. ``is_new``: no other request may create this stream."""
+        try:
+            yield
+        except StreamGwError:
+            await self.release(call, stream)
+            raise
+        except asyncio.CancelledError:
+            if is_new:
+                self._parts.hub.spawn(self.release(call, stream))
+            raise
