@@ -18,7 +18,7 @@ class Timestamps(NamedTuple):
     placed: int = 0
     """Placement, or the follower's look-up, has returned."""
     started: int = 0
-    """A producer's ``started`` note has arrived."""
+    """The first ``started`` note of a producer has arrived."""
     first: int = 0
     """The first token has arrived from the fabric."""
     arrived: int = 0
@@ -37,6 +37,8 @@ class Timestamps(NamedTuple):
     """Time between earlier producers' last frames and their successors' first, after the first token."""
     steered: Steered | None = None
     """Waits after inputs of the client; None: there were none."""
+    continued: int = 0
+    """The first frame of the producer that followed after ``broke``."""
 
 
 def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
@@ -51,7 +53,7 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     if not created:
         parts = _followed(at, end)
     elif timing is not None:
-        parts = _with_timing(at, timing)
+        parts = _with_timing(at, timing, queued=queued)
     else:
         parts = _without_timing(at, end, queued=queued)
     # While the reader was stalled, it did not wait for tokens
@@ -64,7 +66,7 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     return wall_us, Phases(**parts, residual_us=wall_us - sum(parts.values()))
 
 
-def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
+def _with_timing(at: Timestamps, timing: Timing, *, queued: bool) -> dict[str, int]:
     """Phases of a stream that the producer's timing describes."""
     queued_us = timing.handed_us - timing.waited_us
     computed_us = timing.queue_us + timing.prefill_us + timing.decode_us + timing.check_us + timing.steer_us
@@ -80,10 +82,12 @@ def _with_timing(at: Timestamps, timing: Timing) -> dict[str, int]:
         "steer_us": timing.steer_us,
     }
     if at.broke:  # only this gateway knows how long the first producers worked
-        began = at.first or at.broke
-        early_us, late_us = _steered(at)
+        began = min(at.first or at.broke, at.broke)
+        started = max(min(at.started or at.placed, began), at.placed)
+        early_us, late_us = (0, 0) if at.steered is None else (at.steered.broke_early_us, at.steered.broke_late_us)
         parts["admission_us"] = max(at.placed - at.placing, 0)
-        parts["prefill_us"] += max(began - at.placed - early_us, 0)
+        parts["pool_queue_us" if queued else "fabric_us"] += started - at.placed
+        parts["prefill_us"] += max(began - started - early_us, 0)
         parts["decode_us"] += max(at.broke - began - at.paused_us - late_us, 0)
         parts["steer_us"] += early_us + late_us
         parts["recovery_us"] = max(queued_us - at.broke, 0) + at.paused_us
@@ -99,19 +103,22 @@ def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]
     started = at.started or end
     first = at.first or end
     waited = {"pool_queue_us" if queued else "fabric_us": max(started - at.placed, 0)}
-    early_us, late_us = _steered(at)
+    early_us, late_us = (0, 0) if at.steered is None else (at.steered.early_us, at.steered.late_us)
+    prefill_us = first - max(started, at.placed) - early_us
     decode_us = max(end - first, 0) - late_us
     parts = {
         "gateway_us": at.placing - at.received,
         "admission_us": at.placed - at.placing,
-        "prefill_us": max(first - max(started, at.placed) - early_us, 0),
         "steer_us": early_us + late_us,
     }
     if at.broke and at.broke < end:
-        lost_us = end - max(at.broke, first) + at.paused_us
-        parts["recovery_us"] = lost_us
-        decode_us -= lost_us
-    return parts | waited | {"decode_us": max(decode_us, 0)}
+        lost_us = (at.continued or end) - at.broke
+        parts["recovery_us"] = lost_us + at.paused_us
+        if first <= at.broke:
+            decode_us -= lost_us + at.paused_us
+        else:
+            prefill_us -= lost_us
+    return parts | waited | {"prefill_us": max(prefill_us, 0), "decode_us": max(decode_us, 0)}
 
 
 def _followed(at: Timestamps, end: int) -> dict[str, int]:
@@ -123,11 +130,3 @@ def _followed(at: Timestamps, end: int) -> dict[str, int]:
         "decode_us": max(end - placed - steer_us, 0),
         "steer_us": steer_us,
     }
-
-
-def _steered(at: Timestamps) -> tuple[int, int]:
-    """Return the waits after inputs before the first token and after it; if a producer died, those until then."""
-    seen = at.steered
-    if seen is None:
-        return 0, 0
-    return (seen.broke_early_us, seen.broke_late_us) if at.broke else (seen.early_us, seen.late_us)

@@ -210,7 +210,7 @@ class ReaderTrace:
             body = _STARTED.decode(note.body or b"{}")
             self.replica = _shared_id(msgspec.json.decode(body["replica"], type=ReplicaId))
             self.attempts = msgspec.json.decode(body["attempt"], type=int)
-            self.started = now_us
+            self.started = self.started or now_us
             if self.role == "refused":  # the producer was quicker than the reply of the create
                 self.role = "created"
         elif line.startswith(_FINISH_PREFIX):
@@ -231,8 +231,8 @@ class ReaderTrace:
 
     def receive_break(self, at_us: int) -> None:
         """Record the last frame of a producer that another one follows."""
-        if self.first and self.continued > self.broke:
-            self.paused_us += self.continued - max(self.broke, self.first)
+        if 0 < self.first <= self.broke < self.continued:
+            self.paused_us += self.continued - self.broke
         self.broke = at_us
         if self.steered is not None:
             self.steered.receive_break(at_us)
@@ -312,6 +312,7 @@ class ReaderTrace:
             Timestamps(
                 self.received, self.placing, self.placed, self.started, self.first, arrived, done,
                 self.stalled_us, stalled_after_us, self.broke, self.gap_us, self.paused_us, self.steered,
+                self.continued if self.continued > self.broke else 0,
             ),
             None if timing is None else _on_our_clock(timing, self.tracer.clock.offset_us),
             created=self.role in ("created", "refused"),

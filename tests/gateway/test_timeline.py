@@ -121,6 +121,33 @@ def test_each_pause_counts_as_recovery() -> None:
     assert (left.recovery_us, left.decode_us) == (200_000 + 3_401_000, 340_000)
 
 
+def test_a_replica_that_dies_before_the_first_token_has_its_time_once() -> None:
+    at = PLAIN._replace(broke=302_000, first=3_853_000, arrived=4_003_000, done=4_003_000)
+    told = Timing(0, 3_802_000, 3_803_000, 0, 50_000, 149_000)
+    wall, parts = phases(at, told, created=True, queued=False)
+    assert parts.recovery_us == 3_500_000
+    assert (parts.prefill_us, parts.decode_us) == (302_000 - 2600 + 50_000, 149_000)
+    assert parts.total_us == wall and abs(parts.residual_us) < 0.02 * wall
+    _, waited = phases(at._replace(started=252_000), told, created=True, queued=True)
+    assert (waited.pool_queue_us, waited.prefill_us) == (252_000 - 1700, 50_000 + 50_000)
+
+
+def test_recovery_ends_where_the_next_replica_continues() -> None:
+    """The reader leaves, or the stream is cancelled, so no producer tells its times."""
+    at = PLAIN._replace(broke=302_000, continued=3_802_000, arrived=4_003_000, done=4_003_000)
+    wall, parts = phases(at, None, created=True, queued=False)
+    assert (parts.recovery_us, parts.decode_us) == (3_500_000, 240_000 + 201_000)
+    assert parts.total_us == wall and parts.residual_us == 0
+    wall, parts = phases(at._replace(first=3_853_000), None, created=True, queued=False)
+    assert (parts.recovery_us, parts.decode_us) == (3_500_000, 150_000)
+    assert parts.prefill_us == 302_000 - 2600 + 51_000
+    assert parts.total_us == wall and parts.residual_us == 0
+    steered = seen((100_000, 140_000), (3_900_000, 3_950_000), broke=302_000)
+    wall, parts = phases(at._replace(steered=steered), None, created=True, queued=False)
+    assert (parts.steer_us, parts.decode_us) == (90_000, 240_000 + 201_000 - 90_000)
+    assert parts.total_us == wall and parts.residual_us == 0
+
+
 def test_a_cancelled_stream_uses_the_gateways_timestamps() -> None:
     wall, parts = phases(PLAIN, None, created=True, queued=False)
     assert (parts.gateway_us, parts.admission_us, parts.fabric_us) == (200, 500, 900)

@@ -68,6 +68,35 @@ def test_a_reply_that_does_not_fit_its_schema_is_always_traced() -> None:
         assert [(each.ended, each.error_code) for each in sink.requests] == [("completed", SCHEMA_MISMATCH)] * traced
 
 
+def test_the_phases_of_a_stream_that_is_cancelled_on_its_second_replica_add_up() -> None:
+    clock, sink = SetClock(), Heard()
+
+    def after(ms: int) -> int:
+        clock.at_us += ms * 1000
+        return clock.at_us
+
+    def started(attempt: int) -> bytes:
+        return encode(Note("started", body=msgspec.Raw(b'{"replica":"r%d","attempt":%d}' % (attempt, attempt))))
+
+    trace = ReaderTrace(Tracer(sink, clock, GatewayId("g")), "req", "ws")
+    trace.placing = after(1)
+    after(1)
+    trace.receive_placed(Placed(ReplicaId("r1"), "load", (), 0.0))
+    trace.receive_control(started(1), after(1))
+    trace.first = after(50)
+    broke = after(5000)
+    after(3000)
+    trace.receive_break(broke)
+    trace.receive_continuation()
+    trace.receive_control(started(2), clock.at_us)
+    after(2000)
+    trace.finish("cancelled", end=End("cancelled", Usage(1, output=9)), epoch=2, tokens=9)
+    (found,) = sink.requests
+    assert (found.attempts, found.replica) == (2, "r2")
+    assert (found.phases.recovery_us, found.phases.decode_us) == (3_000_000, 7_000_000)
+    assert found.phases.residual_us == 0 and found.phases.total_us == found.wall_us
+
+
 async def test_the_time_between_one_producer_and_the_next_is_counted(redis_client: RedisClient) -> None:
     clock, tenant, epoch = SetClock(), TenantId("acme"), Epoch(1, "aa")
     began = clock.at_us
