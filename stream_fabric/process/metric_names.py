@@ -628,7 +628,7 @@ POISON = _telemetry(
     _PART,
     only="after the first",
 )
-LAG = _telemetry("telemetry_lag_events", "gauge", "records", "Offsets not yet committed", _PART)
+LAG = _telemetry("telemetry_lag_events", "gauge", "records", "Records not yet committed", _PART)
 HELD = _telemetry(
     "telemetry_held_bytes", "gauge", "bytes", "Bytes of records in memory that are not yet inserted", _PART
 )

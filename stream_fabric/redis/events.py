@@ -53,6 +53,10 @@ class RedisEvents:
         """Delete the records with these offsets."""
         await self._client.execute(_SLOT, "XDEL", self._key, *(f"{offset}-0" for offset in offsets))
 
+    async def count(self) -> int:
+        """Read the number of records that the stream holds."""
+        return int(await self._client.execute(_SLOT, "XLEN", self._key))
+
     async def head(self) -> int:
         """Read the offset of the newest record ever appended; 0: there was none."""
         held = await self._client.execute(_SLOT, "GET", f"{self._key}:head")

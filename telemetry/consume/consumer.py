@@ -187,7 +187,8 @@ class Consumer:
                 held.changed.set()
         for part, held in self._parts.items():
             if held.blocks is not None:
-                self._metrics.report_partition(part, self._source.end(part), held.blocks, held.claimed_since)
+                lag = self._source.lag(part, held.blocks.next)
+                self._metrics.report_partition(part, lag, held.blocks, held.claimed_since)
 
     # --- one partition -------------------------------------------------------------------------------------
 

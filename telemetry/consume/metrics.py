@@ -29,12 +29,12 @@ class ConsumerMetrics:
         self._failures = make.counter(listed.CONSUME_FAILURES)
 
     def report_partition(
-        self, part: Part, end: int | None, blocks: PartitionBlocks[Record], claimed_since: float
+        self, part: Part, lag: int | None, blocks: PartitionBlocks[Record], claimed_since: float
     ) -> None:
-        """Set the gauges of a partition. ``end``: offset after the log's last record. ``claimed_since`` 0: no claim."""
+        """Set the gauges of a partition. ``lag`` None: unknown. ``claimed_since`` 0: no claim."""
         labels = (part.topic, str(part.partition))
-        if end is not None:
-            self._lag.labels(*labels).set(max(end - blocks.next, 0))
+        if lag is not None:
+            self._lag.labels(*labels).set(lag)
         self._held.labels(*labels).set(blocks.held_bytes)
         self._pending.labels(*labels).set(time.monotonic() - claimed_since if claimed_since else 0)
         self._repeated.labels(*labels).set(blocks.repeated)

@@ -70,6 +70,9 @@ class Source(Protocol):
     def end(self, part: Part) -> int | None:
         """Return the offset after the last record of the log, as last known. None: unknown."""
 
+    def lag(self, part: Part, next: int) -> int | None:
+        """Return the number of records from ``next`` on, the committed offset, as last known. None: unknown."""
+
     async def close(self) -> None:
         """Leave the group, so that others take over at once."""
 
@@ -91,6 +94,8 @@ class RedisSource:
         self._part = Part("redis", 0)
         self._next: int | None = None
         self._end: int | None = None
+        self._count: int | None = None
+        """Records that the Stream held at the last read; a commit deletes those before it."""
         self._owner = False
         self._lost = False
         self._task: asyncio.Task[None] | None = None
@@ -123,6 +128,7 @@ class RedisSource:
 
     async def read(self, wanted: Collection[Part], timeout_s: float) -> Mapping[Part, Sequence[Record]]:
         until = time.monotonic() + timeout_s
+        self._count = await from_redis(self._events.count())
         while True:
             if self._part in wanted and self._next is not None:
                 found = await from_redis(self._events.read(self._next - 1, _READ_MAX))
@@ -161,6 +167,9 @@ class RedisSource:
 
     def end(self, part: Part) -> int | None:
         return self._end
+
+    def lag(self, part: Part, next: int) -> int | None:
+        return self._count  # offsets are moments: their difference is no number of records
 
     async def close(self) -> None:
         if self._task is not None:

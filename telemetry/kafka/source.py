@@ -158,6 +158,10 @@ class KafkaSource:
         end: int | None = self._consumer.highwater(tp)
         return end
 
+    def lag(self, part: Part, next: int) -> int | None:
+        end = self.end(part)
+        return None if end is None else max(end - next, 0)
+
     async def close(self) -> None:
         for client in (self._consumer, self._admin):
             if client is not None:

@@ -117,6 +117,25 @@ async def test_a_crash_between_insert_and_commit(log: RedisLog, store: Store, fr
     await check(store, log.sums)
 
 
+async def test_the_lag_is_a_number_of_records(log: RedisLog, front: ClickHouseFront) -> None:
+    front.fault("refuse attempts")
+    consumer = await log.start(front.url).ready()
+    wanted = 0
+
+    async def is_told() -> bool:
+        async with ClientSession() as session, session.get(f"{consumer.url}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return f'telemetry_lag_events{{partition="0",topic="redis"}} {wanted}.0' in lines
+
+    for count in (40, 60):
+        wanted += count
+        await log.add(count)
+        await eventually(is_told, f"a lag of {wanted}")
+    front.fault("ok")
+    wanted = 0
+    await eventually(is_told, "no lag")
+
+
 async def test_another_takes_over_when_the_lease_ends(log: RedisLog, store: Store, front: ClickHouseFront) -> None:
     first = await log.start(front.url).ready()
     await log.add(1000)
