@@ -101,8 +101,8 @@ class Contents:
         return stored
 
     def receive_outcome(self, outcome: ReaderOutcome) -> None:
-        """Drop the prompt of a completed reader whose trace is not sampled: ``emit`` will not be called for it."""
-        if outcome.ended == "completed" and self._prompts and not sampled(outcome.stream, self._one_in):
+        """Drop the prompt of a reader that leaves no trace, because it is not in the sample."""
+        if outcome.is_sampled and self._prompts and not sampled(outcome.stream, self._one_in):
             self._take_prompt(outcome.stream)
 
     def emit(self, event: Event) -> None:

@@ -12,16 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from stream_fabric.errors import Draining, StreamGwError
-from stream_fabric.events import (
-    CandidateScore,
-    Phases,
-    Prices,
-    ReadEnd,
-    RequestTrace,
-    Role,
-    Timing,
-    sampled,
-)
+from stream_fabric.events import CandidateScore, Phases, Prices, ReadEnd, RequestTrace, Role, Timing, sampled
 from stream_fabric.pool.overload import BatchHosted, Fallback, Overflow
 from stream_fabric.pool.placement import TIERS, Placed, Queued
 from stream_fabric.pool.records import Loaded
@@ -29,6 +20,7 @@ from stream_fabric.ports import Clock, EventSink
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     INPUT_PREFIX,
+    SCHEMA_MISMATCH,
     STARTED_PREFIX,
     Check,
     ChoiceEnd,
@@ -81,6 +73,11 @@ class ReaderOutcome(NamedTuple):
     """Time from placement to the first token, less what placement expected; None: nothing was expected."""
     dialect: str = ""
     """Dialect that the reader reads in; empty: it was refused before that was known."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """True if one of N such readers leaves a trace; False: each does."""
+        return self.ended == "completed" and self.error_code != SCHEMA_MISMATCH
 
 
 def _ignore(*args: object) -> None:
@@ -269,7 +266,7 @@ class ReaderTrace:
         failure = error or (end.error if end is not None else None)
         outcome = self._outcome(ended, done, failure, tokens)
         tracer.on_outcome(outcome)
-        if ended == "completed" and not schema_mismatch(self.check) and not sampled(outcome.stream, tracer.one_in):
+        if outcome.is_sampled and not sampled(outcome.stream, tracer.one_in):
             return
         status = error.http_status if error is not None and ended == "refused" else 200
         trace = self._trace(outcome, end, done, status, epoch, last_seq)
@@ -376,7 +373,7 @@ class ReaderTrace:
             cancel_point=str(Cursor(epoch, last_seq - 1)) if outcome.ended == "cancelled" else "",
             ttft_us=outcome.ttft_us,
             price_micro=prices.of(usage.prompt, usage.cached, usage.output) if prices and usage else 0,
-            weight=tracer.one_in if outcome.ended == "completed" else 1,
+            weight=tracer.one_in if outcome.is_sampled else 1,
             retention_days=tracer.retention_days(self.tenant),
         )
 

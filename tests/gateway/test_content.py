@@ -22,7 +22,7 @@ from stream_fabric.process.host import HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.stream.cursor import Cursor, Epoch
-from stream_fabric.stream.frames import Close, Delta, Open, encode, encode_text
+from stream_fabric.stream.frames import SCHEMA_MISMATCH, Close, Delta, Open, encode, encode_text
 from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Entry, Page
 from stream_gw.auth import key_digest, new_key
@@ -174,13 +174,13 @@ async def test_kept_prompts_are_bounded() -> None:
 
 async def test_prompts_of_unsampled_traces_are_dropped() -> None:
     rig = Rig(one_in=1_000_000)
-    for ended in ("completed", "failed"):
+    ends: list[tuple[ReadEnd, str]] = [("completed", ""), ("completed", SCHEMA_MISMATCH), ("failed", "engine_error")]
+    for ended, code in ends:
         one = stream()
         rig.contents.receive_prompt(ACME, one, BODY)
-        rig.contents.receive_outcome(
-            ReaderOutcome("p", "created", ended, 200, "", 1, 1, 1, "", "r", one, ACME)  # type: ignore[arg-type]
-        )
-        assert (rig.contents.held_bytes > 0) is (ended == "failed"), "what fails is always told"
+        rig.contents.receive_outcome(ReaderOutcome("p", "created", ended, 200, code, 1, 1, 1, "", "r", one, ACME))
+        assert (rig.contents.held_bytes > 0) is (code != ""), "what fails is always told"
+        rig.contents.emit(trace(ACME, one))
 
 
 def test_blocks_other_than_text_are_named() -> None:

@@ -65,7 +65,8 @@ def test_a_reply_that_does_not_fit_its_schema_is_always_traced() -> None:
         trace.facts = StreamFacts(new_stream_id(1, b"x" * 10), 1, "m")
         trace.receive_control(encode(ChoiceEnd(0, "stop", check=check)), 1)
         trace.finish("completed", end=End("completed", Usage(1, output=1)))
-        assert [(each.ended, each.error_code) for each in sink.requests] == [("completed", SCHEMA_MISMATCH)] * traced
+        told = [(each.ended, each.error_code, each.weight) for each in sink.requests]
+        assert told == [("completed", SCHEMA_MISMATCH, 1)] * traced, "it stands for itself alone"
 
 
 def test_the_phases_of_a_stream_that_is_cancelled_on_its_second_replica_add_up() -> None:
