@@ -130,8 +130,13 @@ class Metrics:
 
 
 def rejection_layer(outcome: ReaderOutcome) -> str:
-    """Return the layer that rejected the request for lack of capacity; empty: it was not rejected."""
-    return _LAYERS.get(outcome.error_code, "") if not outcome.ttft_us else ""
+    """Return the layer that rejected the request for lack of capacity; empty: it was not rejected.
+
+    A reader that comes back makes no request, and one that a drain sends to another gateway loses nothing.
+    """
+    if outcome.role not in ("created", "refused") or outcome.ended == "drained" or outcome.ttft_us:
+        return ""
+    return _LAYERS.get(outcome.error_code, "")
 
 
 def fault(outcome: ReaderOutcome) -> Literal["none", "client", "platform"]:

@@ -258,7 +258,7 @@ class ReaderTrace:
     ) -> None:
         """Record the reader's end: report its outcome and, if it is sampled, emit its trace."""
         tracer = self.tracer
-        if isinstance(error, Draining):
+        if isinstance(error, Draining) and ended != "refused":
             ended = "drained"
         self.has_ended = True
         done = tracer.clock.monotonic_us()

@@ -57,6 +57,9 @@ def test_other_outcomes_are_no_rejections() -> None:
     mine.receive_outcome(over("", ended="completed", role="created", http_status=200))
     mine.receive_outcome(over("invalid_request", http_status=400))
     mine.receive_outcome(over("deadline_exceeded", ended="failed", role="created", ttft_us=5000))
+    mine.receive_outcome(over("deadline_exceeded", ended="failed", role="resumed", tokens=7))
+    for role in ("created", "attached", "resumed"):
+        mine.receive_outcome(over("draining", ended="drained", role=role))
     mine.report()
     assert heard.fleet == []
 

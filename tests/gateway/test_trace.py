@@ -6,9 +6,12 @@ import asyncio
 import os
 import sys
 import time
+from typing import cast
 
 import msgspec
 
+from stream_fabric.errors import Draining
+from stream_fabric.events import ReadEnd
 from stream_fabric.pool.placement import Placed, Scored
 from stream_fabric.process.host import HostClock
 from stream_fabric.redis.client import Partitions, RedisClient
@@ -19,7 +22,8 @@ from stream_fabric.stream.ids import GatewayId, ReplicaId, TenantId, new_stream_
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.delivery.hub import Hub
 from stream_gw.dialects.facts import StreamFacts
-from stream_gw.observe.trace import ReaderTrace, Tracer
+from stream_gw.observe.metrics import fault
+from stream_gw.observe.trace import ReaderOutcome, ReaderTrace, Tracer
 from tests.gateway.in_process import Reading, silent
 from tests.support.events import Heard, SetClock
 from tests.support.waiting import eventually
@@ -67,6 +71,15 @@ def test_a_reply_that_does_not_fit_its_schema_is_always_traced() -> None:
         trace.finish("completed", end=End("completed", Usage(1, output=1)))
         told = [(each.ended, each.error_code, each.weight) for each in sink.requests]
         assert told == [("completed", SCHEMA_MISMATCH, 1)] * traced, "it stands for itself alone"
+
+
+def test_a_drain_refuses_new_requests_and_sends_readers_elsewhere() -> None:
+    for before, ended, status in (("refused", "refused", 503), ("failed", "drained", 200)):
+        sink, outcomes = Heard(), list[ReaderOutcome]()
+        trace = ReaderTrace(Tracer(sink, HostClock(), GatewayId("g"), on_outcome=outcomes.append), "req_1", "sse")
+        trace.finish(cast(ReadEnd, before), error=Draining("this gateway is shutting down"))
+        assert [(told.ended, told.http_status) for told in sink.requests] == [(ended, status)]
+        assert [fault(outcome) for outcome in outcomes] == ["platform" if ended == "refused" else "none"]
 
 
 def test_the_phases_of_a_stream_that_is_cancelled_on_its_second_replica_add_up() -> None:
