@@ -108,8 +108,7 @@ class Leader:
         self._decisions.catch_up()
         if not term:
             self._publish(leads=False)
-            self._metrics.receive_figures({})
-            self._metrics.receive_reject_shares({})
+            self._metrics.receive_lost_lead()
             return
         for pool in self._plans.keys() - self._policies.keys():
             if pool not in written or await self._control.write_plan(self._name, term, pool, None):

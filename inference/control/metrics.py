@@ -217,8 +217,11 @@ class ControllerMetrics:
         self._reconciled_age.set(age_s)
 
     def receive_lost_lead(self) -> None:
-        """Show that this controller does not lead, because it could not renew its term."""
+        """Show that this controller does not lead, and none of the figures that the leader alone shows."""
         self._leads.set(0)
+        self.receive_figures({})
+        self.receive_reject_shares({})
+        self.receive_models({}, 0.0)
 
     def receive_skipped_record(self, kind: str) -> None:
         """Count a record in Redis that could not be decoded."""

@@ -107,6 +107,7 @@ class ReconcileJob:
             if not self._leads():
                 due_us = next_due_us(now_us, self._due_us)
                 self._done_us = now_us  # another controller reports this night
+                self._metrics.receive_comparison(0, 0)
                 continue
             try:
                 await self.reconcile(now_us)

@@ -281,8 +281,10 @@ async def test_a_controller_without_redis_shows_neither_leadership_nor_counts() 
             return stage.value("a", "controller_leads") == 1 and desired.count(POOL, loop.time()) == 2
 
         await reached(shows, "the plan to be shown")
+        assert stage.value("a", "pool_slo_burn_ratio", pool=POOL, window="1h") is not None
         stage.redis.reachable.clear()
         await reached(lambda: stage.value("a", "controller_leads") == 0, "the loss of leadership to be shown")
+        assert stage.value("a", "pool_slo_burn_ratio", pool=POOL, window="1h") is None, "its alert would stay"
         await reached(lambda: desired.count(POOL, loop.time()) is None, "the counts to be unknown")
         stage.redis.reachable.set()
         await reached(shows, "the plan to be shown again")

@@ -125,7 +125,7 @@ async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(teleme
         clock.at_us = NIGHT_US + 24 * HOUR_US
         await eventually(lambda: len(telemetry.bodies) == 1)
         await eventually(lambda: age() == 86_400)
-        telemetry.status = 200
+        telemetry.status, telemetry.found = 200, 1
         clock.at_us += 1_000_000
         await eventually(lambda: age() == 86_401)
         assert len(telemetry.bodies) == 1, "it waits before it tries again"
@@ -135,6 +135,10 @@ async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(teleme
         clock.at_us += 60_000_000
         await eventually(lambda: age() == 60)
         assert len(telemetry.bodies) == 2, "once a night"
+        assert value(metrics, "usage_disagreements") == 1
+        leads[0] = False
+        clock.at_us = NIGHT_US + 48 * HOUR_US
+        await eventually(lambda: value(metrics, "usage_disagreements") == 0, "the next leader's result to hold alone")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
