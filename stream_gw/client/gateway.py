@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
+
 from stream_gw.client.backoff import ReconnectPolicy
 from stream_gw.client.errors import ConnectionLost, GatewayError
 from stream_gw.client.items import Create
@@ -19,7 +21,7 @@ from stream_gw.client.link import Link, LinkOver
 from stream_gw.client.position import BEGINNING
 from stream_gw.client.requests import PendingRequests
 from stream_gw.client.stream import LAG_S, Mode, OnExit, Stream
-from stream_gw.client.wire import Ack, ErrorMessage
+from stream_gw.client.wire import Ack, ErrorMessage, encode
 
 STREAMS_MAX: Final = 128  # over: create and subscribe raise too_many
 QUEUE_ITEMS: Final = 512  # items queued for a slow reader; full: unsubscribe until drained
@@ -116,7 +118,7 @@ class StreamGateway:
         on_exit: OnExit = "cancel",
     ) -> Stream:
         """Start a generation. ``key`` is its idempotency key: the same key and body never generate twice."""
-        create = Create(body, key or str(uuid.uuid4()))
+        create = Create(msgspec.Raw(encode(body)), key or str(uuid.uuid4()))
         return self._open(None, create, after=BEGINNING, dialect=dialect, mode=mode, on_exit=on_exit)
 
     def subscribe(
@@ -142,7 +144,8 @@ class StreamGateway:
     async def input(self, stream_id: str, item: str | dict[str, Any], *, id: str | None = None) -> Ack:
         """Steer a running stream with a user's message: the answer is cut, and another one follows in the same stream.
         Retries do not add it twice. ``terminal``: the answer had ended."""
-        return await self._request({"t": "input", "id": id or str(uuid.uuid4()), "stream": stream_id, "item": item})
+        content = msgspec.Raw(encode(item))  # it may be sent again, after the caller has changed it
+        return await self._request({"t": "input", "id": id or str(uuid.uuid4()), "stream": stream_id, "item": content})
 
     def wake(self) -> None:
         """End the pause before the next connection attempt."""

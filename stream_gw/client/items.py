@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -51,7 +53,8 @@ Item: TypeAlias = Data | Gap | Reset | InputResult
 class Create:
     """A request for a generation; ``key`` is its idempotency key."""
 
-    body: dict[str, Any]
+    body: msgspec.Raw
+    """JSON made when the call came. It may be sent later and again, after the caller has changed its objects."""
     key: str
 
 

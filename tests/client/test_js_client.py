@@ -61,6 +61,42 @@ async def test_a_create_cut_before_its_ok_generates_once(browser: Browser, fake:
     assert len({message["key"] for message in fake.sent_by_client("create")}) == 1
 
 
+async def test_what_is_sent_is_what_the_caller_passed(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """Also where it is sent later or again, and the caller has changed its list of messages meanwhile."""
+    fake.faults.cut_before_ok = fake.faults.drop_acks = 1
+    fake.hold_at = 0
+    script = """
+        const asked = body("say:mine");
+        const item = { role: "user", content: "shorter" };
+        const stream = gateway.create(asked);
+        asked.messages.push({ role: "assistant", content: "say:other" });
+        await stream.ready;
+        const steering = stream.input(item);
+        while (gateway._requests.size === 0) await sleep(0);
+        item.content = "longer";
+        await steering;
+        await stream.cancel();
+    """
+    await run_on(browser, target, script)
+    assert [len(message["body"]["messages"]) for message in fake.sent_by_client("create")] == [1, 1]
+    assert [message["item"]["content"] for message in fake.sent_by_client("input")] == ["shorter"] * 2
+
+
+async def test_a_body_that_is_no_json_is_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    script = """
+        const circle = {};
+        circle.circle = circle;
+        const refused = (call) => { try { call(); } catch (error) { return error.name; } };
+        const texts = [];
+        for (const each of [1, 2]) { // before the first connection, and on it
+          equal([circle, undefined].map((bad) => refused(() => gateway.create(bad))), ["TypeError", "SyntaxError"]);
+          texts.push(await read(gateway.create(body())));
+        }
+        return texts;
+    """
+    assert await run_on(browser, target, script) == [WHOLE, WHOLE]
+
+
 async def test_a_cancel_before_the_ok_reaches_the_stream(browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 0
     fake.faults.cut_before_ok = 1

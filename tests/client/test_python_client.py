@@ -52,6 +52,35 @@ async def test_a_create_cut_before_its_ok_generates_once(fake: FakeGateway, targ
     assert len({message["key"] for message in fake.sent_by_client("create")}) == 1
 
 
+async def test_what_is_sent_is_what_the_caller_passed(fake: FakeGateway, target: Target) -> None:
+    """Also where it is sent later or again, and the caller has changed its list of messages meanwhile."""
+    fake.faults.cut_before_ok = fake.faults.drop_acks = 1
+    fake.hold_at = 0
+    body: dict[str, Any] = target.body("say:mine")
+    item = {"role": "user", "content": "shorter"}
+    async with target.gateway() as gateway:
+        stream = gateway.create(body)
+        body["messages"].append({"role": "assistant", "content": "say:other"})
+        await eventually(lambda: fake.streams)
+        body["messages"].append({"role": "user", "content": "say:another"})
+        steering = asyncio.create_task(stream.input(item))
+        await eventually(lambda: fake.sent_by_client("input"))
+        item["content"] = "longer"
+        await steering
+        fake.release()
+        assert await read(stream) == "mine"
+    assert [len(message["body"]["messages"]) for message in fake.sent_by_client("create")] == [1, 1]
+    assert [message["item"]["content"] for message in fake.sent_by_client("input")] == ["shorter"] * 2
+
+
+async def test_a_body_that_is_no_json_is_told(fake: FakeGateway, target: Target) -> None:
+    async with target.gateway() as gateway:
+        for _ in range(2):  # before the first connection, and on it
+            with pytest.raises(TypeError):
+                gateway.create({"messages": [object()]})
+            assert await read(gateway.create(target.body())) == WHOLE
+
+
 async def test_a_cut_at_every_frame(fake: FakeGateway, target: Target) -> None:
     fake.faults.cut_after_frames = [1] * 10
     async with target.gateway(random=lambda: 0.0) as gateway:

@@ -6,7 +6,7 @@ import { LIMITS, TIMES_MS } from "./limits.js";
 import { Link } from "./link.js";
 import { backoffMs, randomId } from "./random.js";
 import { Stream } from "./stream.js";
-import { BEGINNING, httpUrl, socketUrl } from "./wire.js";
+import { BEGINNING, copied, httpUrl, socketUrl } from "./wire.js";
 
 export class StreamGateway {
   constructor(options = {}) {
@@ -54,7 +54,7 @@ export class StreamGateway {
 
   /** Starts a generation. `key` is its idempotency key: the same key and body never generate twice. */
   create(body, { dialect = "openai.chat", key, mode = "tokens", signal, abort } = {}) {
-    return this._open({ body, key: key ?? randomId(), dialect, mode, signal, abort });
+    return this._open({ body: copied(body), key: key ?? randomId(), dialect, mode, signal, abort });
   }
 
   /** Reads a stream after a cursor (default: from its beginning). */
@@ -79,7 +79,7 @@ export class StreamGateway {
   input(streamId, item, { id = randomId() } = {}) {
     const waiting = this._requests.get(id);
     if (waiting) return waiting.promise;
-    return this._request({ t: "input", stream: streamId, item, id }).promise;
+    return this._request({ t: "input", stream: streamId, item: copied(item), id }).promise;
   }
 
   /** Opens the socket before it is needed. */

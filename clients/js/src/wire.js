@@ -14,6 +14,9 @@ export function parseCursor(text) {
   return { n: Number(match[1]), s: Number(match[2]) };
 }
 
+/** The value as it is now: a message may be sent later and again, and its caller may have changed the value by then. */
+export const copied = (value) => JSON.parse(JSON.stringify(value));
+
 export const epochNumber = (epoch) => Number.parseInt(epoch, 10);
 
 /** The WebSocket address of a gateway given by its http(s) or ws(s) address. */
