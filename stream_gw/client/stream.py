@@ -113,8 +113,8 @@ class Stream:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._has_id = asyncio.Event()
-        # asked: a create of ours may be known to a gateway; refused: how often it was
-        self._paused, self._asked, self._refused = False, False, 0
+        # asked: a gateway may know our create; refused: how often it was; has_end: the gateway told the end
+        self._paused, self._asked, self._refused, self._has_end = False, False, 0, False
         self._muted = False  # the reader is gone, the stream is still being cancelled
         self._tries = self._stops = 0  # stops: cancels without an answer
         self._leaves = False  # closed; only they are waited for
@@ -183,7 +183,7 @@ class Stream:
 
     async def cancel(self) -> Ack:
         """Stop the generation, also before the first token. While disconnected, wait for the next connection."""
-        if self._ended.is_set() and self.status in TERMINAL:
+        if self._has_end or (self.id is None and not self._asked and self.status in TERMINAL):
             return Ack(id="", result="terminal", at=str(self._filter.tail), status=self.status)
         if self.id is None and not self._asked and not self._ended.is_set():
             self._finish("cancelled")
@@ -313,7 +313,7 @@ class Stream:
         if self._filter.receive(message.s - 1, message.s) is Verdict.HOLE:
             self._retry(_gap(f"the stream ended at {message.s}; frames after {self._filter.tail.seq} are missing"))
             return
-        self.usage, self.structured_output = message.usage, message.structured_output
+        self._has_end, self.usage, self.structured_output = True, message.usage, message.structured_output
         error = message.error.exception() if message.error else GatewayError("failed", "the stream failed")
         self._finish(message.status, error if message.status == "failed" else None)
 

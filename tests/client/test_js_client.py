@@ -112,6 +112,24 @@ async def test_a_cancel_before_the_ok_reaches_the_stream(browser: Browser, fake:
     assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
 
 
+async def test_a_stream_that_could_not_be_read_on_can_be_cancelled(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.hold_at = 3
+    fake.faults.refuse_subs = [{"code": "too_many", "message": "full", "retriable": False}]
+    script = """
+        const stream = gateway.create(body());
+        await first(stream, 3);
+        await network.cut();
+        const { message } = await fails(read(stream));
+        const told = [message, stream.status, (await stream.cancel()).result];
+        gateway.close();
+        return [...told, (await fails(stream.cancel())).code];
+    """
+    assert await run_on(browser, target, script) == ["full", "failed", "accepted", "client_closed"]
+    assert [stream.status for stream in fake.streams.values()] == ["cancelled"]
+
+
 async def test_a_cancel_that_waits_for_the_id_outlives_the_reading(
     browser: Browser, fake: FakeGateway, target: Target
 ) -> None:

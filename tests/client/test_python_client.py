@@ -118,6 +118,21 @@ async def test_a_cancel_of_what_was_never_sent_generates_nothing(fake: FakeGatew
     assert not fake.streams
 
 
+async def test_a_stream_that_could_not_be_read_on_can_be_cancelled(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 3
+    fake.faults.refuse_subs = [{"code": "too_many", "message": "full", "retriable": False}]
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 3)
+        fake.cut_all()
+        with pytest.raises(GatewayError, match="full"):
+            await read(stream)
+        assert (stream.status, (await stream.cancel()).result) == ("failed", "accepted")
+    assert [each.status for each in fake.streams.values()] == ["cancelled"]
+    with pytest.raises(GatewayError, match="async with"):
+        await stream.cancel()
+
+
 async def test_leaving_the_block_early_cancels_a_create(fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 5
     async with target.gateway() as gateway, gateway.create(target.body()) as stream:

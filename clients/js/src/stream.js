@@ -31,6 +31,7 @@ export class Stream {
     this._inputSeq = 0; // the last input whose result was told
     this._waiter = null;
     this._ended = false;
+    this._hasEnd = false; // the gateway told the end; else only our reading has ended, and the stream may still run
     this._paused = false;
     this._asked = false; // a create of ours may be known to a gateway
     this._refused = 0; // how often our create was refused
@@ -98,7 +99,7 @@ export class Stream {
 
   /** Stops the generation. Resolves with the gateway's ack; works while disconnected and before the first token. */
   cancel() {
-    if (this._ended && TERMINAL.has(this.status)) {
+    if (this._ended && TERMINAL.has(this.status) && (this._hasEnd || (!this.id && !this._asked))) {
       return Promise.resolve({ result: "terminal", at: this._tailCursor(), status: this.status });
     }
     if (this.id) return this._gateway.cancel(this.id);
@@ -307,6 +308,7 @@ export class Stream {
       return;
     }
     if (s > this._tail.s) this._accept(s);
+    this._hasEnd = true;
     this.usage = usage ?? null;
     this.structuredOutput = checks ?? null;
     const failed = status === "failed";
