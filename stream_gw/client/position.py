@@ -51,7 +51,7 @@ class Filter:
     def __init__(self, after: Position) -> None:
         self.tail = after
         self.epoch = after.epoch  # of the channel: the tail keeps the epoch under which it was applied
-        self._boundaries = [after.seq]
+        self._boundaries = [str(after)]
         self._input_seq = after.seq
 
     def receive_epoch(self, epoch: str) -> None:
@@ -83,26 +83,27 @@ class Filter:
         self._input_seq = seq
         return True
 
-    def delivered(self, seq: int) -> None:
-        """Note that an item up to ``seq`` was handed to the reader: a later reset may go back to it."""
-        self._boundaries.append(seq)
+    def delivered(self, cursor: str) -> None:
+        """Note that an item up to ``cursor`` was handed to the reader: a later reset may go back to it."""
+        self._boundaries.append(cursor)
         if len(self._boundaries) > self.BOUNDARIES_MAX:
             del self._boundaries[1]  # the start stays
 
-    def rewind(self, epoch: str, to: int, queued: int | None) -> bool:
+    def rewind(self, epoch: str, to: int, queued: Position | None) -> bool:
         """Go back to ``to``, or to the last item boundary before it: joined frames are dropped together.
 
-        ``queued`` is the seq of the last item that stays in the reader's queue. Returns whether the reader has
+        ``queued`` is the position of the last item that stays in the reader's queue. Returns whether the reader has
         already been handed something that is void now.
         """
         self.receive_epoch(epoch)
         if to >= self.tail.seq:
             return False
-        told = self._boundaries[-1] > to
+        handed = [Position.parse(cursor) for cursor in self._boundaries]
+        told = handed[-1].seq > to
+        here = Position(self.epoch, to)
+        kept = queued or next((each for each in reversed(handed) if each.seq <= to), here)
+        self.tail = here if kept.seq == to else kept  # frames up to ``to`` keep their epoch in the log
         if told:
-            kept = [self._boundaries[0], *(seq for seq in self._boundaries[1:] if seq <= to)]
-            self._boundaries = kept
-            queued = None
-        self.tail = Position(self.epoch, self._boundaries[-1] if queued is None else queued)
+            self._boundaries = [*(str(each) for each in handed if each.seq < kept.seq), str(self.tail)]
         self._input_seq = min(self._input_seq, self.tail.seq)
         return told

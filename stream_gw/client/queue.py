@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from stream_gw.client.items import Item
+from stream_gw.client.position import Position
 
 
 class ItemQueue:
@@ -26,11 +27,11 @@ class ItemQueue:
         self._bytes -= size
         return item
 
-    def drop_after(self, seq: int) -> int | None:
-        """Drop the items beyond ``seq``. Returns the last remaining item's seq; None: the queue is empty."""
-        while self._items and self._items[-1][0].seq > seq:
+    def drop_after(self, seq: int) -> Position | None:
+        """Drop the items beyond ``seq``. Returns the position of the last remaining item; None: the queue is empty."""
+        while self._items and (last := Position.parse(self._items[-1][0].cursor)).seq > seq:
             self._bytes -= self._items.pop()[1]
-        return self._items[-1][0].seq if self._items else None
+        return last if self._items else None
 
     def clear(self) -> None:
         self._items.clear()

@@ -153,8 +153,8 @@ class Stream:
             await self._news.wait()
         item = self._queue.pop()
         self.cursor = item.cursor
-        if isinstance(item, Data):
-            self._filter.delivered(item.seq)
+        if isinstance(item, Data | Gap):
+            self._filter.delivered(item.cursor)
         if self._paused and self._queue.is_within(self._gateway.queue_items // 4, self._gateway.queue_bytes // 4):
             self._paused = False
             self._attach_soon(0)

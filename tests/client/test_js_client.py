@@ -325,6 +325,33 @@ async def test_a_gap_and_a_reset_are_told(browser: Browser, fake: FakeGateway, t
     assert await running == [["gap", "1-9"], ["reset", "2-3"], ["data", "2-4"]]
 
 
+async def test_a_reset_goes_back_to_what_the_log_still_has(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """Joined frames are read again from the epoch that made them; a reset may lie below the cursor begun at."""
+    fake.hold_at = 5
+    script = """
+        const taken = [];
+        const say = (stream, message) => gateway._link.receive(JSON.stringify({ ch: stream._ch, ...message }));
+        const take = ({ value }) => taken.push([value.type, value.cursor]);
+        const begun = gateway.create(body());
+        await first(begun, 5);
+        say(begun, { t: "d", a: 5, s: 9, f: [] });
+        take(await begun.next());
+        say(begun, { t: "reset", epoch: "2.bb", to: 7 });
+        take(await begun.next());
+        begun.close();
+        const stream = gateway.subscribe(begun.id, { after: "1-5" });
+        while (stream.status !== "live") await sleep(5);
+        say(stream, { t: "reset", epoch: "2.bb", to: 3 });
+        say(stream, { t: "d", s: 4, f: [] });
+        take(await stream.next());
+        take(await stream.next());
+        return taken;
+    """
+    expected = [["data", "1-9"], ["reset", "1-5"], ["reset", "2-3"], ["data", "2-4"]]
+    assert await run_on(browser, target, script) == expected
+    assert [message["after"] for message in fake.sent_by_client("sub")] == ["1-5"] * 2
+
+
 @pytest.mark.parametrize("code", [1011, 1012, 1013, 4408, 4429])
 async def test_close_codes_that_mean_come_back(code: int, browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.faults.close_new_with = [code]

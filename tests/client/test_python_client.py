@@ -222,6 +222,50 @@ async def test_a_gap_and_a_reset_are_told(fake: FakeGateway, target: Target) -> 
         assert await anext(stream) == Data("2-4", 4, [])
 
 
+async def test_a_reset_into_joined_frames_reads_their_valid_part_again(fake: FakeGateway, target: Target) -> None:
+    """Frames 6 and 7 are in the log under epoch 1: nothing lies after 2-5 but what epoch 2 made."""
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 5)
+        await fake.say_all({"t": "d", "a": 5, "s": 9, "f": []})
+        assert await anext(stream) == Data("1-9", 9, [])
+        await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 7})
+        assert await anext(stream) == Reset("1-5", 5)
+        await eventually(lambda: fake.sent_by_client("sub"))
+    assert [message["after"] for message in fake.sent_by_client("sub")] == ["1-5"]
+
+
+async def test_a_reset_below_the_cursor_that_a_reader_began_at_is_told(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        begun = gateway.create(target.body())
+        stream_id = await begun.ready()
+        await first(begun, 5)
+        begun.close()
+        stream = gateway.subscribe(stream_id, after="1-5")
+        await eventually(lambda: stream.status == "live")
+        await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 3})
+        await fake.say_all({"t": "d", "s": 4, "f": []})
+        assert await anext(stream) == Reset("2-3", 3)
+        assert await anext(stream) == Data("2-4", 4, [])
+
+
+async def test_a_reset_drops_an_input_result_with_its_frames(fake: FakeGateway, target: Target) -> None:
+    """Also where the frames of the result were joined with later ones, which are void."""
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 5)
+        await fake.say_all({"t": "d", "a": 5, "s": 9, "f": []})
+        await fake.say_all({"t": "steered", "s": 6, "id": "mine", "result": "applied"})
+        await eventually(lambda: len(stream._queue) == 2, "the reader does not take them")
+        await fake.say_all({"t": "reset", "epoch": "2.bb", "to": 7})
+        await eventually(lambda: fake.sent_by_client("sub"))
+        assert len(stream._queue) == 0
+    assert [message["after"] for message in fake.sent_by_client("sub")] == ["1-5"]
+
+
 async def test_text_never_papers_over_a_gap(fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 5
     async with target.gateway() as gateway:
@@ -321,9 +365,9 @@ def test_a_reset_into_joined_frames_goes_back_to_their_start() -> None:
     filter = Filter(Position.parse("1-0"))
     for after, seq in ((0, 3), (3, 9)):
         filter.receive(after, seq)
-        filter.delivered(seq)
+        filter.delivered(f"1-{seq}")
     assert filter.rewind("2.x", 5, None)
-    assert str(filter.tail) == "2-3"
+    assert str(filter.tail) == "1-3"
 
 
 async def test_a_failure_is_told_to_one_who_has_every_frame(fake: FakeGateway, target: Target) -> None:

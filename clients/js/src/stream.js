@@ -25,7 +25,7 @@ export class Stream {
     this._mode = mode;
     this._tail = parseCursor(after); // of the last frame accepted, ahead of `cursor` by the queue
     this._epoch = this._tail.n;
-    this._boundaries = [this._tail.s];
+    this._boundaries = [this._tail]; // positions that the reader has had, for a reset to go back to
     this._queue = [];
     this._queueChars = 0;
     this._inputSeq = 0; // the last input whose result was told
@@ -65,11 +65,11 @@ export class Stream {
       this._waiter = deferred();
       await this._waiter.promise;
     }
-    const { item, chars } = this._queue.shift();
+    const { item, chars, at } = this._queue.shift();
     this._queueChars -= chars;
     this.cursor = item.cursor;
-    if (item.type === "data") {
-      this._boundaries.push(item.seq);
+    if (at.s > this._boundaries.at(-1).s) {
+      this._boundaries.push(at);
       if (this._boundaries.length > LIMITS.boundaries) this._boundaries.splice(1, 1); // the start stays
     }
     if (this._paused && this._drained()) {
@@ -180,7 +180,7 @@ export class Stream {
 
   _push(item, chars) {
     if (this._muted) return;
-    this._queue.push({ item, chars });
+    this._queue.push({ item, chars, at: this._tail });
     this._queueChars += chars;
     this._wakeReader();
     if (this._queue.length >= this._gateway._queueItems || this._queueChars >= this._gateway._queueChars) {
@@ -335,17 +335,16 @@ export class Stream {
   _receiveReset({ epoch, to }) {
     this._epoch = epochNumber(epoch);
     if (to >= this._tail.s) return;
-    while (this._queue.length > 0 && this._queue.at(-1).item.seq > to) {
-      this._queueChars -= this._queue.pop().chars;
-    }
+    while (this._queue.length > 0 && this._queue.at(-1).at.s > to) this._queueChars -= this._queue.pop().chars;
+    const here = { n: this._epoch, s: to };
     // The reader must be told of void items it has read; an item that joined several frames is void as a whole.
-    const kept = this._queue.at(-1)?.item.seq ?? this._boundaries.findLast((seq) => seq <= to) ?? this._boundaries[0];
-    const told = this._boundaries.at(-1) > to;
-    if (told) this._boundaries = this._boundaries.filter((seq, index) => index === 0 || seq <= kept);
-    this._tail = { n: this._epoch, s: kept };
-    this._inputSeq = Math.min(this._inputSeq, kept);
-    if (told) this._push({ type: "reset", cursor: this._tailCursor(), seq: kept, to: kept }, 0);
-    if (kept !== to) this._attachSoon(0);
+    const kept = this._queue.at(-1)?.at ?? this._boundaries.findLast(({ s }) => s <= to) ?? here;
+    const told = this._boundaries.at(-1).s > to;
+    this._tail = kept.s === to ? here : kept; // frames up to `to` are in the log under the epoch that made them
+    if (told) this._boundaries = [...this._boundaries.filter(({ s }) => s < kept.s), this._tail];
+    this._inputSeq = Math.min(this._inputSeq, kept.s);
+    if (told) this._push({ type: "reset", cursor: this._tailCursor(), seq: kept.s, to: kept.s }, 0);
+    if (kept.s !== to) this._attachSoon(0);
   }
 
   _receiveError(message) {
