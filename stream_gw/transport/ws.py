@@ -30,6 +30,7 @@ from stream_gw.transport.connection import CONNECTION, EdgeWebSocket
 from stream_gw.transport.sockets.base import close_reason
 from stream_gw.transport.sockets.session import SocketSession
 from stream_gw.transport.ws_messages import (
+    CHANNEL_MAX,
     Auth,
     Cancel,
     ClientMessage,
@@ -38,6 +39,7 @@ from stream_gw.transport.ws_messages import (
     Pong,
     Sub,
     Unsub,
+    asker_of,
     decoder,
 )
 from stream_gw.transport.ws_socket import Channel, Socket
@@ -45,7 +47,6 @@ from stream_gw.transport.ws_socket import Channel, Socket
 SUBPROTOCOL = "tokenstream.v1"
 """Subprotocol of ``Session``."""
 _BEARER = "bearer."
-_CHANNEL_MAX = (1 << 31) - 1
 C = TypeVar("C", bound=Channel)
 
 
@@ -148,7 +149,10 @@ class Session(CommandSession):
         try:
             message = decoder.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            self.socket.reply_error(BadRequest(f"not a message of tokenstream.v1: {str(error)[:200]}"))
+            asker = asker_of(text)
+            ch = None if asker.ch in self.socket.channels else asker.ch  # an error would end the channel that is open
+            refusal = BadRequest(f"not a message of tokenstream.v1: {str(error)[:200]}")
+            self.socket.reply_error(refusal, ch=ch, id=asker.id)
             if not self.socket.take_bad_message():
                 self.socket.close(1008, "too many malformed messages")
             return
@@ -240,8 +244,8 @@ class Session(CommandSession):
         self.spawn(self._open(who, message, channel), who.tenant, size, refuse)
 
     def _new_channel(self, ch: int) -> Channel:
-        if not 0 <= ch <= _CHANNEL_MAX:
-            raise BadRequest(f"ch must be 0 to {_CHANNEL_MAX}", param="ch")
+        if not 0 <= ch <= CHANNEL_MAX:
+            raise BadRequest(f"ch must be 0 to {CHANNEL_MAX}", param="ch")
         if ch in self.socket.channels:
             raise BadRequest(f"channel {ch} is open; unsub it first or use another number", param="ch")
         return add_channel(self.socket, Channel(self.socket, ch))

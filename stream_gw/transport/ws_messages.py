@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX
 
+CHANNEL_MAX = (1 << 31) - 1
 Mode = Literal["tokens", "coalesce", "snapshot"]
 
 
@@ -62,6 +63,22 @@ class Pong(msgspec.Struct, tag_field="t", tag="pong"):
     pass
 
 
+class Asker(msgspec.Struct):
+    """What an error about a malformed message can name, so that its sender does not wait for an answer."""
+
+    ch: Annotated[int, Meta(ge=0, le=CHANNEL_MAX)] | None = None
+    id: _Id | None = None
+
+
+def asker_of(text: str) -> Asker:
+    """Read who sent a malformed message; nothing where that is malformed too."""
+    try:
+        return _asker.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return Asker()
+
+
 ClientMessage = Auth | Create | Sub | Unsub | Cancel | Input | Pong
 decoder: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
+_asker = msgspec.json.Decoder(Asker)
 encode = msgspec.json.Encoder().encode

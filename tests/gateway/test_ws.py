@@ -540,6 +540,31 @@ async def test_what_is_no_message_is_answered_and_the_socket_goes_on(one: Gate, 
         await usable(socket)
 
 
+@pytest.mark.parametrize(
+    ("message", "asker"),
+    [
+        ('{"t":"sub","ch":5}', {"ch": 5}),
+        ('{"t":"sub","ch":5,"stream":"x","mode":"fast"}', {"ch": 5}),
+        ('{"t":"create","ch":5}', {"ch": 5}),
+        ('{"t":"cancel","id":"k"}', {"id": "k"}),
+        ('{"t":"input","id":"k","stream":"x"}', {"id": "k"}),
+        ('{"t":"sub","ch":18446744073709551615}', {}),
+        ('{"t":"sub","ch":1}', {}),  # another stream is open there, and its reader waits for no answer
+    ],
+)
+async def test_the_error_of_a_malformed_message_names_who_waits_for_it(
+    one: Gate, message: str, asker: dict[str, Any]
+) -> None:
+    stream = await one.background(2000)
+    async with one.socket() as socket:
+        await socket.send("sub", ch=1, stream=stream)
+        await socket.until_t("ok", ch=1)
+        await socket.connection.send(message)
+        error = await socket.until_t("error")
+        assert {name: error[name] for name in ("ch", "id") if name in error} == asker
+    await one.cancel(stream)
+
+
 async def test_the_tenth_that_is_no_message_closes_1008(one: Gate) -> None:
     async with one.socket() as socket:
         for _ in range(10):
