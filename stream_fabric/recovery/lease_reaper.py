@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +37,15 @@ WAITED = DeadlineExceeded("no replica had room in time; retry later")
 LOST = ReplicaLost("the replica that produced this stream died; retry the request")
 
 
+class _Look(NamedTuple):
+    """A look at a pool's leases."""
+
+    at: float = 0.0
+    """Seconds of this process's monotonic clock."""
+    seen_s: Mapping[ReplicaId, float] = {}
+    """Seconds for which each replica has been seen expired."""
+
+
 class LeaseReaper:
     """Recovers dead replicas' streams and sweeps the queues, until cancelled."""
 
@@ -54,57 +63,74 @@ class LeaseReaper:
         self._random = random
         self._reporter = reporter
         self._failover = Failover(pools, streams, clock, random, reporter)
-        self._looked_at = 0.0
-        """When the leases were last read, in seconds of this process's monotonic clock."""
-        self._expired_s: dict[tuple[str, ReplicaId], float] = {}
-        """Seconds for which each replica has been seen expired."""
+        self._known: Sequence[str] = ()
+        """Pools as they were last listed."""
+        self._looks: dict[str, _Look] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a long queue must not delay the recovery of dead replicas
-            tasks.create_task(self._repeat(self._reap, "recovery of dead replicas"), name="reap")
-            tasks.create_task(self._repeat(self._sweep_queues, "queue sweep"), name="sweep")
+            tasks.create_task(self._list_pools(), name="pools")
+            tasks.create_task(self._each_pool(tasks, self._reap, "recovery of dead replicas"), name="reap")
+            tasks.create_task(self._each_pool(tasks, self._sweep_queue, "queue sweep"), name="sweep")
 
-    async def _repeat(self, step: Callable[[], Awaitable[None]], name: str) -> None:
-        """Call ``step`` about every ``REAP_EVERY_S`` seconds, until cancelled; log its failures as ``name``."""
+    async def _list_pools(self) -> None:
+        """List the pools about every ``REAP_EVERY_S`` seconds, until cancelled. The last list holds until the next."""
         while True:
-            # Jitter spreads the many reapers of a fleet
-            await asyncio.sleep(REAP_EVERY_S * self._random.uniform(0.7, 1.0))
             try:
-                await step()
+                self._known = await self._pools.pools()
             except FabricError as error:
-                log.warning("%s failed, retrying: error=%s", name, error)
+                log.warning("list of pools failed, retrying: error=%s", error)
+            await self._rest()
 
-    async def _reap(self) -> None:
-        """Move the streams of replicas that were expired for ``SEEN_DEAD_S``, and retire these replicas."""
-        before, self._expired_s = self._expired_s, {}  # kept only if the whole step succeeds
-        expired = await _gather(self._pools.expired, await self._pools.pools())
+    async def _each_pool(self, tasks: asyncio.TaskGroup, step: Callable[[str], Awaitable[None]], name: str) -> None:
+        """Begin ``step`` for each pool about every ``REAP_EVERY_S`` seconds, until cancelled; log failures as ``name``.
+
+        A pool whose step has not ended is left out: a part of the fabric that does not answer delays no other.
+        """
+        running: set[str] = set()
+
+        async def take(pool: str) -> None:
+            try:
+                await step(pool)
+            except FabricError as error:
+                log.warning("%s failed, retrying: pool=%s error=%s", name, pool, error)
+            finally:
+                running.discard(pool)
+
+        while True:
+            await self._rest()
+            for pool in self._known:
+                if pool not in running:
+                    running.add(pool)
+                    tasks.create_task(take(pool))
+
+    async def _rest(self) -> None:
+        await asyncio.sleep(REAP_EVERY_S * self._random.uniform(0.7, 1.0))  # jitter spreads the reapers of a fleet
+
+    async def _reap(self, pool: str) -> None:
+        """Recover the streams of replicas that were seen expired for ``SEEN_DEAD_S``."""
+        before = self._looks.pop(pool, _Look())  # what it saw does not count if the pool answers no more
+        expired = await self._pools.expired(pool)
         now = self._clock.monotonic_us() / 1e6
         # An outage between two looks is not time for which Redis answered
-        looked_s, self._looked_at = min(now - self._looked_at, REAP_EVERY_S), now
-        expired_s = {
-            (pool, replica): before[pool, replica] + looked_s if (pool, replica) in before else 0.0
-            for pool, replicas in expired.items()
-            for replica in replicas
-        }
-        complete = True
-        for (pool, replica), seen_s in list(expired_s.items()):
-            if seen_s < SEEN_DEAD_S or not await self._claim(pool, replica, LEASE_TTL_S):
-                continue
-            streams = await self._pools.in_flight(pool, replica)
-            log.warning(
-                "replica lease expired, moving its streams: pool=%s replica=%s streams=%d", pool, replica, len(streams)
-            )
-            if self._reporter is not None:
-                self._reporter.report_dead(pool, replica, len(streams))
-            moved = await _gather(partial(self._failover.rescue, pool, replica, error=LOST, dead=True), streams)
-            complete = complete and len(moved) == len(streams)
-            if len(moved) == len(streams) and await self._pools.retire(pool, replica):
-                del expired_s[pool, replica]
-        if complete:
-            self._expired_s = expired_s
+        looked_s = min(now - before.at, REAP_EVERY_S)
+        seen_s = {name: before.seen_s[name] + looked_s if name in before.seen_s else 0.0 for name in expired}
+        late = [name for name, dead_s in seen_s.items() if dead_s >= SEEN_DEAD_S]
+        dead = [replica for replica in late if await self._claim(pool, replica, LEASE_TTL_S)]
+        await _gather(partial(self._recover, pool), dead)
+        self._looks[pool] = _Look(now, {name: dead_s for name, dead_s in seen_s.items() if name not in dead})
 
-    async def _sweep_queues(self) -> None:
-        await _gather(self._sweep_queue, await self._pools.pools())
+    async def _recover(self, pool: str, replica: ReplicaId) -> None:
+        """Move the streams of a dead replica, and retire it if all were moved; else a later look finds it again."""
+        streams = await self._pools.in_flight(pool, replica)
+        log.warning(
+            "replica lease expired, moving its streams: pool=%s replica=%s streams=%d", pool, replica, len(streams)
+        )
+        if self._reporter is not None:
+            self._reporter.report_dead(pool, replica, len(streams))
+        moved = await _gather(partial(self._failover.rescue, pool, replica, error=LOST, dead=True), streams)
+        if len(moved) == len(streams):
+            await self._pools.retire(pool, replica)
 
     async def _sweep_queue(self, pool: str) -> None:
         """End queued streams that waited too long; remove those that were cancelled or have lost their readers."""

@@ -618,11 +618,13 @@ async def test_the_reaper_waits_for_a_replica_that_renews_after_an_outage(pool: 
     await pool.renew(one, stream, ttl_s=0.001)
     await eventually(lambda: _is_expired(pool, one))
     reaper = reaper_of(pool, streams.log)
-    await reaper._reap()
+    await reaper._reap(pool.name)
+    look = reaper._looks[pool.name]
+    assert look.seen_s == {one: 0.0}
     await pool.renew(one, stream)
-    reaper._expired_s = dict.fromkeys(reaper._expired_s, 10.0)
-    await reaper._reap()
-    assert reaper._expired_s == {}
+    reaper._looks[pool.name] = look._replace(seen_s={one: 10.0})
+    await reaper._reap(pool.name)
+    assert reaper._looks[pool.name].seen_s == {}
     assert await streams.status(stream) == "live"
 
 

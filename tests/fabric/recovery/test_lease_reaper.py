@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+from stream_fabric.limits import REAP_EVERY_S
 from stream_fabric.ports import Pools, StreamLog
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.recovery.lease_reaper import LeaseReaper
+from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S, LeaseReaper
 from stream_fabric.stream.ids import ReplicaId, StreamId
+from tests.support.virtual import on_virtual_time
 
 QUEUED = 400
 
@@ -95,11 +98,63 @@ async def test_an_outage_of_redis_is_not_time_for_which_a_lease_was_seen_expired
     reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), clock, HostRandom())
     for answer_s, rest_s in ((0.0, 0.4), (2.0, 0.0), (0.0, 0.3)):
         fabric.answer_s = answer_s
-        await reaper._reap()
+        await reaper._reap("pool")
         clock.pass_s(rest_s)
     assert fabric.claims == 0, "0.5 s of the 2 count, and 0.0 of the rest"
-    await reaper._reap()
+    await reaper._reap("pool")
     clock.pass_s(0.4)
     assert fabric.claims == 0
-    await reaper._reap()
+    await reaper._reap("pool")
     assert fabric.claims == 1
+
+
+class Silent:
+    """Two pools with dead replicas. Nothing answers about the pool ``silent`` and about the streams of replica ``a``.
+
+    ``recovered`` has what was retired, and when, in seconds of the loop's clock.
+    """
+
+    def __init__(self) -> None:
+        self.recovered: dict[ReplicaId, float] = {}
+
+    async def pools(self) -> list[str]:
+        return ["silent", "works"]
+
+    async def expired(self, pool: str) -> list[ReplicaId]:
+        if pool == "silent":
+            await asyncio.Event().wait()
+        return [replica for replica in (ReplicaId("a"), ReplicaId("b")) if replica not in self.recovered]
+
+    async def queue_positions(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        if pool == "silent":
+            await asyncio.Event().wait()
+        return 0, []
+
+    async def claim_recovery(self, pool: str, replica: str, ttl_s: float, nonce: str) -> bool:
+        return True
+
+    async def in_flight(self, pool: str, replica: ReplicaId) -> list[StreamId]:
+        if replica == "a":
+            await asyncio.Event().wait()
+        return []
+
+    async def retire(self, pool: str, replica: ReplicaId) -> bool:
+        self.recovered[replica] = asyncio.get_running_loop().time()
+        return True
+
+
+class LoopTime(HostClock):
+    def monotonic_us(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1e6)
+
+
+@on_virtual_time
+async def test_a_silent_shard_delays_the_recovery_of_no_other_replica() -> None:
+    fabric = Silent()
+    reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), LoopTime(), HostRandom())
+    began = asyncio.get_running_loop().time()
+    running = asyncio.create_task(reaper.run())
+    await asyncio.sleep(4)
+    running.cancel()
+    assert set(fabric.recovered) == {"b"}
+    assert fabric.recovered[ReplicaId("b")] - began < SEEN_DEAD_S + 3 * REAP_EVERY_S
