@@ -64,7 +64,7 @@ class Pong(msgspec.Struct, tag_field="t", tag="pong"):
 
 
 class Asker(msgspec.Struct):
-    """What an error about a malformed message can name, so that its sender does not wait for an answer."""
+    """Channel or request of a malformed message, for the error that answers it."""
 
     ch: Annotated[int, Meta(ge=0, le=CHANNEL_MAX)] | None = None
     id: _Id | None = None
