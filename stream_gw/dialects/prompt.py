@@ -6,6 +6,7 @@ a string or as a part. Engines build the same prompt of them, so their KV cache 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,25 @@ from stream_fabric.json_bounds import decode_text
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
 _messages_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
+IMAGE_TOKENS = 1500
+"""Most tokens that the estimate of a prompt has for an image, whatever its bytes: models resize images."""
+_IMAGE = b'"url":"data:image/'
 _THOUGHTS = ("reasoning", "reasoning_content", "refusal", "annotations", "audio")
 """Fields of an assistant's message that clients repeat or leave out; templates leave them out of later prompts."""
+
+
+def estimated_tokens(prompt: Sequence[bytes], input_bytes: int, bytes_per_token: float) -> int:
+    """Estimate the tokens of a prompt. ``prompt``: in the form that is hashed; ``input_bytes``: of other input."""
+    text_bytes, tokens = input_bytes, 0.0
+    for part in prompt:
+        text_bytes += len(part)
+        at = part.find(_IMAGE)
+        while at >= 0:
+            end = part.find(b'"', at + len(_IMAGE))
+            text_bytes -= end - at
+            tokens += min((end - at) / bytes_per_token, IMAGE_TOKENS)
+            at = part.find(_IMAGE, end)
+    return max(1, int(text_bytes / bytes_per_token + tokens))
 
 
 def chat_prompt(messages: bytes | msgspec.Raw, tools: bytes | msgspec.Raw | None) -> tuple[bytes, ...]:

@@ -16,6 +16,7 @@ from stream_fabric.pool.records import EngineRequest, Work
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.ids import StreamId, moved_to, new_stream_id
 from stream_gw.auth import Principal
+from stream_gw.dialects.prompt import estimated_tokens
 from stream_gw.observe.trace import hashed_user
 from stream_gw.privacy.kv_isolation import salted_body
 from stream_gw.streams.create_call import CreateCall
@@ -65,7 +66,7 @@ def make_work(
         regions=trace.regions,
         share=plan.share,
         session=trace.session,
-        prompt_tokens=max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
+        prompt_tokens=estimated_tokens(request.prompt, request.input_bytes, estimates.bytes_per_token),
         # Most requests stop far below their limit
         output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
         output_limit=min(limit * request.n * (1 + repairs), _NO_LIMIT),

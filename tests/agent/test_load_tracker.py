@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from inference.agent.observe.load_tracker import LoadTracker
@@ -51,6 +52,20 @@ class Tracked:
     @property
     def per_s(self) -> float:
         return self.load.meter.prefill.per_s
+
+
+@on_virtual_time
+async def test_images_do_not_change_the_bytes_of_a_token() -> None:
+    tracked = Tracked(slots=1)
+    running = tracked.start("s")
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90_000}}
+    for content, expected in ([picture], pytest.approx(4.0)), ("A" * 9000, pytest.approx(5.0, abs=0.1)):
+        body = msgspec.Raw(msgspec.json.encode({"messages": [{"role": "user", "content": content}]}))
+        running.work = msgspec.structs.replace(
+            running.work, request=msgspec.structs.replace(running.work.request, body=body)
+        )
+        tracked.load.receive_prompt(running, PROMPT, 0)
+        assert tracked.load.meter.bytes_per_token == expected
 
 
 @on_virtual_time

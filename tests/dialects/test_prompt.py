@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stream_fabric.limits import JSON_SLOW_NUMBERS_MAX
 from stream_fabric.pool.prefix import block_hashes
 from stream_gw.dialects.anthropic.requests import parse_messages
+from stream_gw.dialects.prompt import IMAGE_TOKENS, estimated_tokens
 from stream_gw.dialects.requests import parse_create
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
@@ -145,3 +146,20 @@ def test_the_role_and_the_text_are_in_the_prompt(text: str) -> None:
         msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": text}]}), "chat"
     ).prompt
     assert part == b'{"role":"user","content":%b}' % msgspec.json.encode(text)
+
+
+def test_the_bytes_of_an_image_are_no_tokens() -> None:
+    """A photo of a megabyte is some hundred or thousand tokens, and not 250,000."""
+
+    def tokens(*parts: Any) -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
+        return estimated_tokens(parse_create(msgspec.json.encode(body), "chat").prompt, 0, 4.0)
+
+    def image(size: int) -> Any:
+        return {"type": "image_url", "image_url": {"detail": "auto", "url": "data:image/png;base64," + "A" * size}}
+
+    text = {"type": "text", "text": 'what is it? "url":"data:image/png' + "x" * 4000}
+    alone = tokens(text)
+    assert alone > 1000
+    assert alone + 2 * IMAGE_TOKENS <= tokens(image(1_000_000), text, image(2_000_000)) < alone + 2 * IMAGE_TOKENS + 60
+    assert alone + 100 <= tokens(text, image(400)) < alone + 200, "a small one is taken for its bytes"

@@ -217,6 +217,14 @@ async def test_an_admission_that_is_cancelled_leaves_neither_reservation_nor_key
     await eventually(lambda: is_free(world, key, who.tenant), "the key to be free", 5.0)
 
 
+async def test_an_image_takes_no_more_of_the_limits_than_an_image(limited: tuple[InProcess, Principal]) -> None:
+    """By its bytes it would need 50 times the tenant's limit of a minute, and be refused for good."""
+    world, who = limited
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}]
+    assert await world.gateway.streams.create(replace(world.call(messages=messages, max_tokens=100), who=who))
+
+
 async def test_a_plan_caps_the_tier_of_a_request(limited: tuple[InProcess, Principal]) -> None:
     world, who = limited
     opened = await world.gateway.streams.create(replace(world.call(service_tier="priority"), who=who))

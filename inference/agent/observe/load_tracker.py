@@ -16,6 +16,8 @@ from stream_fabric.pool.replica_load import pending_output_tokens, pending_prefi
 from stream_fabric.ports import Engine
 from stream_fabric.stream.ids import StreamId
 
+_IMAGE = b"data:image/"
+
 
 class LoadTracker:
     """Follows ``running``, the streams of this replica, from their start to their end."""
@@ -62,7 +64,9 @@ class LoadTracker:
 
     def receive_prompt(self, stream: RunningStream, tokens: int, cached: int) -> None:
         """Take the length of the prompt and how much of it was cached, as the engine reported."""
-        self.meter.receive_prompt(len(stream.work.request.body), tokens)
+        body = bytes(stream.work.request.body)
+        if _IMAGE not in body:  # its bytes say nothing about the tokens of texts
+            self.meter.receive_prompt(len(body), tokens)
         if stream.first_at is None and cached:
             self.prefixes.adjust_limit(stream.believed_blocks, cached * self.meter.bytes_per_token / PREFIX_BLOCK_BYTES)
 

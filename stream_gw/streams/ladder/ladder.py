@@ -19,6 +19,7 @@ from stream_fabric.pool.prefix import block_hashes
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.stream.log import CreateCode
 from stream_gw.dialects.context import check_context
+from stream_gw.dialects.prompt import estimated_tokens
 from stream_gw.privacy.kv_isolation import prefix_scope
 from stream_gw.routing.place_request import Outcome, place, place_at_host
 from stream_gw.streams.create_call import CreateCall
@@ -132,7 +133,7 @@ class Ladder:
             # The budgets have reserved this prompt
             prompt_tokens=work.prompt_tokens
             if work.grant
-            else max(1, int(request.prompt_bytes / estimates.bytes_per_token)),
+            else estimated_tokens(request.prompt, request.input_bytes, estimates.bytes_per_token),
             output_tokens=max(1, int(min(limit, estimates.output_tokens))) * request.n,
             prefix=array("I", hashes).tobytes(),
             prices=parts.authenticator.keys.prices(work.tenant, model),
