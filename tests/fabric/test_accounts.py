@@ -12,6 +12,7 @@ import pytest
 from stream_fabric.accounts.account import (
     CHECK_MS,
     CHECKED_MAX,
+    KEPT_MS,
     MINUTE_MS,
     AccountState,
     Admitted,
@@ -258,6 +259,19 @@ async def test_no_interleaving_admits_more_than_the_limit(redis_url: str) -> Non
     finally:
         for client in clients:
             await client.close()
+
+
+async def test_a_place_is_taken_for_as_long_as_its_stream_runs(redis_client: RedisClient) -> None:
+    """One user's stream runs for hours, and only other users of the tenant ask: the look at it keeps its place."""
+    tenant, accounts = TenantId(f"t-{os.urandom(4).hex()}"), RedisAccounts(redis_client)
+    ann, bob = (Subject(f"user:{name}", Limits(streams=1)) for name in ("ann", "bob"))
+    await accounts.admit(tenant, stream(1), [ann], 10)
+    slot, key = adapter._slot_and_key(tenant)
+    prefix = key.removesuffix("held")
+    await redis_client.execute(slot, "PEXPIRE", prefix + "c:user:ann", 60_000)
+    await redis_client.execute(slot, "ZADD", prefix + "due", 0, stream(1))
+    assert (await accounts.admit(tenant, stream(2), [bob], 10)).overdue == (stream(1),)
+    assert await redis_client.execute(slot, "PTTL", prefix + "c:user:ann") > KEPT_MS - 60_000
 
 
 async def test_what_an_idle_account_kept_expires(redis_client: RedisClient) -> None:

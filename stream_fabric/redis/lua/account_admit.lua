@@ -36,7 +36,12 @@ end
 
 if id == '' then return reply(0, 0, '', 0, {}) end
 local overdue = redis.call('ZRANGEBYSCORE', A .. 'due', '-inf', now, 'LIMIT', 0, CHECKED_MAX)
-for _, stream in ipairs(overdue) do redis.call('ZADD', A .. 'due', now + CHECK_MS, stream) end
+for _, stream in ipairs(overdue) do
+  redis.call('ZADD', A .. 'due', now + CHECK_MS, stream)
+  -- A subject may have no other request for as long as its stream runs
+  local parts = held_parts(redis.call('HGET', KEYS[1], stream) or '')
+  for i = 2, #parts do redis.call('PEXPIRE', A .. 'c:' .. parts[i], KEPT_MS) end
+end
 if grant then read_counters(grant.claims) end
 local record = redis.call('HGET', KEYS[1], id)
 if record then
