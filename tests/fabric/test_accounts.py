@@ -274,6 +274,33 @@ async def test_a_place_is_taken_for_as_long_as_its_stream_runs(redis_client: Red
     assert await redis_client.execute(slot, "PTTL", prefix + "c:user:ann") > KEPT_MS - 60_000
 
 
+async def test_a_stream_that_outlives_its_bucket_owes_what_it_used(redis_client: RedisClient) -> None:
+    """Its small reservation is refilled at once, and an empty bucket expires, long before the long answer ends."""
+    tenant, accounts = TenantId(f"t-{os.urandom(4).hex()}"), RedisAccounts(redis_client)
+    subjects = [Subject("tenant", Limits(tokens_per_min=1000)), Subject("key:k", Limits(requests_per_min=5))]
+    await accounts.admit(tenant, stream(1), subjects, 10)
+    slot, key = adapter._slot_and_key(tenant)
+    for subject, _ in subjects:
+        await redis_client.execute(slot, "DEL", key.removesuffix("held") + "b:" + subject)
+    assert await accounts.reserved(tenant) == {stream(1): ("tenant", "key:k")}
+    await accounts.settle(tenant, [Settlement(stream(1), 5000)])
+    owing, key_use = await accounts.uses(tenant, subjects)
+    assert (round(owing.tokens, -2), key_use.requests) == (5000, 0)
+    assert isinstance(await accounts.admit(tenant, stream(2), subjects, 10), Exceeded)
+
+
+async def test_what_is_owed_for_hours_is_not_forgotten(redis_client: RedisClient) -> None:
+    """A stream used ten hours of its tenant's tokens; the refusal tells the client when they are there again."""
+    tenant, accounts = TenantId(f"t-{os.urandom(4).hex()}"), RedisAccounts(redis_client)
+    slow = Subject("tenant", Limits(tokens_per_min=100))
+    await accounts.admit(tenant, stream(1), [slow], 10)
+    await accounts.settle(tenant, [Settlement(stream(1), 60_000)])
+    refused = await accounts.admit(tenant, stream(2), [slow], 10)
+    assert isinstance(refused, Exceeded) and refused.retry_ms > 9 * 60 * MINUTE_MS
+    slot, key = adapter._slot_and_key(tenant)
+    assert await redis_client.execute(slot, "PTTL", key.removesuffix("held") + "b:tenant") > refused.retry_ms
+
+
 async def test_what_an_idle_account_kept_expires(redis_client: RedisClient) -> None:
     tenant = TenantId(f"t-{os.urandom(4).hex()}")
     accounts = RedisAccounts(redis_client)

@@ -1,5 +1,6 @@
 -- Prefix of the scripts of a tenant's account; ``accounts.account.AccountState`` is the same algorithm.
--- KEYS[1]: prefix .. 'held', a hash: stream → tokens it reserved and its subjects, each after \31.
+-- KEYS[1]: prefix .. 'held', a hash: stream → tokens it reserved and its subjects, each after \31; then '%' and of each
+--   subject 'requests,tokens;' per minute, because its bucket expires when it is full again.
 -- Other keys: 'due' sorted set of streams by when they are checked next, ms; 'b:<subject>' hash of its buckets: r spent
 --   requests, ra when, rl limit per minute, and t, ta, tl for tokens; 'c:<subject>' set of its running streams;
 --   'o:<stream>' set of the last calls that added to its reservation.
@@ -26,5 +27,5 @@ local function write_buckets(key, now, requests, requests_limit, tokens, tokens_
   end
   if #fields == 0 then return end
   redis.call('HSET', key, unpack(fields))
-  redis.call('PEXPIRE', key, string.format('%d', math.min(ms, KEPT_MS) + 1000))
+  redis.call('PEXPIRE', key, string.format('%d', ms + 1000))
 end

@@ -95,7 +95,7 @@ if worst then
   return reply(1, worst_i - 1, worst_kind, worst, overdue)
 end
 
-local held = {ARGV[2]}
+local held, rates = {ARGV[2]}, {}
 for i = 1, count do
   local l, of, key = limits[i], spent[i], A .. 'b:' .. names[i]
   if l.r then of.r = of.r + 1 end
@@ -106,7 +106,9 @@ for i = 1, count do
     redis.call('PEXPIRE', A .. 'c:' .. names[i], KEPT_MS)
   end
   held[#held + 1] = names[i]
+  rates[i] = ARGV[5 + (i - 1) * 4] .. ',' .. ARGV[6 + (i - 1) * 4] .. ';'
 end
+held[#held + 1] = '%' .. table.concat(rates)
 local kept = KEPT_MS
 if grant then
   grant.output = grant.fits

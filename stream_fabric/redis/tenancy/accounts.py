@@ -98,7 +98,7 @@ class RedisAccounts(Accounts):
         held: dict[bytes, bytes] = await self._client.execute(slot, "HGETALL", key)
         return {
             StreamId(stream.decode()): tuple(
-                part for part in record.decode().split("\x1f")[1:] if not part.startswith("$")
+                part for part in record.decode().split("\x1f")[1:] if not part.startswith(("$", "%"))
             )
             for stream, record in held.items()
         }
