@@ -80,7 +80,6 @@ class StreamGateway:
         self._requests = PendingRequests(lambda: self.link, random)
         self._farewells: set[asyncio.Task[None]] = set()
         self._channel = 0
-        self._request_number = 0
         self._group = asyncio.TaskGroup()
         self._supervisor: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -138,14 +137,17 @@ class StreamGateway:
         pending = self._requests.cancel_of(stream_id)
         if pending is not None:
             return await asyncio.shield(pending)
-        self._request_number += 1
-        return await self._request({"t": "cancel", "id": f"k{self._request_number}", "stream": stream_id})
+        return await self._request({"t": "cancel", "id": str(uuid.uuid4()), "stream": stream_id})
 
     async def input(self, stream_id: str, item: str | dict[str, Any], *, id: str | None = None) -> Ack:
         """Steer a running stream with a user's message: the answer is cut, and another one follows in the same stream.
         Retries do not add it twice. ``terminal``: the answer had ended."""
         content = msgspec.Raw(encode(item))  # it may be sent again, after the caller has changed it
-        return await self._request({"t": "input", "id": id or str(uuid.uuid4()), "stream": stream_id, "item": content})
+        id = id or str(uuid.uuid4())
+        # An id counts in its stream alone, but an answer names nothing else: the other stream's must come first
+        while (other := self._requests.of_another_stream(id, stream_id)) is not None:
+            await asyncio.wait([other])
+        return await self._request({"t": "input", "id": id, "stream": stream_id, "item": content})
 
     def wake(self) -> None:
         """End the pause before the next connection attempt."""

@@ -41,6 +41,11 @@ class PendingRequests:
                 return request.answer
         return None
 
+    def of_another_stream(self, id: str, stream_id: str) -> asyncio.Future[Ack] | None:
+        """Return the future answer of a pending request with this id that concerns another stream."""
+        request = self._by_id.get(id)
+        return request.answer if request is not None and request.message["stream"] != stream_id else None
+
     def send(self, message: dict[str, Any]) -> asyncio.Future[Ack]:
         """Send the request, unless one with its id is pending. Returns the answer, to be awaited shielded.
 

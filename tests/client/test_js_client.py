@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser
@@ -239,6 +240,21 @@ async def test_an_input_with_an_id_of_its_own_is_added_once(
     """
     assert await run_on(browser, target, script) == ["accepted", "accepted", "duplicate"]
     assert list(fake.inputs) == ["mine"]
+
+
+async def test_an_inputs_id_counts_in_its_stream_alone(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """Also where the caller names inputs as the client once named cancels."""
+    fake.hold_at = 5
+    script = """
+        const ids = [await gateway.create(body()).ready, await gateway.create(body()).ready];
+        const stopping = gateway.cancel(ids[0]);
+        await Promise.all(ids.map((id) => gateway.input(id, { text: "shorter" }, { id: "k1" })));
+        return [ids, (await stopping).result];
+    """
+    told: Any = await run_on(browser, target, script)
+    ids, result = told
+    assert result == "accepted"
+    assert [message["stream"] for message in fake.sent_by_client("input")] == ids
 
 
 async def test_a_hint_moves_every_stream_without_a_pause(browser: Browser, fake: FakeGateway, target: Target) -> None:

@@ -286,6 +286,18 @@ async def test_an_input_arrives_once(fake: FakeGateway, target: Target) -> None:
     assert len(fake.inputs) == 1
 
 
+async def test_an_inputs_id_counts_in_its_stream_alone(fake: FakeGateway, target: Target) -> None:
+    """Also where the caller names inputs as the client once named cancels."""
+    fake.hold_at = 5
+    async with target.gateway() as gateway:
+        ids = [await gateway.create(target.body()).ready() for _ in range(2)]
+        inputs = [gateway.input(each, {"text": "shorter"}, id="k1") for each in ids]
+        stopped, *_ = await asyncio.gather(gateway.cancel(ids[0]), *inputs)
+        assert stopped.result == "accepted"
+    assert [message["stream"] for message in fake.sent_by_client("input")] == ids
+    assert len(fake.sent_by_client("cancel")) == 1
+
+
 async def test_a_refused_token_is_replaced(fake: FakeGateway, target: Target) -> None:
     asked: list[bool] = []
 

@@ -32,7 +32,6 @@ export class StreamGateway {
     this._streams = new Set();
     this._requests = new Map();
     this._channel = 0;
-    this._requestId = 0;
     this._link = null; // delivers
     this._next = null; // being opened, perhaps while `_link` still delivers
     this._opening = 0; // the attempt that may still go on; an older one that wakes up stops
@@ -78,8 +77,14 @@ export class StreamGateway {
    */
   input(streamId, item, { id = randomId() } = {}) {
     const waiting = this._requests.get(id);
-    if (waiting) return waiting.promise;
-    return this._request({ t: "input", stream: streamId, item: copied(item), id }).promise;
+    const message = { t: "input", stream: streamId, item: copied(item), id };
+    if (!waiting) return this._request(message).promise;
+    if (waiting.message.stream === streamId) return waiting.promise;
+    // An id counts in its stream alone, but an answer names nothing else: the other stream's must come first.
+    const send = () => this.input(streamId, message.item, { id });
+    const acked = waiting.promise.then(send, send);
+    acked.catch(() => {}); // as for other requests: nobody has to await it
+    return acked;
   }
 
   /** Opens the socket before it is needed. */
@@ -135,8 +140,8 @@ export class StreamGateway {
       request.reject(new GatewayError("too_many", `${LIMITS.requests} requests wait for an answer.`));
       return request;
     }
-    // An input's id stays the same over reconnects, so that it is added once. Other clients' ids must differ.
-    const id = message.id ?? `k${++this._requestId}`;
+    // An input's id stays the same over reconnects, so that it is added once. Other ids must differ from all inputs'.
+    const id = message.id ?? randomId();
     request.message = { ...message, id };
     this._requests.set(id, request);
     this._send(request);
