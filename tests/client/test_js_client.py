@@ -398,6 +398,20 @@ async def test_a_refused_token_is_replaced(browser: Browser, fake: FakeGateway, 
     assert await run_on(browser, target, script) == [WHOLE, [False, True]]
 
 
+async def test_it_gives_up_with_an_error_of_its_own(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """A lost network takes the tokens' issuer away too."""
+    script = """
+        const told = [];
+        for (const more of [{ token: target.key }, { getToken: () => fetch("http://127.0.0.1:9/token") }]) {
+          const lost = new sg.StreamGateway({ url: "http://127.0.0.1:9", giveUpMs: 50, random: () => 0.1, ...more });
+          const error = await fails(read(lost.create(body())));
+          told.push([error instanceof sg.GatewayError, error.code, error.retriable]);
+        }
+        return told;
+    """
+    assert await run_on(browser, target, script) == [[True, "connection_lost", True]] * 2
+
+
 async def test_refusals_are_waited_out_or_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
     busy = {"code": "no_replica", "message": "busy", "retriable": True, "retry_after_s": 0.05}
     wrong = {"code": "invalid_request", "message": "no", "retriable": False}

@@ -339,7 +339,9 @@ export class StreamGateway {
   _later(error) {
     if (!this._link) this._downSince ??= Date.now();
     if (!this._link && Date.now() - this._downSince > this._giveUpMs) {
-      this._fail(error);
+      // What getToken throws may be anything, such as the TypeError of a fetch without a network.
+      const given = error?.code === "connection_lost";
+      this._fail(given ? error : new GatewayError("connection_lost", `No connection: ${error?.message}`, { retriable: true }));
       return;
     }
     const offline = globalThis.navigator?.onLine === false;
