@@ -37,5 +37,8 @@ class ItemQueue:
         self._items.clear()
         self._bytes = 0
 
+    def is_full(self, items: int, size: int) -> bool:
+        return len(self._items) >= items or self._bytes >= size
+
     def is_within(self, items: int, size: int) -> bool:
         return len(self._items) <= items and self._bytes <= size

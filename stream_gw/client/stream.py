@@ -223,9 +223,6 @@ class Stream:
             return
         self._queue.push(item, size)
         self._news.set()
-        if not self._queue.is_within(self._gateway.queue_items - 1, self._gateway.queue_bytes - 1):
-            self._paused = True  # the log keeps the rest: subscribe again at the cursor once the reader has caught up
-            self._detach(tell=True)
 
     # The wire
 
@@ -276,6 +273,9 @@ class Stream:
 
     def receive(self, message: ChannelMessage, size: int) -> None:
         match message:
+            case D() | GapMessage() if self._queue.is_full(self._gateway.queue_items, self._gateway.queue_bytes):
+                self._paused = True  # the log keeps the rest: subscribe again once the reader has caught up
+                self._detach(tell=True)  # not before: the result of an input follows its frame, and is not repeated
             case D():
                 self._receive_data(message, size)
             case Ok():

@@ -13,6 +13,7 @@ from tests.client.contract import Target
 from tests.client.contract_js import CONTRACT_JS, run_on
 from tests.client.fake_gateway import FakeGateway
 from tests.support.missing import missing
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("behaviour", CONTRACT_JS)
@@ -287,6 +288,27 @@ async def test_a_slow_reader_holds_a_bounded_queue(browser: Browser, fake: FakeG
         return [held, text.match(/word/g).length];
     """
     assert await run_on(browser, target, script) == [8, 200]
+
+
+async def test_a_full_queue_still_takes_the_result_of_an_input(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.hold_at = 3
+    script = """
+        const small = new sg.StreamGateway({ ...options, queueItems: 4 });
+        const stream = small.create(body());
+        while (stream._queue.length < 3) await sleep(5);
+        await stream.input("say:the other answer", { id: "mine" });
+        while (stream._queue.length < 4) await sleep(5);
+        const told = [];
+        for await (const item of stream) if (item.type === "input") { told.push(item.id); break; }
+        small.close();
+        return told;
+    """
+    running = asyncio.create_task(run_on(browser, target, script))
+    await eventually(lambda: fake.streams and next(iter(fake.streams.values())).steers == [] and fake.inputs)
+    fake.release()
+    assert await running == ["mine"]
 
 
 async def test_a_silent_socket_is_dead(browser: Browser, fake: FakeGateway, target: Target) -> None:

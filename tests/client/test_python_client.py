@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stream_gw.client import Data, Gap, GatewayError, Position, Reset, StreamBroken, StreamGateway
+from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway
 from stream_gw.client.backoff import BACKOFF_S_MAX, ReconnectPolicy, backoff_s
 from stream_gw.client.gateway import socket_url
 from stream_gw.client.position import Filter, Verdict
@@ -179,6 +179,18 @@ async def test_a_slow_reader_holds_a_bounded_queue(fake: FakeGateway, target: Ta
         text = await read(stream)
         assert text.endswith("word200") and text.count("word") == 200
     assert fake.sent_by_client("unsub") and fake.sent_by_client("sub")
+
+
+async def test_a_full_queue_still_takes_the_result_of_an_input(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 3
+    async with target.gateway(queue_items=4) as gateway:
+        stream = gateway.create(target.body())
+        await eventually(lambda: len(stream._queue) == 3)
+        await stream.input("say:the other answer", id="mine")
+        await eventually(lambda: len(stream._queue) >= 4, "the input's frame fills it")
+        fake.release()
+        assert [item.id async for item in stream if isinstance(item, InputResult)] == ["mine"]
+        assert stream.status == "completed"
 
 
 async def test_a_silent_socket_is_dead(fake: FakeGateway, target: Target) -> None:

@@ -183,10 +183,6 @@ export class Stream {
     this._queue.push({ item, chars, at: this._tail });
     this._queueChars += chars;
     this._wakeReader();
-    if (this._queue.length >= this._gateway._queueItems || this._queueChars >= this._gateway._queueChars) {
-      this._paused = true; // the log is the queue: come back with the cursor once the reader has caught up
-      this._detach(true);
-    }
   }
 
   _wakeReader() {
@@ -246,6 +242,12 @@ export class Stream {
   }
 
   _receive(message, chars) {
+    const isFull = this._queue.length >= this._gateway._queueItems || this._queueChars >= this._gateway._queueChars;
+    if (isFull && (message.t === "d" || message.t === "gap")) {
+      this._paused = true; // the log is the queue: come back with the cursor once the reader has caught up
+      this._detach(true); // not before: the result of an input follows its frame, and is not repeated
+      return undefined;
+    }
     switch (message.t) {
       case "ok":
         return this._receiveOk(message);
