@@ -82,7 +82,7 @@ STREAMS = Board(
         Panel(
             "Mean time by phase", Sql(
                 "SELECT toStartOfMinute(at) AS time, "
-                + ", ".join(f"avg({part}_us) / 1e6 AS {part}" for part in _PARTS)
+                + ", ".join(f"sum({part}_us * weight) / sum(weight) / 1e6 AS {part}" for part in _PARTS)
                 + f" FROM requests WHERE {_AT} AND role = 'created' GROUP BY time ORDER BY time"
             ), "s",
         ),

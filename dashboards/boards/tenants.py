@@ -6,6 +6,7 @@ from dashboards.build import Board, Panel, Sql
 
 _HOURS = "hour >= toStartOfHour($__fromTime) AND hour <= $__toTime"
 _AT = "at >= $__fromTime AND at <= $__toTime"
+_TTFT = "(ttft_us, toUInt64(weight), ttft_us > 0)"
 
 TENANTS = Board(
     "stream-gw-tenants",
@@ -69,9 +70,10 @@ TENANTS = Board(
             "Failures and time to first token by tenant", Sql(
                 "SELECT tenant, sum(weight) AS requests, "
                 "round(sumIf(weight, ended IN ('failed', 'refused')) / requests, 4) AS failed_share, "
-                "round(quantileIf(0.5)(ttft_us, ttft_us > 0) / 1000, 1) AS ttft_p50_ms, "
-                "round(quantileIf(0.99)(ttft_us, ttft_us > 0) / 1000, 1) AS ttft_p99_ms "
-                f"FROM requests WHERE {_AT} GROUP BY tenant ORDER BY requests DESC LIMIT 200"
+                f"round(quantileBFloat16WeightedIf(0.5){_TTFT} / 1000, 1) AS ttft_p50_ms, "
+                f"round(quantileBFloat16WeightedIf(0.99){_TTFT} / 1000, 1) AS ttft_p99_ms "
+                f"FROM requests WHERE {_AT} AND role IN ('created', 'refused') "
+                "GROUP BY tenant ORDER BY requests DESC LIMIT 200"
             ), kind="table",
         ),
     ],

@@ -219,16 +219,16 @@ ORDER BY replicas_used DESC, cached_percent, session_hash LIMIT {top:Int64};
 
 -- name: stalls
 -- tells: tenants whose clients read slowly
-SELECT tenant, user_hash, transport, countIf(client_stall_us > 0) AS stalled, count() AS readers,
-    round(max(client_stall_us) / 1000, 1) AS longest_ms, round(sum(client_stall_us) / 1000, 1) AS total_ms
+SELECT tenant, user_hash, transport, sumIf(weight, client_stall_us > 0) AS stalled, sum(weight) AS readers,
+    round(max(client_stall_us) / 1000, 1) AS longest_ms, round(sum(client_stall_us * weight) / 1000, 1) AS total_ms
 FROM requests WHERE $window AND $cohort
 GROUP BY tenant, user_hash, transport HAVING stalled > 0 ORDER BY total_ms DESC, user_hash LIMIT {top:Int64};
 
 -- name: resumes
 -- tells: reconnections of readers, and how long they were away
-SELECT region, transport, countIf(role = 'resumed') AS resumed, countIf(role = 'created') AS created,
-    round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[1] / 1000, 1) AS gap_p50_ms,
-    round(quantilesBFloat16If(0.5, 0.99)(resume_gap_us, role = 'resumed')[2] / 1000, 1) AS gap_p99_ms
+SELECT region, transport, sumIf(weight, role = 'resumed') AS resumed, sumIf(weight, role = 'created') AS created,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(resume_gap_us, toUInt64(weight), role = 'resumed')[1] / 1000, 1) AS gap_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5, 0.99)(resume_gap_us, toUInt64(weight), role = 'resumed')[2] / 1000, 1) AS gap_p99_ms
 FROM requests WHERE $window AND $cohort GROUP BY region, transport HAVING resumed > 0
 ORDER BY resumed DESC, region LIMIT {top:Int64};
 
@@ -256,9 +256,9 @@ GROUP BY model, ended ORDER BY wasted DESC, model, ended LIMIT {top:Int64};
 
 -- name: recoveries
 -- tells: streams that outlived their replica, and the pause for their readers
-SELECT model, countIf(ended = 'completed') AS completed, countIf(ended = 'failed') AS failed, count() AS requests,
-    round(quantilesBFloat16(0.5, 0.99)(recovery_us)[1] / 1000, 1) AS pause_p50_ms,
-    round(quantilesBFloat16(0.5, 0.99)(recovery_us)[2] / 1000, 1) AS pause_p99_ms
+SELECT model, sumIf(weight, ended = 'completed') AS completed, sumIf(weight, ended = 'failed') AS failed, sum(weight) AS requests,
+    round(quantilesBFloat16Weighted(0.5, 0.99)(recovery_us, toUInt64(weight))[1] / 1000, 1) AS pause_p50_ms,
+    round(quantilesBFloat16Weighted(0.5, 0.99)(recovery_us, toUInt64(weight))[2] / 1000, 1) AS pause_p99_ms
 FROM requests WHERE $window AND $cohort AND role = 'created' AND (recovery_us > 0 OR requests.attempts > 1)
 GROUP BY model ORDER BY requests DESC, model LIMIT {top:Int64};
 
@@ -287,8 +287,8 @@ GROUP BY model ORDER BY applied DESC, model LIMIT {top:Int64};
 -- name: regions
 -- tells: requests served in another region, and their cost in time
 SELECT requests.region AS from_region, served.region AS to_region, sum(requests.weight) AS requests,
-    round(quantilesBFloat16(0.5)(requests.fabric_us)[1] / 1000, 2) AS fabric_p50_ms,
-    round(quantilesBFloat16If(0.5)(requests.ttft_us, requests.ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms
+    round(quantilesBFloat16Weighted(0.5)(requests.fabric_us, toUInt64(requests.weight))[1] / 1000, 2) AS fabric_p50_ms,
+    round(quantilesBFloat16WeightedIf(0.5)(requests.ttft_us, toUInt64(requests.weight), requests.ttft_us > 0)[1] / 1000, 1) AS ttft_p50_ms
 FROM requests INNER JOIN (SELECT stream, any(region) AS region FROM attempts WHERE $window AND billed GROUP BY stream) AS served
     ON requests.stream = served.stream
 WHERE requests.at >= fromUnixTimestamp64Micro({from_us:Int64}, 'UTC') AND requests.at < fromUnixTimestamp64Micro({until_us:Int64}, 'UTC')
@@ -297,9 +297,9 @@ GROUP BY from_region, to_region ORDER BY requests DESC, from_region, to_region L
 
 -- name: residuals
 -- tells: wall time that belongs to no phase
-SELECT role, count() AS readers,
-    round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[1], 3) AS p50_percent,
-    round(100 * quantilesBFloat16(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1))[2], 3) AS p99_percent
+SELECT role, sum(weight) AS readers,
+    round(100 * quantilesBFloat16Weighted(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1), toUInt64(weight))[1], 3) AS p50_percent,
+    round(100 * quantilesBFloat16Weighted(0.5, 0.99)(abs(residual_us) / greatest(requests.wall_us, 1), toUInt64(weight))[2], 3) AS p99_percent
 FROM requests WHERE $window AND $cohort AND role != 'refused' GROUP BY role ORDER BY readers DESC LIMIT {top:Int64};
 
 -- name: fleet

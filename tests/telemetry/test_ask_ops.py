@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.events import AttemptTrace, RequestTrace, itl_bounds_us
+from dashboards.boards.streams import STREAMS
+from dashboards.boards.tenants import TENANTS
+from dashboards.build import Board, Sql
+from stream_fabric.events import AttemptTrace, Phases, RequestTrace, encode_event, itl_bounds_us
+from stream_fabric.stream.ids import GatewayId, TenantId
 from telemetry.ask.http import HttpAsk
+from telemetry.ask.port import StoreAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value
 from telemetry.ask.views import answer_path
+from telemetry.consume.rows import build_batch
+from telemetry.emit.record import Part, PlainRecord
+from telemetry.store.store import Store
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.fleet import START_US, fleet
 
@@ -149,3 +157,51 @@ def test_every_value_is_a_parameter() -> None:
         used = set(SAVED[name].parameters)
         assert used <= {"from_us", "until_us", "step_s", "tenant", "model", "ended"}, name
     assert "tenant" not in SAVED["series"].parameters, "the roll-ups have no tenant: a filter would be ignored"
+
+
+async def test_a_sampled_request_counts_for_those_that_it_represents(store: Store) -> None:
+    """One completed request of 99 is in the sample, and the one that failed always is; both outlived their replica."""
+    given: Any = {
+        "gateway": GatewayId("g"),
+        "tenant": TenantId("acme"),
+        "model": "m",
+        "region": "eu",
+        "transport": "sse",
+    }
+    rows = [
+        RequestTrace("a", START_US, role="created", ended="completed", wall_us=2_000_000, weight=99, ttft_us=100_000,
+                     phases=Phases(decode_us=1_000_000, recovery_us=1_000_000), **given),
+        RequestTrace("b", START_US, role="created", ended="failed", wall_us=10_000_000, ttft_us=5_000_000,
+                     phases=Phases(recovery_us=9_000_000, residual_us=1_000_000), **given),
+        RequestTrace("c", START_US, role="resumed", ended="completed", wall_us=8_000_000, weight=99,
+                     phases=Phases(resume_gap_us=7_000_000, client_stall_us=1_000_000), **given),
+    ]  # fmt: skip
+    records = [PlainRecord(number, START_US // 1000, None, encode_event(row)) for number, row in enumerate(rows)]
+    for table, block in build_batch(Part("t", 0), records).tables.items():
+        await store.insert(table, block, "all")
+    ask = StoreAsk(store)
+    (recovered,) = await ask.query("recoveries", WINDOW)
+    assert (recovered["completed"], recovered["failed"], recovered["requests"]) == (99, 1, 100)
+    assert recovered["pause_p50_ms"] == pytest.approx(1000, rel=0.01)
+    (resumed,) = await ask.query("resumes", WINDOW)
+    assert (resumed["resumed"], resumed["created"]) == (99, 100)
+    (stalled,) = await ask.query("stalls", WINDOW)
+    assert (stalled["stalled"], stalled["readers"], stalled["total_ms"]) == (99, 199, 99_000)
+    residuals = {row["role"]: row for row in await ask.query("residuals", WINDOW)}
+    assert (residuals["created"]["readers"], residuals["created"]["p50_percent"]) == (100, 0)
+    (phases,) = await _of_board(store, STREAMS, "Mean time by phase")
+    assert (phases["decode"], phases["recovery"]) == (pytest.approx(0.99), pytest.approx(1.08))
+    (tenant,) = await _of_board(store, TENANTS, "Failures and time to first token by tenant")
+    assert (tenant["requests"], tenant["failed_share"]) == (100, 0.01), "who resumes makes no request"
+    assert tenant["ttft_p50_ms"] == pytest.approx(100, rel=0.01)
+
+
+async def _of_board(store: Store, board: Board, title: str) -> list[dict[str, Any]]:
+    """Return the rows of a board's panel."""
+    (sql,) = (panel.queries for panel in board.panels if panel.title == title)
+    assert isinstance(sql, Sql)
+    window = {"$__fromTime": f"toDateTime({START_US // 10**6})", "$__toTime": f"toDateTime({END_US // 10**6})"}
+    text = sql.sql
+    for name, moment in window.items():
+        text = text.replace(name, moment)
+    return (await store.query(text)).dicts()
