@@ -163,7 +163,8 @@ def _check_text(world: World, stream: StreamId, lines: list[bytes], spec: Spec) 
             case other:
                 raise AssertionError(other)
     for block, text in texts.items() if not rewritten else ():
-        require(wanted.texts[block].startswith(text), f"2: {stream} says {text!r}, undisturbed {wanted.texts[block]!r}")
+        whole = wanted.texts.get(block)
+        require(whole is not None and whole.startswith(text), f"2: {stream} says {text!r}, undisturbed {whole!r}")
     end = decode(lines[-1])
     assert isinstance(end, End) and end.usage is not None
     if end.status == "completed" and not rewritten:
