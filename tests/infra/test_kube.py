@@ -157,17 +157,9 @@ def dry_run(kube: Kube, found: list[Object]) -> str:
     return kube.kubectl("apply", *flags, given=every)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("pools[0].min=50", "minReplicaCount must be less than or equal to maxReplicaCount"),
-        ("gateway.autoscaling.max=1", "minReplicaCount must be less than or equal to maxReplicaCount"),
-        ("pools[0].rollout.maxSurge=0", "maxUnavailable"),
-    ],
-)
-def test_what_no_schema_sees_the_server_refuses(kube: Kube, wrong: str, says: str) -> None:
-    with pytest.raises(Refused, match=says):
-        dry_run(kube, objects("production", "--set", wrong))
+def test_what_no_schema_sees_the_server_refuses(kube: Kube) -> None:
+    with pytest.raises(Refused, match="maxUnavailable"):
+        dry_run(kube, objects("production", "--set", "pools[0].rollout.maxSurge=0"))
 
 
 @pytest.fixture(scope="module")
