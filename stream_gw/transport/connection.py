@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, Protocol, cast
 
@@ -79,7 +80,7 @@ class _Config(uvicorn.Config):
     clock: Clock
 
 
-class _Observed(asyncio.Protocol):
+class _Observed(asyncio.Protocol, ABC):
     """Passes a connection's events to a listener, beside uvicorn, and parses its input in slices.
 
     A read of 256 KiB can hold 13,000 requests or 43,000 frames, which would hold the loop for most of a second.
@@ -146,17 +147,17 @@ class _Observed(asyncio.Protocol):
             if not self._held and not self._input_waits() and not self.transport.is_closing():
                 self._read_on()
 
+    @abstractmethod
     def _parse(self, data: bytes) -> None:
         """Parse input that is at most as long as a slice, or the rest of a handshake."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _input_waits(self) -> bool:
         """Whether what was parsed must be taken before more is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_on(self) -> None:
         """Read more, as nothing is held."""
-        raise NotImplementedError
 
     def sweep(self, now: float) -> None:
         """Cut a connection that does not take what it was sent, unless a listener does that.
