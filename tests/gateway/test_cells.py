@@ -132,6 +132,7 @@ async def test_operators_see_one_pool(divided: Running, client: RedisClient) -> 
 
 async def test_a_divided_pool_s_figures_are_the_sum_of_its_cells(divided: Running, client: RedisClient) -> None:
     cells, whole = RedisPools(client), DividedPools(client)
+    await stream_of(divided.gates[0])
     names = await cells.pools()
     totals = [await cells.demand_totals(name) for name in names]
     assert (await whole.demand_totals(POOL)).requests == sum(one.requests for one in totals) > 0
