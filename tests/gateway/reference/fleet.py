@@ -25,8 +25,8 @@ PEPPER = "a pepper of sixteen bytes"
 DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(make_document(OPERATIONS)))
 
 
-KNOWN = {"tenant": "known", "id": "ann/b c", "model": "org/m"}
-"""A tenant, its user and a price that ``make_known`` adds."""
+KNOWN = {"tenant": "known", "id": "ann/b c", "model": "org/m", "name": "known"}
+"""A tenant, its user, a price and a plan that ``make_known`` adds."""
 
 
 class Fleet(NamedTuple):
@@ -65,15 +65,16 @@ def api_fleet(folder: Path) -> Iterator[Fleet]:
 
 
 async def make_known(operator: Gate) -> None:
-    """Add the rows that ``narrowed`` names."""
-    tenant, user, model = KNOWN.values()
+    """Add the rows that ``narrowed`` names, where they are not there."""
+    tenant, user, model, plan = KNOWN.values()
     for method, path, body in (
         ("POST", "tenants", {"id": tenant}),
         ("POST", "users", {"tenant": tenant, "id": user}),
+        ("POST", "plans", {"name": plan}),
         ("PUT", f"prices/{model}", {"prompt": 1}),
     ):
         reply = await operator.ask(method, f"/v1/admin/{path}", body)
-        assert reply.status in (200, 201), reply
+        assert reply.status in (200, 201, 409), reply
 
 
 def narrowed(stream: str, doomed: tuple[str, str]) -> dict[str, Any]:
@@ -121,6 +122,9 @@ def narrowed(stream: str, doomed: tuple[str, str]) -> dict[str, Any]:
                     parameter["schema"] = {"enum": [one, *others]}
                 if path.startswith(("/v1/admin/users", "/v1/admin/prices/")) and parameter["name"] in KNOWN:
                     parameter["schema"] = {"enum": [KNOWN[parameter["name"]]]}
+                if path in ("/v1/admin/tenants/{id}", "/v1/admin/plans/{name}"):
+                    known = KNOWN["tenant" if "tenants" in path else "name"]
+                    parameter["schema"] = {"enum": [known, "nobody"]}
     schemas["UiChatBody"]["properties"] |= {"model": {"enum": ["sim-small"]}, "maxOutputTokens": {"const": 9}}
     schemas["UiChatBody"]["required"] += ["model", "maxOutputTokens"]
     schemas["UserCreate"]["properties"]["tenant"] = {"enum": [KNOWN["tenant"]]}
