@@ -18,12 +18,12 @@ from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import (
-    Arrival,
     Candidate,
     DemandTotals,
     DesiredState,
     EngineLoad,
     EngineRequest,
+    Inbound,
     LeaseReport,
     Loaded,
     OverloadTotals,
@@ -243,9 +243,9 @@ class Pools(Protocol):
 class Inbox(Protocol):
     """One replica's inbox. An entry stays until it is acknowledged, so a request is handed out at least once."""
 
-    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> Inbound:
         """Acknowledge and remove ``done`` (entry id, stream), then read the inbox; wait up to ``block_s`` for a first
-        request. A call after an error reconnects; it repeats ``done``."""
+        request or the pool's call. A call of this method after an error reconnects; it repeats ``done``."""
 
     def close(self) -> None: ...
 

@@ -107,10 +107,12 @@ class Requests:
         done: list[tuple[str, StreamId]] = []
         while True:
             try:
-                arrivals = await self._inbox.read(INBOX_BLOCK_S, done)
+                arrivals, called = await self._inbox.read(INBOX_BLOCK_S, done)
                 self._inbox_retry.reset()
                 for arrival in arrivals:
                     self._start(arrival)
+                if called:  # the reply to the report says how many batch streams have to yield
+                    self._lease.report_soon()
                 done = [(arrival.entry, arrival.stream) for arrival in arrivals]
             except FabricError as error:
                 log.warning("read of the inbox failed, retrying: error=%s", error)

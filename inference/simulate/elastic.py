@@ -302,6 +302,8 @@ class Elastic(World):
         self._leave_if_idle(index)
 
     def _report(self, index: int, ended: Sequence[StreamId], *, renews: bool = False) -> None:
+        if self.replicas[index].dead:
+            return
         super()._report(index, ended, renews=renews)
         waiting = self.pool.yield_to(self.now_s * 1000)
         if waiting is not None:

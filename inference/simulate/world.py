@@ -30,6 +30,8 @@ GATEWAYS = 4
 HINTS_EVERY_S = 1.0
 INBOX_S = 0.002
 """Time from placement to the engine."""
+REPORT_SOON_S = 0.02
+"""Time from the pool's call to the agent's report."""
 MODEL = "model"
 
 
@@ -285,11 +287,14 @@ class World:
     # --- agents --------------------------------------------------------------------------------------------
 
     def _ring_doorbells(self) -> None:
-        """Let every agent with requests in its inbox read them soon."""
+        """Let every agent with requests in its inbox read them soon, and those that the pool calls report."""
         for index, name in enumerate(self._names):
+            if name in self.pool.calls:
+                self._schedule(self.now_s + INBOX_S + REPORT_SOON_S, partial(self._report, index, []))
             if self.pool.inboxes.get(name) and not self._rung[index]:
                 self._rung[index] = True
                 self._schedule(self.now_s + INBOX_S, partial(self._read_inbox, index))
+        self.pool.calls.clear()
 
     def _read_inbox(self, index: int) -> None:
         """Give the requests in a replica's inbox to its engine."""

@@ -325,3 +325,11 @@ class Arrival(NamedTuple):
     """Time in the pool's queue."""
     handed_us: int
     """Moment when the replica got it, on Redis's clock."""
+
+
+class Inbound(NamedTuple):
+    """Reply to one read of an inbox."""
+
+    arrivals: list[Arrival]
+    called: bool = False
+    """The pool asks for a report now: batch streams have to yield."""

@@ -59,6 +59,22 @@ def least_wait_ms(alive: Sequence[ReplicaSlot], *, after_yield: bool = False) ->
     return min(slot.wait_after_yield_ms if after_yield else slot.wait_ms for slot in alive)
 
 
+def called_to_yield(
+    slots: Sequence[ReplicaSlot | None], choice: Choice, taken: ReplicaSlot | None, now_ms: float
+) -> ReplicaId | None:
+    """Return the replica that begins the request soonest once its batch streams have yielded; None: none would.
+
+    ``taken``: the load of the replica that gets the request; None: the request is queued or refused.
+    """
+    best: tuple[float, ReplicaId] | None = None
+    for candidate, slot in zip(choice.candidates, slots, strict=True):
+        if slot is None or not slot.takes_requests(now_ms) or not slot.yieldable:
+            continue
+        if (taken is None or slot is taken) and (best is None or slot.wait_after_yield_ms < best[0]):
+            best = slot.wait_after_yield_ms, candidate.replica
+    return None if best is None else best[1]
+
+
 def is_late(
     request: PlacementRequest, slots: Sequence[ReplicaSlot | None], choice: Choice, terms: OverloadTerms
 ) -> bool:

@@ -40,6 +40,7 @@ from stream_fabric.pool.placement import (
 )
 from stream_fabric.pool.queue import PoolQueue, admits
 from stream_fabric.pool.refusals import (
+    called_to_yield,
     check_bytes,
     check_overflow_in,
     goes_first_in,
@@ -92,6 +93,8 @@ class PoolState:
     """Until then batch work yields."""
     yielded_to: int = 0
     """Total of requests that batch work yielded to."""
+    calls: set[ReplicaId] = field(default_factory=set)
+    """Replicas that are to report now, because their batch streams have to yield. Their agents take them out."""
 
     # --- gateways ------------------------------------------------------------------------------------------
 
@@ -215,6 +218,8 @@ class PoolState:
         if terms.make_batch_yield(request.tier, late_s, is_over=is_over):
             self.yields_until_ms = now_ms + YIELD_MS
             self.yielded_to += 1
+            called = called_to_yield(slots, choice, taken, now_ms)
+            self.calls.update([called] if called is not None else [])
         overflows = 0 < terms.overflow_s <= held_s and not pinned and spared_s < MISS * held_s
         if not overflows or (terms.reject_s and terms.reject_s < terms.overflow_s):
             under_share = wait_s > terms.reject_s and self.queue.is_under_share(request)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.pool.records import Arrival, Work
+from stream_fabric.pool.records import Arrival, Inbound, Work
 from stream_fabric.ports import Inbox
 from stream_fabric.redis.client import RedisClient, fabric_error, retrieve_error
 from stream_fabric.redis.pools import pool_prefix, pool_slot
@@ -29,9 +29,12 @@ class RedisInbox(Inbox):
         self._prefix = pool_prefix(pool)
         self._replica = replica
         self._key = f"{self._prefix}{replica}:inbox"
+        self._calls_key = f"{self._prefix}{replica}:calls"
+        self._called = "0"
+        """Id of the last call."""
         self._connection: Connection | None = None
 
-    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> Inbound:
         acknowledged: asyncio.Future[Any] | None = None
         ack, args = script("inbox_ack"), [self._replica, *(part for entry in done for part in entry)]
         try:
@@ -42,20 +45,23 @@ class RedisInbox(Inbox):
                 acknowledged.add_done_callback(retrieve_error)
             # From the beginning each time: handled entries are deleted, and a failover may turn ids back
             reply: Any = await self._connection.call(
-                "XREAD", "COUNT", _READ_MAX, "BLOCK", int(block_s * 1000), "STREAMS", self._key, "0"
-            )
+                "XREAD", "COUNT", _READ_MAX, "BLOCK", int(block_s * 1000),
+                "STREAMS", self._key, self._calls_key, "0", self._called,
+            )  # fmt: skip
         except (ConnectionLost, ReplyError) as error:
             self.close()
+            self._called = "0"  # a failover may turn ids back; to hear a call twice costs a report
             await self._client.refresh()
             raise fabric_error("the inbox's XREAD", error) from error
         if acknowledged is not None and acknowledged.exception() is not None:  # the server does not know the script
             await ack(self._client, self._slot, [self._prefix], args)
-        if not reply:
-            return []
-        ((_, entries),) = reply.items()
+        found = {key.decode(): entries for key, entries in (reply or {}).items()}
+        calls = found.get(self._calls_key, [])
+        if calls:
+            self._called = calls[-1][0].decode()
         known = {entry for entry, _ in done}
-        arrivals = [_arrival(entry_id.decode(), fields) for entry_id, fields in entries]
-        return [arrival for arrival in arrivals if arrival.entry not in known]
+        arrivals = [_arrival(entry_id.decode(), fields) for entry_id, fields in found.get(self._key, [])]
+        return Inbound([arrival for arrival in arrivals if arrival.entry not in known], bool(calls))
 
     def close(self) -> None:
         if self._connection is not None:

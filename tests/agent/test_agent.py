@@ -19,6 +19,7 @@ from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, Rep
 from stream_fabric.events import AttemptTrace, Prices
 from stream_fabric.limits import ATTEMPTS_MAX, PAGE_ENTRIES_MAX
 from stream_fabric.pool.lease_changes import decode_summary
+from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
 from stream_fabric.ports import Clock, FrameSink, SleepLevel
@@ -120,6 +121,7 @@ class Bench:
         gateway: GatewayId | None = None,
         unwatched_s: float | None = None,
         tier: int = 1,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
@@ -130,14 +132,14 @@ class Bench:
         )
         work = Work(request, str(Epoch(1, "aa")), ACME, b"{}", unwatched_s, tier, prefix=prefix, prices=PRICES)
         await self.log.create(stream, work.parsed_epoch(), ACME, b"{}", gateway)
-        await self.place(work)
+        await self.place(work, terms)
         return stream
 
-    async def place(self, work: Work) -> None:
+    async def place(self, work: Work, terms: OverloadTerms = NO_OVERLOAD_TERMS) -> None:
         """Into the agent's inbox."""
-        assert isinstance(
-            await self.pools.place(self.pool, work, [Candidate(self.agent.replica, 0)], wait_s=60, jitter=0.0), Placed
-        )
+        candidates = [Candidate(self.agent.replica, 0)]
+        reply = await self.pools.place(self.pool, work, candidates, wait_s=60, jitter=0.0, terms=terms)
+        assert isinstance(reply, Placed)
 
     async def yields(self, stream: StreamId, *, tokens: int = 20, waiting: int = 1) -> None:
         """The stream yields to so many requests when it has so many tokens; the pool then yields for an hour."""
@@ -851,6 +853,23 @@ async def test_full_slots_give_one_though_nobody_waits(redis_url: str) -> None:
         standard, stream = await bench.ask(), await bench.ask(tier=BATCH_TIER)
         await bench.yields(stream, waiting=0)
         assert set(bench.agent.running) == {standard}
+
+
+async def test_a_request_that_batch_streams_yield_to_waits_for_no_renewal(redis_url: str) -> None:
+    sim = "itl_ms=5,ttft_ms=0,max_num_seqs=2"
+    async with running(redis_url, sim, lease_ttl_s=120.0, lease_renew_s=60.0) as (bench, _):
+        batch = {await bench.ask(tier=BATCH_TIER) for _ in range(2)}
+
+        async def pool_knows() -> bool:
+            board = await bench.client.execute(
+                pool_slot(bench.pool), "HGET", pool_prefix(bench.pool) + "board", bench.agent.replica
+            )
+            return int.from_bytes(board[-4:], "little") == 2
+
+        await eventually(pool_knows, "the pool to know what would yield")
+        urgent = await bench.ask(max_tokens=3, tier=0, terms=OverloadTerms(0.01, batch_yields=True))
+        assert (await bench.end(urgent)).status == "completed"
+        assert not bench.agent.running.keys() & batch, "one slot was for it, and one is kept for the next"
 
 
 async def test_the_time_of_a_prompt_that_yields_slows_no_other(redis_url: str) -> None:

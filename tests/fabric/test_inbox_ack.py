@@ -57,11 +57,11 @@ async def box(redis_url: str) -> AsyncIterator[Box]:
 
 async def test_a_read_acknowledges_what_the_last_one_gave(box: Box) -> None:
     streams = await box.fill(3)
-    got = await box.inbox.read(0.1)
+    got = (await box.inbox.read(0.1)).arrivals
     assert [arrival.stream for arrival in got] == streams and await box.left() == (3, 3)
-    assert await box.inbox.read(0.001, [(one.entry, one.stream) for one in got[:2]]) == got[2:]
+    assert (await box.inbox.read(0.001, [(one.entry, one.stream) for one in got[:2]])).arrivals == got[2:]
     assert await box.left() == (1, 1)
-    assert await box.inbox.read(0.001, [(one.entry, one.stream) for one in got]) == [], "again is harmless"
+    assert (await box.inbox.read(0.001, [(one.entry, one.stream) for one in got])).arrivals == [], "again is harmless"
     assert await box.left() == (0, 0)
 
 
@@ -70,9 +70,9 @@ async def test_a_server_that_forgot_its_scripts_is_sent_this_one(redis_server: R
     await client.start()
     box = Box(client)
     await box.fill(2)
-    got = await box.inbox.read(0.1)
+    got = (await box.inbox.read(0.1)).arrivals
     redis_server("SCRIPT", "FLUSH")
-    assert await box.inbox.read(0.001, [(one.entry, one.stream) for one in got]) == [], "none is handed out twice"
+    assert (await box.inbox.read(0.001, [(one.entry, one.stream) for one in got])).arrivals == []  # none twice
     assert await box.left() == (0, 0)
     box.inbox.close()
     await client.close()
@@ -84,14 +84,14 @@ async def test_what_a_lost_connection_did_not_acknowledge_is_acknowledged_with_t
         await client.start()
         box = Box(client)
         await box.fill(2)
-        got = await box.inbox.read(0.1)
+        got = (await box.inbox.read(0.1)).arrivals
         done = [(one.entry, one.stream) for one in got]
         proxy.refuse = True
         proxy.cut_all()
         with pytest.raises(FabricError):
             await box.inbox.read(0.001, done)
         proxy.refuse = False
-        assert await box.inbox.read(0.001, done) == []
+        assert (await box.inbox.read(0.001, done)).arrivals == []
         assert await box.left() == (0, 0)
         box.inbox.close()
         await client.close()

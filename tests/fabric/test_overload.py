@@ -425,6 +425,28 @@ def test_a_request_is_placed_beside_batch_streams_that_yield_to_it() -> None:
     assert isinstance(place(state, names, asked(tier=0), YIELDING), Refused)
 
 
+def test_the_replica_that_begins_the_request_soonest_is_called_to_report() -> None:
+    state, names = pool(3)
+    running = {StreamId(f"s{k}"): "" for k in range(5)}
+    for name, decode_ms, yieldable in zip(names, (60_000, 90_000, 30_000), (1, 2, 0), strict=True):
+        state.report(name, SEAT._replace(decode_ms=decode_ms, yieldable=yieldable), ("m",), (), running, 0)
+        running = {StreamId(f"{stream}{name}"): "" for stream in running}
+    assert isinstance(place(state, names, asked(tier=0), YIELDING), Queued)
+    assert state.calls == {names[1]}, "two of its streams give it a slot"
+
+
+def test_the_replica_that_gets_the_request_is_called_and_none_without_streams_that_yield() -> None:
+    state, names = pool(2)
+    for name, room, yieldable in zip(names, (5, 6), (5, 2), strict=True):
+        running = {StreamId(f"{name}{k}"): "" for k in range(5)}
+        state.report(name, SEAT._replace(decode_ms=60_000, room=room, yieldable=yieldable), ("m",), (), running, 0)
+    answer = place(state, names, asked(tier=0), YIELDING)
+    assert isinstance(answer, Placed) and state.calls == {answer.replica} == {names[1]}
+    state, names = pool(prefill_ms=4000)
+    place(state, names, asked(tier=0), YIELDING)
+    assert state.yield_to(0) == 0 and not state.calls
+
+
 def hot(in_time: int, late: int, wait_ms: float = 9000) -> tuple[PoolState, list[ReplicaId], list[int]]:
     """A pool in which ``late`` replicas have a long queue, and the last of these has the prompt cached."""
     state, names = pool(in_time + late)

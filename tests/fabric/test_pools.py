@@ -143,14 +143,14 @@ async def test_place_hands_the_work_over_and_is_idempotent(pool: Pool) -> None:
     assert await pool.pools.in_flight(pool.name, one) == [stream]
     assert stream not in await pool.pools.in_flight(pool.name, two)
     inbox = pool.inbox(one)
-    ((entry_id, name, got, waited_us, handed_us),) = await inbox.read(0.1)
+    ((entry_id, name, got, waited_us, handed_us),) = (await inbox.read(0.1)).arrivals
     assert waited_us == 0
     assert handed_us / 1e6 == pytest.approx(time.time(), abs=5)
     assert (name, got) == (stream, work(stream))
     assert await pool.pools.work(pool.name, stream) == got
-    assert len(await inbox.read(0.1)) == 1  # it stays until it is done with
+    assert len((await inbox.read(0.1)).arrivals) == 1  # it stays until it is done with
     await inbox.read(0.001, [(entry_id, stream)])
-    assert await inbox.read(0.01) == []
+    assert (await inbox.read(0.01)).arrivals == []
     inbox.close()
 
 
@@ -191,7 +191,7 @@ async def test_invariant_7_no_leaked_slot(pool: Pool) -> None:
         await pool.place(stream, one)
     assert await pool.place(c, one) == "queue"
     inbox = pool.inbox(one)
-    entries = await inbox.read(0.1)
+    entries = (await inbox.read(0.1)).arrivals
     # Requests still in the inbox count, whatever the agent's list says
     await pool.renew(one, slots=2)
     assert await pool.flight(one) == {a, b}
@@ -211,7 +211,7 @@ async def test_an_ended_stream_leaves_nothing_in_the_pool(pool: Pool) -> None:
     await pool.renew(one)
     await pool.place(stream, one)
     inbox = pool.inbox(one)
-    ((entry_id, *_),) = await inbox.read(0.1)
+    ((entry_id, *_),) = (await inbox.read(0.1)).arrivals
     await inbox.read(0.001, [(entry_id, stream)])
     inbox.close()
     assert await pool.pools.holder(pool.name, stream) == one
@@ -248,7 +248,7 @@ async def test_work_of_another_version_is_told_from_work(pool: Pool) -> None:
     key = f"sg:{{pool:{pool.name}}}:{one}:inbox"
     await pool.client.execute(slot_of(f"pool:{pool.name}"), "XADD", key, "*", "s", "resp_x", "w", b'{"new":1}')
     inbox = pool.inbox(one)
-    ((_, stream, got, *_),) = await inbox.read(0.1)
+    ((_, stream, got, *_),) = (await inbox.read(0.1)).arrivals
     assert (stream, got) == ("resp_x", None)
     inbox.close()
 
@@ -311,11 +311,11 @@ async def test_an_inbox_reader_wakes_at_once_and_survives_its_connection(pool: P
     stream = new_stream()
     await pool.place(stream, one)
     started = asyncio.get_running_loop().time()
-    ((_, _, got, *_),) = await reading
+    ((_, _, got, *_),) = (await reading).arrivals
     assert got is not None and got.request.stream == stream
     assert asyncio.get_running_loop().time() - started < 4.0
     inbox.close()
-    assert len(await inbox.read(0.1)) == 1
+    assert len((await inbox.read(0.1)).arrivals) == 1
     inbox.close()
 
 
@@ -385,7 +385,7 @@ async def test_invariant_6_no_zombie_a_dead_replicas_streams_go_elsewhere_or_end
 
 async def _read(pool: Pool, name: ReplicaId) -> list[Arrival]:
     inbox = pool.inbox(name)
-    entries = await inbox.read(0.1)
+    entries = (await inbox.read(0.1)).arrivals
     await inbox.read(0.001, [(e.entry, e.stream) for e in entries])
     inbox.close()
     return entries

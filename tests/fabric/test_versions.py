@@ -162,13 +162,13 @@ async def test_work_of_another_version_reaches_the_agent_as_unreadable(fleet: Fl
     work = Work(EngineRequest(stream, "chat", "m", msgspec.Raw(b"{}")), "1.aa", ACME, b"{}", None)
     await fleet.pools.place(fleet.pool, work, [Candidate(one.replica, 0)], wait_s=60, jitter=0.0)
     inbox = RedisInbox(fleet.client, fleet.pool, one.replica)
-    ((_, _, got, *_),) = await inbox.read(0.1)
+    ((_, _, got, *_),) = (await inbox.read(0.1)).arrivals
     assert got == work
     fields = msgspec.json.decode(msgspec.json.encode(work))
     for changed, readable in (({"added": 1}, True), ({"tier": "first"}, False)):
         payload = msgspec.json.encode({**fields, **changed})
         await fleet.execute("XADD", f"{one.replica}:inbox", "*", "s", stream, "w", payload, "t", "0 0")
-        arrival = (await inbox.read(0.1))[-1]
+        arrival = (await inbox.read(0.1)).arrivals[-1]
         assert (arrival.work == work) is readable and (arrival.work is None) is not readable
     inbox.close()
 

@@ -268,6 +268,18 @@ elseif reject_s > 0 or overflow_s > 0 or duty_max > 0 then
   if may_yield and (is_over or (mark > 0 and late_s > mark)) then
     redis.call('HSET', P .. 'stat', 'yields', string.format('%d', now + YIELD_MS))
     redis.call('HINCRBY', P .. 'stat', 'yielded', 1)
+    local called, called_ms = 0, 0 -- as ``refusals.called_to_yield``
+    for i = 1, count do
+      if load[i] and (i == taken or taken == 0 or ahead > 0) and yieldable_in(board[i]) > 0 then
+        local after = wait_after_yield_ms(i)
+        if called == 0 or after < called_ms then called, called_ms = i, after end
+      end
+    end
+    if called > 0 then
+      local calls = P .. names[called] .. ':calls'
+      redis.call('XADD', calls, 'MAXLEN', 1, '*', 'c', '')
+      redis.call('PEXPIRE', calls, YIELD_MS)
+    end
   end
   if mark > 0 and wait > mark and not (overflows and overflow_s <= reject_s) then
     local v = redis.call('HMGET', P .. 'stat', 'v' .. tier, 'qp' .. tier, 'qo' .. tier)

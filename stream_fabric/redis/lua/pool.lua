@@ -13,6 +13,7 @@
 --   desired hash replica → requested state   asker hash replica → who requested it
 --   generations hash replica → generation of its last report   changes, gone zset replica → moment of its last change
 --     for routing, or when it left, in us   blocks stream of changes of what replicas have cached
+--   <replica>:calls stream whose entry asks the replica to report now, because its batch streams have to yield
 --   <replica>:info JSON   <replica>:flight hash stream → load   <replica>:inbox stream   <replica>:unread set of
 --   streams in
 --     the inbox; reports read it instead of the inbox, whose entries may be large
