@@ -16,26 +16,36 @@ _HEAD = """# Configuration
 
 Every setting is a flag of its role and an environment variable. A flag overrides its variable, and the variable
 overrides the default.
+A process that starts warns of each variable with the prefix `STREAM_GW_` that nothing reads, and names the nearest
+setting. One environment may serve all roles.
 Generated from the settings by `python -m stream_gw.cli.configuration`; a test compares the page with them.
 """
+
+
+_MODELS: tuple[tuple[str, type[FabricSettings]], ...] = (
+    ("Every role", FabricSettings),
+    ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
+    ("Telemetry events: gateways, agents, controllers", EmitSettings),
+    ("Database of tenants: gateways, `stream-gw tenants`, `keys`, `plans`, `prices`, `audit`", DatabaseSettings),
+    ("Moderation: gateways for prompts, agents for answers", ModerationSettings),
+    ("`stream-gw gateway`", GatewaySettings),
+    ("`stream-gw agent`", AgentSettings),
+    ("`stream-gw controller`", ControllerSettings),
+    ("`stream-gw telemetry`", TelemetrySettings),
+    ("`stream-gw traces`, `stream-gw usage`", AskSettings),
+)
+
+
+def names() -> set[str]:
+    """Return the names of all settings, as environment variables without the prefix."""
+    return {name.upper() for _, model in _MODELS for name in model.model_fields}
 
 
 def table() -> str:
     """Return the Markdown text of ``docs/configuration.md``."""
     out = [_HEAD]
     listed: set[str] = set()
-    for title, model in (
-        ("Every role", FabricSettings),
-        ("Telemetry events: gateways, agents, controllers and consumers", EventSettings),
-        ("Telemetry events: gateways, agents, controllers", EmitSettings),
-        ("Database of tenants: gateways, `stream-gw tenants`, `keys`, `plans`, `prices`, `audit`", DatabaseSettings),
-        ("Moderation: gateways for prompts, agents for answers", ModerationSettings),
-        ("`stream-gw gateway`", GatewaySettings),
-        ("`stream-gw agent`", AgentSettings),
-        ("`stream-gw controller`", ControllerSettings),
-        ("`stream-gw telemetry`", TelemetrySettings),
-        ("`stream-gw traces`, `stream-gw usage`", AskSettings),
-    ):
+    for title, model in _MODELS:
         fields = {name: field for name, field in model.model_fields.items() if name not in listed}
         out.append(f"\n## {title}\n\n| flag | variable | default | meaning |\n| --- | --- | --- | --- |\n")
         for name, field in fields.items():

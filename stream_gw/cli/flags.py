@@ -12,10 +12,10 @@ from pydantic_settings import CliSettingsSource
 
 from stream_fabric.process.logs import configure
 from stream_fabric.process.settings import FabricSettings
+from stream_gw.cli.variables import ENV, warn_of_unknown_variables
 
 S = TypeVar("S", bound=FabricSettings)
 
-ENV = "STREAM_GW_"
 VLLM_EPILOG = "With --engine vllm, flags after -- go to vLLM: --engine vllm --model NAME -- --max-model-len 8192"
 _SECRET_WORDS = ("key", "secret", "url", "password", "clickhouse")
 """A setting with one of these in its name may hold a credential, and an error does not repeat its value."""
@@ -58,6 +58,14 @@ def add_fabric_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
 
 
 def read_settings(model: type[S], args: argparse.Namespace) -> S:
+    """Read the settings of this process as ``load_settings`` does, and warn of variables that nothing reads."""
+    try:
+        return load_settings(model, args)
+    finally:  # also after an error: a setting may be missing because its variable is misspelt
+        warn_of_unknown_variables()
+
+
+def load_settings(model: type[S], args: argparse.Namespace) -> S:
     """Read the role's settings (flags before variables before defaults), and configure logs.
 
     Raises ValueError that names each wrong setting and what is allowed.

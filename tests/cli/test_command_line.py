@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stream_gw.cli.main import main
+from stream_gw.cli.variables import unknown_variables
 
 _INTERRUPTED_IMPORT = """
 import runpy, sys
@@ -85,6 +88,40 @@ def test_a_missing_file_is_named_with_its_flag(
     assert code == 1
     assert err.startswith(f"stream-gw {says}"), err
     assert "Errno" not in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("STREAM_GW_DRAINS_S", "STREAM_GW_DRAIN_S"),
+        ("STREAM_GW_POOL_FILE", "STREAM_GW_POOLS_FILE"),
+        ("STREAM_GW_METRIC_PORT", "STREAM_GW_METRICS_PORT"),
+        ("STREAM_GW_XYZZY", ""),
+    ],
+)
+def test_a_process_warns_once_of_a_variable_that_nothing_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, nearest: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's: a process has none
+    monkeypatch.setenv(variable, "1")
+    code, _, err = run(capsys, "controller", "--redis-url", "http://wrong.test")
+    first, *rest = err.splitlines()
+    logged = json.loads(first)
+    assert (logged["level"], logged["event"]) == ("warning", "unknown environment variable ignored")
+    assert (logged["variable"], logged["nearest_known"]) == (variable, nearest)
+    assert code == 1 and variable not in "".join(rest), "also where a setting is wrong, and once"
+
+
+def test_an_environment_that_all_commands_share_gives_no_warning() -> None:
+    shared = {"STREAM_GW_DRAIN_S": "1", "STREAM_GW_POOLS_FILE": "p", "stream_gw_port": "1", "STREAM_GW_TRACES": "f"}
+    tests = {"STREAM_GW_TEST_FABRIC": "cluster", "STREAM_GW_SIM_SEEDS": "9", "STREAM_GW_COMPILE": "1"}
+    service = {
+        "STREAM_GW_GATEWAY_PORT": "tcp://10.0.0.1:80",
+        "STREAM_GW_GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
+        "STREAM_GW_GATEWAY_SERVICE_HOST": "10.0.0.1",
+        "STREAM_GW_GATEWAY_SERVICE_PORT_HTTP": "80",
+    }
+    assert unknown_variables(shared | tests | service | {"PATH": "/bin", "STREAM": "1"}) == {}
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "grpc://collector:4317"])

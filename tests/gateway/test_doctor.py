@@ -162,6 +162,13 @@ def test_a_wrong_setting_is_told_once_with_the_roles_it_stops() -> None:
     assert "usable settings of stream-gw controller, agent, telemetry" in done.stdout
 
 
+def test_a_variable_that_nothing_reads_is_told_with_the_one_that_may_be_meant() -> None:
+    done = run_cli("doctor", STREAM_GW_REDIS_ULR="redis://x")
+    assert "absent   a setting of this name: STREAM_GW_REDIS_ULR\n" in done.stdout
+    assert "did you mean STREAM_GW_REDIS_URL?" in done.stdout
+    assert "unknown environment variable" not in done.stderr
+
+
 def test_a_finding_is_a_line_with_its_value_and_a_line_with_its_remedy() -> None:
     assert as_text(Finding("a safe policy", "missing", "allkeys-lru", "set another")) == (
         "  MISSING  a safe policy: allkeys-lru\n           set another"

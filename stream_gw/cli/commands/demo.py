@@ -13,6 +13,7 @@ from typing import Any
 
 from stream_gw.cli.flags import port
 from stream_gw.cli.platform.platform import Platform, UpOptions, platform
+from stream_gw.cli.variables import warn_of_unknown_variables
 from stream_gw.client import Ack, Data, Position, StreamGateway
 from stream_gw.client.items import text_of
 
@@ -48,6 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    warn_of_unknown_variables()
     return asyncio.run(_demo(args.port))
 
 

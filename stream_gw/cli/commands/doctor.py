@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from stream_fabric.process.settings import FabricSettings
 from stream_gw.cli.checks.report import Finding, Report, as_json, as_text
-from stream_gw.cli.flags import read_settings
+from stream_gw.cli.flags import load_settings
 from stream_gw.cli.platform.redis_server import redis_binary
+from stream_gw.cli.variables import unknown_variables
 
 S = TypeVar("S", bound=FabricSettings)
 
@@ -62,6 +63,9 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
         await check_redis(report, url)
     else:
         report.skipped("Redis", "set --redis-url or STREAM_GW_REDIS_URL; stream-gw up starts its own")
+    for variable, nearest in unknown_variables(os.environ).items():
+        remedy = f"no command reads it; {f'did you mean {nearest}?' if nearest else 'unset it'}"
+        report.missing("a setting of this name", remedy, found=variable, needed=False)
     wrong: dict[str, list[str]] = {}
     gateway = _read_role_settings(GatewaySettings, "gateway", wrong)
     controller = _read_role_settings(ControllerSettings, "controller", wrong)
@@ -97,7 +101,7 @@ def _read_role_settings(model: type[S], role: str, wrong: dict[str, list[str]]) 
     For wrong settings return None and add the role to ``wrong`` under the error's text.
     """
     try:
-        return read_settings(model, argparse.Namespace())
+        return load_settings(model, argparse.Namespace())
     except ValueError as error:
         wrong.setdefault(str(error), []).append(role)
         return None

@@ -10,8 +10,9 @@ import signal
 import sys
 from typing import Any
 
-from stream_gw.cli.flags import VLLM_EPILOG, UsageError, count, port, read_settings
+from stream_gw.cli.flags import VLLM_EPILOG, UsageError, count, load_settings, port
 from stream_gw.cli.platform.platform import Platform, UpOptions, platform
+from stream_gw.cli.variables import warn_of_unknown_variables
 
 _INTERRUPTED = 130
 _PATIENCE_S = 1.0
@@ -74,6 +75,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    warn_of_unknown_variables()
     return asyncio.run(_serve(_read_options(args)))
 
 
@@ -89,7 +91,7 @@ def _read_options(args: argparse.Namespace) -> UpOptions:
 
         names = ("engine", "model", "vllm_flags", "vllm_python")
         given = {name: value for name in names if (value := getattr(args, name))}
-        settings = read_settings(AgentSettings, argparse.Namespace(**given))  # an agent reads the variables too
+        settings = load_settings(AgentSettings, argparse.Namespace(**given))  # an agent reads the variables too
         agent_main.check(settings)
         for name in names:
             setattr(args, name, getattr(settings, name))

@@ -19,6 +19,7 @@ from stream_fabric.process.http_client import open_session
 from stream_gw.cli.platform.child import START_S, STOP_S, Children, free_port
 from stream_gw.cli.platform.redis_server import redis_server
 from stream_gw.cli.platform.state_folder import StateFolder, open_state_folder
+from stream_gw.cli.variables import unknown_variables
 
 _VLLM_STOP_S = 20.0
 """Longer than vLLM takes to end, because what is left when its agent is killed would outlive the platform."""
@@ -132,7 +133,8 @@ async def platform(options: UpOptions, log: Callable[[str], None] = log_to_stder
         running = Platform(options, redis_url, redis.pid if redis else None)
         if redis:
             running.processes.append(redis)
-        env = {name: value for name, value in os.environ.items() if name not in _variables_of_one_process()}
+        not_inherited = _variables_not_inherited()
+        env = {name: value for name, value in os.environ.items() if name not in not_inherited}
         env["STREAM_GW_REDIS_URL"] = redis_url
         env.setdefault("STREAM_GW_PARTITIONS", str(_PARTITIONS))
         env.setdefault("STREAM_GW_DRAIN_S", str(_DRAIN_S))
@@ -194,9 +196,9 @@ async def _models_are_listed(running: Platform) -> None:
                 await asyncio.sleep(_LOOK_S)
 
 
-def _variables_of_one_process() -> set[str]:
-    """Environment variables that children must not inherit."""
-    return {f"STREAM_GW_{name}" for name in _OWN_SETTINGS}
+def _variables_not_inherited() -> set[str]:
+    """Environment variables that children must not inherit; of unknown ones, the parent has warned once."""
+    return {f"STREAM_GW_{name}" for name in _OWN_SETTINGS} | unknown_variables(os.environ).keys()
 
 
 def _agent_starts(children: Children, options: UpOptions, env: dict[str, str]) -> list[Start]:

@@ -20,7 +20,8 @@ from stream_fabric.errors import FabricError
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.tenancy.tenants import RedisTenants
-from stream_gw.cli.flags import ENV, read_settings
+from stream_gw.cli.flags import read_settings
+from stream_gw.cli.variables import ENV
 from stream_gw.settings import DatabaseSettings
 from stream_gw.tenancy import open_tenancy
 
