@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
+import msgspec
 import pytest
 import yaml
 from pydantic import SecretStr
@@ -151,6 +155,7 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["pools[0].model="], "needs a model"),
         (["poolDefaults.longestStreamSeconds=4000"], "longestStreamSeconds"),
         (["poolDefaults.plan.warm=1"], "warm"),
+        (["poolDefaults.plan.peak_share=3"], "peak_share"),
         (["gateway.secretSettings.DEV_KEY=sk-1"], "secretSettings"),
         (["telemetry.settings.CLICKHOUSE_READER=http://u:p@c"], "CLICKHOUSE_READER"),
         (["gateway.imageModels={a\\,b}"], "imageModels"),
@@ -597,11 +602,57 @@ def test_batch_requests_of_a_pool_go_to_its_pool_on_spot_nodes(tmp_path: Path) -
     assert spot["terminationGracePeriodSeconds"] == 90
 
 
+_PROBES = (-1, 0, 1, 2, 3, 10, 11, 60, 61, 10_000, 10_001, 2_678_400, 2_678_401, -0.5, 0.001, 0.999, 1.001, 1.5, 10.5)
+_WITH: dict[str, dict[str, object]] = {
+    "warm_min": {"replicas_max": 10_000},
+    "utilisation_low": {"utilisation_aimed": 1, "utilisation_max": 1},
+    "utilisation_aimed": {"utilisation_low": 1e-9, "utilisation_max": 1},
+    "utilisation_max": {"utilisation_low": 1e-9, "utilisation_aimed": 2e-9},
+    "shed_free_s": {"ttft_objective_s": 1e9},
+    "shed_batch_s": {"ttft_objective_s": 1e9},
+    "shed_standard_s": {"ttft_objective_s": 1e9, "shed_free_s": 0, "shed_batch_s": 0},
+    "shed_interactive_s": {"ttft_objective_s": 1e9, "shed_free_s": 0, "shed_batch_s": 0, "shed_standard_s": 0},
+}
+"""Other settings of a plan that leave the probed one all the room that it has."""
+
+
+def _is_taken(make: Callable[[], object]) -> bool:
+    try:
+        make()
+    except ValueError:
+        return False
+    return True
+
+
+def _policy_takes(name: str, value: float) -> bool:
+    """Whether controllers take it, and the agents that are told of an objective between tokens."""
+    objective_ms = value * 1000 if name == "itl_objective_s" else 0.0
+    given = _WITH.get(name, {}) | {name: value}
+    return _is_taken(lambda: (msgspec.convert(given, ScalePolicy), AgentSettings(itl_objective_ms=objective_ms)))
+
+
 def test_a_plan_takes_what_a_policy_has_and_nothing_else() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    taken = schema["properties"]["poolDefaults"]["properties"]["plan"]["propertyNames"]["enum"]
+    definitions = json.loads((CHART / "values.schema.json").read_text())["$defs"]
+    bounds = definitions["plan"]["properties"]
     others = {"models", "adjacent", "batch_pools", "schedule", "replicas_min", "replicas_max"}
-    assert {*taken, *others} == set(ScalePolicy.__struct_fields__)
+    assert {*bounds, *others} == set(ScalePolicy.__struct_fields__)
+    for name, bound in bounds.items():
+        validator = jsonschema_rs.validator_for(bound)
+        for value in (*_PROBES, True):
+            assert validator.is_valid(value) == _policy_takes(name, value), f"{name} = {value}"
+
+
+def test_a_schedule_takes_what_an_event_has() -> None:
+    items = json.loads((CHART / "values.schema.json").read_text())["$defs"]["schedule"]["items"]
+    validator = jsonschema_rs.validator_for(items)
+    event: dict[str, object] = {"replicas": 1, "for_s": 60, "cron": "0 9 * * 1"}
+    assert set(items["properties"]) == set(ScheduledEvent.__struct_fields__)
+    for name in ("for_s", "replicas"):
+        for value in _PROBES:
+            one = event | {name: value}
+            taken = _is_taken(partial(msgspec.convert, one, ScheduledEvent))
+            is_bounded = name == "replicas" and value > 10_000  # the chart's own bound of all counts
+            assert validator.is_valid(one) == (taken and not is_bounded), f"{name} = {value}"
 
 
 def test_scale_in_can_be_paused_for_a_pool_or_for_all() -> None:
