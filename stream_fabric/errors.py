@@ -366,6 +366,8 @@ class _Failure(Protocol):
     def http_status(self) -> int: ...
     @property
     def retriable(self) -> bool: ...
+    @property
+    def param(self) -> str | None: ...
 
 
 class StreamFailed(StreamGwError):
@@ -374,7 +376,8 @@ class StreamFailed(StreamGwError):
 
 def from_info(info: _Failure) -> StreamFailed:
     """Make the error that a stream's terminal records; its policy is the recorded one, not the class's."""
-    error = StreamFailed(info.message, retry_after_s=1 if info.retriable or info.http_status in (429, 503) else None)
+    retry_after_s = 1 if info.retriable or info.http_status in (429, 503) else None
+    error = StreamFailed(info.message, param=info.param, retry_after_s=retry_after_s)
     error.code, error.type = info.code, info.type  # type: ignore[misc]
     error.http_status, error.retriable = info.http_status, info.retriable  # type: ignore[misc]
     return error

@@ -62,11 +62,13 @@ class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     type: str = "server_error"
     http_status: int = 500
     retriable: bool = False
+    param: str | None = None
+    """Field of the request that the error is about."""
 
     @classmethod
     def of(cls, error: StreamGwError) -> ErrorInfo:
         """Copy the attributes of an error."""
-        return cls(error.code, error.message, error.type, error.http_status, error.retriable)
+        return cls(error.code, error.message, error.type, error.http_status, error.retriable, error.param)
 
 
 class Open(msgspec.Struct, frozen=True, tag_field="k", tag="open", gc=False, omit_defaults=True):

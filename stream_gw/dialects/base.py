@@ -251,7 +251,7 @@ class Encoder:
             "message": error.message if error else ENDED[frame.status],
             "type": error.type if error else frame.status,
             "code": error.code if error else frame.status,
-            "param": None,
+            "param": error.param if error else None,
             "retriable": error.retriable if error else False,
             "stream_id": self.facts.stream,
         }

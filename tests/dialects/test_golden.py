@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream_fabric.errors import BadRequest, TooMany, Unsupported
+from stream_fabric.errors import BadRequest, TooMany, Unsupported, from_info
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
     ChoiceEnd,
@@ -204,6 +204,17 @@ def test_an_end_other_than_completion(end: End, error: str) -> None:
         encoder = encoder_for(f"openai.{kind}", made)
         assert encoder.sse([encode(end)], 7, 58).decode() == f"data: {body}\nid: 7-58\n\n"
         assert encoder.chunks([encode(end)]) == [body.replace(',"cursor":"7-58"', "").encode()]
+
+
+@pytest.mark.parametrize(
+    "dialect", ["openai.chat", "openai.completions", "openai.responses", "open.responses", "anthropic.messages"]
+)
+def test_a_refusal_names_the_field_of_the_request(dialect: str) -> None:
+    refused = ErrorInfo("invalid_request", "too large", "invalid_request_error", 400, param="max_tokens")
+    made = facts(kind="completions" if dialect == "openai.completions" else "chat")
+    told = encoder_for(dialect, made).sse([encode(End("failed", USAGE, refused))], 1, 1)
+    assert b'"param":"max_tokens"' in told
+    assert from_info(refused).param == "max_tokens", "of an answer that is not streamed"
 
 
 def test_a_budgets_end_is_a_length_with_a_reason_and_no_error() -> None:

@@ -28,6 +28,7 @@ class _Count(msgspec.Struct):
 
 _count_decoder = msgspec.json.Decoder(_Count)
 _document_decoder = msgspec.json.Decoder(_Document)
+_PARAM_CHARS_MAX = 200
 _ENGINE_DEAD = "EngineCore encountered an issue"
 """Start of vLLM's error message after its engine process has died."""
 _CONTEXT_EXCEEDED = re.compile(
@@ -67,6 +68,7 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     if not 400 <= status < 600:  # not an error status: the client must not see it
         status = 502
     message, code = bytes(raw).decode("utf-8", "replace")[:500], None
+    param: str | None = None
     try:
         parsed: Any = msgspec.json.decode(raw)
     except msgspec.MsgspecError:
@@ -78,6 +80,8 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     elif isinstance(parsed, dict):
         message = str(parsed.get("message") or message)[:2000]
         code = parsed.get("code")
+        if isinstance(told := parsed.get("param"), str):
+            param = told[:_PARAM_CHARS_MAX]
     if message.startswith(_ENGINE_DEAD):
         return ErrorInfo.of(EngineLost(message))
     if isinstance(code, int) and status == 502 and 400 <= code < 600:  # inside a stream the code is the only status
@@ -88,4 +92,5 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
         if status == 400 and _CONTEXT_EXCEEDED.search(message):
             code = ContextLengthExceeded.code
     type_ = "invalid_request_error" if refused else "server_error"
-    return ErrorInfo(code, message, type_, status, retriable=status >= 500 or status == 429)
+    retriable = status >= 500 or status == 429
+    return ErrorInfo(code, message, type_, status, retriable, param if refused else None)

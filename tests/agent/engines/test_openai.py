@@ -1006,3 +1006,18 @@ def test_another_servers_metrics_are_its_own(metrics: Any) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 1}
     sink = read(delta(content="x"), delta(finish="stop"), event(choices=[], usage=usage, metrics=metrics), DONE)
     assert (sink.status, sink.own, sink.end_usage) == ("completed", None, Usage(9, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param"),
+    [
+        ({"message": "m", "code": 400, "param": "max_tokens"}, 400, "max_tokens"),
+        ({"message": "m", "code": 400, "param": "max_tokens"}, 502, "max_tokens"),
+        ({"message": "m", "code": 400, "param": None}, 400, None),
+        ({"message": "m", "code": 400, "param": ["a"]}, 400, None),
+        ({"message": "m", "code": 400, "param": "x" * 1000}, 400, "x" * 200),
+        ({"message": "m", "code": 500, "param": "max_tokens"}, 500, None),
+    ],
+)
+def test_a_refusal_names_the_field_that_the_server_names(error: Any, status: int, param: str | None) -> None:
+    assert upstream_error(msgspec.json.encode({"error": error}), status).param == param
