@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stream_fabric.errors import ContextLengthExceeded, EngineLost
+from stream_fabric.errors import BadRequest, ContextLengthExceeded, EngineFailed, EngineLost, TooMany
 from stream_fabric.limits import ITEM_CHARS_MAX
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import ChoiceEnd, Close, ErrorInfo, Open, Usage
@@ -87,10 +87,10 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
     if isinstance(code, int) and status == 502 and 400 <= code < 600:  # inside a stream the code is the only status
         status = code
     refused = 400 <= status < 500
+    # The server has no room now: the request is right, and may be sent again
+    kind = TooMany if status == TooMany.http_status else BadRequest if refused else EngineFailed
     if not isinstance(code, str) or code.isdecimal():  # vLLM repeats the status in the code
-        code = "invalid_request" if refused else "engine_error"
+        code = kind.code
         if status == 400 and _CONTEXT_EXCEEDED.search(message):
             code = ContextLengthExceeded.code
-    type_ = "invalid_request_error" if refused else "server_error"
-    retriable = status >= 500 or status == 429
-    return ErrorInfo(code, message, type_, status, retriable, param if refused else None)
+    return ErrorInfo(code, message, kind.type, status, kind.retriable or not refused, param if refused else None)

@@ -948,7 +948,9 @@ async def test_a_server_that_cannot_count_tokens_says_so() -> None:
         ({"message": "m", "code": 400}, 400, ("invalid_request", 400, False)),
         ({"message": "m", "code": "context_length_exceeded"}, 400, ("context_length_exceeded", 400, False)),
         ({"message": "m", "code": 500}, 500, ("engine_error", 500, True)),
-        ({"message": "m", "code": None}, 429, ("invalid_request", 429, True)),
+        ({"message": "m", "code": None}, 429, ("too_many", 429, True)),
+        ({"message": "m", "code": 429}, 502, ("too_many", 429, True)),
+        ({"message": "m", "code": "rate_limit_exceeded"}, 429, ("rate_limit_exceeded", 429, True)),
         ({"message": "m", "code": 400}, 502, ("invalid_request", 400, False)),
         ({"message": "m", "code": 500}, 502, ("engine_error", 500, True)),
         (
@@ -983,6 +985,7 @@ async def test_a_server_that_cannot_count_tokens_says_so() -> None:
 def test_an_error_has_a_code_and_not_a_status_twice(error: Any, status: int, told: tuple[str, int, bool]) -> None:
     info = upstream_error(msgspec.json.encode({"error": error}), status)
     assert (info.code, info.http_status, info.retriable) == told
+    assert info.type == {400: "invalid_request_error", 429: "rate_limit_error"}.get(info.http_status, "server_error")
 
 
 def last(**metrics: Any) -> bytes:
