@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from stream_fabric.errors import StreamGwError, from_info
+from stream_fabric.errors import StreamCancelled, StreamGwError, from_info
 from stream_fabric.json_bounds import decode_text
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
@@ -270,6 +270,8 @@ class MessagesEncoder(Encoder):
         assert isinstance(end, End)
         if not ends_cleanly(end, self._finish is not None):
             info = end.error or ErrorInfo(end.status, ENDED[end.status])
+            if end.error is None and end.status == "cancelled":
+                info = ErrorInfo.of(StreamCancelled(ENDED[end.status]))
             return [error_body(from_info(info), None, stream_id=self.facts.stream, cursor=cursor)]
         bodies = [*self._opening_chunks(), *self._close_all()]
         reason, sequence = stop_reason(self._finish, refused=self._refused, used_tool=self._used_tool)

@@ -251,6 +251,16 @@ def test_an_error_within_the_stream() -> None:
     )
 
 
+def test_a_cancel_within_the_stream_is_the_499_of_a_whole_answer() -> None:
+    assert spelled(Open(0, 0, "text"), End("cancelled")).endswith(
+        event(
+            '{"type":"error","error":{"type":"invalid_request_error","message":"the stream was cancelled",'
+            f'"code":"cancelled","param":null,"retriable":false,"stream_id":"{STREAM}","cursor":"1-2"}}}}',
+            "1-2",
+        )
+    )
+
+
 def test_pings_begin_with_the_message() -> None:
     encoder = encoder_for("anthropic.messages", facts())
     assert encoder.heartbeat() == b": hb\n"
