@@ -53,6 +53,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["key", "--tenent=acme"], "stream-gw key: unknown flag --tenent; did you mean --tenant?\n"),
         (["replicas", "drain", "r", "--wait", "3", "--froce"], "stream-gw replicas: unknown flag --froce; there are"),
         (["traces", "lsit"], "stream-gw traces: unknown verb 'lsit'; did you mean list?\n"),
+        (["telemetry", "dlq"], "stream-gw telemetry dlq: the following arguments are required: {list,replay}\n"),
         (["upp"], "stream-gw: unknown command 'upp'; did you mean up?\n"),
     ],
     ids=" ".join,

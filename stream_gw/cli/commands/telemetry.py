@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(dlq=None)
     what = parser.add_subparsers(dest="what", metavar="{dlq}", title="without a verb: consume events")
     verbs = what.add_parser("dlq", help="dead letters: records that could not be decoded").add_subparsers(
-        dest="dlq", required=True
+        dest="dlq", required=True, metavar="{list,replay}"
     )
     listing = verbs.add_parser("list", help="list dead letters that were not replayed, oldest first")
     replay = verbs.add_parser("replay", help="append dead letters to the log again, once their cause is repaired")
