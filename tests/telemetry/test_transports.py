@@ -211,6 +211,18 @@ async def test_redis_keeps_its_last_room_for_what_must_not_be_dropped(redis_clie
     assert len(unsent) > 50
 
 
+async def test_what_redis_refused_is_taken_when_it_comes_again_and_there_is_room(redis_client: RedisClient) -> None:
+    """As a dead letter, which has the same number at each replay."""
+    events = RedisEvents(redis_client, os.urandom(4).hex(), bytes_max=4000)
+    assert await events.append("first", 1, [(b"x" * 3000, True)]) == []
+    for _ in range(2):
+        assert await events.append("letter", 1, [(b"y" * 3000, True)]) == [0]
+    await events.trim(await events.head())
+    for _ in range(2):  # the second one is the first one whose reply was lost
+        assert await events.append("letter", 1, [(b"y" * 3000, True)]) == []
+    assert [record for _, record in await events.read(0, 10)] == [b"y" * 3000]
+
+
 # --- Kafka -------------------------------------------------------------------------------------------------
 
 
