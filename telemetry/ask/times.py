@@ -10,7 +10,7 @@ from stream_fabric.errors import BadRequest
 from telemetry.ask.compare import Cohort
 from telemetry.ask.queries import COHORT, EVER_US, HOUR_US
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_AGO = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([smhd])")
 _UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": HOUR_US, "d": 24 * HOUR_US}
 
 
