@@ -168,7 +168,7 @@ async def _run(process: _Process, on_ready: Callable[[str], None]) -> None:
     if feed is not None:
         await feed.read()
     accounts = RedisAccounts(client)
-    settlements, clock = Settlements(accounts), FabricClock(client, process.host, random)
+    settlements, clock = Settlements(accounts, random), FabricClock(client, process.host, random)
     log = RedisStreamLog(client, process.partitions, on_ended=settlements.add)
     cells, pools = RedisPools(client, settings.queue_max, on_skip), DividedPools(client, settings.queue_max, on_skip)
     directory = Directory(cells, RedisControl(client, on_skip).plans)

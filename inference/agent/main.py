@@ -90,7 +90,7 @@ async def serve(settings: AgentSettings, on_ready: Callable[[ReplicaId, str], No
             open_checker(metrics.receive_checked) as checker,
         ):
             events = CountingSink(metrics.receive, sink)
-            settlements = Settlements(RedisAccounts(client))
+            settlements = Settlements(RedisAccounts(client), HostRandom())
             ports = redis_ports(client, partitions, policy.lease.pool, replica, clock, events, settlements.add)
             guard = BillGuard(settings.serve_without_bills, lambda: opened.bills_at_risk)
             agent = Agent(

@@ -123,7 +123,7 @@ async def serve(settings: ControllerSettings, on_ready: Callable[[str], None]) -
             asyncio.TaskGroup() as tasks,
         ):
             sink = CountingSink(metrics.receive, events)
-            settlements = Settlements(RedisAccounts(client))
+            settlements = Settlements(RedisAccounts(client), random)
             cells = RedisPools(client, on_skip=metrics.receive_skipped_record)
             streams = RedisStreamLog(client, partitions, on_ended=settlements.add)
             pools = DividedPools(client, on_skip=metrics.receive_skipped_record)

@@ -16,7 +16,8 @@ from itertools import islice
 from stream_fabric.accounts.account import Settlement
 from stream_fabric.accounts.ports import Accounts
 from stream_fabric.errors import FabricError
-from stream_fabric.ports import StreamLog
+from stream_fabric.ports import Random, StreamLog
+from stream_fabric.process.backoff import Backoff, BackoffPolicy
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import StreamId, TenantId
 
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 _WAITING_MAX = 50_000
 """Settlements that wait while Redis is away; more are left to the check."""
 _BATCH_MAX = 100
-_RETRY_S = 0.5
+_RETRY = BackoffPolicy(0.5, 5.0)
+"""Delays of one tenant: thousands may wait for one Redis, and every try takes time of the process's event loop."""
 _LOG_EVERY_S = 10.0
 
 
@@ -35,8 +37,9 @@ class Settlements:
     Tenants do not wait for each other: a shard of Redis that does not answer delays its own tenants alone.
     """
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: Accounts, random: Random) -> None:
         self._accounts = accounts
+        self._random = random
         self._waiting: dict[TenantId, dict[StreamId, Settlement]] = {}
         self._count = 0
         self._due: dict[TenantId, None] = {}
@@ -69,15 +72,17 @@ class Settlements:
 
     async def _send(self, tenant: TenantId) -> None:
         """Send the tenant's settlements until none waits."""
+        backoff = Backoff(_RETRY, self._random)
         while tenant in self._waiting:
             try:
                 await self._send_batch(tenant)
+                backoff.reset()
             except FabricError as error:
                 now = asyncio.get_running_loop().time()
                 if now >= self._log_at:  # thousands of tenants may share a shard
                     self._log_at = now + _LOG_EVERY_S
                     log.warning("settlements wait for Redis: waiting=%d error=%s", self._count, error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(backoff.next_s())
         self._sending.discard(tenant)
 
     async def flush(self) -> None:

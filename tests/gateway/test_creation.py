@@ -151,7 +151,7 @@ async def test_a_request_that_the_pool_refuses_counts_as_never_sent(
     """The end of its stream is settled too, like that of every stream."""
     world, who = limited
     parts = world.gateway.parts
-    settlements = Settlements(parts.accounts)
+    settlements = Settlements(parts.accounts, HostRandom())
     monkeypatch.setattr(parts.log, "_on_ended", settlements.add)
     monkeypatch.setattr(parts.pools, "_queue_max", 0)
     await world.pools.retire(world.model, world.replica, leaving=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 
 import pytest
 
 from stream_fabric.accounts.account import Settlement
 from stream_fabric.errors import FabricUnavailable
+from stream_fabric.process.backoff import BackoffPolicy
+from stream_fabric.process.host import HostRandom
 from stream_fabric.recovery import settlements as module
 from stream_fabric.recovery.settlements import Settlements
 from stream_fabric.stream.frames import Usage
@@ -27,11 +30,13 @@ class Accounts:
         self.away = False
         self.silent: set[TenantId] = set()
         self.heard = asyncio.Event()
+        self.failed_at: list[float] = []
         self.calls: list[tuple[TenantId, Sequence[Settlement]]] = []
 
     async def settle(self, tenant: TenantId, settlements: Sequence[Settlement]) -> int:
         await asyncio.sleep(0)
         if self.away:
+            self.failed_at.append(asyncio.get_running_loop().time())
             raise FabricUnavailable("away")
         if tenant in self.silent:
             await self.heard.wait()
@@ -49,7 +54,7 @@ def stream(number: int) -> StreamId:
 @pytest.fixture
 async def running() -> AsyncIterator[tuple[Accounts, Settlements]]:
     accounts = Accounts()
-    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
     task = asyncio.create_task(settlements.run())
     yield accounts, settlements
     task.cancel()
@@ -67,7 +72,7 @@ async def test_a_tenants_settlements_share_a_call(running: tuple[Accounts, Settl
 async def test_settlements_wait_while_redis_is_away(
     running: tuple[Accounts, Settlements], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY", BackoffPolicy(0.01, 0.02))
     accounts, settlements = running
     accounts.away = True
     settlements.add(TenantId("t"), stream(1), USED)
@@ -76,6 +81,18 @@ async def test_settlements_wait_while_redis_is_away(
     assert not accounts.calls
     accounts.away = False
     await eventually(lambda: len(accounts.arrived()) == 2, "both settlements")
+
+
+async def test_each_retry_waits_longer_up_to_a_bound(
+    running: tuple[Accounts, Settlements], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY", BackoffPolicy(0.02, 0.08, jitter=0.0))
+    accounts, settlements = running
+    accounts.away = True
+    settlements.add(TenantId("t"), stream(1), USED)
+    await eventually(lambda: len(accounts.failed_at) == 6, "six tries")
+    waited_s = [after - before for before, after in pairwise(accounts.failed_at)]
+    assert all(real >= planned * 0.9 for real, planned in zip(waited_s, (0.02, 0.04, 0.08, 0.08, 0.08), strict=True))
 
 
 async def test_a_shard_that_does_not_answer_delays_its_own_tenants_alone(
@@ -97,7 +114,7 @@ async def test_a_shard_that_does_not_answer_delays_its_own_tenants_alone(
 async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAITING_MAX", 3)
     accounts = Accounts()
-    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
     for number in range(5):
         settlements.add(TenantId("t"), stream(number), USED)
     await settlements.flush()
@@ -106,7 +123,7 @@ async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_process_that_ends_sends_what_waits_and_does_not_wait_for_redis() -> None:
     accounts = Accounts()
-    settlements = Settlements(accounts)  # type: ignore[arg-type]
+    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
     for number in range(250):
         settlements.add(TenantId("t"), stream(number), USED)
     await settlements.flush()
