@@ -9,7 +9,7 @@ from stream_fabric.limits import GONE_KEPT_S
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, PlacementRequest, Queued, Refused
-from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
+from stream_fabric.pool.records import Arrival, Candidate, Inbound, LeaseReport, ReplicaInfo, Work
 from stream_fabric.pool.state import PoolState
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
@@ -204,8 +204,10 @@ class MemoryPool:
 
     # --- a replica's inbox ---------------------------------------------------------------------------------
 
-    def read(self, replica: ReplicaId) -> list[Arrival]:
-        return list(self.inboxes.get(replica, ()))
+    def read(self, replica: ReplicaId) -> Inbound:
+        called = replica in self.law.calls
+        self.law.calls.discard(replica)
+        return Inbound(list(self.inboxes.get(replica, ())), called)
 
     def done(self, replica: ReplicaId, entries: Sequence[tuple[str, StreamId]]) -> None:
         ids, streams = {entry_id for entry_id, _ in entries}, {stream for _, stream in entries}

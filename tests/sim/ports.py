@@ -14,7 +14,7 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.lease_changes import BlockChange, LeaseChanges
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
 from stream_fabric.pool.placement import Placed, Queued, Refused
-from stream_fabric.pool.records import Arrival, Candidate, LeaseReport, ReplicaInfo, Work
+from stream_fabric.pool.records import Candidate, Inbound, LeaseReport, ReplicaInfo, Work
 from stream_fabric.redis.client import Partitions
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status, StoredInput, Usage
@@ -189,7 +189,7 @@ class PoolsDoor:
             state = shard.pool(pool)
             result = step(state, self._w.now_ms)
             for replica in list(shard.blocked):
-                if state.inboxes.get(ReplicaId(replica)):
+                if state.inboxes.get(ReplicaId(replica)) or replica in state.law.calls:
                     shard.wake(replica)
             return result
 
@@ -301,13 +301,17 @@ class InboxDoor:
         self._pool = pool
         self._replica = replica
 
-    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> list[Arrival]:
+    async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> Inbound:
         shard = self._link.w.fabric.of_pools()
         if done:
             await self._link.call("took", shard, lambda: shard.pool(self._pool).done(self._replica, done))
-        return await self._link.blocking(
-            shard, self._replica, lambda: shard.pool(self._pool).read(self._replica), block_s
-        )
+
+        def step() -> list[Inbound]:
+            found = shard.pool(self._pool).read(self._replica)
+            return [found] if found.arrivals or found.called else []
+
+        found = await self._link.blocking(shard, self._replica, step, block_s)
+        return found[0] if found else Inbound([])
 
     def close(self) -> None:
         pass
