@@ -275,15 +275,17 @@ class StreamGateway:
 
     def receive_hint(self, link: Link, after_s: float) -> None:
         """Connect to another gateway after ``after_s``. The old link delivers until the new one is ready."""
-
-        def connect_elsewhere() -> None:
-            if link is self.link:
-                self._moves = True
-                self._policy.rotate = True
-                self._wanted.set()
-
         if link is self.link and link.hint is None:
-            link.hint = asyncio.get_running_loop().call_later(min(after_s, HINT_S_MAX), connect_elsewhere)
+            link.hint = asyncio.get_running_loop().call_later(min(after_s, HINT_S_MAX), self.leave, link)
+
+    def leave(self, link: Link | None) -> bool:
+        """Connect to another gateway now; the streams move when it is ready. False: it is not the current link."""
+        if link is None or link is not self.link:
+            return False
+        if not self._moves:
+            self._moves = self._policy.rotate = True
+            self._wanted.set()
+        return True
 
     def link_over(self, link: Link, over: LinkOver) -> None:
         if link is not self.link:

@@ -46,6 +46,9 @@ class StreamOwner(Protocol):
     def wake(self) -> None:
         """End the pause before the next connection attempt."""
 
+    def leave(self, link: Link | None) -> bool:
+        """Connect to another gateway now, because the one behind the link drains. False: it is not the current link."""
+
     def forget(self, stream: Stream) -> None:
         """Remove a stream that has ended."""
 
@@ -224,8 +227,6 @@ class Stream:
         self._queue.push(item, size)
         self._news.set()
 
-    # The wire
-
     def attach(self, link: Link) -> None:
         self._detach(tell=True)
         if self._ended.is_set() or self._paused or self._timer is not None:
@@ -334,14 +335,16 @@ class Stream:
             self._attach_soon(0)
 
     def receive_error(self, message: ErrorMessage) -> None:
+        link, error = self._link, message.exception()
         self._detach(tell=False)
-        error = message.exception()
         if self.id is None:
             self._asked, self._refused = False, self._refused + 1  # refused: nothing runs
-        if error.retriable:
-            self._retry(error, error.retry_after_s or 0)
-        else:
+        if not error.retriable:
             self._finish("failed", error)
+        elif error.code == "draining" and not self._tries and self._gateway.leave(link):
+            self._tries = 1  # the next link attaches this stream
+        else:
+            self._retry(error, error.retry_after_s or 0)
 
     def receive_head(self, head: int) -> None:
         """Subscribe again if a ping names a later frame and no frame comes within ``lag_s``."""

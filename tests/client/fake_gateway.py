@@ -19,6 +19,7 @@ from aiohttp import WSMsgType, web
 
 STATIC = Path(__file__).parents[2] / "stream_gw" / "static"
 KEY = "sk-test"
+DRAINING: dict[str, Any] = {"code": "draining", "message": "reconnect", "retriable": True, "retry_after_s": 20}
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

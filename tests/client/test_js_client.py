@@ -11,7 +11,7 @@ from playwright.async_api import Browser
 
 from tests.client.contract import Target
 from tests.client.contract_js import CONTRACT_JS, run_on
-from tests.client.fake_gateway import FakeGateway
+from tests.client.fake_gateway import DRAINING, FakeGateway
 from tests.support.missing import missing
 from tests.support.waiting import eventually
 
@@ -273,6 +273,21 @@ async def test_a_hint_moves_every_stream_without_a_pause(browser: Browser, fake:
     assert await running == [[WHOLE, WHOLE], ["connecting", "connected"]]
     assert len(fake.sent_by_client("sub")) == 2
     assert not before & fake.sockets
+
+
+async def test_a_stream_that_a_draining_gateway_refuses_moves_at_once(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    script = """
+        const began = Date.now();
+        return [await read(gateway.create(body())), [...states], Date.now() - began];
+    """
+    fake.faults.refuse_create = [DRAINING]
+    told: Any = await run_on(browser, target, script)
+    text, states, took_ms = told
+    assert (text, states) == (WHOLE, ["connecting", "connected"])
+    assert took_ms < DRAINING["retry_after_s"] * 1000
+    assert len(fake.sent_by_client("create")) == 2
 
 
 async def test_a_slow_reader_holds_a_bounded_queue(browser: Browser, fake: FakeGateway, target: Target) -> None:

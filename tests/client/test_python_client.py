@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from stream_gw.client.gateway import socket_url
 from stream_gw.client.position import Filter, Verdict
 from stream_gw.client.wire import decode
 from tests.client.contract import CONTRACT, Target, first, read
-from tests.client.fake_gateway import KEY, FakeGateway
+from tests.client.fake_gateway import DRAINING, KEY, FakeGateway
 from tests.support.waiting import eventually
 
 
@@ -167,6 +168,24 @@ async def test_a_hint_moves_every_stream_without_a_pause(fake: FakeGateway, targ
         assert len(other.sent_by_client("sub")) == 2
         await asyncio.sleep(0.05)
         assert not fake.sockets
+
+
+async def test_a_stream_that_a_draining_gateway_refuses_moves_at_once(fake: FakeGateway, target: Target) -> None:
+    async with FakeGateway().serve() as other, StreamGateway([fake.url, other.url], token=KEY) as gateway:
+        await read(gateway.create(target.body()))
+        await fake.hint_all(60_000)
+        fake.faults.refuse_create = [DRAINING] * 9
+        began = time.monotonic()
+        assert await read(gateway.create(target.body())) == WHOLE
+        assert len(other.sent_by_client("create")) == 1
+        assert time.monotonic() - began < DRAINING["retry_after_s"]
+
+
+async def test_where_every_gateway_drains_tries_are_spread(fake: FakeGateway, target: Target) -> None:
+    fake.faults.refuse_create = [DRAINING | {"retry_after_s": 0}] * 3
+    async with target.gateway() as gateway:
+        assert await read(gateway.create(target.body())) == WHOLE
+    assert len(fake.sent_by_client("create")) == 4
 
 
 async def test_a_slow_reader_holds_a_bounded_queue(fake: FakeGateway, target: Target) -> None:

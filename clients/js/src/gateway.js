@@ -278,11 +278,14 @@ export class StreamGateway {
   /** The gateway drains: connects to another. The old socket delivers until the new one is ready. */
   _hint(link, afterMs) {
     if (link !== this._link || link.hintTimer) return;
-    link.hintTimer = setTimeout(() => {
-      if (this._next || this._timer) return;
-      this._rotate();
-      this._connect();
-    }, Math.min(afterMs, 60_000));
+    link.hintTimer = setTimeout(() => this._leave(link), Math.min(afterMs, 60_000));
+  }
+
+  /** Connects to another gateway now; the streams move when it is ready. */
+  _leave(link) {
+    if (link !== this._link || this._next || this._timer) return;
+    this._rotate();
+    this._connect();
   }
 
   _rotate() {

@@ -350,13 +350,17 @@ export class Stream {
   }
 
   _receiveError(message) {
+    const link = this._link;
     this._detach(false);
     const error = GatewayError.fromWire(message);
     if (!this.id) {
       this._asked = false; // refused: nothing runs
       this._refused += 1;
     }
-    if (!error.retriable) this._finish("failed", { error });
+    if (error.code === "draining" && link && link === this._gateway._link && !this._tries) {
+      this._tries = 1;
+      this._gateway._leave(link); // it attaches this stream to the next link
+    } else if (!error.retriable) this._finish("failed", { error });
     else this._retry(error, Math.max(1, (error.retryAfterS ?? 0) * 1000));
   }
 
