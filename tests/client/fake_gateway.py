@@ -6,6 +6,7 @@ What it answers is the prompt's own business: ``say:<text>`` is echoed, anything
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -308,7 +309,8 @@ class FakeGateway:
 
     async def hint_all(self, after_ms: int) -> None:
         for socket in list(self.sockets):
-            await socket.send({"t": "reconnect", "after_ms": after_ms})
+            with contextlib.suppress(ConnectionResetError):  # its client leaves just now
+                await socket.send({"t": "reconnect", "after_ms": after_ms})
 
     async def say_all(self, message: dict[str, Any]) -> None:
         """To every open channel; its number is filled in."""

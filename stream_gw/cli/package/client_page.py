@@ -54,7 +54,7 @@ _OTHERS = {
 }
 _INTERNAL = {
     "StreamGateway": {"next_channel", "forget", "cancel_soon", "receive_ack", "receive_connection_error",
-                      "receive_hint", "link_over"},
+                      "receive_hint", "leave", "link_over"},
     "Stream": {"attach", "lost", "receive", "receive_error", "receive_head", "fail_if_unanswered", "fail"},
 }  # fmt: skip
 """Methods that the client's own parts call."""
