@@ -51,10 +51,14 @@ def stream(number: int) -> StreamId:
     return StreamId(f"resp_{number}")
 
 
+def settlements_of(accounts: Accounts) -> Settlements:
+    return Settlements(accounts, HostRandom())  # type: ignore[arg-type]  # of the port, only ``settle`` is called
+
+
 @pytest.fixture
 async def running() -> AsyncIterator[tuple[Accounts, Settlements]]:
     accounts = Accounts()
-    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
+    settlements = settlements_of(accounts)
     task = asyncio.create_task(settlements.run())
     yield accounts, settlements
     task.cancel()
@@ -114,7 +118,7 @@ async def test_a_shard_that_does_not_answer_delays_its_own_tenants_alone(
 async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAITING_MAX", 3)
     accounts = Accounts()
-    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
+    settlements = settlements_of(accounts)
     for number in range(5):
         settlements.add(TenantId("t"), stream(number), USED)
     await settlements.flush()
@@ -123,7 +127,7 @@ async def test_no_more_wait_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_process_that_ends_sends_what_waits_and_does_not_wait_for_redis() -> None:
     accounts = Accounts()
-    settlements = Settlements(accounts, HostRandom())  # type: ignore[arg-type]
+    settlements = settlements_of(accounts)
     for number in range(250):
         settlements.add(TenantId("t"), stream(number), USED)
     await settlements.flush()
