@@ -13,7 +13,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stream_fabric.limits import HEADER_BYTES_MAX, WS_MESSAGE_BYTES_MAX
 from stream_fabric.process.host import HostClock
-from stream_gw.transport import connection as server_module
 from stream_gw.transport import stall
 from stream_gw.transport.connection import CONNECTION, EdgeHttp, EdgeServer, EdgeWebSocket, make_server
 from tests.gateway.processes import Running
@@ -318,7 +317,7 @@ async def large(scope: Any, receive: Any, send: Any) -> None:
 )
 async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
     monkeypatch.setattr(stall, "STALL_S_MAX", 0.3)
-    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
+    monkeypatch.setattr("stream_gw.transport.connection.server._SWEEP_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(4096) as exchange:
         await exchange.send(request_)
         await eventually(lambda: server.server_state.connections, "the connection")
@@ -327,7 +326,7 @@ async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest
 
 async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "STALL_S_MAX", 0.5)
-    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
+    monkeypatch.setattr("stream_gw.transport.connection.server._SWEEP_S", 0.05)
     async with serving(large, timeout_keep_alive=0.1) as server, gate_of(server).connection(65536) as exchange:
         await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
         await exchange.head()

@@ -16,7 +16,6 @@ FUNCTION_LINES = 70
 WIDE: dict[str, str] = {
     "dashboards/rules.py": "a table of alerts",
     "stream_fabric/process/metric_names.py": "a table",
-    "stream_gw/transport/connection.py": "one adapter over uvicorn's protocols",
 }
 """Modules that may be longer, with the reason."""
 

@@ -1,0 +1,88 @@
+"""uvicorn's server with these connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from stream_fabric.limits import WS_MESSAGE_BYTES_MAX, WS_PROTOCOL_PING_S
+from stream_fabric.ports import Clock
+from stream_fabric.system_errors import reason
+from stream_gw.transport.connection.http import EdgeHttp
+from stream_gw.transport.connection.turns import Config
+from stream_gw.transport.connection.websocket import EdgeWebSocket
+
+_SWEEP_S = 5.0
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
+
+
+class EdgeServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the gateway handles SIGTERM."""
+
+    async def sweep(self) -> None:
+        """Cut connections every few seconds that do not take what they were sent."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for number, connection in enumerate(tuple(self.server_state.connections)):
+                connection.sweep(loop.time())  # type: ignore[union-attr]
+                if number % 500 == 499:
+                    await asyncio.sleep(0)  # tokens go first
+
+    def abort(self) -> None:
+        """Cut all connections, whatever they have not taken yet."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the address. Raises OSError when the address cannot be bound."""
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(_is_no_error)  # the error is raised, and need not be logged too
+        try:
+            await super().startup(sockets)
+        except SystemExit as ended:
+            where = f"{self.config.host} port {self.config.port}"
+            why = reason(ended.__context__ or ended)
+            raise OSError(f"cannot listen on {where}: {why}; choose another --port or --host") from None
+        finally:
+            log.removeFilter(_is_no_error)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: Any, clock: Clock, host: str, port: int) -> EdgeServer:
+    config = Config(
+        app,
+        host=host,
+        port=port,
+        http=EdgeHttp,
+        ws=EdgeWebSocket,
+        loop="none",
+        interface="asgi3",
+        proxy_headers=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,  # longer than a load balancer's idle limit, so that it closes first
+        timeout_graceful_shutdown=5,
+        ws_max_size=WS_MESSAGE_BYTES_MAX,
+        ws_ping_interval=WS_PROTOCOL_PING_S,
+        ws_ping_timeout=WS_PROTOCOL_PING_S,
+        ws_per_message_deflate=False,
+    )
+    config.clock = clock
+    return EdgeServer(config)
