@@ -72,6 +72,8 @@ class PoolPlan(
     """True if requests recently overflowed to adjacent pools."""
     is_yielding: bool = False
     """True if batch work yields to requests of higher tiers, or recently did."""
+    peak_rise: float = 0.0
+    """The pool's usual peak as a multiple of the replicas that it needs in the mean; 0: unknown."""
     at_us: int = 0
     """Moment of the last change, on the fabric's clock."""
     reason: str = ""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import msgspec
 import pytest
 
 from inference.control.policy.figures import PEAK_MEAN_S, UsualPeak
+from inference.control.policy.pool_scaler import PoolScaler
 from inference.control.policy.scale_policy import ScalePolicy
+from stream_fabric.pool.plan import PoolPlan
 from tests.control.scaled_pool import POLICY, World
 
 PEAKS = msgspec.structs.replace(POLICY, replicas_max=60, cold_start_s=30.0)
 NO_PEAKS = msgspec.structs.replace(PEAKS, peak_share=0.0)
 
 
-def looked_at(needed: Callable[[int], int], seconds: int, begin: int = 0) -> UsualPeak:
-    peak = UsualPeak()
+def looked_at(needed: Callable[[int], int], seconds: int, begin: int = 0, inherited: float = 0.0) -> UsualPeak:
+    peak = UsualPeak(inherited)
     for second in range(begin, begin + seconds):
         peak.receive(float(second), needed(second))
     return peak
@@ -103,3 +106,28 @@ def test_a_peak_of_more_than_an_hour_ago_is_forgotten() -> None:
     for second in range(901, 901 + 3700):
         peak.receive(float(second), 2)
     assert peak.replicas(1.0) == 2
+
+
+def test_a_new_leader_goes_on_with_the_peaks_of_the_one_before() -> None:
+    """Bursts end, and a leader begins that has seen none: the pool keeps what one fills."""
+    world = World(lambda t: bursts(t) if t < 1700 else 1.0, PEAKS).boot(4)
+    world.run(1700)
+    known = world.scaler.plan
+    assert known is not None and known.peak_rise > 2
+
+    def remain(plan: PoolPlan) -> int:
+        later = deepcopy(world)
+        later.scaler = PoolScaler(PEAKS, plan)
+        return later.run(700).ready
+
+    assert remain(known) >= 4 > 2 >= remain(msgspec.structs.replace(known, peak_rise=0.0))
+
+
+def test_an_inherited_peak_is_forgotten_within_an_hour_whoever_inherits_it() -> None:
+    for leaders in (1, 30):
+        rise = 8.0
+        for leader in range(leaders):
+            peak = looked_at(lambda _: 2, 3600 // leaders + 1, begin=leader * 10_000, inherited=rise)
+            assert peak.rise(0.99) < rise
+            rise = peak.rise(0.99)
+        assert rise < 8 / 2.7, f"{leaders} leaders"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -80,14 +81,15 @@ class Figures(msgspec.Struct, frozen=True):
 class LoadEstimator:
     """Estimates one pool's figures. Keeps the state that needs several looks."""
 
-    def __init__(self, policy: ScalePolicy) -> None:
+    def __init__(self, policy: ScalePolicy, peak_rise: float = 0.0) -> None:
+        """``peak_rise``: the last one of the leader before; 0: unknown."""
         self._arrivals = Arrivals()
         self._burn = Burn(policy.ttft_objective_s, policy.slo_share)
         self._model: PoolTrafficModel | None = None
         self._usual_share = 1.0
         """Current level of arrivals relative to the arrival profile."""
         self._busy = 0.0
-        self._usual_peak = UsualPeak()
+        self._usual_peak = UsualPeak(peak_rise)
         self.filled = policy.utilisation_aimed
         """Planned utilisation of the needed replicas by the work that arrives."""
 
@@ -99,6 +101,14 @@ class LoadEstimator:
         """Forget arrival rates and needs, after a gap in looking."""
         self._arrivals.clear()
         self._usual_peak.clear()
+
+    def peak_rise(self, policy: ScalePolicy) -> float:
+        """Return the usual peak as a multiple of the mean need, for the plan; 0: unknown."""
+        return round(self._usual_peak.rise(policy.peak_share), 1)
+
+    def lacks_mean(self, policy: ScalePolicy) -> bool:
+        """Whether peaks are known, and the mean that they are a multiple of is not."""
+        return self.peak_rise(policy) > 0 and not self._usual_peak.knows_mean()
 
     def estimate(
         self,
@@ -231,7 +241,14 @@ class UsualPeak:
     the next one comes. How far peaks rise above the mean says how high it will be, also when the mean has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: float = 0.0) -> None:
+        """``inherited``: the rise that an earlier leader knew; 0: none did.
+
+        It counts less from minute to minute: after an hour it is forgotten, however often a leader inherits it.
+        """
+        self._inherited = inherited
+        self._began: float | None = None
+        """Moment of the first look."""
         self._needs: deque[tuple[float, int]] = deque()
         """Needed replicas at the looks of twice ``PEAK_MEAN_S``."""
         self._rises: deque[tuple[float, float]] = deque()
@@ -239,6 +256,8 @@ class UsualPeak:
 
         The larger mean counts: a step, up or down, is no peak.
         """
+        self._ordered: list[float] = []
+        """These multiples, the smallest first."""
 
     def clear(self) -> None:
         """Forget past needs, after a gap in looking. How peaks relate to the mean stays known."""
@@ -246,27 +265,37 @@ class UsualPeak:
 
     def receive(self, now: float, needed: int) -> None:
         """Take the replicas that a look needs."""
+        if self._began is None:
+            self._began = now
         self._needs.append((now, needed))
         while self._needs[0][0] < now - 2 * PEAK_MEAN_S:
             self._needs.popleft()
-        if self._is_known() and (not self._rises or now - self._rises[-1][0] >= _PEAKS_EVERY_S):
+        if self.knows_mean() and (not self._rises or now - self._rises[-1][0] >= _PEAKS_EVERY_S):
             before, after = self._halves()
             if mean := max(_mean(before), _mean(after)):
                 self._rises.append((now, after[0] / mean))
+                insort(self._ordered, after[0] / mean)
         while self._rises and self._rises[0][0] < now - _REMEMBERED_S:
-            self._rises.popleft()
+            _, rise = self._rises.popleft()
+            del self._ordered[bisect_left(self._ordered, rise)]
 
     def replicas(self, share: float) -> int:
         """Return the replicas that were enough for that share of the time, at the present mean.
 
         0: ``share`` is 0, nothing was needed, or needs were not looked at for ``PEAK_MEAN_S``.
         """
-        if not share or not self._rises or not self._is_known():
-            return 0
-        rise = percentile(sorted(rise for _, rise in self._rises), share)
-        return round(rise * _mean(self._halves()[1]))
+        return round(self.rise(share) * _mean(self._halves()[1])) if self.knows_mean() else 0
 
-    def _is_known(self) -> bool:
+    def rise(self, share: float) -> float:
+        """Return the multiple of the mean that was enough for that share of the time; 0: unknown, or ``share`` is 0."""
+        if not share:
+            return 0.0
+        seen = percentile(self._ordered, share) if self._ordered else 0.0
+        passed_s = self._needs[-1][0] - self._began if self._needs and self._began is not None else 0.0
+        return max(seen, self._inherited * (1 - passed_s / _REMEMBERED_S))
+
+    def knows_mean(self) -> bool:
+        """Whether needs were looked at for ``PEAK_MEAN_S``."""
         return self._needs[-1][0] - self._needs[0][0] >= PEAK_MEAN_S if self._needs else False
 
     def _halves(self) -> tuple[list[int], list[int]]:

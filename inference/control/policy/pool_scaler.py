@@ -1,7 +1,8 @@
 """The scaling decision for one pool: how many replicas, which of them rest, and when the count may fall. Pure.
 
 The pool grows on leading figures (arrivals, the queue, time to first token), at once and by as much as it needs. It
-shrinks on a trailing figure (low utilisation for long), by one replica, and only while the whole fleet is as planned.
+shrinks on a trailing figure (low utilisation for long), by half of its surplus, and only while the whole fleet is as
+planned.
 
 A replica never leaves with work. It first stops taking requests and becomes warm, and may be promoted again. Only an
 idle one lets the count fall. Missing information is not zero load: a late look, an incomplete fleet, a rollout or a
@@ -45,7 +46,7 @@ class PoolScaler:
         self._model: PoolTrafficModel | None = None
         self._looked_at = -math.inf
         self._timers = ConditionTimers()
-        self._load = LoadEstimator(policy)
+        self._load = LoadEstimator(policy, plan.peak_rise if plan is not None else 0.0)
         self._size = PoolSize(self._timers)
         self._choice = ReplicaChoice(self._timers)
 
@@ -66,7 +67,7 @@ class PoolScaler:
         profile = self._profile(fleet, old)
         figures = self._load.estimate(seen, fleet, profile, self.policy, passed_s, now, is_first=is_first)
         self._size.receive(figures, self.policy, passed_s, now)
-        plan = _forget_gone(self._with_gateway_fields(old, profile), fleet)
+        plan = _forget_gone(self._with_known_fields(old, profile), fleet)
         calm = self._is_calm(plan, fleet, seen, passed_s)
         plan = self._size.decide(plan, figures, fleet, seen, self.policy, passed_s, self._load.filled, calm=calm)
         plan, moves = self._choice.choose(plan, fleet, seen, self.policy, passed_s, now, calm=calm)
@@ -104,8 +105,8 @@ class PoolScaler:
             profile = self._model.typical_replica(old.typical_replica)
         return steady_profile(profile, old.typical_replica)
 
-    def _with_gateway_fields(self, old: PoolPlan, profile: ReplicaProfile | None) -> PoolPlan:
-        """The plan with what gateways read from it: models, waits, overload marks."""
+    def _with_known_fields(self, old: PoolPlan, profile: ReplicaProfile | None) -> PoolPlan:
+        """The plan with what gateways read from it (models, waits, overload marks), and what the next leader does."""
         return msgspec.structs.replace(
             old,
             typical_replica=profile,
@@ -114,6 +115,7 @@ class PoolScaler:
             patience_s=_PATIENCE * max(self.policy.cold_start_s, self._declared.cold_start_s),
             outputs=old.outputs if self._model is None else self._model.outputs(),
             overload_marks=self.policy.marks(profile),
+            peak_rise=self._load.peak_rise(self.policy),
         )
 
     def _is_calm(self, plan: PoolPlan, fleet: FleetView, seen: Observation, passed_s: float) -> bool:
@@ -122,7 +124,8 @@ class PoolScaler:
         missing_s = self._timers.update("missing", is_missing, passed_s)
         given_up = missing_s > _MISSING_COLD_STARTS * self.policy.cold_start_s
         whole = not fleet.coming and (not is_missing or given_up)
-        return whole and fleet.one_revision and not fleet.draining and not seen.held
+        undisturbed = fleet.one_revision and not fleet.draining and not seen.held
+        return whole and undisturbed and not self._load.lacks_mean(self.policy)
 
 
 def _forget_gone(plan: PoolPlan, fleet: FleetView) -> PoolPlan:
