@@ -13,7 +13,7 @@ WORKERS ?= 4
 APT_redis-server := redis-server
 APT_redis-sentinel := redis-sentinel
 APT_redis-cli := redis-tools
-APT_chromium := chromium
+APT_chromium-headless-shell := chromium-headless-shell
 APT_nginx := nginx-light
 APT_prometheus := prometheus
 APT_promtool := prometheus
@@ -36,7 +36,7 @@ if [ -n "$$missing" ]; then \
 endef
 
 .PHONY: help setup up demo test wheel test-compiled test-platform test-sim test-cluster test-chaos test-vllm e2e-kube check bench bench-starts bench-routing bench-scaling bench-surge bench-outage
-.PHONY: browsers redis prometheus postgres kafka node helm kube kube-up proto clean
+.PHONY: browsers headless-shell redis prometheus postgres kafka node helm kube kube-up proto clean
 help:
 	@echo "make demo        start the platform, show the main job, stop"
 	@echo "make up          start the platform on this machine and keep it up"
@@ -72,8 +72,12 @@ setup: $(STAMP)
 redis:
 	$(call need,redis-server)
 
-browsers:
-	$(call need,redis-server redis-sentinel redis-cli chromium)
+browsers: # the headless shell where it can be had: tests need half of Chromium's CPU
+	$(call need,redis-server redis-sentinel redis-cli)
+	@command -v chromium-headless-shell >/dev/null || $(MAKE) -s headless-shell || command -v chromium >/dev/null
+
+headless-shell:
+	$(call need,chromium-headless-shell)
 
 postgres:
 	$(call need,pg_ctlcluster)

@@ -89,10 +89,10 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
         await check_clickhouse(report, telemetry)
     if asking := gateway or controller:
         await check_consumer(report, asking.telemetry_url, asking.telemetry_token.get_secret_value())
-    if shutil.which("chromium"):
+    if shutil.which("chromium-headless-shell") or shutil.which("chromium"):
         report.ok("Chromium, for the browser tests")
     else:
-        report.missing("Chromium", "apt install chromium; only the browser tests need it", needed=False)
+        report.missing("Chromium", "apt install chromium-headless-shell; only the browser tests need it", needed=False)
 
 
 def _read_role_settings(model: type[S], role: str, wrong: dict[str, list[str]]) -> S | None:
