@@ -1,1 +1,1 @@
-"""Reference of the HTTP API: a table of operations, and the OpenAPI document that is made from it."""
+"""Reference of the HTTP API: a table of operations, and the documents that are made from it."""

@@ -1,33 +1,48 @@
-"""Serves the OpenAPI and the AsyncAPI document."""
+"""Serves the OpenAPI and the AsyncAPI document, as they are committed.
+
+A gateway that made them at its start would be ready a fifth of a second later. A change of the API is a change of these
+files, for its reviewers to read.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.types import Send
 
 from stream_gw.transport.http import JSON, Request
-from stream_gw.transport.reference.asyncapi import make_asyncapi
-from stream_gw.transport.reference.document import make_document
-from stream_gw.transport.reference.operations import OPERATIONS
+
+DOCUMENT = Path(__file__).with_name("openapi.json")
+ASYNCAPI = Path(__file__).with_name("asyncapi.json")
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """Return a document as its file holds it."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
+
+
+def body_of(path: Path) -> bytes:
+    """Return a document as it is served, without the file's spaces."""
+    return msgspec.json.format(path.read_bytes().rstrip(), indent=-1)
 
 
 class ReferenceRoutes:
-    """The documents, made once."""
+    """The documents."""
 
     def __init__(self) -> None:
-        self.document = ServedDocument(make_document(OPERATIONS)).answer
-        self.asyncapi = ServedDocument(make_asyncapi(OPERATIONS)).answer
+        self.document = ServedDocument(body_of(DOCUMENT)).answer
+        self.asyncapi = ServedDocument(body_of(ASYNCAPI)).answer
 
 
 class ServedDocument:
     """One document. Clients ask again with its tag, because the next release has another document."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
-        self._body = msgspec.json.encode(document)
-        tag = hashlib.sha256(self._body).hexdigest()[:32]
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        tag = hashlib.sha256(body).hexdigest()[:32]
         self._tag = f'"{tag}"'
         self._headers = [(b"etag", self._tag.encode()), (b"cache-control", b"no-cache")]
 

@@ -14,8 +14,12 @@ from stream_gw.observe.access import AccessLog
 from stream_gw.observe.local_stats import LocalStatsWindow
 from stream_gw.observe.metrics import Metrics
 from stream_gw.transport.app import Edge
+from stream_gw.transport.reference.asyncapi import make_asyncapi
 from stream_gw.transport.reference.document import make_document
 from stream_gw.transport.reference.operations import OPERATIONS
+from stream_gw.transport.reference.served import ASYNCAPI as ASYNCAPI_FILE
+from stream_gw.transport.reference.served import DOCUMENT as DOCUMENT_FILE
+from stream_gw.transport.reference.served import body_of, text_of
 from tests.gateway.in_process import in_process
 from tests.gateway.wire import Gate
 
@@ -28,6 +32,13 @@ UNDOCUMENTED = {"/{rest:path}"}
 async def edge(redis_client: RedisClient) -> AsyncIterator[Edge]:
     async with in_process(redis_client) as started:
         yield Edge(started.gateway, Metrics(), AccessLog(0), LocalStatsWindow(HostClock()))
+
+
+def test_what_is_committed_is_what_the_operations_make() -> None:
+    made = {DOCUMENT_FILE: make_document(OPERATIONS), ASYNCAPI_FILE: make_asyncapi(OPERATIONS)}
+    for path, document in made.items():
+        assert path.read_text() == text_of(document), "run: python -m stream_gw.transport.reference"
+        assert body_of(path) == msgspec.json.encode(document)
 
 
 async def test_every_route_is_documented_and_every_operation_is_routed(edge: Edge) -> None:
