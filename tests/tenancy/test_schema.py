@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_gw.settings import DatabaseSettings
 from stream_gw.tenancy import DatabaseUnavailable, SchemaOutdated, open_tenancy
+from stream_gw.tenancy.sql import tables
 from stream_gw.tenancy.sql.database import Database
 from stream_gw.tenancy.sql.schema import known_version
 from stream_gw.tenancy.sql.tables import metadata
@@ -36,6 +39,17 @@ async def test_a_migration_makes_the_tables_of_the_code_and_repeats_without_effe
     async with tenancy.read() as session:
         assert [tenant.id for tenant in await session.tenants.page()] == ["acme"]
         assert [plan.name for plan in await session.plans.page()] == ["default"]
+
+
+def test_the_known_version_is_that_of_the_last_migration() -> None:
+    folder = Path(tables.__file__).with_name("migrations")
+    assert ScriptDirectory(folder).get_current_head() == f"{known_version():04}"
+
+
+def test_a_gateway_starts_without_the_code_of_migrations() -> None:
+    """Its import takes 0.2 s."""
+    code = "import sys, stream_gw.tenancy.sql.database; sys.exit('alembic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 async def test_processes_that_migrate_at_once_wait_for_each_other(database_url: str) -> None:
