@@ -108,6 +108,28 @@ async def test_failures_are_told_by_their_kind_and_fail_the_run(
     assert "<b>come" not in page and "&lt;b&gt;come again" in page
 
 
+async def third(tmp_path: Path, answer: Handler, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Measure one request, which gets this answer. The two before it are the probe."""
+    asked = 0
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return await (answer if asked > 2 else play(piece("a"), USAGE % 1, DONE))(request)
+
+    async with server({CHAT: serve}) as url:
+        return await measured(tmp_path, url, "--concurrency", "1", "--requests", "1", *flags)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"detail":"Not Found"}', b'["no"]', b'"no"', b'{"error":"no"}', b'{"error":{"message":"\xff"}}', b""]
+)
+async def test_a_refusal_of_any_form_is_one_failed_request(tmp_path: Path, body: bytes) -> None:
+    code, found = await third(tmp_path, play(body, status=404))
+    assert (code, found["stages"][0]["errors"]) == (1, {"404": 1})
+    assert found["requests"][0]["message"] == f"404: {body.decode('utf-8', 'replace')}"
+
+
 async def test_a_failure_in_the_ramp_fails_the_run(tmp_path: Path) -> None:
     asked = 0
 

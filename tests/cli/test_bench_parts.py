@@ -72,7 +72,9 @@ def test_events_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
     assert reader.done
 
 
-@pytest.mark.parametrize("data", [b"<html>", b"[1]", b'{"choices":[{"delta":{"content":5}}]}'])
+@pytest.mark.parametrize(
+    "data", [b"<html>", b"[1]", b'{"choices":[{"delta":{"content":5}}]}', b'{"error":{"message":"\xff"}}']
+)
 def test_an_event_that_is_no_chunk_is_told(data: bytes) -> None:
     with pytest.raises(BadAnswer, match="no chunk"):
         EventReader().receive(b"data: " + data + b"\n\n")

@@ -84,7 +84,7 @@ def decode_chunk(data: bytes) -> Chunk:
     """Raises BadAnswer."""
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
         raise BadAnswer(f"an event is no chunk: {wrong}: {data[:120]!r}") from wrong
 
 

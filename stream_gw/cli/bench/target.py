@@ -14,7 +14,7 @@ import msgspec
 
 from stream_fabric.process.http_client import open_session, read_start
 from stream_fabric.system_errors import reason
-from stream_gw.cli.bench.events import BadAnswer, Event, EventReader
+from stream_gw.cli.bench.events import BadAnswer, Event, EventReader, decode_chunk
 from stream_gw.cli.bench.workload import sample_text
 
 _CONNECT_S = 10.0
@@ -194,9 +194,9 @@ def request_body(model: str, messages: list[dict[str, Any]], tokens: int, *, exa
 async def _refusal(response: aiohttp.ClientResponse) -> Refused:
     body = await read_start(response, _ERROR_BYTES_MAX)
     code, message = "", body[:300].decode("utf-8", "replace")
-    with contextlib.suppress(msgspec.MsgspecError, AttributeError):
-        error = msgspec.json.decode(body)["error"]
-        code, message = str(error.get("code") or ""), str(error.get("message") or message)
+    with contextlib.suppress(BadAnswer):  # a proxy's or a framework's own form
+        if (error := decode_chunk(body).error) is not None:
+            code, message = str(error.code or ""), error.message or message
     return Refused(f"{response.status} {code}".strip(), f"{response.status}: {message}")
 
 
