@@ -130,6 +130,25 @@ async def test_a_refusal_of_any_form_is_one_failed_request(tmp_path: Path, body:
     assert found["requests"][0]["message"] == f"404: {body.decode('utf-8', 'replace')}"
 
 
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "errors"),
+    [
+        ([piece("a"), FINISH], {}),
+        ([piece("a"), DONE], {}),
+        ([DONE], {}),
+        ([piece("a"), piece("b")], {"connection lost": 1}),
+        ([b"<html>log in</html>"], {"bad answer": 1}),
+        ([], {"bad answer": 1}),
+    ],
+)
+async def test_an_answer_is_whole_with_its_end_alone(tmp_path: Path, body: list[bytes], errors: dict[str, int]) -> None:
+    code, found = await third(tmp_path, play(*body))
+    assert (code, found["stages"][0]["errors"]) == (bool(errors), errors)
+
+
 async def test_a_failure_in_the_ramp_fails_the_run(tmp_path: Path) -> None:
     asked = 0
 

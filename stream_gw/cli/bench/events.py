@@ -26,6 +26,7 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
     text: str | None = None
+    finish_reason: str | None = None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -64,6 +65,11 @@ class Chunk(msgspec.Struct):
             if delta.tool_calls:
                 parts.append(msgspec.json.encode(delta.tool_calls).decode())
         return "".join(part for part in parts if part)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a choice ends with the chunk. Only the usage may follow."""
+        return any(choice.finish_reason for choice in self.choices)
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -171,12 +171,19 @@ class _HttpAnswer:
         self._response = response
 
     async def events(self) -> AsyncIterator[Event]:
-        reader = EventReader()
+        reader, has_events, is_whole = EventReader(), False, self._response.status == 204
         async for piece in self._response.content.iter_any():
             for event in reader.receive(piece):
+                has_events = True
+                is_whole = is_whole or (event.chunk is not None and event.chunk.is_last)
                 yield event
             if reader.done:
                 return  # some servers keep the response open
+        if is_whole:
+            return  # some servers send no [DONE]
+        if not has_events:
+            raise BadAnswer(f"the server sent {self._response.content_type}, and no event of a stream")
+        raise aiohttp.ClientPayloadError("the answer ended without a finish_reason and without [DONE]")
 
 
 def request_body(model: str, messages: list[dict[str, Any]], tokens: int, *, exact: bool = False) -> dict[str, Any]:
