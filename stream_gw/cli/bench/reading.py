@@ -9,6 +9,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from stream_fabric.system_errors import reason
 from stream_gw.cli.bench.events import BadAnswer, ChunkError, ChunkUsage, Event
 from stream_gw.cli.bench.measures import Histogram
 from stream_gw.cli.bench.target import Answer, Cancelled, Refused, Transport
@@ -270,28 +271,31 @@ class Reading:
         outcome = self._outcome
         outcome.cancel_s = self._loop.time() - self._cancelled_s
         try:
-            told = await cancel
-        except (Refused, aiohttp.ClientError, OSError, msgspec.MsgspecError) as failed:
-            outcome.status, outcome.error, outcome.message = "failed", "cancel failed", str(failed)
+            async with asyncio.timeout(self._timeout_s):
+                told = await cancel
+            at = None if told.at is None else _seq_of(told.at)
+        except (Refused, BadAnswer, aiohttp.ClientError, OSError, msgspec.MsgspecError) as failed:
+            outcome.status, outcome.error, outcome.message = "failed", "cancel failed", reason(failed)
             return
-        if outcome.status == "completed" and told.result in ("accepted", "pending"):
-            outcome.status = "cancelled"
-        elif told.result == "terminal":
+        if outcome.status == "cancelled" and told.result == "terminal":
             outcome.status = "completed"  # the answer had ended before
-        if told.at is not None and told.result == "accepted":
-            outcome.is_cancel_exact = self._text.last_seq <= _seq_of(told.at) <= _seq_of(self._text.cursor or "1-0")
+        if at is not None and told.result == "accepted":
+            outcome.is_cancel_exact = self._text.last_seq <= at <= _seq_of(self._text.cursor or "1-0")
 
     async def _compare_with_replay(self) -> None:
         """Read the whole stream once more, and compare its text with the text that came in parts."""
         text = _Text()
         try:
-            async with self._transport.resume(self._index, self._outcome.stream, "") as answer:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._transport.resume(self._index, self._outcome.stream, "") as answer,
+            ):
                 async for event in answer.events():
                     text.receive(event)
             self._outcome.is_exact = str(text) == str(self._text)
         except (Refused, BadAnswer, aiohttp.ClientError, OSError) as failed:
             self._outcome.is_exact = False
-            self._outcome.message = f"the replay failed: {failed}"
+            self._outcome.message = f"the replay failed: {reason(failed)}"
 
 
 async def _no_answer() -> Cancelled:
