@@ -337,6 +337,13 @@ def test_a_server_that_is_not_there_is_told(url: str, told: str, capsys: pytest.
     assert told in capsys.readouterr().err
 
 
+async def test_an_error_in_the_first_answer_is_told_before_the_run(tmp_path: Path) -> None:
+    error = b'data: {"error":{"code":"no_replica","message":"no replica is up"}}\n\n'
+    async with server({CHAT: play(error)}) as url:
+        with pytest.raises(ValueError, match="does not answer: no replica is up"):
+            await measured(tmp_path, url)
+
+
 async def test_a_server_that_cannot_resume_is_not_cut(tmp_path: Path) -> None:
     async with server({CHAT: timed(0.0, 0.0, 3)}) as url:
         for flags in (["--cut", "0.5"], ["--transport", "ws"]):

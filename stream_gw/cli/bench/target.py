@@ -152,9 +152,14 @@ class HttpTarget:
         """Return the prompt tokens of a message as the target counts them (0: it does not), and the stream's id."""
         body = request_body(model, [{"role": "user", "content": text}], 1)
         async with self.create(0, body) as answer:
-            usages = [event.chunk.usage async for event in answer.events() if event.chunk is not None]
-            found = [usage.prompt_tokens or 0 for usage in usages if usage is not None]
-            return (found[-1] if found else 0), answer.stream
+            found = 0
+            async for event in answer.events():
+                chunk = event.chunk
+                if chunk is not None and chunk.error is not None:
+                    raise Refused(str(chunk.error.code or "error"), chunk.error.message)
+                if chunk is not None and chunk.usage is not None:
+                    found = chunk.usage.prompt_tokens or 0
+            return found, answer.stream
 
     def _url(self, index: int) -> str:
         return self.urls[index % len(self.urls)]
