@@ -108,8 +108,8 @@ async def test_failures_are_told_by_their_kind_and_fail_the_run(
     assert "<b>come" not in page and "&lt;b&gt;come again" in page
 
 
-async def third(tmp_path: Path, answer: Handler, *flags: str) -> tuple[int, dict[str, Any]]:
-    """Measure one request, which gets this answer. The two before it are the probe."""
+def after_probe(answer: Handler) -> Handler:
+    """Give this answer to all requests but the first two, which are the probe."""
     asked = 0
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -117,8 +117,13 @@ async def third(tmp_path: Path, answer: Handler, *flags: str) -> tuple[int, dict
         asked += 1
         return await (answer if asked > 2 else play(piece("a"), USAGE % 1, DONE))(request)
 
-    async with server({CHAT: serve}) as url:
-        return await measured(tmp_path, url, "--concurrency", "1", "--requests", "1", *flags)
+    return serve
+
+
+async def third(tmp_path: Path, answer: Handler) -> tuple[int, dict[str, Any]]:
+    """Measure one request, which gets this answer."""
+    async with server({CHAT: after_probe(answer)}) as url:
+        return await measured(tmp_path, url, "--concurrency", "1", "--requests", "1")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,12 @@ async def test_a_refusal_of_any_form_is_one_failed_request(tmp_path: Path, body:
     code, found = await third(tmp_path, play(body, status=404))
     assert (code, found["stages"][0]["errors"]) == (1, {"404": 1})
     assert found["requests"][0]["message"] == f"404: {body.decode('utf-8', 'replace')}"
+
+
+async def test_a_closed_load_does_not_flood_a_server_that_fails(tmp_path: Path) -> None:
+    async with server({CHAT: after_probe(play(status=429))}) as url:
+        code, found = await measured(tmp_path, url, "--concurrency", "4", "--duration", "1")
+    assert code == 1 and 4 < found["stages"][0]["errors"]["429"] <= 16, "a reader waits after a failure"
 
 
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\r\n\r\n'

@@ -20,6 +20,9 @@ from stream_gw.cli.bench.target import Facts, Transport, request_body
 from stream_gw.cli.bench.workload import Turn, Workload
 
 _LOOK_S = 0.05
+_FAILED_PAUSE_S = 0.25
+"""Pause of a closed loop's reader after a failure: a dead target would get as many requests as this process can send,
+and each is kept for the report."""
 
 
 class Chaos(msgspec.Struct, frozen=True):
@@ -160,7 +163,8 @@ class Run:
                 if running < allowed_at_once(stage, before.concurrency, at_s):
                     running += 1
                     sent += 1
-                    self._begin(group, counted=at_s >= stage.ramp_s).add_done_callback(ended)
+                    task = self._begin(group, counted=at_s >= stage.ramp_s, pause_s=_FAILED_PAUSE_S)
+                    task.add_done_callback(ended)
                     if sent == self._limits.requests:
                         return
                     await asyncio.sleep(0)
@@ -179,7 +183,8 @@ class Run:
                 return
             yield at_s
 
-    def _begin(self, group: asyncio.TaskGroup, *, counted: bool) -> asyncio.Task[None]:
+    def _begin(self, group: asyncio.TaskGroup, *, counted: bool, pause_s: float = 0.0) -> asyncio.Task[None]:
+        """Send the next request. ``pause_s``: its task ends so much later when the request fails."""
         turn = self._workload.next_turn()
         disturbance = self._chaos.draw(self._disturbances)
         outcome = Outcome(self.stage, turn.session, turn.number, self.now_s(), disturbance, counted)
@@ -187,9 +192,9 @@ class Run:
         self._digest.update(prompt)
         self.first_prompt = self.first_prompt or prompt[:2000].decode("utf-8", "replace")
         self.begun += 1
-        return group.create_task(self._serve(turn, outcome))
+        return group.create_task(self._serve(turn, outcome, pause_s))
 
-    async def _serve(self, turn: Turn, outcome: Outcome) -> None:
+    async def _serve(self, turn: Turn, outcome: Outcome, pause_s: float) -> None:
         gaps = Histogram()
         answer: str | None = None
         if self.running >= self._limits.at_once:
@@ -212,3 +217,5 @@ class Run:
                 self.running -= 1
         self._workload.finish(turn, answer)
         self.record.add(outcome, gaps)
+        if outcome.status == "failed":
+            await asyncio.sleep(pause_s)
