@@ -30,7 +30,7 @@ from stream_gw.cli.bench.target import Facts, HttpTarget, Transport
 from stream_gw.cli.bench.workload import PROFILES, Listed, Replay, Sessions, Turn, Workload
 from stream_gw.cli.flags import UsageError
 
-_CONCURRENCY = 8
+_CONCURRENCY, _DURATION_S, _PROFILE = 8, 30.0, "chat"
 _PROGRESS_S, _PROGRESS_FILE_S = 0.5, 10.0
 """Time between two lines of progress: on a terminal, in a file."""
 _RECENT = 1000
@@ -91,13 +91,13 @@ def _stages(args: argparse.Namespace, requests: Sequence[traces.Request]) -> lis
         length_s = max(requests[-1].at_s / args.speed, 1e-3)
         return [Stage(len(requests) / length_s, 0, 0.0, length_s)]
     rates, counts = args.rate or [], args.concurrency or ([] if args.rate else [_CONCURRENCY])
-    return stages_of(rates, counts, args.ramp, args.duration)
+    return stages_of(rates, counts, args.ramp or 0.0, args.duration or _DURATION_S)
 
 
 def _workload(args: argparse.Namespace, requests: Sequence[traces.Request], facts: Facts) -> Workload:
     if requests:
         return Replay(requests, args.seed, facts.words_per_token)
-    return Sessions(PROFILES[args.profile], args.seed, facts.words_per_token)
+    return Sessions(PROFILES[args.profile or _PROFILE], args.seed, facts.words_per_token)
 
 
 def _in_session(seed: int) -> Any:
@@ -179,7 +179,7 @@ def _report(args: argparse.Namespace, run: Run, facts: Facts, started_at: dateti
 def _profile(args: argparse.Namespace) -> str:
     if args.trace:
         return f"trace {Path(args.trace).name}"
-    return f"prompts of {Path(args.prompts).name}" if args.prompts else str(args.profile)
+    return f"prompts of {Path(args.prompts).name}" if args.prompts else args.profile or _PROFILE
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:

@@ -32,22 +32,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts, arrivals and chaos (default 0)")
     parser.add_argument(
-        "--timeout", type=_duration, default=300.0, metavar="TIME", help="for one answer (default 300s)"
+        "--timeout", type=_some_time, default=300.0, metavar="TIME", help="for one answer (default 300s)"
     )
 
     load = parser.add_argument_group("load")
-    load.add_argument("--profile", choices=_PROFILES, default="chat", help="kind of traffic (default chat)")
+    load.add_argument("--profile", choices=_PROFILES, help="kind of traffic (default chat)")
     load.add_argument("--rate", type=_rates, metavar="R[,R…]", help="requests per second (Poisson); several: stages")
     load.add_argument(
         "--concurrency", type=_counts, metavar="N[,N…]", help="requests at once (default 8); several: stages"
     )
-    load.add_argument(
-        "--duration", type=_duration, default=30.0, metavar="TIME", help="of a stage: 30s, 5m, 1h (default 30s)"
-    )
-    load.add_argument(
-        "--ramp", type=_duration, default=0.0, metavar="TIME", help="growth before each stage (default 0)"
-    )
-    load.add_argument("--requests", type=int, default=0, help="at most this number a stage (default 0: no limit)")
+    load.add_argument("--duration", type=_some_time, metavar="TIME", help="of a stage: 30s, 5m, 1h (default 30s)")
+    load.add_argument("--ramp", type=_duration, metavar="TIME", help="growth before each stage (default 0)")
+    load.add_argument("--requests", type=_limit, default=0, help="at most this number a stage (default 0: no limit)")
     load.add_argument("--prompts", metavar="FILE", help="JSON lines with prompt or messages, and max_tokens")
     load.add_argument("--trace", metavar="FILE", help="replay a recorded trace: Azure's CSV or Mooncake's JSON lines")
     load.add_argument("--speed", type=_positive, default=1.0, help="replay it this number of times faster (default 1)")
@@ -84,8 +80,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --rate: not allowed with --concurrency: the load is open or closed")
     if args.trace and (args.rate or args.concurrency):
         raise UsageError("argument --trace: not allowed with --rate or --concurrency: the trace has its own arrivals")
-    if args.trace and args.prompts:
-        raise UsageError("argument --trace: not allowed with --prompts: the trace has its own lengths")
+    if args.trace and (args.duration or args.ramp is not None):
+        raise UsageError("argument --trace: not allowed with --duration or --ramp: --requests ends it early")
+    if args.trace and (args.prompts or args.profile):
+        raise UsageError("argument --trace: not allowed with --prompts or --profile: the trace has its own lengths")
+    if args.prompts and args.profile:
+        raise UsageError("argument --prompts: not allowed with --profile: the file has its own lengths")
     if args.cut + args.cancel + args.slow > 1:
         raise UsageError("arguments --cut, --cancel and --slow: their sum is above 1")
     if args.cancel_at < 1:
@@ -101,6 +101,19 @@ def _duration(text: str) -> float:
     if match is None or not float(match[1]) * _UNITS_S[match[2]] <= 7 * 86_400:
         raise argparse.ArgumentTypeError(f"must be a time such as 30s, 5m or 1h, got {text!r}")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _some_time(text: str) -> float:
+    time_s = _duration(text)
+    if not time_s:
+        raise argparse.ArgumentTypeError(f"must be a time above 0, got {text!r}")
+    return time_s
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 for no limit, got {text!r}")
+    return int(text)
 
 
 def _positive(text: str) -> float:
