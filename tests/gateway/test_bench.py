@@ -28,6 +28,7 @@ def test_cut_cancelled_and_slow_answers_come_exactly(platform: Running, tmp_path
     assert seen["cut"] == seen["resumed"] == seen["exact"] > 15
     assert seen["cancelled"] == seen["exact_cancels"] > 5
     assert stage["ttft"]["count"] > 50 and stage["output_tokens"] > 1000
+    assert stage["cached_tokens"] > 1000, "turns repeat their history"
     assert "byte for byte" in ended.stdout
 
 

@@ -29,14 +29,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
 class ChunkUsage(msgspec.Struct):
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class ChunkError(msgspec.Struct):

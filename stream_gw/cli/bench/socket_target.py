@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stream_gw.cli.bench.events import BadAnswer, Chunk, ChunkUsage, Event
+from stream_gw.cli.bench.events import BadAnswer, Chunk, ChunkUsage, Event, PromptDetails
 from stream_gw.cli.bench.target import Answer, Cancelled, Refused
 from stream_gw.client import BEGINNING, Data, Gap, GatewayError, Reset, Stream, StreamGateway
 
@@ -97,7 +97,8 @@ class _SocketAnswer:
                     raise BadAnswer(f"frames {item.first} to {item.seq} are lost")
         usage = self._stream.usage
         if usage is not None:
-            yield Event(Chunk(usage=ChunkUsage(usage.get("prompt"), usage.get("output"))))
+            cached = PromptDetails(usage.get("cached"))
+            yield Event(Chunk(usage=ChunkUsage(usage.get("prompt"), usage.get("output"), cached)))
 
 
 def _chunk_of(chunk: Any) -> Chunk:
