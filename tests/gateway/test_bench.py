@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -49,3 +50,4 @@ def test_an_interrupted_run_says_what_it_has(platform: Running) -> None:
         finally:
             process.kill()  # else its ten minutes of load disturb the tests that come after
     assert "was interrupted" in out and "4 at once" in out
+    assert re.search(r"[1-4] requests had not ended", out)

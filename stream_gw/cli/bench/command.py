@@ -166,6 +166,7 @@ def _report(args: argparse.Namespace, run: Run, facts: Facts, started_at: dateti
         wanted_s=sum(stage.length_s for stage in record.stages),
         took_s=run.took_s,
         is_whole=is_whole,
+        unfinished=run.begun - len(record.outcomes),
         client_lag_p99_s=run.lag.quantile_s(0.99) if run.lag.count else 0.0,
         client_cpu_share=run.cpu_s / max(run.took_s, 1e-9),
         stages=record.figures(),

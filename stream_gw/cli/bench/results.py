@@ -102,6 +102,8 @@ class Report(msgspec.Struct):
     took_s: float
     is_whole: bool
     """The run was not interrupted."""
+    unfinished: int
+    """Requests that ran when it was interrupted. No figure but ``bins`` contains them."""
     client_lag_p99_s: float
     """Delay of the measuring process itself: its event loop's, every 50 ms."""
     client_cpu_share: float

@@ -26,7 +26,10 @@ def warnings(report: Report) -> list[str]:
     """Sentences about what makes the figures doubtful."""
     found = []
     if not report.is_whole:
-        found.append(f"the run was interrupted after {report.took_s:.0f} of {report.wanted_s:.0f} s")
+        found.append(
+            f"the run was interrupted after {report.took_s:.0f} of {report.wanted_s:.0f} s; {report.unfinished} "
+            "requests had not ended and are in no latency and no count"
+        )
     if report.client_lag_p99_s > LAG_S_MAX:
         found.append(
             f"the measuring process was late by {format_time(report.client_lag_p99_s)} (p99) and used "
