@@ -347,6 +347,18 @@ def test_wrong_flags_say_what_is_allowed(flags: list[str], told: str, capsys: py
     assert told in capsys.readouterr().err
 
 
+async def test_a_named_model_needs_no_list_of_models(tmp_path: Path) -> None:
+    async def absent(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=404)
+
+    async with server({CHAT: timed(0.0, 0.0, 2)}, {"/v1/models": absent}) as url:
+        flags = ("--concurrency", "1", "--requests", "1")
+        code, found = await measured(tmp_path, url, "--model", "mine", *flags)
+        assert (code, found["target"]["model"]) == (0, "mine")
+        with pytest.raises(ValueError, match="404; give the server's base URL, or --model if it lists no models"):
+            await measured(tmp_path, url, *flags)
+
+
 @pytest.mark.parametrize(
     ("url", "told"), [("http://127.0.0.1:1", "is the server running"), ("here", "write for example http://")]
 )

@@ -110,17 +110,23 @@ class HttpTarget:
                 raise await _refusal(response)
             return msgspec.json.decode(await response.read(), type=Cancelled)
 
-    async def models(self) -> list[str]:
-        """List the target's models. Raises ValueError with the remedy."""
+    async def models(self, *, may_be_absent: bool) -> list[str]:
+        """List the target's models. Raises ValueError with the remedy.
+
+        ``may_be_absent``: return none for a server that has no such list.
+        """
         url = f"{self.urls[0]}/v1/models"
         try:
             async with asyncio.timeout(_CONNECT_S), self._session.get(url) as response:
                 body = await read_start(response, 1 << 20)
                 if response.status in (401, 403):
                     raise ValueError(f"{url} refuses the key ({response.status}); set --key or OPENAI_API_KEY")
-                if response.status != 200:
-                    raise ValueError(f"{url} answered {response.status}; give the server's base URL")
                 self.server = response.headers.get("server", "")
+                if response.status in (404, 405, 501) and may_be_absent:
+                    return []
+                if response.status != 200:
+                    remedy = "give the server's base URL, or --model if it lists no models"
+                    raise ValueError(f"{url} answered {response.status}; {remedy}")
                 return [str(item["id"]) for item in msgspec.json.decode(body)["data"]]
         except (aiohttp.ClientError, OSError) as error:
             raise ValueError(f"{url} does not answer: {reason(error)}; is the server running?") from error
@@ -132,7 +138,7 @@ class HttpTarget:
 
         Raises ValueError when the target cannot serve the model.
         """
-        models = await self.models()
+        models = await self.models(may_be_absent=bool(model))
         if not models and not model:
             raise ValueError(f"{self.urls[0]} lists no model; start a replica, or name one with --model")
         model = model or models[0]
