@@ -347,6 +347,16 @@ def test_wrong_flags_say_what_is_allowed(flags: list[str], told: str, capsys: py
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+@pytest.mark.parametrize("out", [".", "absent/out"])
+async def test_a_report_that_cannot_be_written_is_told_before_the_run(tmp_path: Path, flag: str, out: str) -> None:
+    asked: list[Any] = []
+    async with server({CHAT: play(DONE, seen=asked)}) as url:
+        with pytest.raises((ValueError, OSError)):
+            await measured(tmp_path, url, "--requests", "1", flag, str(tmp_path / out))
+    assert not asked
+
+
 async def test_a_named_model_needs_no_list_of_models(tmp_path: Path) -> None:
     async def absent(request: web.Request) -> web.StreamResponse:
         return web.Response(status=404)

@@ -78,12 +78,22 @@ def _prepare(args: argparse.Namespace) -> tuple[Sequence[traces.Request], Listed
     Raises ValueError for a file that cannot be read or written: before the run, not after it.
     """
     for out in (args.json, args.html):
-        if out and out != "-" and not Path(out).resolve().parent.is_dir():
-            raise ValueError(f"{out}: its folder does not exist")
+        if out and out != "-":
+            _check_writable(out, Path(out))
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     requests = traces.read(Path(args.trace)) if args.trace else ()
     return requests[: args.requests or None], Listed(Path(args.prompts)) if args.prompts else None
+
+
+def _check_writable(out: str, path: Path) -> None:
+    """Raises ValueError for a report that could not be written after the run."""
+    if not path.resolve().parent.is_dir():
+        raise ValueError(f"{out}: its folder does not exist")
+    if path.is_dir():
+        raise ValueError(f"{out} is a folder; name a file")
+    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise ValueError(f"{out}: no permission to write it")
 
 
 def _stages(args: argparse.Namespace, requests: Sequence[traces.Request]) -> list[Stage]:
