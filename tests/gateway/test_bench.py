@@ -33,7 +33,8 @@ def test_cut_cancelled_and_slow_answers_come_exactly(platform: Running, tmp_path
     assert "byte for byte" in ended.stdout
 
 
-def test_an_interrupted_run_says_what_it_has(platform: Running) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_what_it_has(platform: Running, by: signal.Signals) -> None:
     url = platform.gates[0].url
     flags = ("--key", platform.key, "--model", MODEL, "--concurrency", "4", "--duration", "10m")
     command = [*INTERRUPTIBLE, *CLI, "bench", url, *flags]
@@ -43,7 +44,7 @@ def test_an_interrupted_run_says_what_it_has(platform: Running) -> None:
         try:
             assert process.stderr is not None
             assert "running" in process.stderr.readline(), "the first line of progress"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
             began = time.monotonic()
             out, _ = process.communicate(timeout=60)
             assert process.returncode == 1 and time.monotonic() - began < 30

@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -122,17 +123,20 @@ def _in_session(seed: int) -> Any:
 async def _load(
     run: Run, stages: Sequence[Stage], requests: Sequence[traces.Request], args: argparse.Namespace
 ) -> bool:
-    """Run the load with its progress shown. Returns False when the user interrupted it."""
+    """Run the load with its progress shown. Returns False when Ctrl-C or SIGTERM interrupted it."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)  # asyncio.run does the same for Ctrl-C
     progress = asyncio.create_task(_show_progress(run, stages)) if not args.quiet else None
     try:
         await (run.replay(requests, args.speed) if requests else run.stages(stages))
         return True
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or not task.uncancel():
+        if not task.uncancel():
             return False
         raise
     finally:
+        loop.remove_signal_handler(signal.SIGTERM)
         if progress is not None:
             progress.cancel()
             await asyncio.wait([progress])
