@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
@@ -11,47 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stream_gw.cli.bench.command import bench
-from stream_gw.cli.commands.bench import add_flags
 from stream_gw.cli.main import main
-from tests.agent.engines.upstream import SSE, Handler, play, server
-
-CHAT = "/v1/chat/completions"
-USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n'
-DONE = b"data: [DONE]\n\n"
-
-
-def piece(text: str) -> bytes:
-    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
-
-
-async def measured(tmp_path: Path, url: str, *flags: str) -> tuple[int, dict[str, Any]]:
-    """Run the command; return its exit code and its JSON."""
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    out = tmp_path / "out.json"
-    args = parser.parse_args([url, "--quiet", "--json", str(out), "--html", str(tmp_path / "out.html"), *flags])
-    code = await bench(args)
-    return code, json.loads(out.read_bytes())
-
-
-def timed(first_s: float, gap_s: float, pieces: int) -> Handler:
-    """Answer with pieces of two tokens each, at these times."""
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        response = web.StreamResponse(headers=SSE)
-        await response.prepare(request)
-        loop = asyncio.get_running_loop()
-        due = loop.time() + first_s
-        for number in range(min(pieces, body["max_tokens"])):
-            await asyncio.sleep(max(due - loop.time(), 0))
-            due += gap_s
-            await response.write(piece(f"{number} "))
-        await response.write(USAGE % (2 * pieces) + DONE)
-        return response
-
-    return serve
+from tests.agent.engines.upstream import play, server
+from tests.cli.bench_target import CHAT, DONE, USAGE, after_probe, measured, piece, third, timed
 
 
 async def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
@@ -106,24 +67,6 @@ async def test_failures_are_told_by_their_kind_and_fail_the_run(
     assert "3 x 503 pool_full: 503: <b>come again</b>" in capsys.readouterr().out
     page = (tmp_path / "out.html").read_text()
     assert "<b>come" not in page and "&lt;b&gt;come again" in page
-
-
-def after_probe(answer: Handler) -> Handler:
-    """Give this answer to all requests but the first two, which are the probe."""
-    asked = 0
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        nonlocal asked
-        asked += 1
-        return await (answer if asked > 2 else play(piece("a"), USAGE % 1, DONE))(request)
-
-    return serve
-
-
-async def third(tmp_path: Path, answer: Handler) -> tuple[int, dict[str, Any]]:
-    """Measure one request, which gets this answer."""
-    async with server({CHAT: after_probe(answer)}) as url:
-        return await measured(tmp_path, url, "--concurrency", "1", "--requests", "1")
 
 
 @pytest.mark.parametrize(
@@ -218,89 +161,15 @@ async def test_a_cancel_closes_the_connection_to_a_server_without_cancels(tmp_pa
     assert all(one["pieces"] == 3 for one in found["requests"])
 
 
-class FaultyGateway:
-    """Answers and resumes as a gateway does. ``fault``: ``repeats`` or ``loses`` a piece at a resume, ``runs on``
-    behind a cancel, ``is silent`` at a cancel and at a replay, or ``dies`` in the answer; empty: none."""
-
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
-        self._cancelled: dict[str, int] = {}
-        self._count = 0
-
-    async def create(self, request: web.Request) -> web.StreamResponse:
-        self._count += 1
-        return await self._follow(request, f"resp_{self._count}", 0)
-
-    async def resume(self, request: web.Request) -> web.StreamResponse:
-        if "after" not in request.query and self._fault == "is silent":
-            await asyncio.sleep(60)
-        after = int(request.query.get("after", "1-0").rpartition("-")[2])
-        if after and self._fault == "repeats":
-            after -= 1
-        if after and self._fault == "loses":
-            after += 1
-        return await self._follow(request, request.match_info["id"], after)
-
-    async def cancel(self, request: web.Request) -> web.StreamResponse:
-        if self._fault == "is silent":
-            await asyncio.sleep(60)
-        if self._fault == "dies":
-            return web.json_response({"result": "terminal", "status": "failed"})
-        at = self._cancelled.setdefault(request.match_info["id"], 30)
-        return web.json_response({"result": "accepted", "at": f"1-{at}", "status": "cancelled"})
-
-    async def _follow(self, request: web.Request, stream: str, after: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**SSE, "x-stream-id": stream})
-        await response.prepare(request)
-        for seq in range(after + 1, 61):
-            if self._fault == "dies" and seq == 20 and self._count > 2:  # the first two are the probe
-                await response.write(b'data: {"error":{"code":"replica_lost","message":"gone"}}\nid: 1-20\n\n')
-                return response
-            if seq > self._cancelled.get(stream, 60) + 2 * (self._fault == "runs on"):
-                error = {"error": {"code": "cancelled", "message": "cancelled"}}
-                await response.write(b"data: " + json.dumps(error).encode() + b"\nid: 1-%d\n\n" % seq)
-                return response
-            await asyncio.sleep(0.001)
-            await response.write(piece(f"{seq} ").rstrip() + b"\nid: 1-%d\n\n" % seq)
-        await response.write(DONE)
-        return response
-
-
-@pytest.mark.parametrize(
-    ("fault", "flag"),
-    [("", "--cut"), ("", "--cancel"), ("repeats", "--cut"), ("loses", "--cut"), ("runs on", "--cancel")],
-)
-async def test_a_gateway_that_resumes_or_cancels_wrongly_is_found_out(tmp_path: Path, fault: str, flag: str) -> None:
-    gateway = FaultyGateway(fault)
-    routes = {CHAT: gateway.create, "/v1/streams/{id}/cancel": gateway.cancel}
-    async with server(routes, {"/v1/streams/{id}": gateway.resume}) as url:
-        flags = (flag, "1", "--cancel-at", "5", "--concurrency", "2", "--requests", "6", "--duration", "30")
-        code, found = await measured(tmp_path, url, *flags)
-    seen = found["disturbances"]
-    right = 0 if fault else 6
-    if flag == "--cut":
-        assert (code, seen["cut"], seen["resumed"], seen["exact"]) == (bool(fault), 6, 6, right)
-    else:
-        assert (code, seen["named_cancels"], seen["exact_cancels"]) == (bool(fault), 6, right)
-
-
-@pytest.mark.parametrize(
-    ("fault", "flag", "errors"),
-    [
-        ("is silent", "--cut", {}),
-        ("is silent", "--cancel", {"cancel failed": 2}),
-        ("dies", "--cancel", {"replica_lost": 2}),
-    ],
-)
-async def test_a_gateway_that_answers_no_cancel_or_replay_fails_the_run(
-    tmp_path: Path, fault: str, flag: str, errors: dict[str, int]
+async def test_a_system_without_linux_calls_is_measured_from_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = FaultyGateway(fault)
-    routes: dict[str, Handler] = {CHAT: gateway.create, "/v1/streams/{id}/cancel": gateway.cancel}
-    async with asyncio.timeout(30), server(routes, {"/v1/streams/{id}": gateway.resume}) as url:
-        flags = (flag, "1", "--cancel-at", "5", "--concurrency", "2", "--requests", "2", "--timeout", "1")
-        code, found = await measured(tmp_path, url, *flags)
-    assert (code, found["stages"][0]["errors"], found["disturbances"]["exact"]) == (1, errors, 0)
+    def refuse(*limits: Any) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    assert (await third(tmp_path, play(piece("a"), DONE)))[0] == 0
 
 
 async def test_the_same_seed_sends_the_same_prompts(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def _prepare(args: argparse.Namespace) -> tuple[Sequence[traces.Request], Listed
         if out and out != "-":
             _check_writable(out, Path(out))
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+    with contextlib.suppress(ValueError, OSError):  # macOS names no limit here, and refuses it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     requests = traces.read(Path(args.trace)) if args.trace else ()
     return requests[: args.requests or None], Listed(Path(args.prompts)) if args.prompts else None
 
@@ -165,10 +166,11 @@ async def _show_progress(run: Run, stages: Sequence[Stage]) -> None:
 def _report(args: argparse.Namespace, run: Run, facts: Facts, started_at: datetime, *, is_whole: bool) -> Report:
     record = run.record
     command = shlex.join(["stream-gw", *sys.argv[1:]])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS has no first
     return Report(
         version=version("stream-gw"),
         python=platform.python_version(),
-        machine=f"{platform.system()} {platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        machine=f"{platform.system()} {platform.machine()}, {cores} cores",
         started_at=started_at.isoformat(timespec="seconds"),
         command=command.replace(args.key, "KEY") if args.key else command,
         target=facts,
