@@ -172,6 +172,12 @@ async def test_a_system_without_linux_calls_is_measured_from_too(
     assert (await third(tmp_path, play(piece("a"), DONE)))[0] == 0
 
 
+async def test_a_run_without_a_counted_request_fails(tmp_path: Path) -> None:
+    async with server({CHAT: timed(0.0, 0.0, 2)}) as url:
+        code, found = await measured(tmp_path, url, "--rate", "0.001", "--duration", "0.1")
+    assert (code, found["requests"]) == (1, [])
+
+
 async def test_the_same_seed_sends_the_same_prompts(tmp_path: Path) -> None:
     digests = []
     for seed in ("5", "5", "6"):

@@ -70,7 +70,8 @@ async def bench(args: argparse.Namespace) -> int:
         is_whole = await _load(run, stages, requests, args)
     report = _report(args, run, facts, started_at, is_whole=is_whole)
     _write(report, args)
-    return 1 if report.failed or report.inexact or not report.is_whole else 0
+    has_figures = all(stage.requests for stage in report.stages)
+    return 0 if has_figures and report.is_whole and not report.failed and not report.inexact else 1
 
 
 def _prepare(args: argparse.Namespace) -> tuple[Sequence[traces.Request], Listed | None]:

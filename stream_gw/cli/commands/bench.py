@@ -67,7 +67,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 _EPILOG = """\
-exit code: 0 all requests were served, and each cut or cancelled answer is exact; 1 some were not; 2 wrong flags
+exit code: 0 all requests were served, and each cut or cancelled answer is exact; 1 some were not, or none was sent;
+2 wrong flags
 
   stream-gw bench http://localhost:8080 --key sk-dev --rate 2,4,8 --duration 1m --html bench.html
   stream-gw bench http://localhost:8080 http://localhost:8081 --key sk-dev --cut 0.2 --cancel 0.1 --slow 0.05
