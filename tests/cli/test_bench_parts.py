@@ -184,7 +184,7 @@ def test_equal_blocks_of_a_trace_become_equal_text() -> None:
     texts = [turn.messages[0]["content"].split() for turn in turns]
     assert [len(words) for words in texts] == [1000, 1300]
     assert texts[0] == texts[1][:1000]
-    assert [turn.tokens for turn in turns] == [5, 9]
+    assert [(turn.session, turn.number, turn.tokens) for turn in turns] == [(0, 0, 5), (0, 1, 9)]
     alone = Replay([Request(n, 0.0, 100, 5, (), str(n)) for n in range(2)], 0, 1.0)
     assert alone.next_turn().messages != alone.next_turn().messages, "a trace without blocks shares nothing"
 

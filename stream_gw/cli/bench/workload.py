@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -128,6 +128,7 @@ class Replay:
     def __init__(self, requests: Sequence[Request], seed: int, words_per_token: float) -> None:
         self._requests, self._seed, self._words_per_token = requests, seed, words_per_token
         self._next = 0
+        self._turns: Counter[str] = Counter()
 
     def next_turn(self) -> Turn:
         """Return the next request. Raises IndexError after the last one."""
@@ -142,7 +143,8 @@ class Replay:
             parts.append(_text(rng, min(left, TRACE_BLOCK_TOKENS), self._words_per_token))
             left -= TRACE_BLOCK_TOKENS
         message = {"role": "user", "content": " ".join(parts) or "?"}
-        return Turn(request.number, 0, [message], request.output_tokens)
+        self._turns[request.session] += 1
+        return Turn(int(request.session), self._turns[request.session] - 1, [message], request.output_tokens)
 
     def finish(self, turn: Turn, answer: str | None) -> None:
         pass
