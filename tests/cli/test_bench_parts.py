@@ -84,7 +84,8 @@ def test_all_that_a_reader_sees_is_output() -> None:
     for delta in ({"reasoning_content": "x"}, {"reasoning": "x"}, {"refusal": "x"}, {"tool_calls": [{"index": 0}]}):
         assert msgspec.convert({"choices": [{"delta": delta}]}, Chunk).output
     assert msgspec.convert({"choices": [{"text": "x"}]}, Chunk).output == "x"
-    assert not msgspec.convert({"choices": [{"delta": {}, "finish_reason": "stop"}]}, Chunk).output
+    for choices in ([{"delta": {}, "finish_reason": "stop"}], [], None):
+        assert not msgspec.convert({"choices": choices}, Chunk).output
 
 
 # --- the text of a stream that is resumed --------------------------------------------------------------------

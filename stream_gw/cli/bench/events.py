@@ -48,7 +48,7 @@ class ChunkError(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """One chunk of ``/v1/chat/completions`` or ``/v1/completions``, as far as it is measured."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: ChunkUsage | None = None
     error: ChunkError | None = None
 
@@ -56,7 +56,7 @@ class Chunk(msgspec.Struct):
     def output(self) -> str:
         """Everything that a reader can see in the chunk; empty for a role, a finish or the usage."""
         parts: list[str | None] = []
-        for choice in self.choices:
+        for choice in self.choices or ():
             delta = choice.delta
             if delta is None:
                 parts.append(choice.text)
@@ -69,7 +69,7 @@ class Chunk(msgspec.Struct):
     @property
     def is_last(self) -> bool:
         """Whether a choice ends with the chunk. Only the usage may follow."""
-        return any(choice.finish_reason for choice in self.choices)
+        return any(choice.finish_reason for choice in self.choices or ())
 
 
 class Event(msgspec.Struct, frozen=True):
