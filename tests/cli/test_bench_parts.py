@@ -16,6 +16,7 @@ from stream_gw.cli.bench.arrivals import Stage, allowed_at_once, poisson
 from stream_gw.cli.bench.events import BadAnswer, Chunk, Event, EventReader
 from stream_gw.cli.bench.measures import Histogram, quantile, quantiles_of
 from stream_gw.cli.bench.reading import _Text
+from stream_gw.cli.bench.results import Report
 from stream_gw.cli.bench.run import Chaos
 from stream_gw.cli.bench.workload import PROFILES, Lengths, Listed, Profile, Replay, Sessions
 
@@ -217,3 +218,8 @@ def test_chaos_comes_in_its_shares_and_once_a_request() -> None:
     assert shares == pytest.approx([0.3, 0.2, 0.1], abs=0.02)
     assert all((d.cut_at > 0) + (d.cancel_at > 0) + d.is_slow <= 1 for d in found)
     assert not any(Chaos().draw(rng) for _ in range(100))
+
+
+def test_the_page_names_every_field_of_the_json() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    assert not [name for name in Report.__struct_fields__ if f"`{name}`" not in page]
