@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from inference.simulate.traces import Request
 from stream_gw.cli.bench.arrivals import Stage, allowed_at_once, poisson
+from stream_gw.cli.bench.command import progress
 from stream_gw.cli.bench.events import BadAnswer, Chunk, Event, EventReader
 from stream_gw.cli.bench.measures import Histogram, quantile, quantiles_of
-from stream_gw.cli.bench.reading import _Text
-from stream_gw.cli.bench.results import Report
+from stream_gw.cli.bench.reading import Disturbance, Outcome, Status, _Text
+from stream_gw.cli.bench.results import Prices, Record, Report
 from stream_gw.cli.bench.run import Chaos
 from stream_gw.cli.bench.workload import PROFILES, Lengths, Listed, Profile, Replay, Sessions
 
@@ -223,3 +225,16 @@ def test_chaos_comes_in_its_shares_and_once_a_request() -> None:
 def test_the_page_names_every_field_of_the_json() -> None:
     page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
     assert not [name for name in Report.__struct_fields__ if f"`{name}`" not in page]
+
+
+def test_the_progress_of_a_long_soak_walks_over_no_outcomes() -> None:
+    class Unwalked(list[Outcome]):
+        def __iter__(self) -> Iterator[Outcome]:
+            raise AssertionError("half a million take 28 ms, in which no answer is read")
+
+    record = Record([Stage(1.0, 0, 0.0, 9.0)], Prices())
+    statuses: list[Status] = ["failed", "completed", "failed"]
+    for status in statuses:
+        record.add(Outcome(0, 0, 0, 0.0, Disturbance(), True, status=status), Histogram())
+    record.outcomes = Unwalked(record.outcomes)
+    assert progress(record) == "3 ended, 2 failed"

@@ -151,17 +151,17 @@ async def _show_progress(run: Run, stages: Sequence[Stage]) -> None:
     wanted_s = sum(stage.length_s for stage in stages)
     while True:
         await asyncio.sleep(_PROGRESS_S if is_terminal else _PROGRESS_FILE_S)
-        recent = sorted(run.record.ttft_s[-_RECENT:])
-        failed = sum(one.status == "failed" for one in run.record.outcomes)
-        line = (
-            f"{run.now_s():.0f} of {wanted_s:.0f} s, {stages[run.stage].name}: {run.running} running, "
-            f"{len(run.record.outcomes)} ended, {failed} failed"
-        )
-        if recent:
-            line += (
-                f", TTFT p50 {text.format_time(quantile(recent, 0.5))} p99 {text.format_time(quantile(recent, 0.99))}"
-            )
+        line = f"{run.now_s():.0f} of {wanted_s:.0f} s, {stages[run.stage].name}: {run.running} running, "
+        line += progress(run.record)
         print(f"\r\x1b[K{line}" if is_terminal else line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
+
+
+def progress(record: Record) -> str:
+    recent = sorted(record.ttft_s[-_RECENT:])
+    line = f"{len(record.outcomes)} ended, {record.failed} failed"
+    if recent:
+        line += f", TTFT p50 {text.format_time(quantile(recent, 0.5))} p99 {text.format_time(quantile(recent, 0.99))}"
+    return line
 
 
 def _report(args: argparse.Namespace, run: Run, facts: Facts, started_at: datetime, *, is_whole: bool) -> Report:

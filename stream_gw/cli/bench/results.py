@@ -144,6 +144,8 @@ class Record:
     def __init__(self, stages: Sequence[Stage], prices: Prices) -> None:
         self.stages, self._prices = stages, prices
         self.outcomes: list[Outcome] = []
+        self.failed = 0
+        """Failures among them. The progress shows it, and a walk over a long soak's outcomes would delay the reads."""
         self.ttft_s: list[float] = []
         """TTFT of the counted requests so far, in order of their end."""
         self._gaps = [Histogram() for _ in stages]
@@ -174,6 +176,7 @@ class Record:
     def add(self, outcome: Outcome, gaps: Histogram) -> None:
         """Take a request that has ended, with the times between its pieces."""
         self.outcomes.append(outcome)
+        self.failed += outcome.status == "failed"
         for window in self._windows[-1:]:
             window.ended += outcome.status != "failed" and window.holds(outcome.began_s + outcome.duration_s)
         if outcome.is_counted:
