@@ -411,6 +411,26 @@ def test_nothing_reaches_a_pod_or_leaves_it_but_what_is_let(case: str) -> None:
         assert not agents_own or [port["port"] for way in come for port in way["ports"]] == ["metrics"]
 
 
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://server.llm.svc:8000", 8000), ("http://server", 80), ("https://server/v1", 443), ("http://[fd00::1]", 80)],
+)
+def test_pods_may_go_to_the_addresses_that_they_are_told(url: str, port: int) -> None:
+    pool = {"name": "there", "engine": "openai", "upstream": url, "models": ["m"]}
+    flags = ("--set", "kafka.servers=b-1.kafka:9096\\,b-2.kafka:9097", "--set-json", f"pools={json.dumps([pool])}",
+             "--set", f"moderation.url={url}", "--set", f"gateway.otlpEndpoint={url}")  # fmt: skip
+    reached = {
+        one["metadata"]["name"].rpartition("-")[2]: [
+            {each["port"] for each in way["ports"]} for way in one["spec"].get("egress", ())
+        ]
+        for one in of_kind(objects("production", *flags), "NetworkPolicy")
+    }
+    for role in ROLES:
+        assert {9092, 9093, 9096, 9097} in reached[role], role
+    assert {443, port} in reached["agent"] and {443, port} in reached["gateway"]
+    assert {4318, port} in reached["gateway"]
+
+
 def test_operators_come_in_by_the_ingress_only_where_that_is_said() -> None:
     def paths(*more: str) -> list[str]:
         flags = ("--set", "ingress.enabled=true", "--set", "ingress.host=llm.example.org", *more)
