@@ -134,6 +134,8 @@ def test_a_wrong_object_would_be_found(schema_location: str, kind: str, change: 
         (["image.digest=sha256:short"], "digest"),
         (["gateway.settings.TOKEN_SECRET=abc"], "TOKEN_SECRET"),
         (["gateway.settings.queue=1"], "queue"),
+        (["gateway.settings.DRAIN_S=900"], "DRAIN_S"),
+        (["poolDefaults.settings.METRICS_PORT=9000"], "METRICS_PORT"),
         (["gateway.autoscaling.min=0"], "min"),
         (["gateway.autoscaling.min=30"], "gateway.autoscaling: min (30) must be at most max (20)"),
         (["pools[0].min=41"], "pools: qwen3-8b: min (41) must be at most max (40)"),
@@ -178,8 +180,7 @@ def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
 
 def test_every_setting_can_be_given_and_a_secret_one_only_by_a_secret() -> None:
     """By a value of its own, in ``settings``, or in ``secretSettings``: no setting of any role is out of reach."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    refused = set(schema["$defs"]["settings"]["propertyNames"]["not"]["enum"])
+    refused = refused_settings()[0]
     secret = {
         name.upper()
         for role in ROLES.values()
@@ -199,6 +200,26 @@ def test_every_setting_can_be_given_and_a_secret_one_only_by_a_secret() -> None:
                 if one.get("valueFrom", {}).get("secretKeyRef") == took
             }  # fmt: skip
             assert by_secret >= {f"STREAM_GW_{each}" for each in secret - {"UPSTREAM_API_KEY"}}, name
+
+
+def refused_settings() -> list[set[str]]:
+    """The secret ones, and those that the chart sets itself."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    return [set(rule["not"]["enum"]) for rule in schema["$defs"]["settings"]["propertyNames"]["allOf"]]
+
+
+def test_a_variable_that_the_chart_always_sets_cannot_be_set_again() -> None:
+    """It would be there twice: the last one counts, and the pod's grace period, probes and ports are of the first."""
+    always: dict[str, set[str]] = {}
+    ever: set[str] = set()
+    for case in CASES:
+        for _, pod in ours(case):
+            told = {name.removeprefix("STREAM_GW_") for name in environment(pod) if name.startswith("STREAM_GW_")}
+            always[component(pod)] = always.get(component(pod), told) & told
+            ever |= told
+    refused = refused_settings()
+    assert set().union(*always.values()) <= set().union(*refused)
+    assert refused[1] <= ever
 
 
 def test_brokers_that_ask_for_it_get_the_clients_certificate() -> None:
