@@ -485,6 +485,20 @@ def test_names_that_kubernetes_would_cut_are_refused() -> None:
     assert done.returncode != 0 and "too long" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [("a" * 43, "too long"), ("stream-gw" + "a" * 43, ""), ("2026", "begins with a letter"), ("llm.eu", "no dot")],
+)
+def test_a_release_whose_services_kubernetes_would_refuse_is_refused(release: str, says: str) -> None:
+    done = helm(
+        "template", release, str(CHART), "-f", values("trial"), "--set-json=pools=[]", "--kube-version", KUBERNETES
+    )
+    assert (done.returncode != 0) == bool(says) and says in done.stderr
+    if not says:
+        names = [one["metadata"]["name"] for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Service"]
+        assert names and max(map(len, names)) <= 63
+
+
 def test_an_objective_between_tokens_reaches_the_engines_that_can_keep_it() -> None:
     def told(*flags: str) -> list[str | None]:
         pods = [pod for _, pod in workloads(objects("production", *flags)) if component(pod) == "agent"]

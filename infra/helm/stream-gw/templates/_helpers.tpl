@@ -1,5 +1,11 @@
+{{/* Names of Services begin with it: they have at most 63 characters, begin with a letter, and hold no dot. */}}
 {{- define "sg.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end -}}
+{{- $name := .Release.Name }}
+{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end }}
+{{- $longest := printf "%s-controller" $name }}
+{{- if gt (len $longest) 63 }}{{ fail (printf "%s is too long: take a shorter name for the release" $longest) }}{{ end }}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $name) }}{{ fail (printf "release %s: Services need a name that begins with a letter and has no dot" .Release.Name) }}{{ end }}
+{{- $name }}
 {{- end }}
 
 {{/* What selects a component's pods, and all that they carry: a version there would start every replica again when the
