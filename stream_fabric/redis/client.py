@@ -18,6 +18,8 @@ from stream_fabric.redis.wire import Arg, Connection, ConnectionLost, Connection
 from stream_fabric.redis_url import Address, RedisUrl
 
 _RETRY = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "MISCONF"}
+_READONLY_S = 1.0
+"""Age from which a connection to a server that takes no writes is replaced."""
 
 
 def logins(url: RedisUrl) -> tuple[Login, Login]:
@@ -216,6 +218,10 @@ class RedisClient:
                     cause = self._login.refused(str(server), error)
                 elif error.code not in _RETRY:
                     raise
+                elif error.code == "READONLY" and loop.time() - connection.opened_at > _READONLY_S:
+                    # The server has become a replica: its name may lead to its successor, but only a new
+                    # connection follows the name
+                    connection.close()
             except ConnectionLost as error:
                 redirect, asking = None, False
                 cause = error

@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._heard_at = self._loop.time()
+        self._heard_at = self.opened_at = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
         self.lost = False
 

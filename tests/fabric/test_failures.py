@@ -320,6 +320,19 @@ async def test_invariant_10_a_server_that_falls_silent_is_left_for_the_one_in_it
         await client.close()
 
 
+async def test_a_server_that_became_a_replica_is_left_for_the_one_that_has_its_name() -> None:
+    """Managed Redis and Kubernetes move a name to the new primary; connections to the old one stay open."""
+    with RedisServer() as old, RedisServer() as new:
+        async with Proxy.before(old.port) as name:
+            client = RedisClient(name.url)
+            await client.start()
+            old("REPLICAOF", "127.0.0.1", new.port)
+            name.point_at(new.port)
+            await client.execute(0, "SET", "key", "value")
+            assert new("GET", "key") == b"value" and name.accepted == 2
+            await client.close()
+
+
 class Silent(Failover):
     """A topology whose servers answer nothing."""
 
