@@ -33,7 +33,7 @@ from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_gw.routing.homes import Homes
-from stream_gw.routing.pool_reader import PoolReader, concurrently
+from stream_gw.routing.pool_reader import PoolReader, concurrently, read_pools
 from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
 from stream_gw.routing.regions import pinned_home
 
@@ -87,8 +87,8 @@ class _UnknownModels:
         self._at = float("-inf")
         self._error = ""
 
-    async def look(self, refreshing: asyncio.Lock, refresh: Callable[[], Awaitable[None]]) -> None:
-        """Refresh, unless somebody just did. Raises FabricUnavailable."""
+    async def look(self, refreshing: asyncio.Lock, refresh: Callable[[], Awaitable[None]]) -> str:
+        """Refresh, unless somebody just did. Returns why a pool was not read; empty: all were."""
         now = asyncio.get_running_loop().time
         async with refreshing:
             if now() - self._at >= _UNKNOWN_MODEL_S:
@@ -98,8 +98,7 @@ class _UnknownModels:
                 except FabricError as error:
                     self._error = error.message
                 self._at = now()  # not when cancelled: then the next caller refreshes
-            if self._error:
-                raise FabricUnavailable(self._error)
+            return self._error
 
 
 class Directory:
@@ -131,7 +130,7 @@ class Directory:
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Read all pools. Requests for known models never wait for it."""
+        """Read all pools. Requests for known models never wait for it. Raises the first error, after the others."""
         async with self._refreshing:
             await self._refresh()
 
@@ -141,7 +140,7 @@ class Directory:
         known = self._by_name
         self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
         pools = self._by_name.values()
-        self._loaded.note(await concurrently(PoolReader.read, [pool for pool in pools if pool.is_due(now)]))
+        error = await read_pools([pool for pool in pools if pool.is_due(now)], self._loaded.note)
         self._by_pool = {pool.name: pool.view.replicas for pool in pools}
         self._pool_by_replica = {info.replica: pool.name for pool in pools for info in pool.view.replicas}
         self._cells = {}
@@ -149,6 +148,8 @@ class Directory:
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
         self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
+        if error is not None:
+            raise error
 
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
@@ -188,8 +189,10 @@ class Directory:
             raise self.model_not_found(model, allowed)
         pool = self.homes.find(model)
         if pool is None:  # its first replica may have joined after the last refresh
-            await self._unknown_models.look(self._refreshing, self._refresh)
+            unread = await self._unknown_models.look(self._refreshing, self._refresh)
             pool = self.homes.find(model)
+            if pool is None and unread:  # the model may be of a pool that was not read
+                raise FabricUnavailable(unread)
         if pool is not None:
             if regions:
                 pool = pinned_home(self, model, pool, regions)
@@ -210,13 +213,12 @@ class Directory:
         now = asyncio.get_running_loop().time()
         unused: list[PoolReader] = []
         pools = (pool, *self._marks(pool).batch_pools)
-        cells = [cell for name in pools for cell in self.cells(name) if cell in self._by_name]
-        for reader in (self._by_name[cell] for cell in cells):
+        for reader in (self._by_name[cell] for name in pools for cell in self.cells(name) if cell in self._by_name):
             if not reader.is_used(now):
                 unused.append(reader)
             reader.used_at = now
         if unused:
-            self._loaded.note(await concurrently(PoolReader.read, unused))
+            await read_pools(unused, self._loaded.note)  # the placement itself fails where Redis is away
             self._by_pool |= {reader.name: reader.view.replicas for reader in unused}
 
     def cells(self, pool: str) -> Sequence[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from stream_fabric.errors import FabricError
 from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.ports import Pools
@@ -81,6 +82,25 @@ class PoolReader:
             self.view.apply_change(replica, change)
             if number % _CHANGES_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+
+async def read_pools(
+    readers: Sequence[PoolReader], note: Callable[[Sequence[Sequence[ReplicaInfo]]], None]
+) -> FabricError | None:
+    """Read every pool and call ``note`` with the changed replicas. Returns the first error.
+
+    A pool that cannot be read keeps its view: a shard of Redis that is away concerns its own pools alone.
+    """
+
+    async def read(reader: PoolReader) -> list[ReplicaInfo] | FabricError:
+        try:
+            return await reader.read()
+        except FabricError as error:
+            return error
+
+    found = await concurrently(read, readers)
+    note([changed for changed in found if not isinstance(changed, FabricError)])
+    return next((error for error in found if isinstance(error, FabricError)), None)
 
 
 async def concurrently(read: Callable[[_Item], Coroutine[Any, Any, _Value]], items: Iterable[_Item]) -> list[_Value]:

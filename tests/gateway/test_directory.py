@@ -151,6 +151,8 @@ class SlowPools(RedisPools):
         self.lists = 0
         self.reading = self.reading_most = 0
         self.away = False
+        self.lost = ""
+        """The pool whose shard of Redis is away."""
         self.holders: dict[str, str] = {}
         self.asked: list[str] = []
 
@@ -171,6 +173,8 @@ class SlowPools(RedisPools):
 
     async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
         await self._read()
+        if pool == self.lost:
+            raise FabricUnavailable("its shard is away")
         model = pool.replace("p", "m")
         replica = ReplicaId(f"r-{pool}")
         return whole(ReplicaInfo(replica, pool, "sim", (model,), "ready", EngineLoad(0, 0, 1), generation=1))
@@ -240,6 +244,32 @@ async def test_while_the_fabric_is_away_unknown_models_share_one_failure() -> No
     answers = await asyncio.gather(*(directory.pool_of(f"m{n}") for n in range(100)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {FabricUnavailable}
     assert pools.lists == 1
+
+
+async def test_a_shard_that_is_away_hides_only_its_own_pools() -> None:
+    pools = SlowPools(2)
+    pools.lost = "p1"
+    directory = Directory(pools, pools.plans)
+    assert await directory.pool_of("m0") == "p0"
+    with pytest.raises(FabricUnavailable, match="its shard is away"):
+        await directory.pool_of("m1")
+    pools.names.append("p2")
+    with pytest.raises(FabricUnavailable):
+        await directory.refresh()
+    assert await directory.pool_of("m2") == "p2" and directory.by_pool["p2"]
+
+
+async def test_a_request_does_not_fail_for_a_batch_host_that_cannot_be_read() -> None:
+    pools = SlowPools(2)
+    plans = {"p0": PoolPlan(1, 0, 1, overload_marks=OverloadMarks((1.0, 1.0, 1.0), batch_pools=("p1",)))}
+
+    async def read_plans() -> dict[str, PoolPlan]:
+        return plans
+
+    directory = Directory(pools, read_plans)
+    await directory.refresh()
+    pools.lost = "p1"
+    assert await directory.pool_of("m0") == "p0"
 
 
 async def test_the_last_producers_pool_is_asked_first_and_the_others_concurrently() -> None:
