@@ -128,7 +128,6 @@ class Leader:
         """Forget what the last term knew, and take the new term. 0: another controller leads."""
         self._planners.clear()
         self._announced = frozenset()
-        self._marker.forget()
         self._set_term(term)
         if term:
             log.info("leadership taken: controller=%s term=%d", self._name, term)
@@ -233,8 +232,14 @@ class Leader:
 
     async def _announce_targets(self) -> None:
         """Tell the platform which replicas may go. Not part of a look, because it may take longer than a term."""
+        marked_term = 0
         while True:
-            if self._term:
+            if term := self._term:
+                if term != marked_term:
+                    self._marker.forget()
+                    marked_term = term
                 victims = {victim for plan in self._plans.values() for victim in plan.victims}
-                self._announced = await self._marker.mark_only(victims)
+                marked = await self._marker.mark_only(victims)
+                if term == self._term:  # else another controller may have marked others since
+                    self._announced = marked
             await asyncio.sleep(LOOK_EVERY_S)

@@ -32,7 +32,10 @@ class Marker(Protocol):
         """Mark these replicas and no others. Returns those of them that are marked; failures are logged, call again."""
 
     def forget(self) -> None:
-        """Forget what is marked. The next call reads it again, because another controller may have changed it."""
+        """Forget what is marked. The next call reads it again, because another controller may have changed it.
+
+        Not called while ``mark_only`` runs.
+        """
 
 
 class NoMarker:

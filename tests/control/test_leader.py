@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from inference.control.leader import Leader
 from inference.control.metrics import ControllerMetrics
-from inference.control.pods import NoMarker
+from inference.control.pods import Marker, NoMarker
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.control.policy.traffic_model import PoolTrafficModel
 from inference.control.traffic_model_job import TrafficModelJob
@@ -111,14 +111,14 @@ class Stage:
         self._links: dict[str, tuple[MemoryControl, MemoryPools]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, name: str, control: MemoryControl | None = None) -> None:
+    def start(self, name: str, control: MemoryControl | None = None, marker: Marker | None = None) -> None:
         control, pools = control or MemoryControl(self.redis), PoolsInPart(self.redis, self.silent)
         self._links[name] = control, pools
         clock, chance = LoopClock(), SeededRandom(name)
         self.metrics[name] = metrics = ControllerMetrics()
         self.models[name] = models = TrafficModelJob("", "", [POOL], control, clock, chance, load_every_s=0.1)
         self.leaders[name] = leader = Leader(
-            name, self.policies, control, pools, self.sink, clock, chance, metrics, NoMarker(), models
+            name, self.policies, control, pools, self.sink, clock, chance, metrics, marker or NoMarker(), models
         )
         self._tasks[name] = asyncio.create_task(leader.run())
 
@@ -248,6 +248,47 @@ async def test_a_leader_that_was_paused_beyond_its_term_requests_nothing() -> No
         assert after is not None and {after.resting, *after.victims} - {None} == {plan.resting, *plan.victims} - {None}
         assert len({name for name, _ in stage.fleet.changes}) == 1
         assert await stage.control.leader() == "b"
+
+
+class SlowMarker:
+    """A platform whose first answer to marks of targets comes when the test lets it come."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.forgotten = 0
+        self._is_marking = False
+
+    async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
+        self._is_marking = True
+        if targets:
+            self.asked.set()
+            await self.answer.wait()
+        self._is_marking = False
+        return targets
+
+    def forget(self) -> None:
+        assert not self._is_marking, "what is being marked cannot be forgotten"
+        self.forgotten += 1
+
+
+@on_virtual_time
+async def test_leadership_lost_while_pods_are_marked_ends_no_controller_and_its_answer_counts_for_nothing() -> None:
+    async with staged(3) as stage:
+        marker = SlowMarker()
+        stage.start("a", marker=marker)
+        await asyncio.wait_for(marker.asked.wait(), 60)
+        plan = await stage.until(lambda plan: plan.victims, "a victim")
+        await stage.control.hold(POOL, 600)  # the next leader keeps it
+        await stage.control.leave("a")
+        await stage.control.lead("b", 3.0)
+        await reached(lambda: stage.value("a", "controller_leads") == 0, "the loss of leadership to be shown")
+        await stage.until_leads("a")
+        await reached(lambda: stage.value("a", "controller_leads") == 1, "the second term")
+        assert marker.forgotten == 1, "the first term's"
+        await asyncio.sleep(5)
+        assert await stage.plan() == plan
+        marker.answer.set()
+        await reached(lambda: marker.forgotten == 2, "the marks to be read again")
 
 
 @on_virtual_time
