@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,10 @@ def run_capacity(args: argparse.Namespace, say: Say) -> None:
 def run_simulate(args: argparse.Namespace, say: Say) -> None:
     """Run ``stream-gw simulate``. Raises OSError, and ValueError that names the mistake."""
     policies = study.parse_policies(args.policy)
+    _refuse_overwriting(
+        {"--trace": args.trace, "--profile": args.profile, "--pools-file": args.pools_file},
+        {"--csv": args.csv, "--timeline": args.timeline, "--html": args.html},
+    )
     hardware, policy = _hardware(args), _policy(args)
     requests = _speed_up(read(args.trace), args.speed)
     span_s = requests[-1].at_s
@@ -192,6 +196,16 @@ def _require_0_or_more(flag: str, value: float) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{flag} must be 0 or more, got {value:g}")
     return value
+
+
+def _refuse_overwriting(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
+    """Raise ValueError for a file that is written although another flag names it. Both are paths by flag."""
+    flags = {path.resolve(): flag for flag, path in read.items() if path is not None}
+    for flag, path in written.items():
+        if path is None or (path.exists() and not path.is_file()):  # /dev/null may be written twice
+            continue
+        if (first := flags.setdefault(path.resolve(), flag)) != flag:
+            raise ValueError(f"{flag} would overwrite {path}, the file of {first}; name another file")
 
 
 def _check_writable(path: Path) -> None:
