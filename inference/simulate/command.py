@@ -6,10 +6,12 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
+from inference.control.policy.arrival_profile import DAY_S
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.simulate import study
 from inference.simulate.capacity import Margins, capacity
@@ -24,6 +26,8 @@ from inference.simulate.traces import Request, read
 from inference.simulate.workload import Lengths, Workload, from_rates, from_trace, parse_lengths
 
 Say = Callable[[str], None]
+_DAYS_MAX = 366
+"""Longest time that a trace lasts. One timestamp that is 0 among Unix times makes half a century."""
 
 
 def run_capacity(args: argparse.Namespace, say: Say) -> None:
@@ -52,7 +56,7 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         {"--csv": args.csv, "--timeline": args.timeline, "--html": args.html},
     )
     hardware, policy = _hardware(args), _policy(args)
-    requests = _speed_up(read(args.trace), args.speed)
+    requests = _read_trace(args.trace, args.speed)
     span_s = requests[-1].at_s
     step = study.parse_step(args.step, span_s) if args.step else None
     kills_s = sorted(study.parse_moment(text, span_s) for given in args.kill for text in given.split(","))
@@ -120,7 +124,7 @@ def _recorded(args: argparse.Namespace) -> tuple[Request, ...]:
     """Return the requests of the trace, at the speed that is asked for; none without a trace."""
     if args.trace is None:
         return ()
-    return _speed_up(read(args.trace), 1.0 if args.speed is None else args.speed)
+    return _read_trace(args.trace, 1.0 if args.speed is None else args.speed)
 
 
 def _workload(args: argparse.Namespace, hardware: Hardware, requests: Sequence[Request]) -> Workload:
@@ -178,11 +182,19 @@ def _policy(args: argparse.Namespace) -> ScalePolicy:
     return policy
 
 
-def _speed_up(requests: Sequence[Request], speed: float) -> tuple[Request, ...]:
-    """Return the requests from time 0 on, arriving ``speed`` times as fast."""
+def _read_trace(path: Path, speed: float) -> tuple[Request, ...]:
+    """Return the requests of a trace from time 0 on, arriving ``speed`` times as fast."""
     factor = _require_above_0("--speed", speed)
-    begin_s = requests[0].at_s
-    return tuple(replace(request, at_s=(request.at_s - begin_s) / factor) for request in requests)
+    recorded = read(path)
+    begin_s = recorded[0].at_s
+    requests = tuple(replace(request, at_s=(request.at_s - begin_s) / factor) for request in recorded)
+    if requests[-1].at_s > _DAYS_MAX * DAY_S:  # each second of it is simulated, and each minute kept
+        pause_s, before = max((two.at_s - one.at_s, one.number + 1) for one, two in pairwise(requests))
+        raise ValueError(
+            f"{path}: its requests last {requests[-1].at_s / DAY_S:,.0f} days, and may last {_DAYS_MAX}; correct its "
+            f"timestamps: the longest pause, {pause_s / DAY_S:,.0f} days, is after request {before:,} in order of time"
+        )
+    return requests
 
 
 def _require_above_0(flag: str, value: float) -> float:

@@ -140,6 +140,9 @@ def test_simulate_tells_json(typed: Typed) -> None:
         ("simulate --trace t.csv --policy ours --csv ./t.csv", "--csv would overwrite t.csv, the file of --trace"),
         ("simulate --trace t.csv --policy ours --profile p.toml --html p.toml", "the file of --profile"),
         ("simulate --trace t.csv --policy ours --csv new --timeline new", "--timeline would overwrite new"),
+        ("simulate --trace ages.jsonl --policy ours", "ages.jsonl: its requests last 19,676 days, and may last 366"),
+        ("capacity --trace ages.jsonl", "19,676 days, is after request 1 in order"),
+        ("capacity --trace t.csv --speed 1e-9", "and may last 366"),
         ("capacity", "--rate"),
         ("capacity --rate 5", "--rate needs --prompt-tokens"),
         ("capacity --rate 5 --prompt-tokens x --output-tokens 5", "--prompt-tokens: 'x' is no number"),
@@ -156,6 +159,8 @@ def test_simulate_tells_json(typed: Typed) -> None:
 def test_what_is_wrong_is_said_in_one_line(typed: Typed, flags: str, says: str) -> None:
     head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     Path("empty.csv").write_text(head)
+    line = '{"timestamp": %d, "input_length": 10, "output_length": 5}\n'
+    Path("ages.jsonl").write_text("".join(line % ms for ms in (0, 1_700_000_000_000, 1_700_000_120_000)))
     Path("bad.csv").write_text(head + "2023-11-16 18:00:00,1,2\n2023-11-16 18:00:01,one,2\n")
     code, out, err = typed(*flags.split())
     assert (code, out) == (1 if says.startswith("none") else 2, ""), "1: a file cannot be used"
