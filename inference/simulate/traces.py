@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 from collections.abc import Sequence
@@ -156,7 +157,7 @@ class _Line(msgspec.Struct):
 def _mooncake(path: Path) -> tuple[Request, ...]:
     """Read a trace in Mooncake's format of JSON lines."""
     lines = []
-    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+    for number, text in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if text.strip():
             try:
                 lines.append(msgspec.json.decode(text, type=_Line))

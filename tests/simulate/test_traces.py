@@ -36,6 +36,8 @@ def test_json_lines_are_read_with_or_without_what_prompts_share(tmp_path: Path) 
         '{"timestamp": 9000, "input_length": 5, "output_length": 4}\n'
     )
     found = read(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read(path) == found, "with a byte order mark and the line ends of Windows"
     assert [(r.at_s, r.prompt_tokens) for r in found] == [(0.0005, 1024), (3.0, 1100), (9.0, 5)]
     assert found[0].session == found[1].session != found[2].session
 
