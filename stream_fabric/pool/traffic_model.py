@@ -183,7 +183,8 @@ def is_cold_start_s(seconds: float) -> bool:
 
 def append_cold_starts(before: Sequence[float], took_s: Sequence[float]) -> tuple[float, ...]:
     """Append the plausible durations of new cold starts ``took_s`` and keep the last ``STARTS_KEPT``."""
-    return (*before, *(round(one, 1) for one in took_s if is_cold_start_s(one)))[-STARTS_KEPT:]
+    rounded = (round(one, 1) for one in took_s)  # first: what is rounded to 0 or to a day is not plausible
+    return (*before, *filter(is_cold_start_s, rounded))[-STARTS_KEPT:]
 
 
 class _Version(msgspec.Struct):

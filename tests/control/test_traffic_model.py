@@ -123,6 +123,8 @@ def test_a_cold_start_is_what_was_declared_until_enough_have_been_seen_and_never
     assert of(NAN, 0, -5, INF, 1e6, 40, 40, 40, 40) == 100, "what cannot be is not counted"
     assert len(append_cold_starts(range(1, 50), (5.0, 6.0))) == 50
     assert append_cold_starts(range(1, 51), (99.0,))[-1] == 99
+    # A clock that steps may make a start almost 0 or a day: a model with that figure rounded would be refused
+    assert TrafficModel(starts_s=append_cold_starts((), (0.04, 86_399.97, -3.0, 7.04))).starts_s == (7.0,)
 
 
 def test_tokens_a_second_lie_between_what_was_seen() -> None:
