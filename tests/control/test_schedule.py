@@ -76,7 +76,9 @@ def test_the_replicas_are_ready_when_the_event_begins_and_leave_after_it() -> No
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ('cron = "0 9 * *"', "not valid"),
+        ('cron = "0 9 * *"', "not valid: 4 fields instead of 5"),
+        ('cron = "0 9 * * 1 *"', r"not valid: 6 fields instead of 5 \(minute, hour, day, month, weekday\)"),
+        ('cron = "0 9 */31 * 1#5"', "is not valid: such a day does not come"),
         ('cron = "0 0 30 2 *"', "is not valid: Bad day-of-month"),
         ('cron = "0 9 * * *"\ntimezone = "Europe/Atlantis"', "no time zone 'Europe/Atlantis'"),
         ('cron = "0 9 * * *"\nat = 2026-11-27T18:00:00Z', "either cron or at"),

@@ -38,10 +38,17 @@ class ScheduledEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (KeyError, ValueError, OSError):
             raise ValueError(f"schedule: no time zone {self.timezone!r} in the IANA database") from None
         if self.cron:
+            if (fields := len(self.cron.split())) != 5:  # the library takes a sixth for seconds, others for a year
+                raise ValueError(
+                    f"schedule: cron {self.cron!r} is not valid: {fields} fields instead of 5 (minute, hour, day, "
+                    "month, weekday)"
+                )
             try:
-                CronSim(self.cron, datetime(2026, 1, 1, tzinfo=ZoneInfo(self.timezone)))
-            except CronSimError as error:  # also for a day that never comes
+                first = next(CronSim(self.cron, datetime(2026, 1, 1, tzinfo=ZoneInfo(self.timezone))), None)
+            except CronSimError as error:
                 raise ValueError(f"schedule: cron {self.cron!r} is not valid: {error}") from None
+            if first is None:
+                raise ValueError(f"schedule: cron {self.cron!r} is not valid: such a day does not come in 50 years")
 
     @property
     def label(self) -> str:
