@@ -35,6 +35,15 @@ def test_an_event_that_lasts_into_the_day_of_a_change_of_time_lasts_as_long_as_d
     assert near(night, "2026-10-25T03:59:59") and not near(night, "2026-10-25T04:00")
 
 
+def test_an_event_after_the_hour_that_comes_twice_is_seen_a_whole_lead_before() -> None:
+    """On 2026-10-25 it is 02:30 in Berlin at 00:30 UTC and again at 01:30 UTC; cron counts the first."""
+    hourly = ScheduledEvent(3, 3600, cron="30 2,3 * * *", timezone="Europe/Berlin")
+    assert near(hourly, "2026-10-25T00:30") and near(hourly, "2026-10-25T01:29:59")
+    assert not near(hourly, "2026-10-25T01:30"), "the second 02:30 begins nothing"
+    assert near(hourly, "2026-10-25T02:05", lead_s=1500), "03:30 is at 02:30 UTC"
+    assert not near(hourly, "2026-10-25T02:04:59", lead_s=1500)
+
+
 @pytest.mark.parametrize(
     "at", ["2026-11-27T18:00:00+01:00", "2026-11-27T18:00:00"], ids=["with an offset", "in its time zone"]
 )

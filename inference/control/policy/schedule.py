@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -68,9 +68,10 @@ def _begin_s(event: ScheduledEvent, now_unix_s: float) -> float:
     zone = ZoneInfo(event.timezone)
     if event.at is not None:
         return (event.at if event.at.tzinfo is not None else event.at.replace(tzinfo=zone)).timestamp()
-    # Added in UTC: a day with a change of time is not 24 hours long
-    after = datetime.fromtimestamp(now_unix_s, ZoneInfo("UTC")) - timedelta(seconds=event.for_s)
-    return next(CronSim(event.cron, after.astimezone(zone))).timestamp()
+    after_s = now_unix_s - event.for_s
+    search = CronSim(event.cron, datetime.fromtimestamp(after_s, zone))
+    # In the second pass of an hour that comes twice the search begins with what the first pass had
+    return next(begin_s for begin in search if (begin_s := begin.timestamp()) > after_s)
 
 
 def scheduled_event(events: tuple[ScheduledEvent, ...], now_unix_s: float, lead_s: float) -> ScheduledEvent | None:
