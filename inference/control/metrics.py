@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import get_args
 
 from prometheus_client import CollectorRegistry
@@ -138,13 +138,18 @@ class ControllerMetrics:
         self._decisions.labels(pool, decision_kind(old, new)).inc()
 
     def receive_shortfalls(
-        self, pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[TierQueue]]], now: float
+        self,
+        pools: Mapping[str, tuple[Sequence[ReplicaInfo], Sequence[TierQueue]]],
+        now: float,
+        unread: Set[str] = frozenset(),
     ) -> None:
-        """Show for how long each planned pool has had too few replicas."""
+        """Show for how long each planned pool has had too few replicas; not for ``unread`` pools, which may have."""
         self._short.clear()
         for pool in self._shortfalls.keys() - self._plans.keys():
             del self._shortfalls[pool]
         for pool, plan in self._plans.items():
+            if pool in unread:
+                continue
             infos, _ = pools.get(pool, ((), ()))
             present = sum(info.state != "draining" for info in infos)
             shortfall = self._shortfalls.setdefault(pool, Shortfall())

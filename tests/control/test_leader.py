@@ -16,6 +16,7 @@ from inference.control.metrics import ControllerMetrics
 from inference.control.pods import Marker, NoMarker
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.control.policy.traffic_model import PoolTrafficModel
+from inference.control.pool_watch import watch_pools
 from inference.control.traffic_model_job import TrafficModelJob
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
@@ -379,6 +380,29 @@ async def test_a_list_of_pools_that_cannot_be_read_costs_no_leadership() -> None
         while asyncio.get_running_loop().time() - began < 20:
             assert await stage.control.leader() == "a"
             await asyncio.sleep(0.1)
+
+
+@on_virtual_time
+async def test_pools_of_a_silent_shard_have_no_metrics_and_the_others_have_theirs() -> None:
+    async with staged(4, STEADY) as stage:
+        lost = Fleet(stage.redis, 1)
+        info = ReplicaInfo(ReplicaId("r"), "lost", "sim", ("m",), "ready", EngineLoad(0, 0, 10))
+        await lost.pools.report(info, ttl_s=600.0, running={})
+        stage.start("a")
+        await stage.until(lambda plan: plan.pods == 4, "a plan")
+        pools = PoolsInPart(stage.redis, stage.silent)
+        watching = asyncio.create_task(watch_pools(pools, stage.metrics["a"], SeededRandom("w")))
+
+        def ready(pool: str) -> float | None:
+            return stage.value("a", "pool_replicas", pool=pool, state="ready")
+
+        await reached(lambda: (ready("lost"), ready(POOL)) == (1, 4), "the metrics of both")
+        stage.silent.add("lost")
+        stage.fleet.states.pop(ReplicaId("r0"))
+        await reached(lambda: ready(POOL) == 3, "the pool that answers to go on")
+        assert ready("lost") is None, "what is not known is not shown"
+        await reached(lambda: stage.value("a", "pool_short_seconds", pool=POOL), "the replica to be missed")
+        watching.cancel()
 
 
 # --- what it does with a pool --------------------------------------------------------------------------------
