@@ -117,8 +117,8 @@ def _azure(path: Path) -> tuple[Request, ...]:
                 rows.append(
                     (
                         _parse_time(row["TIMESTAMP"]),
-                        _parse_tokens(row["ContextTokens"]),
-                        _parse_tokens(row["GeneratedTokens"]),
+                        _parse_tokens("ContextTokens", row["ContextTokens"]),
+                        _parse_tokens("GeneratedTokens", row["GeneratedTokens"]),
                     )
                 )
     except (UnicodeDecodeError, csv.Error) as error:
@@ -134,15 +134,21 @@ def _azure(path: Path) -> tuple[Request, ...]:
 
 def _parse_time(text: str | None) -> datetime:
     """Parse a timestamp; without an offset it is UTC."""
-    at = datetime.fromisoformat(text or "")
+    try:
+        at = datetime.fromisoformat(text or "")
+    except ValueError:
+        raise ValueError(f"TIMESTAMP is {text or ''!r}; write 2023-11-16 18:15:46.68") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _parse_tokens(text: str | None) -> int:
+def _parse_tokens(column: str, text: str | None) -> int:
     """Parse a token count. Raises ValueError for impossible ones."""
-    tokens = int(text or "")
+    try:
+        tokens = int(text or "")
+    except ValueError:
+        raise ValueError(f"{column} is {text or ''!r}; write a whole number of tokens") from None
     if not 0 <= tokens <= _TOKENS_MAX:
-        raise ValueError(f"{tokens} tokens; a request has from 0 to {_TOKENS_MAX:,}")
+        raise ValueError(f"{column} is {tokens} tokens; a request has from 0 to {_TOKENS_MAX:,}")
     return tokens
 
 

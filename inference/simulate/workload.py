@@ -107,7 +107,10 @@ def from_trace(
     """
     span_s = requests[-1].at_s - requests[0].at_s
     if span_s < window_s:
-        raise ValueError(f"the trace lasts {span_s:g} s, less than one window of {window_s:g} s")
+        raise ValueError(
+            f"{name} lasts {span_s:g} s, less than one window of {window_s:g} s; give a longer trace or a shorter "
+            "--window-s"
+        )
     windows: dict[int, list[Request]] = {}
     for request in requests:
         windows.setdefault(int((request.at_s - requests[0].at_s) // window_s), []).append(request)

@@ -152,7 +152,8 @@ def test_simulate_tells_json(typed: Typed) -> None:
         ("capacity --rate 5 --prompt-tokens 5 --output-tokens 5 --itl-ms 1", "one sequence alone"),
         ("capacity --rate 5 --trace t.csv", "not allowed with"),
         ("capacity --trace t.csv --prompt-tokens 5", "--prompt-tokens is for --rate"),
-        ("capacity --trace t.csv --window-s 900", "less than one window"),
+        ("capacity --trace t.csv --window-s 900", "less than one window of 900 s; give a longer trace or a shorter -"),
+        ("capacity --trace t.csv --window-s 900", "t.csv lasts"),
         ("capacity --trace bad.csv", "bad.csv: line 3"),
     ],
 )

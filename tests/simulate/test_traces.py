@@ -45,10 +45,10 @@ def test_json_lines_are_read_with_or_without_what_prompts_share(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("t.csv", HEAD + "2023-11-16 18:00:00,1,2\nnoon,1,2\n", ["line 3", "noon"]),
-        ("t.csv", HEAD + "2023-11-16 18:00:00,many,2\n", ["line 2", "many"]),
-        ("t.csv", HEAD + "2023-11-16 18:00:00,5\n", ["line 2"]),
-        ("t.csv", HEAD + "2023-11-16 18:00:00,5,-3\n", ["line 2", "-3 tokens"]),
+        ("t.csv", HEAD + "2023-11-16 18:00:00,1,2\nnoon,1,2\n", ["line 3", "TIMESTAMP is 'noon'; write"]),
+        ("t.csv", HEAD + "2023-11-16 18:00:00,many,2\n", ["line 2", "ContextTokens is 'many'; write a whole"]),
+        ("t.csv", HEAD + "2023-11-16 18:00:00,5\n", ["line 2", "GeneratedTokens is ''"]),
+        ("t.csv", HEAD + "2023-11-16 18:00:00,5,-3\n", ["line 2", "GeneratedTokens is -3 tokens"]),
         ("t.csv", "TIMESTAMP,tokens\n1,2\n", ["line 1", "no column ContextTokens, GeneratedTokens"]),
         ("t.csv", "", ["line 1", "no column TIMESTAMP"]),
         ("t.csv", HEAD, ["no request"]),
