@@ -142,7 +142,9 @@ def _workload(args: argparse.Namespace, hardware: Hardware, requests: Sequence[R
     peak_to_mean = 1.0 if args.peak_to_mean is None else args.peak_to_mean
     if not 1 <= peak_to_mean <= 1e6:
         raise ValueError(f"--peak-to-mean must be 1 or more, got {peak_to_mean:g}")
-    return from_rates(_require_above_0("--rate", args.rate), prompt, output, peak_to_mean, cached)
+    if not 1e-9 <= args.rate <= 1e9:
+        raise ValueError(f"--rate must be more than 0 and at most 1e9 requests/s, got {args.rate:g}")
+    return from_rates(args.rate, prompt, output, peak_to_mean, cached)
 
 
 def _lengths(flag: str, text: str | None) -> Lengths:

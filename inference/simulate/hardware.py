@@ -17,9 +17,9 @@ from inference.simulate.traces import ENGINE_BLOCK_TOKENS
 GIB = 2**30
 _KV_BYTES_PER_TOKEN = 128 << 10
 
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-_Size = Annotated[float, msgspec.Meta(ge=0)]
+_Size = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -60,10 +60,13 @@ def parse_lengths(text: str) -> Lengths:
     if sigma < 0:
         raise ValueError("higher quantiles are of greater lengths")
     mu = mean_y - sigma * mean_z
-    mean = math.exp(mu + sigma**2 / 2)
+    try:
+        mean, square = math.exp(mu + sigma**2 / 2), math.exp(2 * mu + 2 * sigma**2)
+    except OverflowError:
+        raise ValueError(f"{text} spread too far for a lognormal; write p50=600,p95=3000") from None
     return Lengths(
         mean,
-        math.exp(2 * mu + 2 * sigma**2),
+        square,
         f"{text} as a lognormal: exp({mu:.3f} + {sigma:.3f}^2 / 2) = {mean:,.0f} tokens on average",
     )
 

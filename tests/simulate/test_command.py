@@ -147,6 +147,9 @@ def test_simulate_tells_json(typed: Typed) -> None:
         ("capacity --rate 5", "--rate needs --prompt-tokens"),
         ("capacity --rate 5 --prompt-tokens x --output-tokens 5", "--prompt-tokens: 'x' is no number"),
         ("capacity --rate 0 --prompt-tokens 5 --output-tokens 5", "--rate must be more than 0"),
+        ("capacity --rate 1e308 --prompt-tokens 5 --output-tokens 5", "--rate must be more than 0 and at most 1e9"),
+        ("capacity --rate 5 --prompt-tokens p1=1,p2=1e9 --output-tokens 5", "--prompt-tokens: p1=1,p2=1e9 spread too"),
+        ("capacity --rate 5 --prompt-tokens 5 --output-tokens 5 --profile fast.toml", "fast.toml: Expected `float` <="),
         ("capacity --rate 5 --prompt-tokens 5 --output-tokens 5 --fill 2", "utilisation must be"),
         ("capacity --rate 5 --prompt-tokens 5 --output-tokens 5 --speed 2", "--speed is for --trace"),
         ("capacity --rate 5 --prompt-tokens 5 --output-tokens 5 --itl-ms 1", "one sequence alone"),
@@ -160,6 +163,7 @@ def test_simulate_tells_json(typed: Typed) -> None:
 def test_what_is_wrong_is_said_in_one_line(typed: Typed, flags: str, says: str) -> None:
     head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     Path("empty.csv").write_text(head)
+    Path("fast.toml").write_text("prefill_tokens_per_s = 1\nslots = 1\n[decode_tokens_per_s]\n1 = inf\n")
     line = '{"timestamp": %d, "input_length": 10, "output_length": 5}\n'
     Path("ages.jsonl").write_text("".join(line % ms for ms in (0, 1_700_000_000_000, 1_700_000_120_000)))
     Path("bad.csv").write_text(head + "2023-11-16 18:00:00,1,2\n2023-11-16 18:00:01,one,2\n")
