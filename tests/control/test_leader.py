@@ -24,6 +24,7 @@ from stream_fabric.pool.placement import ReplicaState
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import EngineLoad, ReplicaInfo
 from stream_fabric.stream.ids import ReplicaId
+from stream_gw.cli.commands.pools import Row, as_text
 from tests.support.events import Heard
 from tests.support.memory_control import LoopClock, MemoryControl, MemoryPools, MemoryRedis
 from tests.support.virtual import on_virtual_time
@@ -196,6 +197,8 @@ async def test_the_leaders_death_changes_nothing_and_another_goes_on_within_five
         stage.start("a")
         resting = await stage.until(lambda plan: plan.resting, "a replica to rest")
         assert await stage.control.leader() == "a"
+        told = as_text("a", [Row(POOL, resting, [], 0, 0.0)], 0.0)
+        assert f"stops taking requests: {resting.resting}; it is warm once" in told and "sleep" not in told
         stage.start("b")
         await asyncio.sleep(10)
         assert await stage.control.leader() == "a", "the leader goes on"

@@ -150,7 +150,7 @@ def as_text(leader: str, rows: Sequence[Row], now: float) -> str:
             continue
         lines.append(f"  wanted: {plan.ready} ready, {plan.warm} warm, {plan.pods} in all")
         if plan.resting:
-            lines.append(f"  going to sleep: {plan.resting}, once its streams have ended")
+            lines.append(f"  stops taking requests: {plan.resting}; it is warm once its streams have ended")
         if plan.victims:
             lines.append(f"  to be removed, idle: {', '.join(plan.victims)}")
         if plan.rejecting_tiers:
