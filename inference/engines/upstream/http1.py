@@ -142,7 +142,7 @@ class _Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._head_bytes = 0
         self._until_closed = False
-        """The body has no length: it ends with the connection."""
+        """The present answer's body has no length: it ends with the connection."""
         self._draining: asyncio.TimerHandle | None = None
         self.idle_since = 0.0
         self.heard = False
@@ -150,7 +150,7 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request and wait for the head of its answer."""
-        self.heard = False
+        self.heard = self._until_closed = False
         answer = self._answer = Answer(self, self._client.silence_s)
         try:
             if self._transport is None or self._transport.is_closing():

@@ -261,6 +261,21 @@ async def test_a_connection_that_closes_when_it_is_used_again_costs_no_request(c
         assert server.asked == [1, 1, 2]
 
 
+async def test_a_connection_that_closes_after_an_answer_without_body_costs_no_request() -> None:
+    """Such an answer has no length either, but does not end with its connection."""
+
+    async def serve(number: int, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(server.asked) == 2:
+            writer.close()
+        else:
+            writer.write(SIZED if number == 2 else b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    async with serving(serve) as server, client_of(server.url) as client, asyncio.timeout(5):
+        assert await ask(client) == b""
+        assert await ask(client) == BODY
+        assert server.asked == [1, 1, 2]
+
+
 async def test_an_answer_that_breaks_off_on_an_old_connection_is_not_asked_for_again() -> None:
     async def serve(number: int, request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SIZED if len(server.asked) == 1 else b"HTTP/1.1 200")
