@@ -26,6 +26,8 @@ _decoder = msgspec.json.Decoder(Chunk)
 _metrics_decoder = msgspec.json.Decoder(ChunkMetrics)
 _OWN_MS_MAX = 86_400_000
 _NULL = b"null"
+_ABORTED = ("abort", "error")
+"""Finish reasons of a choice that the engine itself gave up: vLLM's and SGLang's, when they pause, sleep or stop."""
 _TRIES_MAX = 8
 """Chunks of one block from which a template is made: a server whose chunks never equal each other costs no more."""
 
@@ -147,14 +149,7 @@ class ChunkReader:
         """Return the error of a response whose bytes have ended, or None when the response is complete."""
         if self.error is not None:
             return self.error
-        if not all(choice.finished for choice in self._choices):
-            return ErrorInfo(
-                "upstream_truncated",
-                "the model server ended its answer before it was complete",
-                retriable=True,
-                http_status=502,
-            )
-        return None
+        return None if all(choice.finished for choice in self._choices) else _truncated()
 
     @property
     def done(self) -> bool:
@@ -222,7 +217,9 @@ class ChunkReader:
                 self._receive_text(state, choice.index, "refusal", delta.refusal, choice.logprobs)
             for part in delta.tool_calls or ():
                 self._receive_tool_call(state, choice.index, part)
-        if choice.finish_reason:
+        if choice.finish_reason in _ABORTED:
+            self.error = _truncated()
+        elif choice.finish_reason:
             state.finished = True
             if state.held and not state.calls:  # no text has come after them
                 self._put_text(state, choice.index, state.kind or "text", "", *join_logprobs(state.held))
@@ -339,6 +336,11 @@ class BodyReader:
         """Take the end of the body. Raises msgspec.MsgspecError: it was cut within an event."""
         for event in self._parser.end():
             self._reader.receive(event)
+
+
+def _truncated() -> ErrorInfo:
+    message = "the model server ended its answer before it was complete"
+    return ErrorInfo("upstream_truncated", message, retriable=True, http_status=502)
 
 
 def _only_text(choice: ChunkChoice) -> str | None:

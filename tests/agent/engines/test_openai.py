@@ -386,6 +386,13 @@ async def test_a_cut_in_one_of_two_choices_is_no_clean_end() -> None:
     assert sink.error.code == "upstream_truncated"
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_an_answer_that_the_engine_gave_up_is_no_clean_end(reason: str) -> None:
+    sink = await ask(play(delta(content="x"), delta(finish=reason, content="y"), event(choices=[], usage={}), DONE))
+    assert (sink.status, sink.body(), sink.choice_ends()) == ("failed", "xy", {})
+    assert sink.error is not None and (sink.error.code, sink.error.retriable) == ("upstream_truncated", True)
+
+
 async def test_a_finish_without_done_is_whole() -> None:
     assert (await ask(play(delta(content="x"), delta(finish="stop")))).status == "completed"
 
