@@ -29,7 +29,11 @@ from stream_fabric.stream.frames import (
 )
 from stream_fabric.stream.ids import StreamId, derived_id
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "regex")
+_GUIDED = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("grammar", "regex", "ebnf", "json_schema"),
+)
+"""Fields that ask for a guided output format: vLLM's, then those of llama.cpp and SGLang."""
 
 
 class CannotContinue(Exception):

@@ -94,6 +94,8 @@ def test_what_cannot_be_continued_says_why(frames: list[Frame], why: str) -> Non
         ({"n": 2}, "not counted"),
         ({"response_format": {"type": "json_object"}}, "guided"),
         ({"guided_regex": "a+"}, "guided"),
+        ({"ebnf": 'root ::= "a"+'}, "guided"),
+        ({"json_schema": '{"type":"object"}'}, "guided"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "last message"),
     ],
 )
