@@ -243,6 +243,7 @@ class ChunkReader:
             if raw is None or not tokens or state.kind == "reasoning" or state.calls:
                 return
             state.held.append(raw)
+            self._template = None  # the next text has these logprobs, so it is no ordinary chunk
             return
         if state.held:
             raw, tokens = join_logprobs(state.held if raw is None else [*state.held, raw])

@@ -111,6 +111,16 @@ def test_what_is_read_by_a_template_is_what_is_decoded(answer: tuple[list[bytes]
     assert calls_of(*answer) == calls_of(*answer, decodes_all=True)
 
 
+def test_logprobs_of_a_token_without_text_go_with_the_next_text() -> None:
+    plain = chunk(" the")
+    silent = msgspec.json.decode(chunk(""))
+    silent["choices"][0]["logprobs"] = {"content": [{"token": "", "logprob": -1}]}
+    answer = [plain, plain, msgspec.json.encode(silent), plain]
+    calls = cast(Any, calls_of(answer, 1, False))[0]
+    assert calls[-1][0] == "frame" and calls[-1][1].logprobs
+    assert calls == cast(Any, calls_of(answer, 1, False, decodes_all=True))[0]
+
+
 def chunk(text: str, made: int = 0, **more: Any) -> bytes:
     usage = {"prompt_tokens": 4, "total_tokens": 4 + made, "completion_tokens": made}
     own = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
