@@ -264,13 +264,18 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "NoControllerLeads", "page",
-        f"count by (job, namespace) (max_over_time({listed.MAX_REPLICAS.name}[15m])) "
-        f"unless on (job, namespace) sum by (job, namespace) ({listed.LEADS.name}) > 0", "30s",
+        # Controllers that run tell within minutes that the last pool is declared no more; those that are gone never do
+        f"(count by (job, namespace) (max_over_time({listed.MAX_REPLICAS.name}[15m])) "
+        f"unless on (job, namespace) sum by (job, namespace) ({listed.LEADS.name}) > 0) "
+        f"or (count by (job, namespace) (max_over_time({listed.MAX_REPLICAS.name}[1d])) "
+        f"unless on (job, namespace) count by (job, namespace) ({listed.LEADS.name}))", "30s",
         "Pools are declared and no controller leads: the number of replicas does not change",
         {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x10", listed.LEADS.name: "1x10"},
-        {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x40", f'{listed.LEADS.name}{{instance="a"}}': "0x40",
-         f'{listed.LEADS.name}{{instance="b"}}': "1x10 0 1x40"},
-        "18m",
+        {f"{listed.MAX_REPLICAS.name}{_POOL}": "5x80", f'{listed.LEADS.name}{{instance="a"}}': "0x80",
+         f'{listed.LEADS.name}{{instance="b"}}': "1x10 0 1x80",
+         f'{listed.MAX_REPLICAS.name}{{pool="last",namespace="n"}}': "5x10",
+         f'{listed.LEADS.name}{{namespace="n"}}': "1x10 0x80"},
+        "70m",
     ),
     Alert(
         "TwoControllersLead", "page",
