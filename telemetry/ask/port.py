@@ -1,13 +1,12 @@
-"""The port through which commands read telemetry: saved queries and an analyst's SQL, and its adapter for a store."""
+"""The port through which commands read telemetry: saved queries and an analyst's SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from telemetry.ask.queries import Value, saved
-from telemetry.ask.sql.check import check_sql
-from telemetry.store.store import Rows, Store
+from telemetry.ask.queries import Value
+from telemetry.store.store import Rows
 
 Row = dict[str, Any]
 
@@ -20,17 +19,3 @@ class Ask(Protocol):
 
     async def sql(self, text: str, rows_max: int) -> Rows:
         """Run an analyst's SQL. Raises BadRequest if the check refuses it."""
-
-
-class StoreAsk:
-    """Port ``Ask`` on a store that this process has open."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def query(self, name: str, parameters: Mapping[str, Value]) -> list[Row]:
-        query = saved(name)
-        return (await self._store.query(query.sql, query.values(parameters))).dicts()
-
-    async def sql(self, text: str, rows_max: int) -> Rows:
-        return await self._store.query(await check_sql(text), rows_max=rows_max)

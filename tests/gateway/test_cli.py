@@ -186,19 +186,22 @@ def test_help_names_every_setting_with_its_variable(here: Here) -> None:
     [
         (["--help"], ["inference", "telemetry", "stream_gw.auth", "stream_gw.main", "aiohttp", "redis"]),
         (["key", "--tenant", "t"], ["inference", "telemetry", "stream_gw.main", "aiohttp", "redis"]),
-        (["gateway", "--help"], ["inference", "telemetry.store", "telemetry.consume"]),
+        (["gateway", "--help"], ["inference", "telemetry.store", "telemetry.consume", "phonenumbers"]),
         (["agent", "--help"], ["telemetry.store", "telemetry.consume", "inference.control", "stream_gw.main"]),
         (["controller", "--help"], ["telemetry.store", "inference.agent", "stream_gw.main"]),
         (["up", "--help"], ["inference", "telemetry", "stream_gw.main"]),
         (["doctor", "--help"], ["inference.agent.main", "stream_gw.main"]),
+        (["traces", "--help"], ["aiohttp", "sqlglot", "pyarrow"]),
+        (["usage", "--help"], ["aiohttp", "sqlglot", "pyarrow"]),
     ],
     ids=lambda value: " ".join(value[:1]),
 )
 def test_a_command_imports_no_other_commands_plane(flags: list[str], absent: list[str]) -> None:
     code = (
-        "import contextlib, json, sys\n"
+        "import contextlib, gc, json, sys\n"
         "from stream_gw.cli.main import main\n"
         "with contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
+        "assert gc.isenabled()\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, *flags], env=clean_env(), capture_output=True, text=True)

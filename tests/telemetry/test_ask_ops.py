@@ -15,8 +15,8 @@ from dashboards.build import Board, Sql
 from stream_fabric.events import AttemptTrace, Phases, RequestTrace, encode_event, itl_bounds_us
 from stream_fabric.stream.ids import GatewayId, TenantId
 from telemetry.ask.http import HttpAsk
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value
+from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.views import answer_path
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord

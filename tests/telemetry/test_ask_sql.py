@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from stream_fabric.errors import BadRequest
 from telemetry.ask.http import HttpAsk
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.sql import check as check_module
 from telemetry.ask.sql.check import DEPTH_MAX, SQL_CHARS_MAX, CheckTimedOut, check_sql, checked
 from telemetry.ask.sql.names import FUNCTIONS, TABLE_FUNCTIONS, TABLES
+from telemetry.ask.store_ask import StoreAsk
 from telemetry.store import connection as connection_module
 from telemetry.store.errors import StoreRefused, StoreUnavailable
 from telemetry.store.store import Store

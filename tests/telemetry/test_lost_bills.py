@@ -8,9 +8,10 @@ import time
 import pytest
 
 from stream_fabric.stream.ids import TenantId
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.reconcile import reconcile_hours
-from telemetry.ask.usage import UsageQuery, rebuild, usage_page
+from telemetry.ask.store_ask import StoreAsk
+from telemetry.ask.usage import UsageQuery, usage_page
+from telemetry.ask.usage.rebuild import rebuild
 from telemetry.ask.usage.settled import open_settled
 from telemetry.store.store import Store
 from tests.gateway.processes import running

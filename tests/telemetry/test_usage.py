@@ -13,9 +13,10 @@ from stream_fabric.errors import BadRequest
 from stream_fabric.events import AttemptTrace, encode_event
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.reconcile import reconcile_hours
-from telemetry.ask.usage import UsageQuery, rebuild, usage_page
+from telemetry.ask.store_ask import StoreAsk
+from telemetry.ask.usage import UsageQuery, usage_page
+from telemetry.ask.usage.rebuild import rebuild
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.connection import QUERY_ROWS_MAX

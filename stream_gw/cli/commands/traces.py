@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 
 from stream_gw.cli.flags import read_settings
-from telemetry.ask import command, flags
+from telemetry.ask import flags
 from telemetry.ask.settings import AskSettings
 
 
@@ -16,6 +16,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from telemetry.ask import command
+
     with contextlib.suppress(KeyboardInterrupt):  # ``tail`` ends so
         return asyncio.run(command.run(read_settings(AskSettings, args), args, print))
     return 0

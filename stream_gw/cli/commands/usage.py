@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from stream_gw.cli.flags import read_settings
-from telemetry.ask import command, flags
+from telemetry.ask import flags
 from telemetry.ask.settings import AskSettings
 
 
@@ -15,4 +15,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from telemetry.ask import command
+
     return asyncio.run(command.run(read_settings(AskSettings, args), args, print))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+MARGIN_BYTES = 4096
+"""Bytes behind a cut that are looked at too, so that what lies across the cut is found."""
+
 
 def can_redact() -> bool:
     """True if the packages of the extra ``privacy`` are installed."""

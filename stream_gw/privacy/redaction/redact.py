@@ -7,10 +7,8 @@ from typing import Any
 
 import msgspec
 
+from stream_gw.privacy.redaction import MARGIN_BYTES
 from stream_gw.privacy.redaction.patterns import PATTERNS
-
-MARGIN_BYTES = 4096
-"""Bytes behind a cut that are looked at too, so that what lies across the cut is found."""
 
 
 def redacted(text: str, bytes_max: int) -> str:

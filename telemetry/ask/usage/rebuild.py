@@ -7,46 +7,20 @@ write the same row, because its id and the name of its insert follow from the ho
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import TenantId
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.queries import HOUR_US, Value
 from telemetry.ask.reconcile import PAGE, Row, Settled, hour_agrees, hour_rows
+from telemetry.ask.store_ask import StoreAsk
+from telemetry.ask.usage.lost_bills import LostBills
 from telemetry.store.store import Store
 
 _FIGURES = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _NONE = (0, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class LostBills:
-    """Figures that the bills of an hour, tenant and model lack.
-
-    They are below 0 where an earlier row adjusted too much.
-    """
-
-    hour_us: int
-    tenant: str
-    model: str
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    price_micro: int
-    priced: bool
-    """False: there is no bill to take the price from, and ``price_micro`` is 0."""
-    number: int
-    """Number of rows that adjust the hour already."""
-
-    @property
-    def id(self) -> str:
-        return f"rebuilt:{self.tenant}:{self.hour_us // HOUR_US}:{self.model}:{self.number}"
 
 
 async def rebuild(

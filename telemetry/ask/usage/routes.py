@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from stream_fabric.errors import BadRequest, TooMany
-from telemetry.ask.port import StoreAsk
 from telemetry.ask.queries import HOUR_US
 from telemetry.ask.reconcile import Settled, reconcile_hours
+from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage.page import UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
 from telemetry.store.store import Store

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from telemetry.ask.text import rows_text, time_text
-from telemetry.ask.usage.rebuild import LostBills
+from telemetry.ask.usage.lost_bills import LostBills
 
 
 def usage_text(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
