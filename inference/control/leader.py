@@ -181,7 +181,7 @@ class Leader:
             planner = self._planners[pool] = self._make_planner(pool)
         now = asyncio.get_running_loop().time()
         decision = await planner.decide(self._plans.get(pool), self._announced, now)
-        if decision is None:
+        if decision is None or not self._term:  # another pool's plan was refused meanwhile
             return
         figures[pool], shares[pool] = decision.figures, decision.reject_shares
         if decision.plan != written:
@@ -193,7 +193,7 @@ class Leader:
                 return
             limit.reschedule(deadline)
             self._plans[pool] = decision.plan
-        await planner.carry_out(decision)
+        await planner.carry_out(decision, lambda: bool(self._term))
 
     def _make_planner(self, pool: str) -> PoolPlanner:
         return PoolPlanner(

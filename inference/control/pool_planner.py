@@ -6,7 +6,7 @@ The plan is written before anything is requested of a replica, so that the next 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -131,9 +131,10 @@ class PoolPlanner:
             self._overload = OverloadWatch(known.rejecting_tiers, known.is_overflowing, known.is_yielding)
         return self._scaler
 
-    async def carry_out(self, decision: PoolDecision) -> None:
+    async def carry_out(self, decision: PoolDecision, leads: Callable[[], bool]) -> None:
         """Report the decision and request states of replicas, after the plan is written. Raises FabricUnavailable.
 
+        ``leads``: whether this controller still leads; nothing more is requested once it does not.
         Events of one look stand on the timeline in the order in which overload is met: reject, overflow, promote, add.
         """
         for rollout in self._rollout.take_changes():
@@ -141,16 +142,16 @@ class PoolPlanner:
         for change in self._overload.take_changes():
             self._report_overload(change, decision)
         try:
-            await self._request_moves(decision.plan, decision.moves)
+            await self._request_moves(decision.plan, decision.moves, leads)
         finally:
             if decision.is_new:
                 self._metrics.receive_decision(self._pool, decision.old, decision.plan)
                 self._report_plan(decision.plan)
 
-    async def _request_moves(self, plan: PoolPlan, moves: Moves) -> None:
+    async def _request_moves(self, plan: PoolPlan, moves: Moves, leads: Callable[[], bool]) -> None:
         """Request the states that the moves need, and report each promotion that was requested."""
         for replica in moves.promote:
-            if await self._request_state(replica, "ready"):
+            if await self._request_state(replica, "ready", leads):
                 self._decisions.report(
                     "promote",
                     self._pool,
@@ -160,12 +161,12 @@ class PoolPlanner:
                     asked_by="controller",
                 )
         for replica in moves.rest:
-            await self._request_state(replica, "warm")
+            await self._request_state(replica, "warm", leads)
         for replica in moves.sleep:
-            await self._request_state(replica, "sleeping:1" if self._policy.sleep_level == 1 else "sleeping:2")
+            await self._request_state(replica, "sleeping:1" if self._policy.sleep_level == 1 else "sleeping:2", leads)
 
-    async def _request_state(self, replica: ReplicaId, state: DesiredState) -> bool:
-        requested = await self._pools.request_state(self._pool, replica, state, "controller")
+    async def _request_state(self, replica: ReplicaId, state: DesiredState, leads: Callable[[], bool]) -> bool:
+        requested = leads() and await self._pools.request_state(self._pool, replica, state, "controller")
         if requested:
             log.info("state requested: pool=%s replica=%s state=%s", self._pool, replica, state)
         return requested

@@ -254,6 +254,48 @@ async def test_a_leader_that_was_paused_beyond_its_term_requests_nothing() -> No
         assert await stage.control.leader() == "b"
 
 
+class OvertakenControl(MemoryControl):
+    """Once ``overtaken`` is set, another controller leads when the plan of the pool "other" is written.
+
+    ``POOL`` is decided after that.
+    """
+
+    def __init__(self, redis: MemoryRedis) -> None:
+        super().__init__(redis)
+        self.overtaken, self.lost = False, asyncio.Event()
+
+    async def write_plan(self, controller: str, term: int, pool: str, plan: PoolPlan | None) -> bool:
+        if self.overtaken and pool == "other":
+            await self.leave(controller)
+            await self.lead("another", 600.0)
+            self._redis.pool(POOL).desired.clear()
+            self.lost.set()
+        return await super().write_plan(controller, term, pool, plan)
+
+    async def held_s(self, pool: str) -> float:
+        if self.overtaken and pool == POOL:
+            await self.lost.wait()
+        return await super().held_s(pool)
+
+
+@on_virtual_time
+async def test_a_pool_whose_plan_is_refused_ends_the_requests_of_all_pools() -> None:
+    async with staged(3) as stage:
+        for replica in stage.fleet.states:
+            stage.fleet.running[replica] = 1  # the resting one keeps resting, which each look requests again
+        stage.policies = {"other": STEADY, POOL: POLICY}
+        control = OvertakenControl(stage.redis)
+        stage.start("a", control)
+        await stage.until(lambda plan: plan.resting, "a replica to rest")
+        await reached(lambda: "other" in stage.redis.plans, "the other pool's plan")
+        control.overtaken = True
+        del stage.redis.plans["other"]
+        await asyncio.wait_for(control.lost.wait(), 30)
+        await asyncio.sleep(5)
+        assert await stage.control.leader() == "another"
+        assert stage.redis.pool(POOL).desired == {}
+
+
 class SlowMarker:
     """A platform whose first answer to marks of targets comes when the test lets it come."""
 
