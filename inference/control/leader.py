@@ -66,7 +66,7 @@ class Leader:
         """0: another controller leads."""
         self._planners: dict[str, PoolPlanner] = {}
         self._plans: dict[str, PoolPlan] = {}
-        """Plans as last read or written. They stay when Redis has lost them."""
+        """Plans as last read or written. Those of declared pools stay when Redis has lost them."""
         self._announced: Set[ReplicaId] = frozenset()
         """Scale-down targets that the platform knows of."""
         self._active_pools: Set[str] = frozenset()
@@ -104,14 +104,14 @@ class Leader:
         written = await self._control.plans()
         if term != self._term:
             self._begin_term(term)
-        self._plans |= written
+        self._plans = {pool: plan for pool, plan in self._plans.items() if pool in self._policies} | written
         self._decisions.catch_up()
         if not term:
             self._publish(leads=False)
             self._metrics.receive_lost_lead()
             return
-        for pool in self._plans.keys() - self._policies.keys():
-            if pool not in written or await self._control.write_plan(self._name, term, pool, None):
+        for pool in written.keys() - self._policies.keys():
+            if await self._write_plan(pool, None):
                 del self._plans[pool]
         figures: dict[str, Figures] = {}
         shares: dict[str, Sequence[float]] = {}
@@ -187,13 +187,19 @@ class Leader:
         if decision.plan != written:
             deadline = limit.when()
             limit.reschedule(None)  # plans are where the lead is, not with the pool, and this write must be known
-            if not await self._control.write_plan(self._name, self._term, pool, decision.plan):
-                log.warning("leadership lost: controller=%s", self._name)
-                self._set_term(0)
+            if not await self._write_plan(pool, decision.plan):
                 return
             limit.reschedule(deadline)
             self._plans[pool] = decision.plan
         await planner.carry_out(decision, lambda: bool(self._term))
+
+    async def _write_plan(self, pool: str, plan: PoolPlan | None) -> bool:
+        """Write or remove a plan. False: the term is over, and another controller may lead."""
+        written = await self._control.write_plan(self._name, self._term, pool, plan)
+        if not written and self._term:
+            log.warning("leadership lost: controller=%s", self._name)
+            self._set_term(0)
+        return written
 
     def _make_planner(self, pool: str) -> PoolPlanner:
         return PoolPlanner(

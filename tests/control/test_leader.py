@@ -357,6 +357,25 @@ async def test_a_redis_that_lost_everything_gets_its_plans_back() -> None:
 
 
 @on_virtual_time
+async def test_no_controller_keeps_the_plan_of_a_pool_that_left_the_pools_file() -> None:
+    async with staged(2, STEADY) as stage:
+        stage.policies = {"gone": STEADY, POOL: STEADY}
+        stage.start("old")
+        await reached(lambda: stage.redis.plans.keys() == {"gone", POOL}, "both plans")
+        stage.policies = {POOL: STEADY}
+        for name in "ab":
+            stage.start(name)
+
+        def desired(name: str) -> float | None:
+            return stage.value(name, "pool_desired_replicas", pool="gone")
+
+        await reached(lambda: desired("a") and desired("b"), "both to read the plans")
+        await stage.kill("old")
+        await reached(lambda: stage.redis.plans.keys() == {POOL}, "the plan to be removed")
+        await reached(lambda: desired("a") is None and desired("b") is None, "neither to show the plan")
+
+
+@on_virtual_time
 async def test_a_controller_without_redis_shows_neither_leadership_nor_counts() -> None:
     """Another may lead by then, and want something else."""
     async with staged(2, STEADY) as stage:
