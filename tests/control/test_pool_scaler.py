@@ -15,7 +15,7 @@ from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.pool.plan import ReplicaProfile
 from stream_fabric.pool.records import DemandTotals
 from stream_fabric.stream.ids import ReplicaId
-from tests.control.scaled_pool import POLICY, SLOTS, SLOW, STREAM_S, World, changes
+from tests.control.scaled_pool import POLICY, SLOTS, SLOW, STREAM_S, Pod, World, changes
 
 # --- up ------------------------------------------------------------------------------------------------------
 
@@ -219,9 +219,9 @@ def test_load_that_comes_back_takes_the_rested_one_at_once() -> None:
 
 @pytest.mark.parametrize("why", ["held", "rollout", "draining", "coming", "gap"])
 def test_nothing_is_taken_away_while(why: str) -> None:
-    world = World(lambda t: 0.2).boot(4)
+    world = World(lambda t: 0.2, msgspec.structs.replace(POLICY, cold_start_s=140)).boot(4)
     world.ends = world.boots = False
-    for _ in range(400):
+    for _ in range(400):  # less than three cold starts
         match why:
             case "held":
                 world.held = True
@@ -281,6 +281,45 @@ def test_replicas_that_never_come_are_planned_without_in_the_end() -> None:
     world.ends = True
     world.run(600)
     assert world.plans[-1][1].pods <= 2
+
+
+def test_a_replica_that_dies_at_each_start_does_not_keep_the_pool_from_shrinking() -> None:
+    """The platform lowers its count after 45 s, and ends the pod that is not ready first."""
+    world = World(lambda t: 0.2).boot(4)
+    world.boots = world.ends = False
+    crashes = True
+    for second in range(1500):
+        healthy = [pod for pod in world.pods if pod.up_at <= world.now]
+        starts = crashes and second % 60 < 20  # 20 s to its death, and 40 s to the next process
+        world.pods = healthy + [Pod(ReplicaId(f"crashing-{second // 60}"), math.inf)] * starts
+        plan = world.step()
+        count = max(plan.pods for _, plan in world.plans[-45:])
+        crashes = crashes and len(healthy) < count
+        for victim in plan.victims if len(healthy) > count else ():
+            world.pods = [pod for pod in world.pods if pod.name != victim]
+    assert not crashes and (plan.ready, plan.pods, len(world.pods)) == (1, 1, 1)
+
+
+def test_replicas_that_were_just_asked_for_are_waited_for_although_another_dies_at_each_start() -> None:
+    """The load is gone before they come."""
+    world = World(lambda t: 8.0 if 600 < t < 640 else 2.2).boot(4)
+    world.pods.append(Pod(ReplicaId("crashing"), math.inf))
+    world.run(600)
+    before = world.plans[-1][1]
+    world.run(50)
+    asked = world.plans[-1][1].ready
+    assert asked > before.ready
+    while any(pod.name != "crashing" and pod.up_at > world.now for pod in world.pods):
+        assert world.step().ready >= asked
+
+
+def test_replicas_that_start_anew_one_after_the_other_are_not_given_up() -> None:
+    """At each moment one is on its way, and each comes."""
+    world = World(lambda t: 0.2).boot(4)
+    world.ends = world.boots = False
+    for turn in range(16):
+        world.pods[turn % 4] = Pod(ReplicaId(f"anew-{turn}"), world.now + 30)
+        assert world.run(25).ready == 4
 
 
 def test_the_last_one_goes_only_after_its_own_time_without_a_request() -> None:

@@ -82,9 +82,14 @@ class FleetView:
         self.revisions = {info.revision for info in infos}
 
     @property
+    def started(self) -> int:
+        """Number of replicas that are ready, or were and rest."""
+        return len(self.ready) + len(self.rested)
+
+    @property
     def present(self) -> int:
         """Number of replicas without draining ones, which the platform does not count either."""
-        return len(self.ready) + len(self.rested) + len(self.coming)
+        return self.started + len(self.coming)
 
     @property
     def one_revision(self) -> bool:

@@ -12,6 +12,7 @@ hold take nothing away.
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 import msgspec
 
@@ -23,13 +24,14 @@ from inference.control.policy.replica_choice import Moves, ReplicaChoice
 from inference.control.policy.scale_policy import ScalePolicy
 from inference.control.policy.traffic_model import PoolTrafficModel
 from stream_fabric.pool.plan import PoolPlan, ReplicaProfile
+from stream_fabric.stream.ids import ReplicaId
 
 FIRST_PLAN = "first plan: the replicas that exist"
 """Reason of a pool's first plan."""
 GAP_S = 5.0
 """Longest time between two consecutive looks. After a longer gap, durations begin anew."""
-_MISSING_COLD_STARTS = 3.0
-"""Cold starts after which missing replicas are given up and the pool is planned without them."""
+_LACKING_COLD_STARTS = 3.0
+"""Cold starts after which replicas that have not started are given up, and the pool is planned without them."""
 _PATIENCE = 2.0
 """Cold starts, the longer of learned and declared, that a request waits for the first replica."""
 
@@ -46,6 +48,10 @@ class PoolScaler:
         self._model: PoolTrafficModel | None = None
         self._looked_at = -math.inf
         self._timers = ConditionTimers()
+        self._pods = 0
+        """Planned replicas at the last look."""
+        self._started: Set[ReplicaId] = frozenset()
+        """Replicas that were seen started since the fleet was last whole."""
         self._load = LoadEstimator(policy, plan.peak_rise if plan is not None else 0.0)
         self._size = PoolSize(self._timers)
         self._choice = ReplicaChoice(self._timers)
@@ -120,12 +126,17 @@ class PoolScaler:
 
     def _is_calm(self, plan: PoolPlan, fleet: FleetView, seen: Observation, passed_s: float) -> bool:
         """Whether replicas may be taken away: the fleet is as planned, and nobody is changing it."""
-        is_missing = fleet.present < plan.pods
-        missing_s = self._timers.update("missing", is_missing, passed_s)
-        given_up = missing_s > _MISSING_COLD_STARTS * self.policy.cold_start_s
-        whole = not fleet.coming and (not is_missing or given_up)
+        lacks = bool(fleet.coming) or fleet.present < plan.pods
+        started = {info.replica for info in (*fleet.ready, *fleet.rested)}
+        # A replica that starts, or is newly asked for, gives all others their time anew. One that dies at each start
+        # does not, although the platform starts it again and again
+        if plan.pods > self._pods or started - self._started:
+            self._timers.reset("lacks")
+        self._pods, self._started = plan.pods, started | self._started if lacks else started
+        lacks_s = self._timers.update("lacks", lacks, passed_s)
+        given_up = lacks_s > _LACKING_COLD_STARTS * self.policy.cold_start_s
         undisturbed = fleet.one_revision and not fleet.draining and not seen.held
-        return whole and undisturbed and not self._load.lacks_mean(self.policy)
+        return (not lacks or given_up) and undisturbed and not self._load.lacks_mean(self.policy)
 
 
 def _forget_gone(plan: PoolPlan, fleet: FleetView) -> PoolPlan:

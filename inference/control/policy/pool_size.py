@@ -169,10 +169,10 @@ def _count_pods(
         if warm > policy.warm_count(plan.ready):
             reason += f", {warm} of them warm for arrival jumps of {figures.jump:.2f} replicas of work"
         return msgspec.structs.replace(plan, pods=wanted, victims=(), reason=reason)
-    # The extra replica that a rollout starts is not a wanted one
-    if fleet.present > plan.pods and not plan.victims and fleet.one_revision:
-        reason = f"replicas in total from {plan.pods} to {fleet.present}: so many exist"
-        return msgspec.structs.replace(plan, pods=fleet.present, reason=reason)
+    # The extra replica that a rollout starts is not a wanted one. Nor is one that has been given up and begins again
+    if fleet.started > plan.pods and not plan.victims and fleet.one_revision:
+        reason = f"replicas in total from {plan.pods} to {fleet.started}: so many exist"
+        return msgspec.structs.replace(plan, pods=fleet.started, reason=reason)
     if not calm:
         return plan
     if wanted == plan.pods:
