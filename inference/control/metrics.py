@@ -9,7 +9,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 
 from inference.control.policy.figures import Figures
-from inference.control.policy.fleet_view import pending_work, profile_of
+from inference.control.policy.fleet_view import FleetView, pending_work, profile_of
 from inference.control.policy.scale_policy import ScalePolicy
 from stream_fabric.events import Event, FleetEvent
 from stream_fabric.pool.placement import TIERS, ReplicaState
@@ -25,19 +25,19 @@ _STATES: tuple[str, ...] = get_args(ReplicaState)
 
 
 class Shortfall:
-    """Measures for how long a pool has had too few replicas. Each new replica starts the time anew."""
+    """Measures for how long a pool has had too few started replicas. Each that starts begins the time anew."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._present = 0
+        self._started = 0
 
-    def receive(self, present: int, wanted: int, now: float) -> float:
+    def receive(self, started: int, wanted: int, now: float) -> float:
         """Seconds of the shortfall; 0: none."""
-        if present >= wanted:
-            self._since, self._present = None, 0
+        if started >= wanted:
+            self._since, self._started = None, 0
             return 0.0
-        if self._since is None or present > self._present:
-            self._since, self._present = now, present
+        if self._since is None or started > self._started:
+            self._since, self._started = now, started
         return now - self._since
 
 
@@ -151,9 +151,8 @@ class ControllerMetrics:
             if pool in unread:
                 continue
             infos, _ = pools.get(pool, ((), ()))
-            present = sum(info.state != "draining" for info in infos)
             shortfall = self._shortfalls.setdefault(pool, Shortfall())
-            self._short.labels(pool).set(shortfall.receive(present, plan.pods, now))
+            self._short.labels(pool).set(shortfall.receive(FleetView(infos).started, plan.pods, now))
 
     def receive_plans(self, plans: Mapping[str, PoolPlan], leads: bool) -> None:
         """Show the plans of the declared pools, also when another controller leads.

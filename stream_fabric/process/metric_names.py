@@ -504,7 +504,7 @@ SHORT = _controller(
     "pool_short_seconds",
     "gauge",
     "seconds",
-    "Time for which replicas have been missing and none has come; 0: none is missing",
+    "Time for which fewer replicas than planned have started, and none has come; 0: all have started",
     only=_DECLARED,
 )
 TTFT_OBJECTIVE = _controller(

@@ -319,6 +319,15 @@ def test_a_pool_that_is_to_have_a_replica_and_has_none_is_short() -> None:
     assert value("pool_short_seconds", {"pool": "q"}) == 0
 
 
+def test_a_replica_that_only_starts_has_not_come() -> None:
+    metrics = ControllerMetrics()
+    metrics.receive_plans({"p": PoolPlan(2, 0, 2)}, leads=False)
+    starting = replica("starting")
+    for now, crashing in ((100.0, [starting]), (130.0, []), (160.0, [starting])):
+        metrics.receive_shortfalls({"p": ([replica(), *crashing], NONE_WAIT)}, now)
+    assert metrics.registry.get_sample_value("pool_short_seconds", {"pool": "p"}) == 60
+
+
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
