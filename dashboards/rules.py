@@ -391,9 +391,23 @@ ALERTS: tuple[Alert, ...] = (
         {listed.USAGE_DISAGREEMENTS.name: "0x10 2x40"}, {listed.USAGE_DISAGREEMENTS.name: "0x40"},
     ),
     Alert(
-        "ReconciliationMissed", "ticket", f"max({listed.RECONCILED_AGE.name}) > 100000", "5m",
+        "ReconciliationMissed", "ticket",
+        # Controllers may restart each day, and who has reconciled may be gone. No night is missed in the first 28 hours
+        f"time() - max by (job, namespace) (max_over_time({listed.RECONCILED_AT.name}[2d])) > 100000 "
+        f"and on (job, namespace) max by (job, namespace) (max_over_time({listed.RECONCILED_AGE.name}[1h] offset 28h)) "
+        "> 0", "5m",
         "Usage was not reconciled for more than a day",
-        {listed.RECONCILED_AGE.name: "200000x40"}, {listed.RECONCILED_AGE.name: "80000x40"},
+        {f'{listed.RECONCILED_AT.name}{{instance="a"}}': "0x1440",
+         f'{listed.RECONCILED_AGE.name}{{instance="a"}}': "0+60x1440",
+         f'{listed.RECONCILED_AT.name}{{instance="b"}}': "_x1440 0x600",
+         f'{listed.RECONCILED_AGE.name}{{instance="b"}}': "_x1440 0+60x600"},
+        {f'{listed.RECONCILED_AT.name}{{instance="a"}}': "0x190 11400x1250",
+         f'{listed.RECONCILED_AGE.name}{{instance="a"}}': "0+60x190 0+60x1250",
+         f'{listed.RECONCILED_AT.name}{{instance="b"}}': "_x1440 0x600",
+         f'{listed.RECONCILED_AGE.name}{{instance="b"}}': "_x1440 0+60x600",
+         f'{listed.RECONCILED_AT.name}{{namespace="without"}}': "0x2000",
+         f'{listed.RECONCILED_AGE.name}{{namespace="without"}}': "0x2000"},
+        "29h",
     ),
     Alert(
         "EventsNotDelivered", "ticket",

@@ -81,6 +81,7 @@ class ControllerMetrics:
         self._usage_found = make.gauge(listed.USAGE_DISAGREEMENTS)
         self._usage_drift = make.gauge(listed.USAGE_DRIFT)
         self._reconciled_age = make.gauge(listed.RECONCILED_AGE)
+        self._reconciled_at = make.gauge(listed.RECONCILED_AT)
         self._decisions = make.counter(listed.DECISIONS)
         self._stuck = make.counter(listed.STUCK)
         self._dead = make.counter(listed.DEAD)
@@ -215,6 +216,10 @@ class ControllerMetrics:
         """Show the result of the last reconciliation of usage."""
         self._usage_found.set(found)
         self._usage_drift.set(drift_tokens)
+
+    def receive_reconciliation(self, at_unix_s: float) -> None:
+        """Show that this controller has reconciled usage at this moment."""
+        self._reconciled_at.set(at_unix_s)
 
     def receive_reconciled(self, age_s: float) -> None:
         """Show the time since the last reconciliation."""

@@ -136,6 +136,7 @@ class ReconcileJob:
                 await self._accounts.raise_to(one.tenant, f"tenant_month:{month}", one.tokens, one.micro)
         self._metrics.receive_comparison(compared.found, compared.drift_tokens)
         self._done_us = self._clock.now_us()
+        self._metrics.receive_reconciliation(self._done_us / 1e6)
 
     async def billed_month(self, until_us: int) -> tuple[str, list[BilledMonth]]:
         """Return the month that ends at ``until_us`` or later, as 2026-11, and what was billed in it until then.

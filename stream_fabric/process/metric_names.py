@@ -561,6 +561,14 @@ RECONCILED_AGE = _controller(
     (),
     only=_RECONCILES,
 )
+RECONCILED_AT = _controller(
+    "usage_reconciled_timestamp_seconds",
+    "gauge",
+    "seconds",
+    "Unix time of the last successful reconciliation by this process; 0: none yet",
+    (),
+    only=_RECONCILES,
+)
 DECISIONS = _controller(
     "pool_decisions_total",
     "counter",

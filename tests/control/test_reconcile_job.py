@@ -129,9 +129,11 @@ async def test_it_runs_once_a_night_on_the_leader_and_repeats_what_failed(teleme
         clock.at_us += 1_000_000
         await eventually(lambda: age() == 86_401)
         assert len(telemetry.bodies) == 1, "it waits before it tries again"
+        assert value(metrics, "usage_reconciled_timestamp_seconds") == 0
         clock.at_us += 59_000_000
         await eventually(lambda: len(telemetry.bodies) == 2)
         await eventually(lambda: age() == 0)
+        assert value(metrics, "usage_reconciled_timestamp_seconds") == clock.at_us / 1e6
         clock.at_us += 60_000_000
         await eventually(lambda: age() == 60)
         assert len(telemetry.bodies) == 2, "once a night"

@@ -20,7 +20,7 @@ OURS = {name for metric in METRICS.values() for name in metric.series}
 RECORDED = {OBJECTIVE, *(error_ratio(window) for window in WINDOWS)}
 WORDS = {
     "sum", "max", "min", "avg", "count", "by", "rate", "increase", "or", "and", "unless", "offset", "without",
-    "histogram_quantile", "avg_over_time", "max_over_time", "min_over_time", "le", "on",
+    "histogram_quantile", "avg_over_time", "max_over_time", "min_over_time", "le", "on", "time",
 }  # fmt: skip
 
 
