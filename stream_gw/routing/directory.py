@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from itertools import chain, islice
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from stream_fabric.errors import FabricError, FabricUnavailable, ModelNotFound, NoReplica
@@ -32,8 +32,10 @@ from stream_fabric.pool.queue import Lane
 from stream_fabric.pool.records import Candidate, Loaded, ReplicaInfo
 from stream_fabric.ports import Pools
 from stream_fabric.stream.ids import ReplicaId, StreamId
+from stream_gw.routing.holders import is_held
 from stream_gw.routing.homes import Homes
-from stream_gw.routing.pool_reader import PoolReader, concurrently, read_pools
+from stream_gw.routing.models import LoadedModels, UnknownModels
+from stream_gw.routing.pool_reader import KeptRead, PoolReader, PoolReads
 from stream_gw.routing.pool_view import DEFAULT_ESTIMATES, Estimates, PoolView, has_capacity, largest_context
 from stream_gw.routing.regions import pinned_home
 
@@ -42,12 +44,8 @@ log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
 _TURN_STEP = CANDIDATES_MAX // 2 - 1
 """Replicas by which the window of candidates moves with each request: less than it takes, and no divisor of it."""
-_UNKNOWN_MODEL_S = 1.0
-"""Minimum time between two refreshes that requests for unknown models cause."""
-_LOADED_MAX = 10_000
 _NAMED_MAX = 20
 """Models that an error names."""
-_NOTHING_LOADED = Loaded()
 _NO_MARKS = OverloadMarks(())
 
 
@@ -60,55 +58,14 @@ class Served(NamedTuple):
     """As ``Directory.context`` returns it."""
 
 
-class _LoadedModels:
-    """Adapters and artifacts of replicas, also of some that have left: traces of their requests are still to come."""
-
-    def __init__(self) -> None:
-        self._by_replica: dict[ReplicaId, Loaded] = {}
-
-    def note(self, changed: Sequence[Sequence[ReplicaInfo]]) -> None:
-        for info in chain.from_iterable(changed):
-            if (info.adapters or info.artifact) and info.replica not in self._by_replica:
-                self._by_replica[info.replica] = Loaded(info.adapters, info.artifact)
-                if len(self._by_replica) > _LOADED_MAX:
-                    del self._by_replica[next(iter(self._by_replica))]
-
-    def find(self, replica: ReplicaId) -> Loaded:
-        return self._by_replica.get(replica, _NOTHING_LOADED)
-
-
-class _UnknownModels:
-    """Refreshes for unknown models, at most once a second: concurrent callers share one refresh, and its failure.
-
-    Anybody can ask for models that do not exist, so the cost for the fleet must not depend on how many do.
-    """
-
-    def __init__(self) -> None:
-        self._at = float("-inf")
-        self._error = ""
-
-    async def look(self, refreshing: asyncio.Lock, refresh: Callable[[], Awaitable[None]]) -> str:
-        """Refresh, unless somebody just did. Returns why a pool was not read; empty: all were."""
-        now = asyncio.get_running_loop().time
-        async with refreshing:
-            if now() - self._at >= _UNKNOWN_MODEL_S:
-                try:
-                    await refresh()
-                    self._error = ""
-                except FabricError as error:
-                    self._error = error.message
-                self._at = now()  # not when cancelled: then the next caller refreshes
-            return self._error
-
-
 class Directory:
     """Replicas and plans of all pools, as they were at the last refresh."""
 
     def __init__(self, pools: Pools, read_plans: Callable[[], Awaitable[Mapping[str, PoolPlan]]]) -> None:
         """``read_plans`` returns the plans of the declared pools."""
         self._pools = pools
-        self._read_plans = read_plans
-        self._plans: Mapping[str, PoolPlan] = {}
+        self._names = KeptRead[Sequence[str]]("the list of pools", pools.pools, ())
+        self._planned = KeptRead[Mapping[str, PoolPlan]]("plans of pools", read_plans, {})
         self._by_name: dict[str, PoolReader] = {}
         self._by_pool: dict[str, Sequence[ReplicaInfo]] = {}
         self._pool_by_replica: dict[ReplicaId, str] = {}
@@ -117,43 +74,53 @@ class Directory:
         self.homes = Homes((), {})
         self._seen_models: dict[str, str] = {}
         self._turn = 0
-        self._loaded = _LoadedModels()
+        self._loaded = LoadedModels()
+        self._reads = PoolReads(self._loaded.note)
         self._refreshing = asyncio.Lock()
-        self._unknown_models = _UnknownModels()
+        self._unknown_models = UnknownModels()
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except FabricError as error:
-                log.warning("directory refresh failed, retrying: error=%s", error)
-            await asyncio.sleep(_REFRESH_S)
+        told = ""
+        try:
+            while True:
+                try:
+                    await self.refresh()
+                    told = ""
+                except FabricError as error:
+                    if str(error) != told:  # once, not each second of an outage
+                        log.warning("directory refresh failed, retrying: error=%s", error)
+                    told = str(error)
+                await asyncio.sleep(_REFRESH_S)
+        finally:
+            for read in (self._names, self._planned, self._reads):
+                read.close()
 
     async def refresh(self) -> None:
-        """Read all pools. Requests for known models never wait for it. Raises the first error, after the others."""
+        """Read all pools; what is away keeps its last value. Known models never wait for it. Raises FabricError."""
         async with self._refreshing:
             await self._refresh()
 
     async def _refresh(self) -> None:
         now = asyncio.get_running_loop().time()
-        names, self._plans = await asyncio.gather(self._pools.pools(), self._read_plans())
+        await asyncio.gather(self._names.renew(), self._planned.renew())
         known = self._by_name
-        self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in names}
+        self._by_name = {name: known.get(name) or PoolReader(name, self._pools) for name in self._names.value}
         pools = self._by_name.values()
-        error = await read_pools([pool for pool in pools if pool.is_due(now)], self._loaded.note)
+        await self._reads.read([pool for pool in pools if pool.is_due(now)])
         self._by_pool = {pool.name: pool.view.replicas for pool in pools}
         self._pool_by_replica = {info.replica: pool.name for pool in pools for info in pool.view.replicas}
         self._cells = {}
         for name, reader in self._by_name.items():
             self._cells.setdefault(pool_of(name), []).append(name)
             self._seen_models |= dict.fromkeys(reader.view.models, pool_of(name))
-        self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self._plans)
-        if error is not None:
-            raise error
+        self.homes = Homes(((name, pool.view.models) for name, pool in self._by_name.items()), self.plans)
+        for error in (self._names.error, self._planned.error, *(pool.error for pool in pools)):
+            if error is not None:
+                raise error
 
     def loaded(self, replica: ReplicaId | Literal[""]) -> Loaded:
         """Return the adapters and artifact that a replica has loaded, as far as it reports them."""
-        return self._loaded.find(replica) if replica else _NOTHING_LOADED
+        return self._loaded.find(replica) if replica else Loaded()
 
     @property
     def by_pool(self) -> Mapping[str, Sequence[ReplicaInfo]]:
@@ -163,7 +130,7 @@ class Directory:
     @property
     def plans(self) -> Mapping[str, PoolPlan]:
         """Plans of the declared pools at the last refresh."""
-        return self._plans
+        return self._planned.value
 
     def models(self) -> dict[str, Served]:
         """Models that a live replica serves, and models of declared pools without a replica."""
@@ -218,7 +185,7 @@ class Directory:
                 unused.append(reader)
             reader.used_at = now
         if unused:
-            await read_pools(unused, self._loaded.note)  # the placement itself fails where Redis is away
+            await self._reads.read(unused)  # the placement itself fails where Redis is away
             self._by_pool |= {reader.name: reader.view.replicas for reader in unused}
 
     def cells(self, pool: str) -> Sequence[str]:
@@ -257,7 +224,7 @@ class Directory:
         return other if other != cell and not self._view(other).is_full else None
 
     def _plan(self, cell: str) -> PoolPlan | None:
-        return self._plans.get(pool_of(cell))
+        return self.plans.get(pool_of(cell))
 
     def _view(self, pool: str) -> PoolView:
         """Return the view of a pool, which is empty for a pool without replicas."""
@@ -269,7 +236,7 @@ class Directory:
         Raises NoReplica when the last replica of an undeclared pool has left after ``pool_of``.
         """
         replicas = self._by_pool.get(cell) or ()
-        if not replicas and pool_of(cell) not in self._plans:
+        if not replicas and pool_of(cell) not in self.plans:
             raise NoReplica(f"pool {cell!r} has no replica now; retry after 2 s", retry_after_s=2)
         return replicas
 
@@ -387,14 +354,7 @@ class Directory:
         """Return whether a live replica has the stream in flight or in its inbox, or a queue has the stream.
 
         ``replica``: the stream's last known producer, whose pool is asked first. None: no producer has begun.
+        Raises FabricError if none has it and a pool does not answer.
         """
         home = self._pool_by_replica.get(replica) if replica is not None else None
-        if home is not None and await self._has_stream(home, stream):
-            return True
-        others = [pool for pool in self._by_pool if pool != home]
-        return any(await concurrently(lambda pool: self._has_stream(pool, stream), others))
-
-    async def _has_stream(self, pool: str, stream: StreamId) -> bool:
-        """Return whether a live replica of the pool, or its queue, has the stream."""
-        holder = await self._pools.holder(pool, stream)
-        return holder == "queue" or any(info.replica == holder for info in self._by_pool.get(pool, ()))
+        return await is_held(self._pools, self._by_pool, home, stream)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
-from stream_fabric.errors import FabricError
+from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.ports import Pools
@@ -17,7 +17,11 @@ _USED_S = 60.0
 _UNUSED_REFRESH_S = 5.0
 _READ_ALL_S = 30.0
 """Interval of reads of all of a pool's leases: a failover of Redis may have lost a change."""
-_CONCURRENT_READS_MAX = 16
+WAIT_S = 1.0
+"""Time that a refresh waits for a read; a silent shard of Redis must not delay what the others have to tell."""
+CONCURRENT_READS_MAX = 16
+SLOT_S = 0.1
+"""Time after which a read no longer counts as one of these: reads of a silent shard must not hold the others back."""
 _CHANGES_PER_TURN = 32
 """Changes of prefixes that are applied before other tasks of the loop get a turn."""
 
@@ -34,6 +38,8 @@ class PoolReader:
         self.used_at = float("-inf")
         """When this gateway last had a request for the pool."""
         self._pools = pools
+        self.error: FabricError | None = None
+        """Why the last read failed, or is late."""
         self._reading = asyncio.Lock()
         self._read_at = self._read_all_at = float("-inf")
 
@@ -42,7 +48,7 @@ class PoolReader:
 
     def is_due(self, now: float) -> bool:
         """Return whether the refresh that happens each second reads the pool."""
-        return self.is_used(now) or now - self._read_at >= _UNUSED_REFRESH_S
+        return not self._reading.locked() and (self.is_used(now) or now - self._read_at >= _UNUSED_REFRESH_S)
 
     async def read(self) -> list[ReplicaInfo]:
         """Read what changed, of a used pool also what its replicas have cached. Returns the changed replicas."""
@@ -84,28 +90,95 @@ class PoolReader:
                 await asyncio.sleep(0)
 
 
-async def read_pools(
-    readers: Sequence[PoolReader], note: Callable[[Sequence[Sequence[ReplicaInfo]]], None]
-) -> FabricError | None:
-    """Read every pool and call ``note`` with the changed replicas. Returns the first error.
+class PoolReads:
+    """Reads pools side by side. A read that takes long goes on while its callers do not wait for it."""
 
-    A pool that cannot be read keeps its view: a shard of Redis that is away concerns its own pools alone.
-    """
+    def __init__(self, note: Callable[[Sequence[ReplicaInfo]], None]) -> None:
+        """``note`` is called with the changed replicas of each read."""
+        self._note = note
+        self._running: set[asyncio.Task[None]] = set()
 
-    async def read(reader: PoolReader) -> list[ReplicaInfo] | FabricError:
+    async def read(self, readers: Iterable[PoolReader]) -> None:
+        """Read the pools, and wait for them ``WAIT_S`` at most. ``PoolReader.error`` says why one was not read.
+
+        A pool that cannot be read keeps its view: a shard of Redis that is away concerns its own pools alone.
+        """
+        slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
+
+        async def read(reader: PoolReader) -> None:
+            async with slots:
+                reading = asyncio.create_task(self._read(reader))
+                self._running.add(reading)
+                reading.add_done_callback(self._running.discard)
+                await asyncio.wait({reading}, timeout=SLOT_S)
+            await asyncio.shield(reading)
+
+        answering_first = sorted(readers, key=lambda reader: reader.error is not None)
+        waits = {asyncio.create_task(read(reader)): reader for reader in answering_first}
+        if not waits:
+            return
         try:
-            return await reader.read()
-        except FabricError as error:
-            return error
+            done, late = await asyncio.wait(waits, timeout=WAIT_S)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        for wait in late:
+            waits[wait].error = waits[wait].error or _late(f"pool {waits[wait].name!r}")
+        for wait in done:
+            wait.result()
 
-    found = await concurrently(read, readers)
-    note([changed for changed in found if not isinstance(changed, FabricError)])
-    return next((error for error in found if isinstance(error, FabricError)), None)
+    async def _read(self, reader: PoolReader) -> None:
+        try:
+            changed = await reader.read()
+        except FabricError as error:
+            reader.error = error
+        else:
+            reader.error = None
+            self._note(changed)
+
+    def close(self) -> None:
+        """Stop the reads that go on."""
+        for reading in self._running:
+            reading.cancel()
+
+
+class KeptRead(Generic[_Value]):
+    """A value that is read again and again. While its read fails, or takes long, the last value stays."""
+
+    def __init__(self, what: str, read: Callable[[], Awaitable[_Value]], value: _Value) -> None:
+        self.value = value
+        self.error: FabricError | None = None
+        """Why the last read failed, or is late."""
+        self._what = what
+        self._read = read
+        self._reading: asyncio.Future[_Value] | None = None
+
+    async def renew(self) -> None:
+        """Read the value, and wait for it ``WAIT_S`` at most."""
+        self._reading = self._reading or asyncio.ensure_future(self._read())
+        done, _ = await asyncio.wait({self._reading}, timeout=WAIT_S)
+        if not done:
+            self.error = _late(self._what)
+            return
+        reading, self._reading = self._reading, None
+        try:
+            self.value, self.error = reading.result(), None
+        except FabricError as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Stop the read that goes on."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _late(what: str) -> FabricUnavailable:
+    return FabricUnavailable(f"Redis did not answer in {WAIT_S:g} s: {what} was not read")
 
 
 async def concurrently(read: Callable[[_Item], Coroutine[Any, Any, _Value]], items: Iterable[_Item]) -> list[_Value]:
     """Read every item, a limited number at once. Raises the first error."""
-    limit = asyncio.Semaphore(_CONCURRENT_READS_MAX)
+    limit = asyncio.Semaphore(CONCURRENT_READS_MAX)
 
     async def limited(item: _Item) -> _Value:
         async with limit:

@@ -153,10 +153,17 @@ class SlowPools(RedisPools):
         self.away = False
         self.lost = ""
         """The pool whose shard of Redis is away."""
+        self.silent: list[str] = []
+        """Pools whose shard of Redis does not answer until ``answering`` is set."""
+        self.answering = asyncio.Event()
+        self.joined: list[str] = []
+        """Further replicas of each pool."""
         self.holders: dict[str, str] = {}
         self.asked: list[str] = []
 
-    async def _read(self) -> None:
+    async def _read(self, pool: str) -> None:
+        if pool in self.silent:
+            await self.answering.wait()
         self.reading += 1
         self.reading_most = max(self.reading, self.reading_most)
         await self.open.wait()
@@ -172,19 +179,22 @@ class SlowPools(RedisPools):
         return self.names
 
     async def changes(self, pool: str, since: int, blocks_after: str) -> LeaseChanges:
-        await self._read()
+        await self._read(pool)
         if pool == self.lost:
             raise FabricUnavailable("its shard is away")
         model = pool.replace("p", "m")
-        replica = ReplicaId(f"r-{pool}")
-        return whole(ReplicaInfo(replica, pool, "sim", (model,), "ready", EngineLoad(0, 0, 1), generation=1))
+        names = [ReplicaId(f"{name}-{pool}") for name in ("r", *self.joined)]
+        load = EngineLoad(0, 0, 1)
+        return whole(*(ReplicaInfo(name, pool, "sim", (model,), "ready", load, generation=1) for name in names))
 
     async def prefix(self, pool: str, replica: ReplicaId) -> bytes:
         return b""
 
     async def holder(self, pool: str, stream: StreamId) -> Any:
         self.asked.append(pool)
-        await self._read()
+        await self._read(pool)
+        if pool == self.lost:
+            raise FabricUnavailable("its shard is away")
         return self.holders.get(pool)
 
 
@@ -257,6 +267,56 @@ async def test_a_shard_that_is_away_hides_only_its_own_pools() -> None:
     with pytest.raises(FabricUnavailable):
         await directory.refresh()
     assert await directory.pool_of("m2") == "p2" and directory.by_pool["p2"]
+
+
+async def test_a_silent_shard_delays_no_news_of_the_others() -> None:
+    pools = SlowPools(40)
+    directory = Directory(pools, pools.plans)
+    await directory.refresh()
+    for number in range(40):
+        await directory.pool_of(f"m{number}")  # pools in use are read at each refresh
+    pools.silent, pools.joined = pools.names[:-1], ["new"]
+    async with asyncio.timeout(3):
+        with pytest.raises(FabricUnavailable, match=r"pool 'p\d+' was not read"):
+            await directory.refresh()
+    assert [info.replica for info in directory.by_pool["p39"]] == ["new-p39", "r-p39"]
+    assert len(directory.by_pool["p0"]) == 1
+    pools.joined = []
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(FabricUnavailable):
+        await directory.refresh()
+    assert len(directory.by_pool["p39"]) == 1
+    assert asyncio.get_running_loop().time() - began < 0.5, "a refresh does not wait again for reads that go on"
+    pools.silent = []
+    pools.answering.set()
+    await directory.refresh()
+    assert len(directory.by_pool["p0"]) == 1
+
+
+async def test_news_of_known_pools_come_while_the_list_of_pools_is_away() -> None:
+    pools = SlowPools(1)
+    directory = Directory(pools, pools.plans)
+    assert await directory.pool_of("m0") == "p0"
+    pools.away, pools.joined = True, ["new"]
+    with pytest.raises(FabricUnavailable, match="Redis is away"):
+        await directory.refresh()
+    assert [info.replica for info in directory.by_pool["p0"]] == ["new-p0", "r-p0"]
+
+
+async def test_a_producer_is_found_while_the_shard_of_another_pool_is_away() -> None:
+    pools = SlowPools(3)
+    directory = Directory(pools, pools.plans)
+    await directory.refresh()
+    stream = StreamId("strm_1")
+    pools.lost, pools.holders = "p0", {"p2": "queue"}
+    assert await directory.produces(None, stream)
+    assert await directory.produces(ReplicaId("r-p0"), stream), "the last producer's pool is away"
+    pools.silent = ["p1"]
+    async with asyncio.timeout(3):
+        assert await directory.produces(None, stream)
+    pools.silent, pools.holders = [], {}
+    with pytest.raises(FabricUnavailable):  # the pool that is away may have it
+        await directory.produces(None, stream)
 
 
 async def test_a_request_does_not_fail_for_a_batch_host_that_cannot_be_read() -> None:
