@@ -29,11 +29,14 @@ class ClockEstimate:
 
     def receive(self, sent_us: int, fabric_us: int, received_us: int) -> None:
         """Add a reading of the fabric's clock, requested at ``sent_us`` and received at ``received_us``."""
-        self._samples.append((received_us - sent_us, fabric_us - (sent_us + received_us) // 2))
+        trip_us, offset_us = received_us - sent_us, fabric_us - (sent_us + received_us) // 2
+        # A reading that contradicts this one is of another clock: Redis has failed over, or its host's clock was set
+        held = [each for each in self._samples if abs(each[1] - offset_us) <= (each[0] + trip_us) // 2 + 1]
+        self._samples = deque([*held, (trip_us, offset_us)], maxlen=_SAMPLES)
 
     @property
     def offset_us(self) -> int | None:
-        """Offset by the reading with the shortest round trip; the error is at most half of it. None: no reading yet."""
+        """Offset by the reading with the shortest round trip; the error is at most half of it. None: none yet."""
         return min(self._samples)[1] if self._samples else None
 
 
