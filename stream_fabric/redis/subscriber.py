@@ -22,6 +22,8 @@ from stream_fabric.redis_url import Address
 log = logging.getLogger(__name__)
 
 _PING_S = 2.0
+_PINGS_A_REFRESH = 5
+"""Pings after which the topology is queried: a server that is no longer the primary may answer pings for ever."""
 
 
 class Subscriber(Subscription):
@@ -68,13 +70,17 @@ class Subscriber(Subscription):
     async def _keep_subscribed(self) -> None:
         """Subscribe channels that are missing, and ping the connections every ``_PING_S`` seconds."""
         now = asyncio.get_running_loop().time
-        delay_s, ping_at = 0.01, now() + _PING_S
+        delay_s, ping_at, pings = 0.01, now() + _PING_S, 0
         while True:
             if self._missing:
                 await self._client.refresh()
                 await self._subscribe_missing()
             if now() >= ping_at:
                 await self._ping()
+                pings += 1
+                if pings % _PINGS_A_REFRESH == 0:
+                    await self._client.refresh()
+                self._leave_former_primaries()
                 ping_at = now() + _PING_S
             if self._missing:
                 await asyncio.sleep(delay_s)
@@ -138,6 +144,17 @@ class Subscriber(Subscription):
             except (ConnectionLost, ReplyError) as error:
                 log.warning("subscription ping failed, reconnecting: error=%s", error)
                 connection.close()
+
+    def _leave_former_primaries(self) -> None:
+        """Close connections to servers that serve the slot of none of their channels any more."""
+        for address, names in list(self._owned.items()):
+            try:
+                serving = {self._client.topology.address(self._slots[name]) for name in names}
+            except ConnectionLost:  # no primary is known
+                continue
+            if names and address not in serving:
+                log.warning("subscribed server is no longer the primary, moving: server=%s", address)
+                self._connections[address].close()
 
     def _receive_push(self, address: Address, push: list[Any]) -> None:
         """Handle a message, or the result of a subscribe or unsubscribe."""

@@ -487,6 +487,44 @@ async def test_a_silent_connection_is_noticed_while_another_server_is_away(
             await client.close()
 
 
+class Elected:
+    """A topology of one primary; ``refresh`` finds out which server it is now."""
+
+    def __init__(self, port: int) -> None:
+        self.port = self._known = port
+
+    def address(self, slot: int) -> Address:
+        return Address("127.0.0.1", self._known)
+
+    def moved(self, slot: int, to: Address) -> None: ...
+
+    async def refresh(self) -> None:
+        self._known = self.port
+
+
+async def test_a_subscriber_leaves_a_former_primary_that_still_answers(
+    redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_fabric.redis.subscriber._PING_S", 0.05)
+    client = RedisClient(redis_url)
+    await client.start()
+    client.topology = topology = Elected(port_of(redis_url))
+    heard: list[bytes] = []
+    reported: list[list[str]] = []
+    subscriber = Subscriber(client, {"sg:{p0}:>me": 0}, heard.append, reported.append)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(subscriber.run())
+        try:
+            await subscriber.wait_ready()
+            topology.port = redis_server.port  # no command of this process fails, so nothing else tells it
+            await eventually(lambda: len(reported) == 2, "a subscription to the new primary")
+            assert redis_server(client.publish, "sg:{p0}:>me", "news") == 1
+            await eventually(lambda: heard == [b"news"], "the message")
+        finally:
+            running.cancel()
+            await client.close()
+
+
 async def test_invariant_10_redis_may_fail_over_restarted_empty(redis_server: RedisServer) -> None:
     """Total loss: the producer makes the log again from its buffer, the same bytes."""
     engine = Teller(50, 0.01)
