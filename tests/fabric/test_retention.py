@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -53,6 +55,22 @@ async def test_each_end_keeps_a_stream_for_its_plans_time(fabric: Fabric) -> Non
             ttls = await fabric.keys(stream)
             assert set(ttls) == set("mlip")
             assert all((seconds - 20) * 1000 < ttl <= seconds * 1000 for ttl in ttls.values()), (retention_s, ttls)
+
+
+async def test_a_short_retention_hides_a_stream_and_no_producer_creates_it_again(fabric: Fabric) -> None:
+    """A producer looks for its end longer than that: after a failover it would restore what was lost."""
+    if fabric.redis is None:
+        pytest.skip("memory does not expire")
+    stream = await kept(fabric, 1)
+    await fabric.append(ending(stream, 3))
+    assert (await fabric.watch(stream)).head == 3
+    async with asyncio.timeout(5):
+        while await fabric.log.watch(stream, ACME, None, BEGINNING) is not None:
+            await asyncio.sleep(0.05)
+    assert await fabric.log.create(stream, EPOCH, ACME, FACTS, None) is CreateCode.EXISTS
+    assert (await fabric.append(ending(stream, 3)))[0].code.name == "DUPLICATE"
+    ttls = await fabric.keys(stream)
+    assert set(ttls) == {"m"} and 0 < ttls["m"] <= ZERO_RETENTION_S * 1000
 
 
 async def test_what_was_read_is_forgotten_once_it_has_ended(fabric: Fabric) -> None:

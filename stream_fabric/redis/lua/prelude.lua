@@ -80,10 +80,11 @@ local function expire_inputs(m, ms)
 end
 
 -- Let a stream that has ended expire. own, inputs: its fields rt and in. Its inputs and placement records go with it;
--- the key of the latter has no name here either.
+-- the key of the latter has no name here either. The meta stays for as long as a producer looks for its end: it would
+-- create the stream again.
 local function expire_ended(m, l, own, inputs, default_ms)
   local ms = kept_ms(own, default_ms)
-  redis.call('PEXPIRE', m, ms)
+  redis.call('PEXPIRE', m, math.max(ms, ZERO_KEPT_MS))
   redis.call('PEXPIRE', l, ms)
   redis.pcall('PEXPIRE', string.sub(m, 1, -2) .. 'p', ms)
   if inputs or own then expire_inputs(m, ms) end -- own: also those that a lost meta had go when its plan says
