@@ -14,6 +14,7 @@ from stream_fabric.redis.client import RedisClient, fabric_error, retrieve_error
 from stream_fabric.redis.pools import pool_prefix, pool_slot
 from stream_fabric.redis.scripts import script
 from stream_fabric.redis.wire import Connection, ConnectionLost, ReplyError
+from stream_fabric.redis_url import Address
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 _READ_MAX = 256
@@ -33,13 +34,20 @@ class RedisInbox(Inbox):
         self._called = "0"
         """Id of the last call."""
         self._connection: Connection | None = None
+        self._address: Address | None = None
+        """Server of the connection."""
 
     async def read(self, block_s: float, done: Sequence[tuple[str, StreamId]] = ()) -> Inbound:
         acknowledged: asyncio.Future[Any] | None = None
         ack, args = script("inbox_ack"), [self._replica, *(part for entry in done for part in entry)]
         try:
+            address = self._client.topology.address(self._slot)
+            if address != self._address:  # a former primary may answer for ever, and has nothing new
+                self.close()
+                self._called = "0"
             if self._connection is None or self._connection.lost:
-                self._connection = await self._client.dedicated(self._client.topology.address(self._slot))
+                self._connection = await self._client.dedicated(address)
+                self._address = address
             if done:  # one write for both, and one wake-up for both replies
                 acknowledged = self._connection.call("EVALSHA", ack.sha, 1, self._prefix, *args)
                 acknowledged.add_done_callback(retrieve_error)

@@ -14,6 +14,7 @@ from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Rep
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.inbox import RedisInbox
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
+from stream_fabric.redis.topology import Single
 from stream_fabric.redis_url import RedisUrl
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from tests.support.proxy import Proxy
@@ -63,6 +64,15 @@ async def test_a_read_acknowledges_what_the_last_one_gave(box: Box) -> None:
     assert await box.left() == (1, 1)
     assert (await box.inbox.read(0.001, [(one.entry, one.stream) for one in got])).arrivals == [], "again is harmless"
     assert await box.left() == (0, 0)
+
+
+async def test_a_read_follows_the_primary_while_the_former_one_still_answers(
+    box: Box, redis_server: RedisServer
+) -> None:
+    assert not (await box.inbox.read(0.001)).arrivals
+    box.client.topology = Single(RedisUrl.parse(redis_server.url))  # as after another command's refresh
+    streams = await box.fill(1)
+    assert [arrival.stream for arrival in (await box.inbox.read(0.1)).arrivals] == streams
 
 
 async def test_a_server_that_forgot_its_scripts_is_sent_this_one(redis_server: RedisServer) -> None:
