@@ -119,6 +119,7 @@ class Cluster:
     async def refresh(self) -> None:
         failures = []
         refused: ConnectionRefused | None = None
+        best: list[Address | None] = []
         for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // _QUERIED_MAX] if a), *self._seeds]):
             try:
                 async with asyncio.timeout(_QUERY_TIMEOUT_S):
@@ -136,6 +137,14 @@ class Cluster:
             for start, end, primary, *_ in reply:
                 host = primary[0].decode() if primary[0] else node.host
                 slots[start : end + 1] = [Address(host, primary[1])] * (end - start + 1)
-            self._slots = slots
+            if None not in slots:
+                self._slots = slots
+                return
+            # A node that has lost its configuration, or is not part of the cluster yet, knows of few slots or none
+            failures.append(f"{node}: knows the nodes of {SLOTS - slots.count(None)} of {SLOTS} slots")
+            if not best or slots.count(None) < best.count(None):
+                best = slots
+        if any(best):
+            self._slots = best
             return
         raise refused or ConnectionLost("no node of the cluster answers: " + "; ".join(failures))

@@ -618,6 +618,21 @@ async def test_a_sentinel_failover(sentinel: SentinelSetup) -> None:
         assert follower.told == []
 
 
+async def test_a_cluster_node_without_slots_does_not_hide_the_others() -> None:
+    """A node that was started anew without its configuration answers, and knows of no other."""
+    config: dict[str, str | int] = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
+    with RedisServer(**config) as lost, RedisServer(**config) as node:
+        node("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS // 2 - 1)
+        client = RedisClient(f"redis+cluster://127.0.0.1:{lost.port},127.0.0.1:{node.port}", timeout_s=1)
+        await client.refresh()
+        assert client.topology.address(0).port == node.port, "the most that a node knows"
+        node("CLUSTER", "ADDSLOTSRANGE", SLOTS // 2, SLOTS - 1)
+        await eventually(lambda: b"cluster_state:ok" in node("CLUSTER", "INFO"))
+        await client.start()
+        assert await client.execute(slot_of("p0"), "SET", "sg:{p0}:x", 1) == b"OK"
+        await client.close()
+
+
 async def _work_on(cluster: RedisCluster, follower: Follower, agent: Agent, engine: Teller) -> list[StreamId]:
     streams: list[StreamId] = []
     while len({follower.log.partition(s) for s in streams}) < PARTITIONS:
