@@ -15,7 +15,7 @@ from inference.agent.replica import AgentPorts, LeasePolicy, ReplicaStatus
 from inference.agent.running import RunningStream
 from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
-from stream_fabric.errors import EngineLost, FabricError, ReplicaLost, StreamGwError
+from stream_fabric.errors import FabricError, StreamGwError
 from stream_fabric.pool.placement import BATCH_TIER
 from stream_fabric.pool.records import Work
 from stream_fabric.ports import Engine
@@ -59,11 +59,14 @@ class Handover:
         """Streams that another process has taken. They stay on our list, where the pool finds them, until they are on
         another replica's list."""
 
-    def hand_over(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
-        """Have another replica continue the stream from its log; where that is impossible, end it with the error."""
+    def hand_over(self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True) -> None:
+        """Have another replica continue the stream from its log; where that is impossible, end it with the error.
+
+        ``comes_back`` False: the stream does not wait for this replica if there is no other one.
+        """
         if not stream.closed:
             stream.closed = stream.handed_over = True
-            self._tasks.create_task(self._place_elsewhere(stream, error))
+            self._tasks.create_task(self._place_elsewhere(stream, error, comes_back=comes_back))
 
     def yield_stream(self, stream: RunningStream) -> None:
         """Stop a batch stream and put it back into the pool's queue, from where any replica continues it."""
@@ -108,7 +111,7 @@ class Handover:
             # Or the log has lost our epoch and the part before it, which this replica cannot produce again
             await self.fence(stream)
 
-    async def _place_elsewhere(self, stream: RunningStream, error: EngineLost | ReplicaLost) -> None:
+    async def _place_elsewhere(self, stream: RunningStream, error: StreamGwError, *, comes_back: bool = True) -> None:
         """Abort the request here, and hand the stream to another replica unless it has ended meanwhile."""
         name = stream.name
         if self._streams.is_running(stream):
@@ -116,8 +119,8 @@ class Handover:
 
         async def rescue() -> None:
             if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch
-                comes_back = self._status.failure is None and not self._status.draining.is_set()
-                await self._failover.rescue(self._policy.pool, self._replica, name, error, comes_back=comes_back)
+                waits = comes_back and self._status.failure is None and not self._status.draining.is_set()
+                await self._failover.rescue(self._policy.pool, self._replica, name, error, comes_back=waits)
 
         await self._let_go(stream, "handover", rescue)
 

@@ -31,7 +31,7 @@ from inference.agent.steering.takeover import Takeover
 from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
 from inference.agent.structured.checked_sink import ReplyChecks
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, from_info
 from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
 from stream_fabric.pool.records import Arrival, EngineRequest
@@ -52,6 +52,8 @@ _TIMER_EARLY_S = 0.01
 """A timer may fire so much too early, and the log would find that the grace period still runs."""
 _REPLICA_FAULTS = frozenset({EngineLost.code, "upstream_truncated"})
 """Error codes that are the replica's fault, not the request's: another replica may succeed."""
+_NO_ROOM = (429, 503)
+"""Statuses of an engine that has no room for a request now: its own queue is full, or it loads its model."""
 
 
 class Requests:
@@ -242,15 +244,18 @@ class Requests:
         stream.abort(self._engine)
 
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
-        if error.http_status < 500:
-            return False
-        self._load.receive_failure(error.code)
-        if error.code not in _REPLICA_FAULTS or stream.work.attempt >= ATTEMPTS_MAX:
+        if error.http_status >= 500:
+            self._load.receive_failure(error.code)
+        refused = error.http_status in _NO_ROOM and stream.first_at is None
+        if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempt >= ATTEMPTS_MAX:
             return False
         request = stream.work.request
         if stream.tokens and not can_continue(request, stream.structure) and not can_repeat(request, stream.tokens):
             return False  # the client hears now, not after another replica has read the log
-        self._handover.hand_over(stream, EngineLost(error.message))
+        if refused:
+            self._handover.hand_over(stream, from_info(error), comes_back=False)
+        else:
+            self._handover.hand_over(stream, EngineLost(error.message))
         return True
 
     # --- the log's replies ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
@@ -54,6 +54,8 @@ class Fragile(SimEngine):
         self.told: list[tuple[str, StreamId]] = []
         """Calls in order."""
         self.slept = 0
+        self.refuses: ErrorInfo | None = None
+        """Error of every request; None: it serves requests."""
         self.sleep_error: EngineFailed | None = None
         self.wake_error: EngineFailed | None = None
         self._away = False
@@ -86,6 +88,9 @@ class Fragile(SimEngine):
 
     def submit(self, request: EngineRequest, sink: FrameSink) -> None:
         self.told.append(("submit", request.stream))
+        if self.refuses is not None:
+            sink.end("failed", self.refuses)
+            return
         if request.model == "poison":
             raise RuntimeError("never seen such a request")
         if request.model == "mute":
@@ -480,6 +485,56 @@ async def test_a_stream_that_is_handed_on_a_second_time_is_not_ended_by_the_one_
         assert (end.status, end.error) == ("completed", None)
         assert end.usage is not None and end.usage.output == 200
         assert await two.epoch(stream) == 3
+
+
+NO_ROOM = [
+    ErrorInfo("too_many", "the queue is full", "rate_limit_error", 429, True),
+    ErrorInfo("engine_error", "the queue is full", http_status=503, retriable=True),
+]
+
+
+@pytest.mark.parametrize("refusal", NO_ROOM, ids=["429", "503"])
+async def test_a_request_that_an_engine_has_no_room_for_moves_to_another_replica(
+    redis_url: str, refusal: ErrorInfo
+) -> None:
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
+        one.engine.refuses = refusal
+        stream = await one.ask(max_tokens=20)
+        end = await two.end(stream)
+        assert (end.status, end.error) == ("completed", None)
+        assert end.usage is not None and end.usage.output == 20
+        await eventually(lambda: one.heard.attempts and two.heard.attempts, "the events of both attempts")
+        (lost,), (billed,) = one.heard.attempts, two.heard.attempts
+        assert (lost.attempt, lost.billed, lost.output_tokens) == (1, False, 0)
+        assert (billed.attempt, billed.billed, billed.output_tokens) == (2, True, 20)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("refusal", NO_ROOM, ids=["429", "503"])
+async def test_a_request_that_no_engine_has_room_for_fails_with_the_engines_error(
+    redis_url: str, refusal: ErrorInfo, replicas: int
+) -> None:
+    """A pool's only replica is asked once: it would refuse the request again at once."""
+    async with AsyncExitStack() as stack:
+        one, _ = await stack.enter_async_context(running(redis_url))
+        benches = [one]
+        for _ in range(replicas - 1):
+            benches.append((await stack.enter_async_context(running(redis_url, pool=one.pool)))[0])
+        for bench in benches:
+            bench.engine.refuses = refusal
+        stream = await one.ask(max_tokens=20)
+        end = await one.end(stream)
+        assert (end.status, end.error) == ("failed", refusal)
+        asked = sum(what == "submit" for bench in benches for what, _ in bench.engine.told)
+        assert asked == (1 if replicas == 1 else ATTEMPTS_MAX)
+
+
+async def test_an_engine_that_says_429_after_the_first_token_ends_the_stream(redis_url: str) -> None:
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool):
+        stream = await one.ask(max_tokens=200)
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        one.engine._requests[stream].sink.end("failed", NO_ROOM[0])
+        assert (await one.end(stream)).error == NO_ROOM[0]
 
 
 async def test_a_prompt_of_token_ids_cannot_be_continued_and_costs_nobody_else_their_agent(redis_url: str) -> None:
