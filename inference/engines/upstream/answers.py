@@ -82,6 +82,8 @@ def upstream_error(raw: bytes | msgspec.Raw, status: int) -> ErrorInfo:
         code = parsed.get("code")
         if isinstance(told := parsed.get("param"), str):
             param = told[:_PARAM_CHARS_MAX]
+    if not message.strip():
+        message = "the model server sent an error without a message"
     if message.startswith(_ENGINE_DEAD):
         return ErrorInfo.of(EngineLost(message))
     if isinstance(code, int) and status == 502 and 400 <= code < 600:  # inside a stream the code is the only status

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 class EventTooLarge(Exception):
     pass
@@ -15,6 +17,8 @@ class EventParser:
         self._rest = b""
         self._data: list[bytes] = []
         self._size = 0
+        self._may_be_mark = True
+        """The bytes so far are none, or begin a byte order mark."""
 
     def receive(self, chunk: bytes) -> list[bytes]:
         """Return the data of the events that this piece completes. Raises EventTooLarge."""
@@ -25,8 +29,12 @@ class EventParser:
             and 2 < len(chunk) <= self._max
             and chunk.endswith(b"\n")
         ):
+            self._may_be_mark = False
             return [chunk[6:-2]]  # one whole event, as servers write them
         buffer = self._rest + chunk
+        if self._may_be_mark:
+            self._may_be_mark = len(buffer) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(buffer)
+            buffer = buffer.removeprefix(_BYTE_ORDER_MARK)
         if b"\r" in buffer:
             # A CR at the very end may be half of a CRLF: it waits for the next bytes
             held = buffer.endswith(b"\r")

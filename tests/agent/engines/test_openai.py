@@ -995,6 +995,14 @@ def test_an_error_has_a_code_and_not_a_status_twice(error: Any, status: int, tol
     assert info.type == {400: "invalid_request_error", 429: "rate_limit_error"}.get(info.http_status, "server_error")
 
 
+@pytest.mark.parametrize("error", [b'""', b'" "'])
+async def test_an_error_without_a_message_gets_one(error: bytes) -> None:
+    sink = await ask(play(delta(content="x"), b'data: {"error":%b}\n\n' % error, DONE))
+    assert sink.error is not None
+    assert sink.error.message == "the model server sent an error without a message"
+    assert upstream_error(b"", 500).message == sink.error.message
+
+
 def last(**metrics: Any) -> bytes:
     return event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1}, metrics=metrics)
 

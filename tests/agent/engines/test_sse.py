@@ -33,6 +33,13 @@ def test_every_byte_alone() -> None:
     assert parse(*(whole[i : i + 1] for i in range(len(whole)))) == ["zwölf 🚀".encode(), b"x"]
 
 
+@pytest.mark.parametrize("cut", range(5))
+def test_a_byte_order_mark_before_the_first_event_is_left_out(cut: int) -> None:
+    whole = b"\xef\xbb\xbfdata: first\n\ndata: \xef\xbb\xbflast\n\n"
+    assert parse(whole[:cut], whole[cut:]) == [b"first", b"\xef\xbb\xbflast"]
+    assert parse(b"data: first\n\n", b"\xef\xbb\xbfdata: last\n\n") == [b"first"]
+
+
 def test_other_fields_and_empty_events_are_passed_over() -> None:
     assert parse(b"event: error\nid: 7\nretry: 10\ndata: x\n\n\n\nevent: ping\n\n") == [b"x"]
 
