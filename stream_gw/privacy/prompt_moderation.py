@@ -1,4 +1,4 @@
-"""Moderation of prompts: before a request is placed, and before it counts against limits."""
+"""Moderation of prompts: after a request is admitted to its limits, and before it is placed."""
 
 from __future__ import annotations
 

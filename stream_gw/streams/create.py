@@ -110,6 +110,8 @@ class StreamCreation:
         Raises StreamGwError, like ``create``.
         """
         call, user, _, _ = await _checked(self._parts, self._readiness, call)
+        plan = self._parts.authenticator.keys.plan(call.who.tenant)
+        await moderate_prompt(self._parts.moderator, plan, call.request.body)
         now_ms = self._parts.clock.now_us() // 1000
         stream = new_stream_id(now_ms, self._parts.random.token_bytes(10))
         facts = StreamFacts.of(stream, now_ms // 1000, call.request)
@@ -154,11 +156,15 @@ class StreamCreation:
                 headers, grant = await self._admit(call, work, terms, is_new=is_new)
             work = msgspec.structs.replace(work, grant=grant)
         ladder = ladder_of(parts, call, work, user, salt)
-        replaces_in = None if is_new else pool
+        # Moderation may take longer than others wait for the key: they may then have created the stream
+        waits = call.key is not None and records.plan(who.tenant).moderation != "off"
+        replaces_in = pool if waits or not is_new else None
         give_back = self._giving_back(work, is_new=is_new)
         try:
-            if call.on_named is not None:
-                async with self._keys.freeing(call, stream, is_new=is_new):
+            async with self._keys.freeing(call, stream, is_new=is_new):
+                # After the limits: a tenant that has reached them must not load the moderation endpoint
+                await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
+                if call.on_named is not None:
                     await call.on_named.named(facts, user)
             return await self._make_stream(call, work, cell, user, replaces_in, headers, ladder, give_back)
         except BaseException:
@@ -381,7 +387,6 @@ async def _checked(
     pool = await parts.directory.pool_of(request.model, records.allowed_models(who.tenant, who.models), regions)
     if context := parts.directory.context(pool, request.model, regions):
         await off_loop(request.prompt_bytes, lambda: check_context(request, context))
-    await moderate_prompt(parts.moderator, records.plan(who.tenant), request.body)
     return call, user, regions, pool
 
 

@@ -83,7 +83,6 @@ class StreamInputs:
         message = user_message(item)
         if page.status != "live" and not await self._log.inputs(StreamId(stream)):
             return "terminal"
-        await moderate_input(self._parts.moderator, records.plan(who.tenant), message)
         sizes = await self._sizes(StreamId(stream), page)
         await self._check_context(who, meta.facts, sizes, message)
         subjects = records.subjects(who, meta.user, meta.facts.model)
@@ -99,6 +98,7 @@ class StreamInputs:
                 raise limited_input(subjects, reply, tokens)
         code = InputCode.NONE
         try:
+            await moderate_input(self._parts.moderator, records.plan(who.tenant), message)
             while code is InputCode.NONE:
                 code = await self._log.input(StreamId(stream), who.tenant, input_id, message, at_us)
                 if code is InputCode.NONE:  # the stream was lost after the look; or it is gone, which raises

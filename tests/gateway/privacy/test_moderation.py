@@ -25,7 +25,7 @@ from tests.support.redis_content import keys_with
 
 pytestmark = [pytest.mark.platform, pytest.mark.skipif(on_cluster(), reason="it scans one Redis")]
 
-PLANS = ("off", "prompt", "all")
+PLANS = ("off", "prompt", "all", "tight")
 WORD = "lease"
 """A word that the simulator says now and then."""
 MODEL = "sim-moderated"
@@ -47,8 +47,10 @@ async def moderated(
     keys = {plan: new_key(HostRandom()) for plan in PLANS}
     (folder / "keys.toml").write_text(
         "".join(
-            f'[plan.{plan}]\nmoderation = "{plan}"\ntenant = {{ requests_per_min = 1000 }}\n'
-            f'[[tenant]]\nid = "m-{plan}"\nplan = "{plan}"\n[[tenant.key]]\nsha256 = "{key_digest(keys[plan])}"\n'
+            f'[plan.{plan}]\nmoderation = "{"prompt" if plan == "tight" else plan}"\n'
+            f"tenant = {{ requests_per_min = {1 if plan == 'tight' else 1000} }}\n"
+            f'[[tenant]]\nid = "m-{plan}-{request.param}"\nplan = "{plan}"\n'
+            f'[[tenant.key]]\nsha256 = "{key_digest(keys[plan])}"\n'
             for plan in PLANS
         )
     )
@@ -113,6 +115,23 @@ async def test_a_flagged_prompt_is_refused_before_it_is_placed(moderated: Modera
             await socket.receive()
         assert socket.track(1).errors[0]["code"] == "content_filter"
     assert (await moderated.gates["off"].ask("POST", "/v1/chat/completions", asked)).status == 200
+
+
+async def test_limits_come_before_moderation(moderated: Moderated) -> None:
+    """A tenant that has reached its limits loads no moderation endpoint, nor learns what it would say."""
+    gate, path = moderated.gates["tight"], "/v1/chat/completions"
+    flagged = body(moderated, 1, 5, messages=[{"role": "user", "content": f"a {WORD}"}])
+    refusal(await gate.ask("POST", path, flagged), 400, "content_filter")
+    key = secrets.token_hex(8)
+    refusal(await gate.ask("POST", path, flagged, {"Idempotency-Key": key}), 400, "content_filter")
+    stream = await gate.background(3000, **{k: v for k, v in body(moderated, 1).items() if k == "model"})
+    asked = len(moderated.server.bodies)
+    refusal(await gate.ask("POST", path, flagged), 429, "rate_limit_exceeded")
+    refusal(await gate.ask("POST", path, flagged, {"Idempotency-Key": key}), 429, "rate_limit_exceeded")
+    item = {"id": "a", "item": f"a {WORD}"}
+    refusal(await gate.ask("POST", f"/v1/streams/{stream}/input", item), 429, "rate_limit_exceeded")
+    assert len(moderated.server.bodies) == asked
+    await gate.cancel(stream)
 
 
 async def test_flagged_text_reaches_no_reader_and_not_redis(moderated: Moderated) -> None:
@@ -223,8 +242,16 @@ async def test_inputs_are_checked_as_prompts(moderated: Moderated) -> None:
     stream = await gate.background(3000, **{k: v for k, v in body(moderated, 1).items() if k == "model"})
     path = f"/v1/streams/{stream}/input"
     assert (await gate.ask("POST", path, {"id": "a", "item": "fine"})).status == 202
+    before = await used_requests(gate)
     refusal(await gate.ask("POST", path, {"id": "b", "item": f"a {WORD}"}), 400, "content_filter")
+    assert await used_requests(gate) <= before, "it was not charged"
     await gate.cancel(stream)
+
+
+async def used_requests(gate: Gate) -> int:
+    (entry,) = (await gate.ask("GET", "/v1/limits")).json["data"]
+    found: int = entry["requests_per_minute"]["used"]
+    return found
 
 
 async def test_without_moderation_a_moderated_plan_is_refused(
