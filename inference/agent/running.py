@@ -131,7 +131,7 @@ class RunningStream:
         "timing",
         "tokens",
         "unwatched",
-        "waits_for_slot",
+        "waits_in_engine",
         "work",
         "yielded",
     )
@@ -174,8 +174,8 @@ class RunningStream:
         self.metered_tokens = 0
         self.decode_seconds_before = 0.0
         """Sequence-seconds that this replica had decoded before the stream's first token."""
-        self.waits_for_slot = False
-        """The engine had no free slot when the stream started."""
+        self.waits_in_engine = False
+        """Its prompt waited in the engine: for a slot when it started, or for room in the KV cache."""
         self.handed_over = False
         """Another replica continues the stream, or will."""
         self.yielded = False

@@ -186,6 +186,7 @@ class OpenAIEngine:
             running=metrics.running if metrics.shown else len(self._running),
             waiting=metrics.waiting,
             slots=self._slots,
+            waits_beside_slots=metrics.waiting > 0 and metrics.running < self._slots,
             ready=not load.refused and not self._asleep,
             kv_used_ratio=metrics.kv_used_ratio,
             kv_capacity_tokens=metrics.kv_capacity_tokens,

@@ -72,6 +72,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Sequences that it runs at once (``max_num_seqs``)."""
     ready: bool = True
     """True while it takes requests; False while it boots, warms up, sleeps or restarts."""
+    waits_beside_slots: bool = False
+    """True: its last step let a sequence wait although a slot was free. The KV cache had no room for it, or other
+    prompts took all tokens of the step."""
     kv_used_ratio: float = 0.0
     kv_capacity_tokens: int = 0
     kv_evicted_tokens: int = 0

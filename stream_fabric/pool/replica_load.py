@@ -52,7 +52,11 @@ class PrefillSpeed:
             self._seconds = self._seconds * _SPEED_DECAY + self._sample_s
             goes_on = False
         if not goes_on:
-            self._sample_tokens, self._sample_s = 0, 0.0
+            self.drop_sample()
+
+    def drop_sample(self) -> None:
+        """Forget the sample under way. The speed stays."""
+        self._sample_tokens, self._sample_s = 0, 0.0
 
 
 class TypicalLength:

@@ -125,6 +125,64 @@ async def test_prompts_that_slots_let_in_one_by_one_are_measured_without_their_w
 
 
 @on_virtual_time
+async def test_a_wait_for_room_in_the_kv_cache_is_no_time_of_a_prompt() -> None:
+    """Prompts of 1 s. The cache takes three, which decode for 30 s, so that all others wait for 10 s in a free slot."""
+    tracked, prompt, number = Tracked(slots=32), 10_000, 0
+    settings = SimSettings(max_num_seqs=32, num_blocks=33_000 // 16, prefill_tokens_per_s=prompt, itl_ms=30, ttft_ms=0)
+    engine = tracked.load.engine = SimEngine(settings)
+    prefills_s: list[float] = []
+    for _ in range(20_000):
+        while len(engine.replica.waiting) < 3:
+            number += 1
+            assert engine.replica.add((StreamId(f"s{number}"), 0), prompt, (), 900)
+            tracked.start(f"s{number}", prompt)
+        prefills_s += await step_of(engine, tracked)
+        tracked.load.tick()
+        assert len(engine.replica.running) <= 3
+        pending_s = tracked.load.pending_prefill_s()
+        assert pending_s > 2 * prompt / tracked.per_s, "those that wait are not begun"
+    assert number > 50 and sum(prefills_s[10:]) / len(prefills_s[10:]) < 2, "an attempt's prefill has no wait either"
+    assert tracked.per_s >= AT_FIRST_PER_S
+    while not engine.replica.idle:
+        await step_of(engine, tracked)
+    for number in range(60):  # there is room again
+        assert engine.replica.add((StreamId(f"t{number}"), 0), prompt, (), 2)
+        tracked.start(f"t{number}", prompt)
+        while not engine.replica.idle:
+            await step_of(engine, tracked)
+            tracked.load.tick()
+    assert tracked.per_s == pytest.approx(prompt, rel=0.1)
+
+
+async def step_of(engine: SimEngine, tracked: Tracked) -> list[float]:
+    """Take one step of the engine. Returns how long each prompt that got its first token is taken to be computed."""
+    step = engine.replica.step()
+    await asyncio.sleep(step.duration_s)
+    firsts = [tracked.running[name] for (name, _), _ in step.first]
+    for first in firsts:
+        tracked.load.receive_first_token(first)
+    for name, _ in step.finished:
+        tracked.end(tracked.running[name])
+    return [first.timing.prefill_s for first in firsts]
+
+
+@on_virtual_time
+async def test_prompts_that_are_computed_beside_one_that_waits_for_the_cache_are_measured() -> None:
+    """The engine computes one prompt in pieces, and the next one has to wait for room: that is no standstill."""
+    tracked = Tracked(slots=32)
+    settings = SimSettings(num_blocks=15_000 // 16, prefill_tokens_per_s=2000, ttft_ms=0)
+    engine = tracked.load.engine = SimEngine(settings)
+    for number in range(60):
+        for name in (f"a{number}", f"b{number}"):
+            assert engine.replica.add((StreamId(name), 0), 10_000, (), 2)
+            tracked.start(name, 10_000)
+        while not engine.replica.idle:
+            await step_of(engine, tracked)
+            tracked.load.tick()
+    assert tracked.per_s == pytest.approx(2000, rel=0.1)
+
+
+@on_virtual_time
 async def test_a_wait_for_a_slot_is_still_a_wait() -> None:
     tracked = Tracked(slots=1)
     first = tracked.start("s0")

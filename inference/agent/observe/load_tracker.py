@@ -40,6 +40,8 @@ class LoadTracker:
         """Earliest moment at which the engine can have begun to compute the first of them, if it had a free slot."""
         self._computing_since = 0.0
         """The same, or later: the time in which the first of them waited for a slot is no computation."""
+        self._lacked_kv = False
+        """True: prompts have waited for room in the KV cache since the replica last had none without a first token."""
         self._decoding: set[RunningStream] = set()
         self._concurrency = DecodeConcurrency(now)
         self._gpu_time = GpuTime(now)
@@ -54,8 +56,10 @@ class LoadTracker:
             self.prefixes.touch(stream.hashes)
         if not self._prefilling:
             self._prefilling_since = self._computing_since = self._loop.time()
-        stream.waits_for_slot = len(self._running) > self.engine.load().slots
+            self._lacked_kv = False
+        stream.waits_in_engine = len(self._running) > self.engine.load().slots
         self._prefilling[stream.name] = stream
+        self._look_for_kv()
         self._gpu_time.begin(stream, self.engine.load().slots, self._loop.time())
 
     def end_gpu_time(self, stream: RunningStream) -> float:
@@ -73,6 +77,7 @@ class LoadTracker:
     def receive_first_token(self, stream: RunningStream) -> None:
         now = self._loop.time()
         stream.first_at = now
+        self._look_for_kv()
         self._decoding.add(stream)
         self._concurrency.receive(len(self._decoding), now)
         stream.decode_seconds_before = self._concurrency.sequence_seconds(now)
@@ -83,9 +88,12 @@ class LoadTracker:
         own_s = min(computed / self.meter.prefill.per_s, took_s)
         # With a slot, the engine computes it once no other is before it; without one, part of the time is waiting
         in_a_row_s = min(now - self._prefilling_since, took_s)
-        stream.timing.prefill_s = own_s if stream.waits_for_slot else max(own_s, in_a_row_s)
+        stream.timing.prefill_s = own_s if stream.waits_in_engine else max(own_s, in_a_row_s)
         goes_on = bool(self._prefilling) and self._has_slot()
-        self.meter.prefill.receive(computed, now - self._computing_since, goes_on=goes_on)
+        if self._lacked_kv:
+            self.meter.prefill.drop_sample()
+        else:
+            self.meter.prefill.receive(computed, now - self._computing_since, goes_on=goes_on)
         self._prefilling_since = self._computing_since = now
         self.meter.receive_wait(computed, took_s, now)
         if not stream.work.base and TIERS[stream.work.tier] != "batch":
@@ -110,6 +118,7 @@ class LoadTracker:
 
     def receive_end(self, stream: RunningStream, *, whole: bool) -> None:
         """Stop following a stream that no longer runs here. ``whole``: the log has the stream's terminal."""
+        self._look_for_kv()
         if self._prefilling.get(stream.name) is stream:
             if next(iter(self._prefilling)) == stream.name:  # the time before belongs to no prompt that is counted
                 self._prefilling_since = self._computing_since = self._loop.time()
@@ -131,10 +140,23 @@ class LoadTracker:
         slots = self.engine.load().slots
         return not slots or len(self._decoding) < slots
 
+    def _look_for_kv(self) -> None:
+        """Notice that prompts wait for room in the KV cache: some wait beside free slots, and all that run decode.
+
+        The engine's figures may be a second old, so the length of the wait is unknown, and nothing is measured until no
+        prompt is pending. The prompts behind it share steps with it: without its time they would look too fast.
+        """
+        load = self.engine.load()
+        if self._prefilling and load.waits_beside_slots and load.running <= len(self._decoding):
+            self._lacked_kv = True
+            for stream in self._prefilling.values():
+                stream.waits_in_engine = True
+
     # --- figures -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Close a measuring period. Called at each renewal of the lease."""
+        self._look_for_kv()
         for stream in self._running.values():
             self.meter.receive_tokens(stream.tokens - stream.metered_tokens)
             stream.metered_tokens = stream.tokens
@@ -160,7 +182,8 @@ class LoadTracker:
         if not self._prefilling:
             return 0.0
         to_compute = [max(s.work.prompt_tokens - s.matched_tokens, 1) for s in self._prefilling.values()]
-        spent_s = self._loop.time() - self._computing_since if self._has_slot() else 0.0
+        computes = self._has_slot() and not self._lacked_kv
+        spent_s = self._loop.time() - self._computing_since if computes else 0.0
         return pending_prefill_s(sum(to_compute), to_compute[0], spent_s, self.meter.prefill.per_s)
 
     def standstill_s(self) -> float:

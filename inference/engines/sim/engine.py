@@ -178,6 +178,7 @@ class SimEngine:
             len(self.replica.waiting),
             self.settings.max_num_seqs,
             ready=not self._asleep,
+            waits_beside_slots=self.replica.held_back and bool(self.replica.waiting),
             kv_used_ratio=pool.used / pool.total,
             kv_capacity_tokens=pool.total * self.settings.block_size,
             kv_evicted_tokens=pool.evictions * self.settings.block_size,

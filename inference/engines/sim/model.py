@@ -72,6 +72,8 @@ class Replica(Generic[K]):
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
+        self.held_back = False
+        """True: the newest step had a free slot and no room for the first prompt that waits."""
         self._stalled = 0
 
     def add(self, key: K, prompt: int, hashes: Sequence[int], target: int) -> bool:
@@ -130,8 +132,10 @@ class Replica(Generic[K]):
         prefilled = 0
         for sequence in [s for s in self.running if s.computed < s.needed]:
             prefilled += self._prefill(sequence, budget - prefilled, step)
+        self.held_back = False
         while self.waiting and len(self.running) < settings.max_num_seqs and prefilled < budget:
             if not self._admit(self.waiting[0]):
+                self.held_back = True
                 break
             sequence = self.waiting.popleft()
             self.running.append(sequence)

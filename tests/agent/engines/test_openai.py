@@ -730,6 +730,9 @@ async def test_load_is_the_server_s_own_where_it_tells_it(caplog: pytest.LogCapt
     async with engine_on(play(), gets={"/metrics": metrics}) as engine:
         await eventually(lambda: engine.load().running == 3)
         assert (engine.load().waiting, engine.load().kv_used_ratio) == (2, 0.25)
+        assert engine.load().waits_beside_slots
+        engine._slots = 3
+        assert not engine.load().waits_beside_slots, "they wait for a slot"
         await eventually(lambda: engine.load().metrics_missing == 3)
     said = [record.message for record in caplog.records if "metrics lack" in record.message]
     assert len(said) == 1, "once, not at each look"
