@@ -14,6 +14,7 @@ import msgspec
 from inference.control.policy.arrival_profile import DAY_S
 from inference.control.policy.scale_policy import ScalePolicy, parse_policies
 from inference.simulate import study
+from inference.simulate.batch_host import HOST_MOST, HostPlan, tiered
 from inference.simulate.capacity import Margins, capacity
 from inference.simulate.elastic import Step, stepped
 from inference.simulate.engine import full_batch_tokens_per_s
@@ -64,8 +65,10 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         raise ValueError(f"--fill must be more than 0 and at most 1, got {args.fill:g}")
     if args.begin < 0:
         raise ValueError(f"--begin: {args.begin} replicas")
+    host = _batch_host(args, hardware, span_s)
+    arriving = stepped(requests, step, args.seed) if step else requests
     asked = study.Study(
-        stepped(requests, step, args.seed) if step else requests,
+        tiered(arriving, args.batch_share, args.seed) if args.batch_share else arriving,
         hardware,
         policy,
         study.Objective(
@@ -78,10 +81,12 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
         kills_s,
         args.seed,
         history(requests, step) if "ours:known" in policies else None,
+        host,
     )
     for path in filter(None, (args.csv, args.timeline, args.html)):
         _check_writable(path)
-    outcomes = [study.run(asked, name) for name in policies]
+    compared = [replace(asked, host=None), asked] if host is not None else [asked]
+    outcomes = [study.run(one, name) for name in policies for one in compared]
     facts = _setup_sentences(args, asked, step)
     if args.csv is not None:
         args.csv.write_text(report.summary_csv(outcomes), "utf-8")
@@ -117,6 +122,41 @@ def _setup_sentences(args: argparse.Namespace, asked: study.Study, step: Step | 
         f"SLO: first token within {objective.ttft_s:g} s{longer}, then one every {objective.itl_s * 1000:g} ms on "
         f"average; what is not served misses it. Seed {asked.seed}",
         *known,
+        *_host_sentences(args, asked),
+    )
+
+
+def _host_sentences(args: argparse.Namespace, asked: study.Study) -> Sequence[str]:
+    """Sentences about batch requests and their host."""
+    if not args.batch_share:
+        return ()
+    tiers = f"{args.batch_share:.0%} of the requests are of tier batch, the others interactive"
+    if asked.host is None:
+        return (tiers,)
+    price = f", ${asked.host.gpu_hour:g} a GPU hour" if asked.host.gpu_hour else ""
+    reclaims = [
+        f"one is taken away at {at_s:,.0f} s" + (f" and may start again at {back_s:,.0f} s" if back_s else "")
+        for at_s, back_s in asked.host.reclaims
+    ]
+    have = f"batch host: {asked.host.replicas} such replica{'s' if asked.host.replicas > 1 else ''}{price}"
+    return (f"{tiers}; {'; '.join([have, *reclaims])}",)
+
+
+def _batch_host(args: argparse.Namespace, hardware: Hardware, span_s: float) -> HostPlan | None:
+    if not 0 <= args.batch_share <= 1:
+        raise ValueError(f"--batch-share must be from 0 to 1, got {args.batch_share:g}")
+    if not args.batch_host:
+        _refuse_flags({"--reclaim": args.reclaim or None, "--host-gpu-hour": args.host_gpu_hour}, "--batch-host")
+        return None
+    if not 0 < args.batch_host <= HOST_MOST:
+        raise ValueError(f"--batch-host must be from 0 to {HOST_MOST:,} replicas, got {args.batch_host}")
+    if not args.batch_share:
+        raise ValueError("--batch-host needs --batch-share: without it no request is of tier batch")
+    price = args.host_gpu_hour
+    return HostPlan(
+        args.batch_host,
+        [study.parse_reclaim(text, span_s) for given in args.reclaim for text in given.split(",")],
+        hardware.gpu_hour if price is None else _require_0_or_more("--host-gpu-hour", price),
     )
 
 

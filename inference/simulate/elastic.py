@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from inference.engines.sim.settings import SimSettings
+from inference.simulate.engine import Clock
 from inference.simulate.traces import TRACE_BLOCK_TOKENS, Request
 from inference.simulate.world import AllReplicas, RequestLife, Run, World
 from stream_fabric.limits import (
@@ -22,7 +23,7 @@ from stream_fabric.limits import (
     YIELD_WAIT_S_MAX,
 )
 from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, PROMOTION_S, SPAN, OverloadMarks, OverloadTerms, relief
-from stream_fabric.pool.placement import Placed, Queued, Refused, ReplicaSlot
+from stream_fabric.pool.placement import BATCH_TIER, Placed, Queued, Refused, ReplicaSlot
 from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
@@ -93,9 +94,10 @@ class Elastic(World):
         settings: SimSettings,
         *,
         cold_start_s: float,
+        clock: Clock | None = None,
     ) -> None:
         self.replicas: list[Replica] = []
-        super().__init__(requests, 0, AllReplicas(), seed, settings)
+        super().__init__(requests, 0, AllReplicas(), seed, settings, clock=clock)
         self._scaler = scaler
         self._cold_start_s = cold_start_s
         self.settings = settings
@@ -148,7 +150,7 @@ class Elastic(World):
 
         Its process starts again and takes requests a cold start later. Its streams continue elsewhere.
         """
-        self._schedule(at_s, self._kill_busiest)
+        self._schedule(at_s, self._kill_and_restart)
 
     def gpu_s(self) -> float:
         """Sum of all replicas' seconds, each from the request for the replica until it left."""
@@ -157,10 +159,16 @@ class Elastic(World):
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def _kill_busiest(self) -> None:
+    def _kill_and_restart(self) -> None:
+        killed = self._kill_busiest()
+        if killed is not None and not killed.leaves:
+            self.request_replicas(1)
+
+    def _kill_busiest(self) -> Replica | None:
+        """Let the replica with most streams die. Returns it; None: there is none."""
         up = self._alive_replicas()
         if not up:
-            return
+            return None
         index = max(up, key=lambda i: len(self.agents[i].running))  # the first of several
         replica, name = self.replicas[index], self._names[index]
         agent = self.agents[index]
@@ -169,12 +177,11 @@ class Elastic(World):
                 self._keep_output(self._by_stream[stream], agent.engine.tokens_streamed(request, self.now_s))
             self._by_stream[stream].died_s = self.now_s
         self.deaths.append(Death(self.now_s, name, len(self.pool.flights.get(name, ()))))
-        again, replica.dead, replica.gone_s = not replica.leaves, True, self.now_s
+        replica.dead, replica.gone_s = True, self.now_s
         # Gateways place requests there until its lease ends
         seen_dead_s = self.pool.replicas[name].expires_ms / 1000 + SEEN_DEAD_S + REAP_EVERY_S
         self._schedule(seen_dead_s, partial(self._fail_over, index))
-        if again:
-            self.request_replicas(1)
+        return replica
 
     def _keep_output(self, life: RequestLife, tokens: int) -> None:
         """Continue an answer behind the part that its replica has written to the stream's log."""
@@ -191,27 +198,49 @@ class Elastic(World):
     def _fail_over(self, index: int) -> None:
         """Recover a dead replica's streams as ``stream_fabric.recovery.failover`` does: takeover, or the end."""
         name = self._names[index]
-        others = sorted(self._alive_replicas(), key=lambda i: self.pool.replicas[self._names[i]].load_ms)[
-            :CANDIDATES_MAX
-        ]
+        others = self._takeover_candidates()
         for stream in list(self.pool.flights.get(name, ())):
             life = self._by_stream[stream]
-            if life.attempt >= ATTEMPTS_MAX or not others:
+            if life.attempt >= ATTEMPTS_MAX or not self._recover(life, others, name):
                 self._close_request(life, "lost")
-                continue
-            life.attempt += 1
-            ask = self._placement_request(life, QUEUE_WAIT_S_MAX)
-            names = [self._names[i] for i in others]
-            match self.pool.place(ask, names, [0] * len(names), self.now_s * 1000, instead=name):
-                case Placed():
-                    life.fate = "placed"
-                case Queued():
-                    life.fate, life.waited = "queued", True
-                case Refused():
-                    self._close_request(life, "lost")
         self.replicas[index].takes = False
         self.pool.retire(name)
         self._ring_doorbells()
+
+    def _takeover_candidates(self) -> list[ReplicaId]:
+        names = [self._names[i] for i in self._alive_replicas()]
+        return sorted(names, key=lambda name: self.pool.replicas[name].load_ms)[:CANDIDATES_MAX]
+
+    def _recover(self, life: RequestLife, others: Sequence[ReplicaId], instead: ReplicaId) -> bool:
+        """Continue a stream of a dead replica at one of ``others``, or in the queue. False: it is lost."""
+        if not others:
+            return False
+        life.attempt += 1
+        return self._take_over(life, others, instead)
+
+    def _take_over(
+        self,
+        life: RequestLife,
+        others: Sequence[ReplicaId],
+        instead: ReplicaId,
+        terms: OverloadTerms = NO_OVERLOAD_TERMS,
+    ) -> bool:
+        """Place a stream that has begun, as ``stream_fabric.recovery.failover`` does. False: the pool refuses it."""
+        ask = self._placement_request(life, YIELD_WAIT_S_MAX if life.request.tier == BATCH_TIER else QUEUE_WAIT_S_MAX)
+        match self.pool.place(ask, others, [0] * len(others), self.now_s * 1000, instead=instead, terms=terms):
+            case Placed():
+                life.fate = "placed"
+            case Queued():
+                life.fate, life.waited = "queued", True
+            case Refused():
+                return False
+        return True
+
+    def take_back(self, life: RequestLife, instead: ReplicaId) -> bool:
+        """Continue a batch stream that the batch host's replica ``instead`` has lost. False: the pool refuses it."""
+        life.went_home = self._take_over(life, self._takeover_candidates(), instead)
+        self._ring_doorbells()
+        return life.went_home
 
     def run(self) -> Run:
         self._schedule(0.0, self._run_scaler)

@@ -1,7 +1,8 @@
-"""The simulated engine on virtual time. Steps in which only decoding can happen are taken at once."""
+"""Virtual time, and the simulated engine on it. Steps in which only decoding can happen are taken at once."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 from inference.engines.sim.model import Replica, Step
@@ -46,6 +47,24 @@ def work_s(settings: SimSettings, computed_tokens: int, output_tokens: int) -> f
 def own_ids(number: int, blocks: int) -> list[int]:
     """Ids of a request's first ``blocks`` blocks, for content that no other request shares. No trace has such ids."""
     return [-(number << 20 | block) - 1 for block in range(blocks)]
+
+
+class Clock:
+    """Virtual time with its events. The fleets of one simulation share it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+
+    def schedule(self, at_s: float, event: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at_s, self._order, event))
+
+    def advance(self) -> None:
+        """Run the next event at its time."""
+        self.now_s, _, event = heapq.heappop(self._events)
+        event()
 
 
 class CoastingReplica(Replica[int]):

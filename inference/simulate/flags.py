@@ -102,6 +102,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         help="time at which the busiest replica dies: 600, 10m or 50%%; separate several by commas, repeat one to kill "
         "two. Streams continue elsewhere, the process starts again",
     )
+    _add_batch_host(parser)
     parser.add_argument(
         "--fill",
         type=float,
@@ -132,6 +133,39 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page with plots")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the randomness (default 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_batch_host(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-share",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of the requests that are of tier batch, 0 to 1; the others are then interactive (default 0: all "
+        "are standard)",
+    )
+    parser.add_argument(
+        "--batch-host",
+        type=int,
+        default=0,
+        metavar="N",
+        help="replicas of a batch host, which batch requests try first: each policy runs without and with it; 0: none "
+        "(default 0)",
+    )
+    parser.add_argument(
+        "--reclaim",
+        action="append",
+        default=[],
+        metavar="30%-60%",
+        help="times at which the busiest replica of the batch host is taken away without a notice and at which it may "
+        "start again, or the first alone; separate several by commas",
+    )
+    parser.add_argument(
+        "--host-gpu-hour",
+        type=float,
+        metavar="DOLLARS",
+        help="price of a GPU hour at the batch host in dollars (default: as at home)",
+    )
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from inference.control.policy.arrival_profile import ArrivalProfile
 from inference.control.policy.scale_policy import ScalePolicy
+from inference.simulate.batch_host import BatchHost, HostPlan, Reclaim
 from inference.simulate.elastic import Death, Elastic, Sample, Scaler, Step
 from inference.simulate.engine import work_s
 from inference.simulate.hardware import Hardware
@@ -17,8 +18,11 @@ from inference.simulate.history import TODAY_S
 from inference.simulate.scalers import ControllerScaler, Fixed, GpuUtilisation, Oracle, Waiting
 from inference.simulate.traces import Request
 from inference.simulate.world import Fate, RequestLife
+from stream_fabric.pool.placement import BATCH_TIER
 from stream_fabric.process.stats import percentile
 
+WITH_HOST = " + host"
+"""End of the name of an outcome with a batch host."""
 POLICIES = ("ours", "ours:known", "hpa", "waiting", "oracle", "fixed:N")
 BINS_MAX = 180
 _BINS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
@@ -59,6 +63,8 @@ class Study:
     seed: int = 0
     known: ArrivalProfile | None = None
     """Arrival profile that the controller has learned, for ``ours:known``."""
+    host: HostPlan | None = None
+    """Batch host of the pool, with replicas of the same hardware."""
 
     @property
     def span_s(self) -> float:
@@ -121,6 +127,20 @@ class Outcome:
     bins: Sequence[Bin]
     reasons: Sequence[tuple[float, str]]
     """Decisions of our controller: time and reason."""
+    batch: int
+    """Requests of tier batch."""
+    batch_done: int
+    slo_interactive: float
+    """Share of the requests of higher tiers that met the objective."""
+    hosted: int
+    """Batch requests that the batch host took."""
+    went_home: int
+    """Batch requests that a reclaim sent from the host to the home pool."""
+    host_gpu_h: float
+    """GPU hours of the batch host; ``gpu_h`` and ``dollars`` are the home pool's alone."""
+    host_dollars: float
+    reclaims: int
+    """Replicas of the batch host that were taken away."""
 
 
 def parse_policies(texts: Sequence[str]) -> list[str]:
@@ -156,6 +176,18 @@ def parse_step(text: str, span_s: float) -> Step:
     return Step(times, from_s, until_s - from_s, min(30.0, (until_s - from_s) / 4))
 
 
+def parse_reclaim(text: str, span_s: float) -> Reclaim:
+    """Parse ``30%-60%``: a replica of the batch host is taken away, and there is another from 60 % of the traffic on.
+
+    ``30%``: there is no other. Raises ValueError.
+    """
+    at, _, back = text.partition("-")
+    found = Reclaim(parse_moment(at, span_s), parse_moment(back, span_s) if back else None)
+    if found.back_s is not None and found.back_s <= found.at_s:
+        raise ValueError(f"{text!r}: the replica comes back before it is taken away; write 30%-60%")
+    return found
+
+
 def run(study: Study, policy: str) -> Outcome:
     """Simulate one policy, as ``parse_policies`` returned it."""
     settings, cold_start_s = study.hardware.settings, study.policy.cold_start_s
@@ -179,17 +211,26 @@ def run(study: Study, policy: str) -> Outcome:
     world = Elastic(study.requests, begin, scaler, study.seed, settings, cold_start_s=cold_start_s)
     for at_s in study.kills_s:
         world.kill_at(at_s)
-    return _outcome(study, policy, world, scaler.reasons if isinstance(scaler, ControllerScaler) else ())
+    host = None
+    if study.host is not None:
+        host = BatchHost(world, study.host, study.seed, cold_start_s=cold_start_s)
+        policy += WITH_HOST
+    return _outcome(study, policy, world, host, scaler.reasons if isinstance(scaler, ControllerScaler) else ())
 
 
-def _outcome(study: Study, policy: str, world: Elastic, reasons: Sequence[tuple[float, str]]) -> Outcome:
+def _outcome(
+    study: Study, policy: str, world: Elastic, host: BatchHost | None, reasons: Sequence[tuple[float, str]]
+) -> Outcome:
     lives = world.run().lives
+    batch = [life for life in lives if life.request.tier == BATCH_TIER]
+    others = [life for life in lives if life.request.tier != BATCH_TIER]
     fates: dict[Fate, int] = {}
     for life in lives:
         fate: Fate = "lost" if life.attempt > 1 and life.fate != "done" else life.fate
         fates[fate] = fates.get(fate, 0) + 1
     ttft_s = sorted(life.ttft_s for life in lives)
     replica_h = world.gpu_s() / 3600
+    host_gpu_h = host.gpu_s() / 3600 * study.hardware.gpus if host is not None else 0.0
     return Outcome(
         policy=policy,
         requests=len(lives),
@@ -211,6 +252,14 @@ def _outcome(study: Study, policy: str, world: Elastic, reasons: Sequence[tuple[
         deaths=world.deaths,
         bins=_bins(study, world, lives),
         reasons=reasons,
+        batch=len(batch),
+        batch_done=sum(life.fate == "done" for life in batch),
+        slo_interactive=sum(map(study.objective.is_met, others)) / len(others) if others else 1.0,
+        hosted=sum(life.hosted for life in lives),
+        went_home=sum(life.went_home for life in lives),
+        host_gpu_h=host_gpu_h,
+        host_dollars=host_gpu_h * study.host.gpu_hour if study.host is not None else 0.0,
+        reclaims=len(host.deaths) if host is not None else 0,
     )
 
 

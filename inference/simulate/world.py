@@ -6,7 +6,6 @@ all policies.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,11 +15,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from inference.engines.sim.settings import SimSettings
 from inference.simulate.agents import OUTPUT_LIMIT_TOKENS, Agent
-from inference.simulate.engine import SETTINGS, Engine
+from inference.simulate.engine import SETTINGS, Clock, Engine
 from inference.simulate.traces import HINT_BLOCK_TOKENS, Request
 from stream_fabric.limits import LEASE_RENEW_S, QUEUE_MAX, QUEUE_WAIT_S_MAX
-from stream_fabric.pool.overload import NO_OVERLOAD_TERMS, OverloadTerms
-from stream_fabric.pool.placement import Placed, PlacementRequest, Queued, Refused, ReplicaSlot
+from stream_fabric.pool.overload import BATCH_HOST_TERMS, NO_OVERLOAD_TERMS, OverloadTerms
+from stream_fabric.pool.placement import BATCH_TIER, Placed, PlacementRequest, Queued, Refused, ReplicaSlot
 from stream_fabric.pool.prefix import PrefixView
 from stream_fabric.pool.replica_load import TypicalLength
 from stream_fabric.pool.state import PoolState
@@ -95,6 +94,10 @@ class RequestLife:
     paused_s: float = 0.0
     """Time from the last death of its replica to the next token, for an answer that had begun."""
     died_s: float = -1.0
+    hosted: bool = False
+    """The batch host took it."""
+    went_home: bool = False
+    """The batch host lost it, and its home pool took it back."""
 
     def __post_init__(self) -> None:
         self.left = self.request
@@ -143,6 +146,9 @@ class Run:
 class World:
     """Simulates a fleet of fixed size that serves recorded requests."""
 
+    NAMES = "r"
+    """Beginning of its replicas' names."""
+
     def __init__(
         self,
         requests: Sequence[Request],
@@ -153,16 +159,18 @@ class World:
         *,
         coasts: bool = True,
         blind_queue: bool = False,
+        clock: Clock | None = None,
     ) -> None:
-        """``coasts``: engines skip uneventful steps. ``blind_queue``: the queue ignores cached prompts."""
+        """``coasts``: engines skip uneventful steps. ``blind_queue``: the queue ignores cached prompts. ``clock``: that
+        of another fleet; None: its own."""
         rng = random.Random(f"world {seed}")
         self._lives = [RequestLife(request, rng.randrange(GATEWAYS), rng.random()) for request in requests]
         self._policy = policy
         self._settings = settings
         self._coasts = coasts
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self.now_s = 0.0
+        self._clock = clock or Clock()
+        self.batch_host: World | None = None
+        """Pool that batch requests try before this one."""
         self._open = len(self._lives)
         self.pool = PoolState(QUEUE_MAX)
         self._names: list[ReplicaId] = []
@@ -181,7 +189,7 @@ class World:
     def add_replica(self) -> int:
         """Add a replica and return its index. It joins its pool with its first report."""
         index = len(self.agents)
-        name = ReplicaId(f"r{index:02}")
+        name = ReplicaId(f"{self.NAMES}{index:02}")
         engine = Engine(self._settings, partial(self._schedule_wake, index), coasts=self._coasts)
         self._names.append(name)
         self._engines.append(engine)
@@ -191,30 +199,58 @@ class World:
             gateway.views.append(PrefixView())
         return index
 
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
     def run(self) -> Run:
         for life in self._lives:
             self._schedule(life.request.at_s, partial(self._arrive, life))
+        self.start()
+        if self.batch_host is not None:
+            self.batch_host.start()
+        self._schedule(1.0, self._expire_queued)
+        while self._open:
+            self._clock.advance()
+        self.outcome.end_s = self.now_s
+        return self.outcome
+
+    def start(self) -> None:
+        """Begin the reports of the replicas, and the gateways' reads of them."""
         for index in range(len(self.agents)):
             self._report(index, [], renews=True)
             self._schedule(LEASE_RENEW_S * (index + 1) / len(self.agents), partial(self._renew, index))
         for index in range(GATEWAYS):
             self._schedule(HINTS_EVERY_S * (index + 0.5) / GATEWAYS, partial(self._refresh, index))
-        self._schedule(1.0, self._expire_queued)
-        while self._open:
-            self.now_s, _, event = heapq.heappop(self._events)
-            event()
-        self.outcome.end_s = self.now_s
-        return self.outcome
 
     def _schedule(self, at_s: float, event: Callable[[], None]) -> None:
         """Schedule an event on virtual time."""
-        self._order += 1
-        heapq.heappush(self._events, (at_s, self._order, event))
+        self._clock.schedule(at_s, event)
 
     # --- gateways ------------------------------------------------------------------------------------------
 
     def _arrive(self, life: RequestLife) -> None:
-        """Place a request that has arrived at its gateway."""
+        """Place a request that has arrived at its gateway. A batch request tries the batch host first."""
+        if life.request.tier == BATCH_TIER and self.batch_host is not None and self.batch_host.take(life):
+            return
+        match self._place(life, self._wait_s()):
+            case Queued():
+                life.fate, life.waited = "queued", True
+                if self._blind_queue:
+                    waiting = self.pool.queue.tiers[life.request.tier][stream_of(life)]
+                    waiting.cached, waiting.pin = {}, ""
+            case Refused():
+                self._close_request(life, "refused")
+        self._ring_doorbells()
+
+    def take(self, life: RequestLife) -> bool:
+        """Begin a batch request of another pool at once, as a batch host does. False: no slot is free."""
+        life.hosted = isinstance(self._place(life, 0.0, BATCH_HOST_TERMS), Placed)
+        self._ring_doorbells()
+        return life.hosted
+
+    def _place(self, life: RequestLife, wait_s: float, terms: OverloadTerms | None = None) -> Placed | Queued | Refused:
+        """Place a request by what its gateway knows. ``terms``: None: those of the pool itself."""
         request, gateway = life.request, self.gateways[life.gateway]
         hints = self._policy.takes_hints
         matched = gateway.matched_tokens(request) if hints else [0] * len(self._names)
@@ -224,24 +260,18 @@ class World:
             for i in self._policy.candidates(PlacementView(request, life.gateway, matched, in_flight, self.agents))
             if self._takes_requests(i)
         ]
-        ask = self._placement_request(life, self._wait_s())
+        ask = self._placement_request(life, wait_s)
         names, hits = [self._names[i] for i in chosen], [matched[i] for i in chosen]
-        answer = self.pool.place(ask, names, hits, self.now_s * 1000, terms=self._overload_terms(ask.tier, len(names)))
-        match answer:
-            case Placed(replica, reason, _, expected_ms):
-                life.expected_s = expected_ms / 1000
-                self.outcome.reasons[reason] = self.outcome.reasons.get(reason, 0) + 1
-                if hints:
-                    gateway.views[self._names.index(replica)].sent(request.hint_hashes)
-                life.fate = "placed"
-            case Queued():
-                life.fate, life.waited = "queued", True
-                if self._blind_queue:
-                    waiting = self.pool.queue.tiers[ask.tier][ask.stream]
-                    waiting.cached, waiting.pin = {}, ""
-            case Refused():
-                self._close_request(life, "refused")
-        self._ring_doorbells()
+        if terms is None:
+            terms = self._overload_terms(ask.tier, len(names))
+        answer = self.pool.place(ask, names, hits, self.now_s * 1000, terms=terms)
+        if isinstance(answer, Placed):
+            life.expected_s = answer.expected_ms / 1000
+            self.outcome.reasons[answer.reason] = self.outcome.reasons.get(answer.reason, 0) + 1
+            if hints:
+                gateway.views[self._names.index(answer.replica)].sent(request.hint_hashes)
+            life.fate = "placed"
+        return answer
 
     def _placement_request(self, life: RequestLife, wait_s: float) -> PlacementRequest:
         request = life.request

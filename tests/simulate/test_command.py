@@ -113,6 +113,24 @@ def test_simulate_tells_json(typed: Typed) -> None:
     assert found[1]["slo"] > found[0]["slo"]
 
 
+def test_simulate_compares_each_policy_without_and_with_a_batch_host(typed: Typed) -> None:
+    flags = shlex.split(
+        "simulate --trace t.csv --policy fixed:1,fixed:2 --profile p.toml --batch-share 0.5 --batch-host 2 "
+        "--host-gpu-hour 1 --reclaim 50%-60%,70%"
+    )
+    code, out, err = typed(*flags)
+    assert (code, err) == (0, "")
+    told = " ".join(out.split())
+    assert "50% of the requests are of tier batch, the others interactive; batch host: 2 such replicas, $1 a" in told
+    assert re.search(r"one is taken away at \d+ s and may start again at \d+ s; one is taken away at \d+ s", told)
+    assert {"interactive SLO", "host GPU hours", "host dollars", "host took"} <= set(re.split(" {2,}", out))
+    found = json.loads(typed(*flags, "--json")[1])
+    assert [one["policy"] for one in found] == ["fixed:1", "fixed:1 + host", "fixed:2", "fixed:2 + host"]
+    assert [one["reclaims"] for one in found] == [0, 2, 0, 2]
+    assert [one["hosted"] > 0 for one in found] == [False, True] * 2
+    assert found[1]["host_dollars"] == pytest.approx(found[1]["host_gpu_h"])
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -134,6 +152,15 @@ def test_simulate_tells_json(typed: Typed) -> None:
         ("simulate --trace t.csv --policy ours --step 5", "'5' is no step"),
         ("simulate --trace t.csv --policy ours --kill noon", "'noon' is no moment"),
         ("simulate --trace t.csv --policy ours --kill 1h", "after the last request"),
+        ("simulate --trace t.csv --policy ours --batch-host 2", "--batch-host needs --batch-share"),
+        ("simulate --trace t.csv --policy ours --batch-share 2", "--batch-share must be from 0 to 1, got 2"),
+        ("simulate --trace t.csv --policy ours --batch-share nan", "--batch-share must be from 0 to 1, got nan"),
+        ("simulate --trace t.csv --policy ours --batch-share 1 --batch-host -1", "--batch-host must be from 0 to 10,"),
+        ("simulate --trace t.csv --policy ours --reclaim 50%", "--reclaim is for --batch-host"),
+        (
+            "simulate --trace t.csv --policy ours --batch-share 1 --batch-host 1 --reclaim 60%-30%",
+            "'60%-30%': the replica comes back before it is taken away",
+        ),
         ("simulate --trace t.csv --policy ours --cold-start-s -1", "--cold-start-s must be 0 or more"),
         ("simulate --trace t.csv --policy ours --fill 1.5", "--fill must be more than 0"),
         ("simulate --trace t.csv --policy ours --html none/o.html", "none/o.html"),

@@ -33,8 +33,14 @@ def summary(outcomes: Sequence[Outcome]) -> list[list[str]]:
     columns: list[tuple[str, Sequence[str]]] = [
         ("policy", [o.policy for o in outcomes]),
         ("SLO", [f"{o.slo:.1%}" for o in outcomes]),
+        ("interactive SLO", [f"{o.slo_interactive:.1%}" if o.batch else "" for o in outcomes]),
         ("GPU hours", [f"{o.gpu_h:,.1f}" for o in outcomes]),
         ("dollars", [f"{o.dollars:,.2f}" if o.dollars else "" for o in outcomes]),
+        ("host GPU hours", [f"{o.host_gpu_h:,.1f}" if o.host_gpu_h else "" for o in outcomes]),
+        ("host dollars", [f"{o.host_dollars:,.2f}" if o.host_dollars else "" for o in outcomes]),
+        ("batch done", [_format_count(o.batch_done) for o in outcomes]),
+        ("host took", [_format_count(o.hosted) for o in outcomes]),
+        ("back home", [_format_count(o.went_home) for o in outcomes]),
         ("most replicas", [f"{o.replicas_most}" for o in outcomes]),
         ("TTFT p50", [format_seconds(o.ttft_p50_s) for o in outcomes]),
         ("TTFT p99", [format_seconds(o.ttft_p99_s) for o in outcomes]),
@@ -45,7 +51,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[list[str]]:
         ("longest pause", [format_seconds(o.pause_s_max) if o.pause_s_max else "-" for o in outcomes]),
         ("lost", [_format_count(o.lost) for o in outcomes]),
     ]
-    always = ("refused", "timed out", *(("rescued", "lost") if any(o.deaths for o in outcomes) else ()))
+    always = ("refused", "timed out", *(("rescued", "lost") if any(o.deaths or o.reclaims for o in outcomes) else ()))
     shown = [(head, cells) for head, cells in columns if set(cells) - {"", "-"} or head in always]
     return [[head for head, _ in shown], *([cells[i] or "0" for _, cells in shown] for i in range(len(outcomes)))]
 
