@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
@@ -23,6 +21,7 @@ from tests.fabric.test_log_contract import (
     ending,
     fabric,
 )
+from tests.support.waiting import eventually
 
 __all__ = ["fabric"]
 
@@ -64,9 +63,11 @@ async def test_a_short_retention_hides_a_stream_and_no_producer_creates_it_again
     stream = await kept(fabric, 1)
     await fabric.append(ending(stream, 3))
     assert (await fabric.watch(stream)).head == 3
-    async with asyncio.timeout(5):
-        while await fabric.log.watch(stream, ACME, None, BEGINNING) is not None:
-            await asyncio.sleep(0.05)
+
+    async def hidden() -> bool:
+        return await fabric.log.watch(stream, ACME, None, BEGINNING) is None
+
+    await eventually(hidden, "the stream to be hidden")
     assert await fabric.log.create(stream, EPOCH, ACME, FACTS, None) is CreateCode.EXISTS
     assert (await fabric.append(ending(stream, 3)))[0].code.name == "DUPLICATE"
     ttls = await fabric.keys(stream)
