@@ -83,7 +83,7 @@ async def world(redis_url: str, redis_client: RedisClient, monkeypatch: pytest.M
     monkeypatch.setattr(lines_module, "_SEND_EVERY_S", 0.02)
     address = Address(*redis_client.url.addresses[0])
     async with Proxy.before(address.port, address.host) as proxy, asyncio.TaskGroup() as tasks:
-        linked = RedisClient(proxy.url, timeout_s=0.2)
+        linked = RedisClient(proxy.url, timeout_s=1.0)
         await linked.start()
         pools, log = RedisPools(linked), RedisStreamLog(redis_client, Partitions(4))
         asked = ask()
