@@ -225,17 +225,18 @@ class RedisClient:
             except ConnectionLost as error:
                 redirect, asking = None, False
                 cause = error
-            late = loop.time() + delay_s >= deadline and (redirect is None or redirected)
-            redirected = redirect is not None
+            again, redirected = redirected and redirect is not None, redirect is not None
+            late = loop.time() + delay_s >= deadline and (redirect is None or again)
             if isinstance(cause, ConnectionRefused) and (late or not self._started):
                 raise FabricUnavailable(str(cause)) from cause
             if late:
                 if redirect is None and not self._closed:
                     self._begin_refresh()  # for the next command: a silent host has used up this one's time
                 raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
-            if redirect is None and not self._closed:
+            if (redirect is None or again) and not self._closed:  # two nodes may redirect to each other for a while
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.2)
+            if redirect is None and not self._closed:
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self.refresh()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import hiredis
 import msgspec
 import pytest
 
@@ -26,6 +27,7 @@ from stream_fabric.redis.ingest import RedisIngest
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.redis.wire import ConnectionLost, ReplyError
+from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import BEGINNING, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Usage
 from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, UserId
@@ -221,6 +223,38 @@ async def test_an_argument_that_cannot_be_encoded_does_not_shift_the_replies(red
         await client.execute(0, "ECHO", "\ud800")
     assert await client.execute(0, "ECHO", "mine") == b"mine"
     await client.close()
+
+
+async def test_nodes_that_redirect_to_each_other_are_not_asked_without_a_pause() -> None:
+    """After a failover each of two nodes may name the other for a while. Every process of the platform asks them."""
+    asked = served = 0
+
+    def redirecting(to: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked, served
+            commands = hiredis.Reader()
+            while data := await reader.read(4096):
+                commands.feed(data)
+                while command := commands.gets():
+                    asked += command[0] == b"GET"
+                    writer.write(b"+OK\r\n" if command[0] == b"HELLO" else b"-MOVED 1 127.0.0.1:%d\r\n" % to)
+            writer.close()
+            served += 1
+
+        return answer
+
+    one, other = free_port(), free_port()
+    async with (
+        await asyncio.start_server(redirecting(other), "127.0.0.1", one),
+        await asyncio.start_server(redirecting(one), "127.0.0.1", other),
+    ):
+        client = RedisClient(f"redis+cluster://127.0.0.1:{one}", timeout_s=1.0)
+        client.topology.moved(1, Address("127.0.0.1", one))
+        with pytest.raises(FabricUnavailable, match="MOVED"):
+            await client.execute(1, "GET", "x")
+        assert 4 <= asked < 30
+        await client.close()
+        await eventually(lambda: served == 2, "the connections to end")
 
 
 def test_no_module_outside_the_adapter_knows_its_errors() -> None:
