@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from binascii import crc_hqx
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.redis.wire import Connection, ConnectionLost, ConnectionRefused, Login, ReplyError
@@ -70,32 +71,43 @@ class Sentinel:
     def moved(self, slot: int, to: Address) -> None: ...
 
     async def refresh(self) -> None:
-        failures = []
-        refused: ConnectionRefused | None = None
-        for sentinel in self._url.addresses:
-            try:
-                reply = await self._query_master(sentinel)
-            except (ConnectionLost, ReplyError) as error:
-                refused = refused or (error if isinstance(error, ConnectionRefused) else None)
-                failures.append(f"{sentinel}: {error}")
-                continue
-            if reply:
-                self._address = Address(reply[0].decode(), int(reply[1]))
-                return
-            failures.append(f"{sentinel}: does not know the master {self._url.master!r}")
-        raise refused or ConnectionLost("; ".join(failures))
-
-    async def _query_master(self, sentinel: Address) -> Any:
-        """Query one sentinel for the master: [host, port], or None if it does not know the master."""
-        connection = await Connection.connect(*sentinel, timeout_s=_QUERY_TIMEOUT_S, login=self._login)
+        """Take the master that most sentinels name; one that is cut off from the others may name a former one."""
+        asked = [asyncio.create_task(self._query_master(sentinel)) for sentinel in self._url.addresses]
+        pending, answers = set(asked), Counter[Address]()
         try:
-            return await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
-        except ReplyError as error:
-            if error.denied:
-                raise self._login.refused(str(sentinel), error) from error
-            raise
+            while pending and max(answers.values(), default=0) <= len(asked) // 2:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                answers = Counter(task.result() for task in asked if task.done() and task.exception() is None)
         finally:
-            connection.close()
+            for task in pending:
+                task.cancel()
+        if answers:
+            self._address = answers.most_common(1)[0][0]
+            return
+        failures = [task.exception() for task in asked]
+        refused = next((error for error in failures if isinstance(error, ConnectionRefused)), None)
+        raise refused or ConnectionLost("; ".join(map(str, failures)))
+
+    async def _query_master(self, sentinel: Address) -> Address:
+        """Query one sentinel for the master. Raises ConnectionLost."""
+        try:
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                connection = await Connection.connect(*sentinel, timeout_s=_QUERY_TIMEOUT_S, login=self._login)
+                try:
+                    reply = await connection.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.master)
+                finally:
+                    connection.close()
+        except TimeoutError as error:
+            raise ConnectionLost(f"{sentinel}: no answer in {_QUERY_TIMEOUT_S:g} s") from error
+        except ConnectionRefused:
+            raise
+        except (ConnectionLost, ReplyError) as error:
+            if isinstance(error, ReplyError) and error.denied:
+                raise self._login.refused(str(sentinel), error) from error
+            raise ConnectionLost(f"{sentinel}: {error}") from error
+        if not reply:
+            raise ConnectionLost(f"{sentinel}: does not know the master {self._url.master!r}")
+        return Address(reply[0].decode(), int(reply[1]))
 
 
 class Cluster:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -616,6 +616,43 @@ async def test_a_sentinel_failover(sentinel: SentinelSetup) -> None:
         for stream in streams:
             await follower.check_whole(stream, 400)
         assert follower.told == []
+
+
+@asynccontextmanager
+async def naming(*masters: int | None) -> AsyncIterator[str]:
+    """Sentinels that name these masters by their ports, as the URL lists them; None: one that says nothing."""
+
+    def sentinel(master: int | None) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while (data := await reader.read(4096)) and master is not None:
+                port = str(master).encode()
+                named = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%b\r\n" % (len(port), port)
+                writer.write(b"+OK\r\n" if b"HELLO" in data else named)
+            await reader.read()
+            writer.close()
+            ended.append(master)
+
+        return answer
+
+    ended: list[int | None] = []
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(await asyncio.start_server(sentinel(m), "127.0.0.1", 0)) for m in masters
+        ]
+        ports = [server.sockets[0].getsockname()[1] for server in servers]
+        yield "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/mymaster"
+        await eventually(lambda: len(ended) >= len(masters), "the connections to end")
+
+
+async def test_the_master_that_most_sentinels_name_is_taken() -> None:
+    """A sentinel that a broken network cuts off with a former master goes on to name it."""
+    for masters in ((1, 2, 2), (2, 2, 1), (None, 2, 2), (2, None, None)):
+        async with naming(*masters) as url:
+            client = RedisClient(url)
+            async with asyncio.timeout(COMMAND_TIMEOUT_S / 2):
+                await client.topology.refresh()
+            assert client.topology.address(0).port == 2
+            await client.close()
 
 
 async def test_a_cluster_node_without_slots_does_not_hide_the_others() -> None:
