@@ -218,6 +218,8 @@ class RedisClient:
                     cause = self._login.refused(str(server), error)
                 elif error.code not in _RETRY:
                     raise
+                elif error.code == "CLUSTERDOWN" and server is not None:
+                    self.topology.doubt(server)
                 elif error.code == "READONLY" and loop.time() - connection.opened_at > _READONLY_S:
                     # The server has become a replica: its name may lead to its successor, but only a new
                     # connection follows the name

@@ -33,6 +33,9 @@ class Topology(Protocol):
     def moved(self, slot: int, to: Address) -> None:
         """Apply a MOVED reply: the server ``to`` now serves the slot."""
 
+    def doubt(self, node: Address) -> None:
+        """Apply a CLUSTERDOWN reply: the node may be cut off from the others, and know only a former map."""
+
     async def refresh(self) -> None:
         """Query the servers for the map and replace it. Raises ConnectionLost or ReplyError if none answers."""
 
@@ -52,6 +55,8 @@ class Single:
     def moved(self, slot: int, to: Address) -> None:
         raise FabricUnavailable(f"Redis at {self._address} is a cluster node; use redis+cluster:// in its URL")
 
+    def doubt(self, node: Address) -> None: ...
+
     async def refresh(self) -> None: ...
 
 
@@ -69,6 +74,8 @@ class Sentinel:
         return self._address
 
     def moved(self, slot: int, to: Address) -> None: ...
+
+    def doubt(self, node: Address) -> None: ...
 
     async def refresh(self) -> None:
         """Take the master that most sentinels name; one that is cut off from the others may name a former one."""
@@ -118,6 +125,8 @@ class Cluster:
         self._connect = connect
         self._seeds = url.addresses
         self._slots: list[Address | None] = [None] * SLOTS
+        self._doubted: Address | None = None
+        """The node to query last."""
 
     def address(self, slot: int) -> Address:
         address = self._slots[slot]
@@ -128,11 +137,15 @@ class Cluster:
     def moved(self, slot: int, to: Address) -> None:
         self._slots[slot] = to
 
+    def doubt(self, node: Address) -> None:
+        self._doubted = node
+
     async def refresh(self) -> None:
         failures = []
         refused: ConnectionRefused | None = None
         best: list[Address | None] = []
-        for node in dict.fromkeys([*(a for a in self._slots[:: SLOTS // _QUERIED_MAX] if a), *self._seeds]):
+        known = dict.fromkeys([*(a for a in self._slots[:: SLOTS // _QUERIED_MAX] if a), *self._seeds])
+        for node in sorted(known, key=lambda node: node == self._doubted):
             try:
                 async with asyncio.timeout(_QUERY_TIMEOUT_S):
                     reply = await (await self._connect(node)).call("CLUSTER", "SLOTS")

@@ -296,6 +296,8 @@ class Failover:
 
     def moved(self, slot: int, to: Address) -> None: ...
 
+    def doubt(self, node: Address) -> None: ...
+
     async def refresh(self) -> None:
         self._port = self._after
 
@@ -458,6 +460,8 @@ class Split:
 
     def moved(self, slot: int, to: Address) -> None: ...
 
+    def doubt(self, node: Address) -> None: ...
+
     async def refresh(self) -> None: ...
 
 
@@ -497,6 +501,8 @@ class Elected:
         return Address("127.0.0.1", self._known)
 
     def moved(self, slot: int, to: Address) -> None: ...
+
+    def doubt(self, node: Address) -> None: ...
 
     async def refresh(self) -> None:
         self._known = self.port
@@ -667,6 +673,29 @@ async def test_a_cluster_node_without_slots_does_not_hide_the_others() -> None:
         await eventually(lambda: b"cluster_state:ok" in node("CLUSTER", "INFO"))
         await client.start()
         assert await client.execute(slot_of("p0"), "SET", "sg:{p0}:x", 1) == b"OK"
+        await client.close()
+
+
+async def test_a_cluster_node_that_sees_no_majority_does_not_hide_the_others() -> None:
+    """A primary that a broken network cuts off from its peers goes on to tell what it served before."""
+    config: dict[str, str | int] = {"cluster-enabled": "yes", "cluster-node-timeout": 200}
+    with RedisServer(**config) as cut_off, RedisServer(**config) as peer, RedisServer(**config) as successor:
+        for number, node in enumerate((cut_off, peer), 1):
+            node("CLUSTER", "SET-CONFIG-EPOCH", number)
+        cut_off("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS // 2 - 1)
+        peer("CLUSTER", "ADDSLOTSRANGE", SLOTS // 2, SLOTS - 1)
+        cut_off("CLUSTER", "MEET", "127.0.0.1", peer.port, int(peer("CONFIG", "GET", "cluster-port")[1]))
+        await eventually(lambda: b"cluster_state:ok" in cut_off("CLUSTER", "INFO"), "the two to meet")
+        peer.kill()
+        await eventually(lambda: b"cluster_state:fail" in cut_off("CLUSTER", "INFO"), "the loss to be noticed")
+        successor("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+        await eventually(lambda: b"cluster_state:ok" in successor("CLUSTER", "INFO"))
+        client = RedisClient(f"redis+cluster://127.0.0.1:{cut_off.port},127.0.0.1:{successor.port}", timeout_s=1)
+        await client.refresh()
+        assert client.topology.address(0).port == cut_off.port
+        assert await client.execute(0, "SET", "{3560}", 1) == b"OK"
+        await client.refresh()
+        assert client.topology.address(0).port == successor.port, "it does not come back"
         await client.close()
 
 
