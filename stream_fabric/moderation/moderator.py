@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -44,6 +45,13 @@ class Moderator:
     def is_local(self) -> bool:
         """True if ``check_local`` decides alone."""
         return self._endpoint is None
+
+    def seconds_max(self, size: int) -> float:
+        """Return the longest time that the endpoint may take for the texts of a body of ``size`` bytes."""
+        if self._endpoint is None:
+            return 0.0
+        pieces = size // (MODERATION_PIECE_CHARS - MODERATION_OVERLAP_CHARS)
+        return (math.ceil(pieces / MODERATION_INPUTS_MAX) + 1) * self._endpoint.timeout_s
 
     def check_local(self, texts: Sequence[str]) -> str | None:
         """Check the texts with the local rules; return the category that one of them breaks."""

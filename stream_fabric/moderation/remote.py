@@ -32,7 +32,7 @@ class Endpoint:
         self._session = session
         self._url = url
         self._model = model
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     async def flagged(self, texts: Sequence[str]) -> str | None:
         """Return the categories of the first flagged text; None: none is flagged. Raises EndpointFailed."""
@@ -40,7 +40,7 @@ class Endpoint:
         data = msgspec.json.encode(body)
         try:
             async with (
-                asyncio.timeout(self._timeout_s),
+                asyncio.timeout(self.timeout_s),
                 self._session.post(self._url, data=data, headers={"content-type": "application/json"}) as response,
             ):
                 answer = await read_body(response, MODERATION_ANSWER_BYTES_MAX)

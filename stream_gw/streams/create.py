@@ -132,12 +132,9 @@ class StreamCreation:
         now_ms = parts.clock.now_us() // 1000
         stream = claimed = new_id(parts, cell, now_ms)
         if call.key is not None:
-            bound = await self._keys.claim(call, stream)
-            if bound != stream:
-                found, attached = await self._keys.attach(call, bound)
-                if found:
-                    return attached
-                stream = bound  # the request that claimed the key died before it created the stream: replace it
+            stream, found, attached = await self._keys.bind(call, stream)
+            if found:
+                return attached
         facts = StreamFacts.of(stream, created_ms(stream) // 1000, request)
         trace.facts, trace.user, trace.pool, trace.tier = facts, user, pool, request.tier
         trace.prices = records.prices(who.tenant, request.model)

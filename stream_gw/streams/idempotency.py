@@ -46,7 +46,32 @@ class IdempotencyKeys:
             raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
         return bound
 
-    async def attach(self, call: CreateCall, stream: StreamId) -> tuple[bool, OpenedStream | None]:
+    async def bind(self, call: CreateCall, stream: StreamId) -> tuple[StreamId, bool, OpenedStream | None]:
+        """Bind the key to the stream, or open the stream that it is bound to.
+
+        Returns the stream to create and False; it is another stream than given if the request that bound the key has
+        died before it created that stream. Or returns True and what was opened.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RECONNECT_S_MAX + self._checking_s(call)
+        bound = await self.claim(call, stream)
+        while bound != stream:
+            found, opened = await self._attach(call, bound)
+            if found:
+                return bound, True, opened
+            before, bound = bound, await self.claim(call, stream)  # its holder may have been refused meanwhile
+            if bound == before and loop.time() >= deadline:
+                return bound, False, None
+        return bound, False, None
+
+    def _checking_s(self, call: CreateCall) -> float:
+        """Seconds that the holder of the key may spend on moderation before it creates its stream."""
+        parts = self._parts
+        if parts.moderator is None or parts.authenticator.keys.plan(call.who.tenant).moderation == "off":
+            return 0.0
+        return parts.moderator.seconds_max(len(bytes(call.request.body)))
+
+    async def _attach(self, call: CreateCall, stream: StreamId) -> tuple[bool, OpenedStream | None]:
         """Open the stream that the key is bound to. Returns (False, None) when nobody created it within a moment."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RECONNECT_S_MAX

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
-from stream_fabric.errors import BadRequest, FabricError, NoReplica, StreamCancelled
+from stream_fabric.errors import BadRequest, FabricError, ModerationUnavailable, NoReplica, StreamCancelled
+from stream_fabric.limits import RECONNECT_S_MAX
+from stream_fabric.moderation.moderator import EndpointFailed, Moderator
+from stream_fabric.moderation.remote import Endpoint
 from stream_fabric.pool.home import home_partition
 from stream_fabric.pool.placement import TIERS
-from stream_fabric.process.host import HostRandom
+from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.settlements import Settlements, settle_overdue
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import ChoiceEnd, Delta, End, Note, Open, encode
 from stream_fabric.stream.ids import StreamId, TenantId, new_stream_id
 from stream_gw.auth import ALL_SCOPES, KeyStore, Principal
+from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.create_call import CreateCall
+from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.opened import OpenedStream
 from tests.gateway.in_process import TENANT, InProcess, Reading, in_process
 from tests.support.waiting import eventually
 
@@ -311,3 +317,64 @@ async def test_a_stream_that_is_cancelled_before_it_begins_answers_cancelled(wor
         await creation
     assert (raised.value.http_status, raised.value.code, raised.value.retriable) == (499, "cancelled", False)
     assert call.trace.role == "refused"
+
+
+# --- idempotency keys --------------------------------------------------------------------------------------
+
+
+class SlowEndpoint:
+    """A moderation endpoint: its first question is answered when ``answered`` is set, all others at once."""
+
+    timeout_s = 3.0
+
+    def __init__(self) -> None:
+        self.questions = 0
+        self.answered = asyncio.Event()
+
+    async def flagged(self, texts: Sequence[str]) -> str | None:
+        self.questions += 1
+        if self.questions == 1:
+            await self.answered.wait()
+            raise EndpointFailed("no answer")
+        return None
+
+
+@pytest.fixture
+async def moderated(redis_client: RedisClient) -> AsyncIterator[tuple[InProcess, Principal, SlowEndpoint]]:
+    """A gateway, and a caller whose plan has limits and moderation."""
+    tenant, endpoint = f"t-{HostRandom().token_hex(4)}", SlowEndpoint()
+    plan = PlanRecord("checked", tenant=Limits(streams=9), moderation="prompt")
+    async with in_process(redis_client, keys=KeyStore([plan, TenantRecord(tenant, "checked")])) as made:
+        moderator = Moderator(None, cast(Endpoint, endpoint), lambda outcome, s: None, HostClock(), fail_open=False)
+        made.gateway = Gateway(replace(made.gateway.parts, moderator=moderator))
+        yield made, Principal(TenantId(tenant), ALL_SCOPES), endpoint
+
+
+@pytest.mark.parametrize("ends", ["refused", "cancelled"])
+async def test_a_repeat_takes_the_key_over_from_a_request_that_ends_in_moderation(
+    moderated: tuple[InProcess, Principal, SlowEndpoint], ends: str
+) -> None:
+    """It has a reservation of its own, and further repeats attach to it."""
+    world, who, endpoint = moderated
+    call = replace(world.call(key=HostRandom().token_hex(8)), who=who)
+
+    def create() -> asyncio.Task[OpenedStream | None]:
+        trace = ReaderTrace(world.gateway.parts.tracer, "req", "sse")
+        return asyncio.create_task(world.gateway.streams.create(replace(call, trace=trace)))
+
+    first = create()
+    await eventually(lambda: endpoint.questions, "the check of the first")
+    second = create()
+    await asyncio.sleep(RECONNECT_S_MAX * 1.3)
+    assert endpoint.questions == 1 and not second.done(), "it waits for as long as a check may take"
+    if ends == "refused":
+        endpoint.answered.set()
+        with pytest.raises(ModerationUnavailable):
+            await first
+    else:
+        first.cancel()
+    opened = await second
+    assert opened is not None and not opened.attached
+    assert list(await world.gateway.parts.accounts.reserved(who.tenant)) == [opened.id]
+    again = await create()
+    assert again is not None and (again.id, again.attached) == (opened.id, True)
