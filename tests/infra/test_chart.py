@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,34 @@ def test_wrong_values_are_refused_by_name(flags: list[str], says: str) -> None:
     done = helm("template", "llm", str(CHART), "-f", values("production"), "--kube-version", KUBERNETES, *sets)
     assert done.returncode != 0
     assert says in done.stderr
+
+
+def _without_each(values: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Object]]:
+    """The values without one that templates cannot do without, and its path, for each such value."""
+    for name, value in values.items():
+        # Kubernetes has defaults of its own for these, and an empty value has the same effect as none
+        if not value or name in ("resources", "tolerations", "maxSurge"):
+            continue
+        yield ".".join((*path, name)), {key: other for key, other in values.items() if key != name}
+        # The schemas of these serve the entries of pools, too, where each value is optional
+        if isinstance(value, dict) and {"name", "key"} != value.keys():
+            for where, less in _without_each(value, (*path, name)):
+                yield where, {**values, name: less}
+
+
+def test_values_of_an_older_chart_are_refused_and_not_rendered_without_the_new_ones() -> None:
+    validator = jsonschema_rs.validator_for(json.loads((CHART / "values.schema.json").read_text()))
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert validator.is_valid(defaults)
+    removed = dict(_without_each(defaults))
+    assert "networkPolicy.moderation.ports" in removed
+    assert [path for path, values in removed.items() if validator.is_valid(values)] == []
+
+
+def test_helm_names_the_value_that_an_older_chart_did_not_have() -> None:
+    done = helm("template", "llm", str(CHART), "-f", values("production"), "--set", "networkPolicy.moderation=null")
+    assert done.returncode != 0
+    assert "moderation" in done.stderr and "networkPolicy" in done.stderr
 
 
 # --- what our processes are told ---------------------------------------------------------------------------------
