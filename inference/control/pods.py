@@ -75,7 +75,7 @@ class PodMarker:
         self._token = token
         self._tls = ssl.create_default_context(cafile=str(ca))
         self._marked: set[str] | None = None
-        """Names of marked pods; None: unknown."""
+        """Names of the pods that the last call marked, if it marked them all; None: unknown."""
 
     @classmethod
     def in_cluster(cls, account: Path) -> PodMarker:
@@ -89,22 +89,25 @@ class PodMarker:
 
     async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
         pods = {pod_of(target): target for target in targets}
+        if self._marked == pods.keys():
+            return targets
+        marked: set[str] = set()
         try:
-            if self._marked == pods.keys():
-                return targets
             headers = {"authorization": f"Bearer {self._token.read_text().strip()}"}
             async with open_session(total_s=_TIMEOUT_S, headers=headers, tls=self._tls) as session:
-                if self._marked is None:
-                    self._marked = await self._list_marked(session)
-                for pod in self._marked - pods.keys():
+                # Read at each change: a controller whose term ended may have marked a pod after this term's first look
+                found = await self._list_marked(session)
+                for pod in found - pods.keys():
                     await self._patch_cost(session, pod, None)
-                    self._marked.discard(pod)
-                for pod in pods.keys() - self._marked:
+                marked = found & pods.keys()
+                for pod in pods.keys() - marked:
                     await self._patch_cost(session, pod, _COST)
-                    self._marked.add(pod)
+                    marked.add(pod)
+                self._marked = set(pods)
         except HTTP_ERRORS as error:
+            self._marked = None
             log.warning("pod deletion cost not set, retrying: error=%s", error or type(error).__name__)
-        return {target for pod, target in pods.items() if pod in (self._marked or ())}
+        return {target for pod, target in pods.items() if pod in marked}
 
     def forget(self) -> None:
         self._marked = None

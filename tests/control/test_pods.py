@@ -1,0 +1,92 @@
+"""Deletion costs of pods, through a Kubernetes API of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from inference.control.pods import ANNOTATION, PodMarker
+from stream_fabric.stream.ids import ReplicaId
+from tests.support.tls import Authority
+
+
+class Api:
+    """Lists and patches the pods of a namespace."""
+
+    def __init__(self, *pods: str) -> None:
+        self.costs: dict[str, str | None] = dict.fromkeys(pods)
+        self.refused: set[str] = set()
+        """Pods whose patch is refused."""
+        self.url = ""
+
+    @property
+    def marked(self) -> set[str]:
+        return {pod for pod, cost in self.costs.items() if cost is not None}
+
+    async def list(self, _request: web.Request) -> web.Response:
+        items = [
+            {"metadata": {"name": pod, "annotations": {} if cost is None else {ANNOTATION: cost}}}
+            for pod, cost in self.costs.items()
+        ]
+        return web.json_response({"items": items, "metadata": {}})
+
+    async def patch(self, request: web.Request) -> web.Response:
+        pod = request.match_info["pod"]
+        if pod in self.refused:
+            return web.Response(status=429, text="too many requests")
+        self.costs[pod] = json.loads(await request.read())["metadata"]["annotations"][ANNOTATION]
+        return web.json_response({})
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Api]:
+        app = web.Application()
+        pods = "/api/v1/namespaces/llm/pods"
+        app.add_routes([web.get(pods, self.list), web.patch(pods + "/{pod}", self.patch)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    async with Api("a", "b", "c").open() as opened:
+        yield opened
+
+
+@pytest.fixture
+def marker(api: Api, tmp_path: Path) -> PodMarker:
+    token = tmp_path / "token"
+    token.write_text("t")
+    return PodMarker(api.url, "llm", token, Authority(tmp_path).ca)
+
+
+def replicas(*pods: str) -> set[ReplicaId]:
+    return {ReplicaId(f"{pod}-65a1b2c3d4e5f6") for pod in pods}
+
+
+async def test_a_pod_that_a_former_leader_marked_late_is_unmarked_before_the_next_ones_leave(
+    api: Api, marker: PodMarker
+) -> None:
+    assert await marker.mark_only(replicas()) == set()
+    api.costs["b"] = "-1000"  # the patch of a controller whose term was over
+    assert await marker.mark_only(replicas("a")) == replicas("a")
+    assert api.marked == {"a"}
+
+
+async def test_no_pod_counts_as_marked_while_another_one_keeps_its_mark(api: Api, marker: PodMarker) -> None:
+    assert await marker.mark_only(replicas("a", "b")) == replicas("a", "b")
+    api.refused.add("b")
+    assert await marker.mark_only(replicas("a")) == set()
+    api.refused.clear()
+    assert await marker.mark_only(replicas("a")) == replicas("a")
+    assert api.marked == {"a"}
