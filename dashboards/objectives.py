@@ -1,7 +1,8 @@
 """The platform's objectives and how Prometheus measures them. Alerts and dashboards are made from this module.
 
 Each objective has a default, and an operator may set another for a pool (``docs/runbook.md``, "Objectives of a model"):
-a recording rule then gives the series ``slo_objective{pool, slo}``, for a latency with the label ``le`` of its bucket.
+a recording rule then gives the series ``slo_objective{namespace, pool, slo}``, for a latency with the label ``le`` of
+its bucket.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ BACKLOG = f"max by (pool) ({listed.BACKLOG.name})"
 
 
 def error_ratio(window: str) -> str:
-    """Recorded series of a window, with the labels ``slo`` and ``pool``."""
+    """Recorded series of a window, with the labels ``slo``, ``namespace`` and ``pool``."""
     assert window in WINDOWS
     return f"slo_error_ratio_{window}"
 

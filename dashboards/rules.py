@@ -6,6 +6,7 @@ Each alert carries series that must fire it and series that must not; ``promtool
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -210,6 +211,8 @@ _QUERIES = f"{listed.PREFIX_QUERIES.name}{_AGENT}"
 _BACKLOG = f"{listed.BACKLOG.name}{_POOL}"
 _P = {"pool": "p"}
 _READY = f'{listed.POOL_REPLICAS.name}{{pool="p",state="ready"}}'
+_READY_ELSEWHERE = f'{listed.POOL_REPLICAS.name}{{namespace="other",pool="p",state="ready"}}'
+"""Pool of the same name in another install."""
 _BATCH_AGE = f'{listed.QUEUE_AGE.name}{{pool="p",priority="batch"}}'
 _INTERACTIVE = f'{listed.SHED_LEVEL.name}{{pool="p",tier="interactive"}}'
 _TTFT_ERROR_SHARE = (
@@ -259,7 +262,7 @@ ALERTS: tuple[Alert, ...] = (
         f'max by (pool) ({listed.POOL_REPLICAS.name}{{state="ready"}}) == 0 '
         f"unless on (pool) min by (pool) (min_over_time({listed.DESIRED.name}[15m])) == 0", "1m",
         "Pool {{ $labels.pool }} has no ready replica",
-        {_READY: "1 0x40", f"{listed.DESIRED.name}{_POOL}": "1x40"},
+        {_READY: "1 0x40", f"{listed.DESIRED.name}{_POOL}": "1x40", _READY_ELSEWHERE: "1x40"},
         {_READY: "0x40", f"{listed.DESIRED.name}{_POOL}": "0x10 1x40"}, labels=_P,
     ),
     Alert(
@@ -346,12 +349,12 @@ ALERTS: tuple[Alert, ...] = (
         {_BATCH_AGE: "45x40"}, {_BATCH_AGE: "45 5x40"}, labels={"pool": "p", "priority": "batch"},
     ),
     Alert(
-        "StuckReplica", "ticket", f"sum(increase({listed.STUCK.name}[15m])) > 0", "0m",
+        "StuckReplica", "ticket", f"sum by (namespace) (increase({listed.STUCK.name}[15m])) > 0", "0m",
         "A replica was drained because its requests waited far longer than those of its peers",
         {listed.STUCK.name: "0x12 1x40"}, {listed.STUCK.name: "1x40"},
     ),
     Alert(
-        "ReplicaDied", "ticket", f"sum(increase({listed.DEAD.name}[15m])) > 0", "0m",
+        "ReplicaDied", "ticket", f"sum by (namespace) (increase({listed.DEAD.name}[15m])) > 0", "0m",
         "A replica's lease expired without a shutdown",
         {listed.DEAD.name: "0x12 1x40"}, {listed.DEAD.name: "1x40"},
     ),
@@ -368,13 +371,13 @@ ALERTS: tuple[Alert, ...] = (
         labels={"pool": "p", "instance": "i"},
     ),
     Alert(
-        "BillingFactsLost", "page", f"sum(increase({listed.BILLS_DROPPED.name}[1h])) > 0", "0m",
+        "BillingFactsLost", "page", f"sum by (namespace) (increase({listed.BILLS_DROPPED.name}[1h])) > 0", "0m",
         "Billing events were dropped: the bill in ClickHouse is incomplete",
         {listed.BILLS_DROPPED.name: "0x12 1x40"}, {listed.BILLS_DROPPED.name: "0x40"},
     ),
     Alert(
         "BudgetVelocityTrip", "ticket",
-        f'sum(increase({listed.BUDGET_EVENTS.name}{{event="velocity_trip"}}[15m])) > 0', "0m",
+        f'sum by (namespace) (increase({listed.BUDGET_EVENTS.name}{{event="velocity_trip"}}[15m])) > 0', "0m",
         "A tenant has used its budget of an hour; its requests are refused until the hour ends",
         {f'{listed.BUDGET_EVENTS.name}{{event="velocity_trip",budget="tenant_hour"}}': "0x12 1x40"},
         {f'{listed.BUDGET_EVENTS.name}{{event="budget_warning",budget="tenant_hour"}}': "0x12 1x40"},
@@ -386,7 +389,7 @@ ALERTS: tuple[Alert, ...] = (
         labels={"pool": "p"},
     ),
     Alert(
-        "UsageDisagrees", "ticket", f"max({listed.USAGE_DISAGREEMENTS.name}) > 0", "0m",
+        "UsageDisagrees", "ticket", f"max by (namespace) ({listed.USAGE_DISAGREEMENTS.name}) > 0", "0m",
         "The last nightly reconciliation found hours whose settled and billed usage differ",
         {listed.USAGE_DISAGREEMENTS.name: "0x10 2x40"}, {listed.USAGE_DISAGREEMENTS.name: "0x40"},
     ),
@@ -514,6 +517,9 @@ OVERRIDES: tuple[Override, ...] = (
                                f'{listed.TTFT.name}_bucket{{pool="p",le="3.0"}}': "0+10000x200"}, False, "75m"),
     Override("TtftBurnsFast", {**_failing("ttft", 0), **_own("ttft", 0.5, True),
                                f'{listed.TTFT.name}_bucket{{pool="p",le="0.5"}}': "0+5000x200"}, True, "75m"),
+    # The same objective of another install's pool
+    Override("TtftBurnsFast", {**_failing("ttft", 50), f'{listed.TTFT.name}_bucket{{pool="p",le="3.0"}}': "0+10000x200",
+                               f'{OBJECTIVE}{{namespace="other",pool="p",slo="ttft",le="3.0"}}': "3x200"}, True, "75m"),
     Override("AvailabilityBurnsFast", {**_failing("availability", 1), **_own("availability", 0.99)}, False, "75m"),
     Override("AvailabilityBurnsFast", {**_failing("availability", 0.2), **_own("availability", 0.9999)}, True, "75m"),
     Override("PoolBacklog", {_BACKLOG: "1.5x40", **_own("backlog", 2)}, False),
@@ -525,9 +531,17 @@ OVERRIDES: tuple[Override, ...] = (
 )  # fmt: skip
 
 
+def _by_install(expr: str) -> str:
+    """The expression with the label ``namespace`` in each aggregation and join.
+
+    Several installs in one Prometheus may have pools of the same name; none of them hides another's failure.
+    """
+    return re.sub(r"\b(by|on) \((?![^)]*\bnamespace\b)", r"\1 (namespace, ", expr)
+
+
 def recording() -> dict[str, Any]:
     rules = [
-        {"record": error_ratio(window), "expr": objective.bad_in(window), "labels": {"slo": objective.slo}}
+        {"record": error_ratio(window), "expr": _by_install(objective.bad_in(window)), "labels": {"slo": objective.slo}}
         for objective in OBJECTIVES
         for window in WINDOWS
     ]
@@ -538,7 +552,7 @@ def alerting() -> dict[str, Any]:
     rules = [
         {
             "alert": alert.name,
-            "expr": alert.expr,
+            "expr": _by_install(alert.expr),
             "for": alert.wait,
             "labels": {"severity": alert.severity},
             "annotations": {"summary": alert.summary, "runbook": f"{RUNBOOK}#{alert.anchor}"},
