@@ -46,6 +46,7 @@
     │   ├── StreamTooLarge           the output exceeds the limit of one stream
     │   └── EngineLost               the engine died before the stream ended; retriable
     ├── StreamLost 502 / 1011        the log and its producer are both lost; retriable
+    │   └── StreamReset              frames that the reader has seen are void; a read from the beginning has the others
     ├── DeadlineExceeded 504 / 1011
     └── StreamFailed                 a stream's recorded failure, with the recorded policy
 
@@ -346,6 +347,10 @@ class StreamLost(StreamGwError):
     code = "stream_lost"
     http_status = 502
     retriable = True
+
+
+class StreamReset(StreamLost):
+    pass
 
 
 class DeadlineExceeded(StreamGwError):

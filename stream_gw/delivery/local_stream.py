@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from stream_fabric.errors import StreamGwError, StreamLost
+from stream_fabric.errors import StreamGwError, StreamLost, StreamReset
 from stream_fabric.events import ReadEnd
 from stream_fabric.stream.cursor import Epoch
 from stream_fabric.stream.frames import End, Status, coalesce_from, decode, is_end, tokens_of
@@ -199,7 +199,7 @@ class LocalStream:
                         return
                 case Reset():
                     if not outlet.reset(step):
-                        self.fail(sub, StreamLost(f"the stream was lost after {step.epoch}-{step.to}"))
+                        self.fail(sub, StreamReset(f"the stream was lost after {step.epoch}-{step.to}"))
                         return
         if sub.reader.need is Need.NOTHING:
             if any(isinstance(step, Gap) for step in steps):

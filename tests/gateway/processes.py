@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from stream_fabric.redis.client import RedisClient
+from stream_fabric.redis.streams import check_partitions
+from stream_fabric.stream.ids import StreamId, partition_of
 from stream_gw.cli.platform.redis_server import redis_binary
 from tests.gateway.wire import Gate
 from tests.support.missing import missing
@@ -204,6 +207,18 @@ def running(*flags: str, sim: str, gateways: int = 2, replicas: int = 2, **env: 
             process,
             facts["key"],
         )
+
+
+async def delete_log(platform: Running, stream: str) -> None:
+    """Delete all frames of a stream; what else the fabric knows of it stays."""
+    client = RedisClient(platform.redis_url)
+    await client.start()
+    try:
+        partitions = await check_partitions(client, 4)
+        k = partition_of(StreamId(stream), 4)
+        assert await client.execute(partitions.slots[k], "DEL", f"sg:{{p{k}}}:{stream}:l") == 1
+    finally:
+        await client.close()
 
 
 def on_cluster() -> bool:

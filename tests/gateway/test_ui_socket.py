@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from tests.gateway.processes import Running, delete_log
 from tests.gateway.reference.socket_schema import assert_message
 from tests.gateway.test_ui_chat import PATH, QUESTION, chunks_of, new_chat, text_of, turn
 from tests.gateway.wire import MODEL, Gate
@@ -146,6 +147,22 @@ async def test_two_chats_share_a_socket(one: Gate) -> None:
             if told["type"] == "chunk" and told["chunk"]["type"] == "text-delta":
                 texts[told["requestId"]] += told["chunk"]["delta"]
         assert texts["a"] == texts["b"] and texts["a"]
+
+
+async def test_a_chat_whose_frames_are_lost_leaves_the_other_chats_alone(platform: Running, one: Gate) -> None:
+    lost = new_chat()
+    async with opened(one) as socket:
+        await socket.ask("r1", lost, 5)
+        await delete_log(platform, stream_of(await socket.chunks("r1")))
+        await socket.ask("other", new_chat(), 100_000)
+        other = stream_of(await socket.chunks("other", 3))
+        await socket.send("resume", "r2", lost)
+        while (told := await socket.receive())["requestId"] != "r2" or told["type"] == "start":
+            pass
+        assert (told["type"], told["code"]) == ("error", "stream_lost")
+        while (await socket.receive())["type"] != "chunk":
+            pass
+    await one.cancel(other)
 
 
 async def test_an_abort_cancels_and_leaves_nothing_to_resume(one: Gate, two: Gate) -> None:

@@ -32,7 +32,7 @@ from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.streams import RedisStreamLog, check_partitions
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import End, Usage, encode
-from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id, partition_of
+from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId, new_stream_id
 from stream_fabric.stream.log import Append, AppendCode
 from stream_gw.dialects.facts import StreamFacts
 from stream_gw.streams.body_bytes import BodyBytes
@@ -42,7 +42,7 @@ from stream_gw.transport.ws import Session, subscribe
 from stream_gw.transport.ws_socket import Channel, Socket
 from tests.gateway.conftest import Tenants
 from tests.gateway.in_process import WHO, Reading, in_process
-from tests.gateway.processes import Running
+from tests.gateway.processes import Running, delete_log
 from tests.gateway.wire import (
     MODEL,
     Gate,
@@ -476,11 +476,15 @@ async def test_another_tenants_stream_is_not_found(one: Gate, tenants: Tenants) 
 
 async def test_a_token_that_runs_out_closes_4401(tenants: Tenants) -> None:
     gate = tenants.acme
-    capability = await token(gate, expires_in_s=1)
-    async with gate.socket(headers={"Authorization": f"Bearer {capability}"}) as socket:
-        await socket.create(1, chat(6000, on_disconnect="cancel_after=0"))
-        await socket.until_t("ok", ch=1)
-        assert await socket.close_code(10) == 4401
+    for lives_s in (1, 5, 30):  # a busy machine may need longer to create the stream
+        capability = await token(gate, expires_in_s=lives_s)
+        async with gate.socket(headers={"Authorization": f"Bearer {capability}"}) as socket:
+            with suppress(ConnectionClosed):
+                await socket.create(1, chat(6000, on_disconnect="cancel_after=0"))
+                await socket.until_t("ok", ch=1)
+            assert await socket.close_code(lives_s + 10) == 4401
+        if socket.track(1).ok:
+            break
     await gate.until_status(socket.track(1).ok[0]["stream"], "cancelled")
 
 
@@ -664,14 +668,7 @@ async def test_a_socket_that_vanishes_while_it_creates_or_subscribes_leaves_noth
 async def test_the_end_of_a_stream_whose_log_is_gone(platform: Running, one: Gate) -> None:
     stream, _ = await one.finished(5)
     head = (await one.info(stream))["head"]
-    client = RedisClient(platform.redis_url)
-    await client.start()
-    try:
-        partitions = await check_partitions(client, 4)
-        k = partition_of(StreamId(stream), 4)
-        assert await client.execute(partitions.slots[k], "DEL", f"sg:{{p{k}}}:{stream}:l") == 1
-    finally:
-        await client.close()
+    await delete_log(platform, stream)
     async with one.socket() as socket:
         await socket.sub(1, stream, after=f"1-{head}")
         assert (await socket.until_t("error", ch=1))["code"] == "stream_lost"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from stream_fabric.errors import StreamGwError
+from stream_fabric.errors import StreamGwError, StreamLost
 from stream_fabric.json_bounds import decode_text
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import (
@@ -97,7 +97,7 @@ class UiEncoder(Encoder):
     # --- what surrounds the frames ---------------------------------------------------------------------------
 
     def failure(self, error: StreamGwError, request_id: str, cursor: Cursor) -> bytes:
-        if error.retriable:  # ``useChat`` takes an error chunk for the model's, and resumes after a network error
+        if is_cured_by_resume(error):
             return b""
         return b"data: %b\n\ndata: [DONE]\n\n" % _error(error.message)
 
@@ -235,6 +235,16 @@ class UiEncoder(Encoder):
         reason = finish_reason(self._finish, refused=self._refused)
         finish = {"type": "finish", "finishReason": reason, "messageMetadata": metadata}
         return [*chunks, b'{"type":"finish-step"}', _json(finish)]
+
+
+def is_cured_by_resume(error: StreamGwError) -> bool:
+    """Whether a page that resumes gets the whole answer. Then the connection is cut: ``useChat`` takes an error chunk
+    for the model's, and resumes after a network error.
+
+    No gateway has frames that are lost: such a page would resume without end, or get nothing and take half an answer
+    for all of it.
+    """
+    return error.retriable and type(error) is not StreamLost
 
 
 def _error(message: str) -> bytes:

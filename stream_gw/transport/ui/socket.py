@@ -18,6 +18,7 @@ from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.auth import Principal, bearer
+from stream_gw.dialects.ui.encoder import is_cured_by_resume
 from stream_gw.dialects.ui.requests import DIALECT, check_chat_id
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.gateway import Gateway
@@ -105,7 +106,7 @@ class ChatChannel(Channel):
             self.reader.note_end()
 
     def fail(self, error: StreamGwError, cursor: Cursor) -> None:
-        if error.retriable:  # a page takes an error for the model's, and resumes only after a broken network
+        if is_cured_by_resume(error):
             self.socket.close(error.close_code, error.message)
         else:
             told = {"type": "error", "requestId": self.request, "errorText": error.message, "code": error.code}

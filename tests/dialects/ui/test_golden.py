@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stream_fabric.errors import Draining, KeyRevoked
+from stream_fabric.errors import Draining, KeyRevoked, StreamLost, StreamReset
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import ChoiceEnd, Close, Delta, End, ErrorInfo, Frame, Note, Open, Usage, encode
 from stream_gw.dialects import encoder_for
@@ -101,6 +101,8 @@ def test_what_the_gateway_cannot_deliver() -> None:
     told = made().failure(KeyRevoked("the key is revoked"), "req_1", Cursor(1, 5))
     assert told == b'data: {"type":"error","errorText":"the key is revoked"}\n\ndata: [DONE]\n\n'
     assert made().failure(Draining("shutting down"), "req_1", Cursor(1, 5)) == b"", "another gateway has the rest"
+    assert made().failure(StreamReset("void"), "req_1", Cursor(1, 5)) == b"", "the log has another continuation"
+    assert b"are lost" in made().failure(StreamLost("frames are lost"), "req_1", Cursor(1, 5)), "no gateway has them"
 
 
 def test_the_start_of_a_message_that_goes_on() -> None:
