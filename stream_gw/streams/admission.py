@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from stream_fabric.accounts.account import (
@@ -125,9 +126,36 @@ class Admission:
             self._log_at = now + _LOG_EVERY_S
             _log.warning("limits not checked, request admitted: tenant=%s error=%r", tenant, error)
 
+    @asynccontextmanager
+    async def prepared(self, tenant: TenantId, stream: StreamId, subjects: Sequence[Subject]) -> AsyncIterator[None]:
+        """Bound the requests that make no stream: as many a minute as of the others, which they leave alone.
+
+        Raises RateLimited. One that fails counts as never sent.
+        """
+        subjects = [each for each in subjects if each.limits.requests_per_min is not None]
+        own = [
+            Subject(f"{name}:prepared", Limits(requests_per_min=limits.requests_per_min)) for name, limits in subjects
+        ]
+        if not own:
+            yield
+            return
+        requests = 0
+        try:
+            reply = await self._accounts.admit(tenant, stream, own, 0)
+            if isinstance(reply, Exceeded):
+                self._on_limited(subjects[reply.subject].name.partition(":")[0], reply.kind)
+                raise _limited(subjects, reply, 0, rate_headers(least_left(own, reply.uses)))
+            yield
+            requests = 1
+        finally:
+            self._spawn(self._settle(tenant, Settlement(stream, 0, requests)))
+
+    async def _settle(self, tenant: TenantId, settlement: Settlement) -> None:
+        await self._accounts.settle(tenant, [settlement])
+
     async def withdraw(self, tenant: TenantId, stream: StreamId) -> None:
         """Give a reservation back whose request was refused later; it counts as never sent."""
-        await self._accounts.settle(tenant, [Settlement(stream, 0, 0)])
+        await self._settle(tenant, Settlement(stream, 0, 0))
 
     async def describe(self, tenant: TenantId, subjects: Sequence[Subject]) -> list[dict[str, Any]]:
         """Describe limits and what is used of them, for ``GET /v1/limits``."""

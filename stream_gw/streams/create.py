@@ -110,14 +110,16 @@ class StreamCreation:
         Raises StreamGwError, like ``create``.
         """
         call, user, _, _ = await _checked(self._parts, self._readiness, call)
-        plan = self._parts.authenticator.keys.plan(call.who.tenant)
-        await moderate_prompt(self._parts.moderator, plan, call.request.body)
+        who, records = call.who, self._parts.authenticator.keys
         now_ms = self._parts.clock.now_us() // 1000
         stream = new_stream_id(now_ms, self._parts.random.token_bytes(10))
         facts = StreamFacts.of(stream, now_ms // 1000, call.request)
         call.check_facts(facts)
-        if call.on_named is not None:
-            await call.on_named.named(facts, user)
+        subjects = records.subjects(who, user, call.request.model)
+        async with self._admission.prepared(who.tenant, stream, subjects):
+            await moderate_prompt(self._parts.moderator, records.plan(who.tenant), call.request.body)
+            if call.on_named is not None:
+                await call.on_named.named(facts, user)
         return facts
 
     async def _create(self, call: CreateCall) -> OpenedStream | None:

@@ -299,7 +299,9 @@ async def test_a_successor_that_a_limit_refuses_gives_its_input_back(limited: Li
 
 async def test_each_request_of_a_responses_socket_counts(limited: Limited) -> None:
     async with opened(limited.gate("sockets")) as ws:
-        assert (await ws.turn(generate=False))["status"] == "completed", "what generates nothing costs nothing"
+        for _ in range(2):
+            assert (await ws.turn(generate=False))["status"] == "completed", "what generates nothing costs nothing"
+        assert code_of(await ws.turn(generate=False)) == (429, "rate_limit_exceeded"), "but each is stored"
         for lane in (None, "a"):
             assert (await ws.turn(lane))["status"] == "incomplete"
         refused = await ws.turn("b", store=False)
