@@ -268,6 +268,11 @@ async def test_refusals_name_the_request(one: Gate) -> None:
         assert "id of a chat" in (await socket.receive())["errorText"]
         await socket.send("resume", "r4", "c", body={"user": 5})
         assert "user must be a string" in (await socket.receive())["errorText"]
+        many = {f"x-{number}": "" for number in range(4000)}
+        await socket.send("resume", "r5", "c", headers=many)
+        assert "headers of a frame" in (await socket.receive())["errorText"], "they are read on the event loop"
+        await socket.send("resume", "r6", "c", body=many)
+        assert "more than" in (await socket.receive())["errorText"]
         await socket.ask("same", new_chat(), 5000)
         await socket.chunks("same", 3)
         await socket.ask("same", new_chat())

@@ -12,8 +12,17 @@ from stream_fabric.limits import USER_CHARS_MAX
 RequestId = Annotated[str, Meta(max_length=USER_CHARS_MAX)]
 
 
+# Decoded after a check of their size: an object of many members would hold the event loop
+_Headers = Annotated[Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": {"type": "string"}})]
+_Body = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+
+
 def _null() -> Raw:
     return Raw(b"null")  # as a default value, no schema could show it
+
+
+def _nothing() -> Raw:
+    return Raw(b"{}")
 
 
 class Send(msgspec.Struct, tag_field="type", tag="send", rename="camel"):
@@ -25,9 +34,9 @@ class Send(msgspec.Struct, tag_field="type", tag="send", rename="camel"):
     messages: Raw
     trigger: Raw = msgspec.field(default_factory=_null)
     message_id: Raw = msgspec.field(default_factory=_null)
-    headers: dict[str, str] = {}
+    headers: _Headers = msgspec.field(default_factory=_nothing)
     """Such as `authorization`, `idempotency-key` and `traceparent`."""
-    body: dict[str, Raw] = {}
+    body: _Body = msgspec.field(default_factory=_nothing)
     """Further fields of the body, such as `model`."""
 
 
@@ -39,8 +48,8 @@ class Resume(msgspec.Struct, tag_field="type", tag="resume", rename="camel"):
     """The chat."""
     last_sequence: int | None = None
     """Not supported: an answer is replayed from its first chunk."""
-    headers: dict[str, str] = {}
-    body: dict[str, Raw] = {}
+    headers: _Headers = msgspec.field(default_factory=_nothing)
+    body: _Body = msgspec.field(default_factory=_nothing)
 
 
 class Abort(msgspec.Struct, tag_field="type", tag="abort", rename="camel"):

@@ -13,15 +13,17 @@ import msgspec
 from msgspec import Raw
 
 from stream_fabric.errors import BadRequest, Draining, StreamGwError, Unauthenticated, Unsupported
-from stream_fabric.limits import WS_OPENING_MAX
+from stream_fabric.limits import HEADER_BYTES_MAX, WS_OPENING_MAX
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.frames import Status
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.auth import Principal, bearer
+from stream_gw.dialects.requests import read_fields
 from stream_gw.dialects.ui.encoder import is_cured_by_resume
 from stream_gw.dialects.ui.requests import DIALECT, check_chat_id
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.gateway import Gateway
+from stream_gw.streams.off_loop import off_loop
 from stream_gw.transport.sockets.base import Headers
 from stream_gw.transport.ui.calls import ChatAnswer, ChatCalls, ChatReader
 from stream_gw.transport.ui.messages import Abort, Resume, Send
@@ -139,7 +141,8 @@ class ChatSession(CommandSession):
             socket.close(1008, f"not a frame of {SUBPROTOCOL}: {str(error)[:80]}")
             return
         try:
-            who = self._principal({} if isinstance(frame, Abort) else frame.headers)
+            headers = {} if isinstance(frame, Abort) else _read_headers(frame.headers)
+            who = self._principal(headers)
         except StreamGwError as error:
             if socket.principal is None:
                 socket.close(error.close_code, error.message)
@@ -154,7 +157,7 @@ class ChatSession(CommandSession):
         except StreamGwError as error:
             self._refuse(frame.request_id, error)
             return
-        self.spawn(self._open(who, frame, channel), who.tenant, len(text), partial(self._give_up, channel))
+        self.spawn(self._open(who, frame, headers, channel), who.tenant, len(text), partial(self._give_up, channel))
 
     def _principal(self, headers: dict[str, str]) -> Principal:
         """Return the caller: that of the frame's own headers, or else of the socket. Raises StreamGwError."""
@@ -184,15 +187,15 @@ class ChatSession(CommandSession):
         found = (channel for channel in self.socket.channels.values() if isinstance(channel, ChatChannel))
         return next((channel for channel in found if channel.request == request), None)
 
-    async def _open(self, who: Principal, frame: Send | Resume, channel: ChatChannel) -> None:
+    async def _open(self, who: Principal, frame: Send | Resume, headers: dict[str, str], channel: ChatChannel) -> None:
         """Open the answer for the channel; send an error if that fails."""
         socket = self.socket
-        trace = ReaderTrace(self.gateway.parts.tracer, socket.name, "ws", _header(frame.headers, "traceparent"))
+        trace = ReaderTrace(self.gateway.parts.tracer, socket.name, "ws", _header(headers, "traceparent"))
         self._opens = self._opens or asyncio.Semaphore(WS_OPENING_MAX)
         try:
             async with self._opens:
                 channel.full = socket.full
-                answer = await self._answer(who, frame, trace)
+                answer = await self._answer(who, frame, headers, trace)
                 if answer is None:
                     if channel.is_open:
                         socket.forget(channel)
@@ -206,16 +209,20 @@ class ChatSession(CommandSession):
         if channel.is_aborted:  # before the answer was there
             await self._stop(channel, answer.reader)
 
-    async def _answer(self, who: Principal, frame: Send | Resume, trace: ReaderTrace) -> ChatAnswer | None:
+    async def _answer(
+        self, who: Principal, frame: Send | Resume, headers: dict[str, str], trace: ReaderTrace
+    ) -> ChatAnswer | None:
+        more = bytes(frame.body)
+        fields = await off_loop(len(more), lambda: read_fields(more))
         if isinstance(frame, Resume):
             if frame.last_sequence is not None:
                 raise Unsupported("lastSequence is not supported: an answer is replayed from its first chunk")
-            user = frame.body.get("user")
+            user = fields.get("user")
             return await self._calls.resume(who, None if user is None else _text(user, "user"), frame.id, trace)
-        fields = {**frame.body, "id": msgspec.json.encode(frame.id), "messages": frame.messages}
+        fields |= {"id": Raw(msgspec.json.encode(frame.id)), "messages": frame.messages}
         fields |= {"trigger": frame.trigger, "messageId": frame.message_id}
-        body = msgspec.json.encode({name: Raw(raw) for name, raw in fields.items()})
-        return await self._calls.begin(who, body, trace, _header(frame.headers, "idempotency-key"))
+        body = msgspec.json.encode(fields)
+        return await self._calls.begin(who, body, trace, _header(headers, "idempotency-key"))
 
     def _give_up(self, channel: ChatChannel, error: StreamGwError) -> None:
         """Answer a channel that could not be opened."""
@@ -257,6 +264,16 @@ class ChatSession(CommandSession):
 def _log_unstopped(reader: ChatReader, error: StreamGwError) -> None:
     """Log that an answer goes on although its page has aborted it: the protocol has no answer to an abort."""
     log.warning("answer not stopped: stream=%s error=%s", reader.stream, error.message)
+
+
+def _read_headers(raw: Raw) -> dict[str, str]:
+    """Return the headers of a frame. Raises BadRequest."""
+    try:
+        if len(bytes(raw)) <= HEADER_BYTES_MAX:
+            return msgspec.json.decode(raw, type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"headers: {str(error)[:200]}", param="headers") from error
+    raise BadRequest(f"the headers of a frame have at most {HEADER_BYTES_MAX} bytes", param="headers")
 
 
 def _header(headers: dict[str, str], name: str) -> str | None:
