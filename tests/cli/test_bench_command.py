@@ -139,6 +139,14 @@ async def test_an_answer_that_does_not_come_is_a_timeout(tmp_path: Path) -> None
     assert (code, found["stages"][0]["errors"]) == (1, {"timeout": 2})
 
 
+async def test_the_pauses_of_a_slow_reader_are_not_the_server_s_time(tmp_path: Path) -> None:
+    async with server({CHAT: timed(0.0, 0.0, 6)}) as url:
+        flags = ("--concurrency", "1", "--requests", "1", "--slow", "1", "--timeout", "1")
+        code, found = await measured(tmp_path, url, *flags)
+    assert (code, found["disturbances"]["slow_completed"]) == (0, 1)
+    assert found["requests"][0]["duration_s"] > 1.5, "seven events with their pauses"
+
+
 async def test_a_cancel_closes_the_connection_to_a_server_without_cancels(tmp_path: Path) -> None:
     left = 0
 

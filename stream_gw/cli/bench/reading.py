@@ -133,7 +133,7 @@ class Reading:
     """Sends one request and reads its answer into ``outcome``.
 
     ``gaps`` gets the time between two pieces of text. ``on_piece`` is called for each of them. ``index`` chooses the
-    address; a resume takes the next one. ``timeout_s``: for the whole answer.
+    address; a resume takes the next one. ``timeout_s``: for the whole answer, without the pauses of a slow reader.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class Reading:
         self._transport, self._index, self._timeout_s = transport, index, timeout_s
         self._outcome, self._gaps, self._on_piece = outcome, gaps, on_piece
         self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(timeout_s)
         self._text = _Text()
         self._usage: ChunkUsage | None = None
         self._began_s = self._loop.time()
@@ -160,7 +161,7 @@ class Reading:
         """Serve the request to its end. Returns the text; None when it failed or was cancelled."""
         outcome = self._outcome
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._limit:
                 await self._read(body)
             outcome.status = "completed" if self._cancel is None else "cancelled"
         except _EndedEarly as ended:
@@ -244,7 +245,14 @@ class Reading:
                     return
                 self._cancel = asyncio.create_task(self._transport.cancel(self._index, outcome.stream))
             if disturbance.is_slow:
-                await asyncio.sleep(_SLOW_PAUSE_S)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait as a slow reader does. The time limit is the server's, so it moves by the pause."""
+        due_s = self._limit.when()
+        assert due_s is not None
+        self._limit.reschedule(due_s + _SLOW_PAUSE_S)
+        await asyncio.sleep(_SLOW_PAUSE_S)
 
     def _note_piece(self) -> None:
         now_s = self._loop.time()

@@ -32,7 +32,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts, arrivals and chaos (default 0)")
     parser.add_argument(
-        "--timeout", type=_some_time, default=300.0, metavar="TIME", help="for one answer (default 300s)"
+        "--timeout",
+        type=_some_time,
+        default=300.0,
+        metavar="TIME",
+        help="for one answer, without the pauses of --slow (default 300s)",
     )
 
     load = parser.add_argument_group("load")
