@@ -195,6 +195,20 @@ async def test_the_same_seed_sends_the_same_prompts(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+async def test_a_chat_repeats_the_answers_without_their_reasoning(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["messages"])
+        thought = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm "}}]}\n\n'
+        return await play(thought, piece("yes"), USAGE % 2, DONE)(request)
+
+    async with server({CHAT: serve}) as url:
+        code, found = await measured(tmp_path, url, "--concurrency", "1", "--requests", "2", "--duration", "20")
+    assert (code, [one["pieces"] for one in found["requests"]]) == (0, [2, 2])
+    assert [message["content"] for message in asked[-1] if message["role"] == "assistant"] == ["yes"]
+
+
 async def test_a_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     lines = [{"timestamp": 1000 * n, "input_length": 600, "output_length": 4 + n, "hash_ids": [1]} for n in range(4)]

@@ -67,6 +67,12 @@ class Chunk(msgspec.Struct):
         return "".join(part for part in parts if part)
 
     @property
+    def said(self) -> str:
+        """The answer itself, which a chat's next turn repeats: no reasoning, refusal or tool call."""
+        parts = [choice.delta.content if choice.delta else choice.text for choice in self.choices or ()]
+        return "".join(part for part in parts if part)
+
+    @property
     def is_last(self) -> bool:
         """Whether a choice ends with the chunk. Only the usage may follow."""
         return any(choice.finish_reason for choice in self.choices or ())

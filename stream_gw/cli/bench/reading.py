@@ -94,8 +94,9 @@ class _Text:
     def __init__(self) -> None:
         self.cursor = ""
         self.count = 0
-        self._pieces: list[tuple[int, str]] = []
-        self._open: list[str] = []
+        self._pieces: list[tuple[int, str, str]] = []
+        """Number of the frame, all that the piece shows, and the part of it that the next turn repeats."""
+        self._open: list[tuple[str, str]] = []
 
     def receive(self, event: Event) -> str:
         """Take an event; return the text in it."""
@@ -103,12 +104,12 @@ class _Text:
             self.go_back(event.cursor)
             return ""
         output = event.chunk.output if event.chunk is not None else ""
-        if output:
-            self._open.append(output)
+        if output and event.chunk is not None:
+            self._open.append((output, event.chunk.said))
             self.count += 1
         if event.cursor:
             self.cursor = event.cursor
-            self._pieces += ((_seq_of(event.cursor), piece) for piece in self._open)
+            self._pieces += ((_seq_of(event.cursor), *piece) for piece in self._open)
             self._open.clear()
         return output
 
@@ -125,8 +126,12 @@ class _Text:
         """Number of the frame that brought the last piece."""
         return self._pieces[-1][0] if self._pieces else 0
 
+    @property
+    def said(self) -> str:
+        return "".join([*(said for _, _, said in self._pieces), *(said for _, said in self._open)])
+
     def __str__(self) -> str:
-        return "".join([*(piece for _, piece in self._pieces), *self._open])
+        return "".join([*(output for _, output, _ in self._pieces), *(output for output, _ in self._open)])
 
 
 class Reading:
@@ -158,7 +163,7 @@ class Reading:
         self._cancelled_s = 0.0
 
     async def run(self, body: dict[str, Any]) -> str | None:
-        """Serve the request to its end. Returns the text; None when it failed or was cancelled."""
+        """Serve the request to its end. Returns the answer without its reasoning; None: it failed or was cancelled."""
         outcome = self._outcome
         try:
             async with self._limit:
@@ -182,7 +187,7 @@ class Reading:
             await self._note_cancel(self._cancel)
         if outcome.cuts and outcome.status != "failed":
             await self._compare_with_replay()
-        return str(self._text) if outcome.status == "completed" else None
+        return self._text.said if outcome.status == "completed" else None
 
     async def _read(self, body: dict[str, Any]) -> None:
         """Read the answer, and go on with it after each cut."""
