@@ -378,7 +378,7 @@ def _cell_text(name: str, value: Any) -> str:
         return time_text(value)
     if name.endswith("_us"):
         return f"{value / 1000:.1f}"
-    if name.startswith("price_micro"):
+    if "_micro" in name:
         return money_text(value)
     if isinstance(value, float):
         return f"{value:g}"

@@ -17,6 +17,7 @@ from telemetry.ask.reconcile import reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
+from telemetry.ask.usage.text import usage_text
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.connection import QUERY_ROWS_MAX
@@ -109,6 +110,12 @@ async def test_the_sums_of_each_grouping_are_those_of_the_bills(opened: Store) -
     assert found == expected(events, "user_hash", "model")
     rows = await rows_of(opened, query(group_by="none"))
     assert [Counter({name: row[name] for name in SUMS}) for row in rows] == list(expected(events).values())
+
+
+def test_price_cost_and_margin_are_told_in_one_unit() -> None:
+    row = {"model": "m", "price_micro": 2_500_000, "gpu_cost_micro": 1_200_000, "margin_micro": 1_300_000}
+    told = usage_text({"from": 0, "to": 3600, "complete_until": None}, [row])
+    assert told.splitlines()[-1].split() == ["m", "2.500000", "1.200000", "1.300000"]
 
 
 async def test_a_bill_that_arrives_twice_is_counted_once(opened: Store) -> None:
