@@ -225,11 +225,9 @@ def _policy(args: argparse.Namespace) -> ScalePolicy:
 
 
 def _read_trace(path: Path, speed: float) -> tuple[Request, ...]:
-    """Return the requests of a trace from time 0 on, arriving ``speed`` times as fast."""
+    """Return the requests of a trace, arriving ``speed`` times as fast."""
     factor = _require_above_0("--speed", speed)
-    recorded = read(path)
-    begin_s = recorded[0].at_s
-    requests = tuple(replace(request, at_s=(request.at_s - begin_s) / factor) for request in recorded)
+    requests = tuple(replace(request, at_s=request.at_s / factor) for request in read(path))
     if requests[-1].at_s > _DAYS_MAX * DAY_S:  # each second of it is simulated, and each minute kept
         pause_s, before = max((two.at_s - one.at_s, one.number + 1) for one, two in pairwise(requests))
         raise ValueError(

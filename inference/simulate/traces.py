@@ -80,7 +80,7 @@ def traces_folder(given: Path | None) -> Path:
 
 
 def read(path: Path) -> tuple[Request, ...]:
-    """Read a recorded trace, sorted by arrival: CSV as published by Azure, or JSON lines as by Mooncake.
+    """Read a recorded trace, sorted by arrival, from its first request on: Azure's CSV, or Mooncake's JSON lines.
 
     Raises OSError, and ValueError that names the line.
     """
@@ -170,10 +170,13 @@ def _mooncake(path: Path) -> tuple[Request, ...]:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ValueError(f"{path}: line {number}: {error}") from error
     lines.sort(key=lambda line: line.timestamp)
+    begin = lines[0].timestamp if lines else 0.0
     sessions = sessions_of([(line.hash_ids, line.input_length) for line in lines])
     return tuple(
-        Request(number, line.timestamp / 1000, line.input_length, max(line.output_length, 1), line.hash_ids, session)
-        for number, (line, session) in enumerate(zip(lines, sessions, strict=True))
+        Request(
+            number, (line.timestamp - begin) / 1000, line.input_length, max(line.output_length, 1), line.hash_ids, own
+        )
+        for number, (line, own) in enumerate(zip(lines, sessions, strict=True))
     )
 
 

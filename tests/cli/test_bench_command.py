@@ -211,7 +211,11 @@ async def test_a_chat_repeats_the_answers_without_their_reasoning(tmp_path: Path
 
 async def test_a_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    lines = [{"timestamp": 1000 * n, "input_length": 600, "output_length": 4 + n, "hash_ids": [1]} for n in range(4)]
+    begin_ms = 1_700_000_000_000
+    lines = [
+        {"timestamp": begin_ms + 1000 * n, "input_length": 600, "output_length": 4 + n, "hash_ids": [1]}
+        for n in range(4)
+    ]
     trace.write_text("\n".join(map(json.dumps, lines)))
     async with server({CHAT: timed(0.0, 0.0, 1000)}) as url:
         code, found = await measured(tmp_path, url, "--trace", str(trace), "--speed", "10")

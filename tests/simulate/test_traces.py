@@ -31,14 +31,14 @@ def test_a_csv_is_read_by_time_whatever_its_moments_look_like(tmp_path: Path) ->
 def test_json_lines_are_read_with_or_without_what_prompts_share(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(
-        '{"timestamp": 3000, "input_length": 1100, "output_length": 3, "hash_ids": [1, 2, 9]}\n\n'
-        '{"timestamp": 0.5, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2], "type": "text"}\n'
-        '{"timestamp": 9000, "input_length": 5, "output_length": 4}\n'
+        '{"timestamp": 1700000003000, "input_length": 1100, "output_length": 3, "hash_ids": [1, 2, 9]}\n\n'
+        '{"timestamp": 1700000000000.5, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2], "type": "text"}\n'
+        '{"timestamp": 1700000009000, "input_length": 5, "output_length": 4}\n'
     )
     found = read(path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     assert read(path) == found, "with a byte order mark and the line ends of Windows"
-    assert [(r.at_s, r.prompt_tokens) for r in found] == [(0.0005, 1024), (3.0, 1100), (9.0, 5)]
+    assert [(r.at_s, r.prompt_tokens) for r in found] == [(0.0, 1024), (2.9995, 1100), (8.9995, 5)]
     assert found[0].session == found[1].session != found[2].session
 
 
