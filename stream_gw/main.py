@@ -341,7 +341,8 @@ async def _wait_until_started(server: EdgeServer, serving: asyncio.Task[None]) -
 
 def _url(server: EdgeServer, settings: GatewaySettings) -> str:
     port = server.servers[0].sockets[0].getsockname()[1]
-    return f"http://{settings.host}:{port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{port}"
 
 
 def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:

@@ -258,6 +258,17 @@ async def test_up_prints_one_line_and_takes_every_child_with_it(number: int) -> 
         await _ended(pids)
 
 
+def test_an_ipv6_address_of_a_gateway_makes_a_url() -> None:
+    need_redis()
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as absent:
+        pytest.skip(f"no IPv6 here: {absent}")
+    flags = ("--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry", "--no-database")
+    with Process("up", "--host", "::1", *flags) as up:
+        assert up.facts["gateways"][0]["url"].startswith("http://[::1]:")
+
+
 def test_up_says_where_its_pages_are(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = {"url": "http://127.0.0.1:9", "token": "tt", "pid": 1}
     here = Platform(UpOptions(), "redis://r", None, gateways=[{"url": "http://127.0.0.1:8080"}], telemetry=telemetry)
