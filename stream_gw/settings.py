@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from stream_fabric.accounts.records import REGION_PATTERN
 from stream_fabric.limits import (
@@ -20,6 +20,7 @@ from stream_fabric.limits import (
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.process.settings import EmitSettings, FabricSettings
 from stream_gw.auth.peppered import PEPPER_BYTES_MIN
+from stream_gw.auth.tokens import SECRET_BYTES_MIN
 
 _DATABASES = ("postgresql://", "postgres://", "sqlite:///")
 
@@ -201,3 +202,12 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
         description="Seconds until a stream with an Idempotency-Key or a session, or one created over WebSocket, is "
         "cancelled after its last reader left; 0: at once",
     )
+
+    @field_validator("token_secret", "token_secrets_accepted")
+    @classmethod
+    def _check_token_secrets(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        text = value.get_secret_value()
+        secrets = [text] if info.field_name == "token_secret" else map(str.strip, text.split(","))
+        if any(0 < len(secret.encode()) < SECRET_BYTES_MIN for secret in secrets):
+            raise ValueError(f"each secret must have at least {SECRET_BYTES_MIN} bytes")
+        return value

@@ -24,7 +24,7 @@ _AUDIENCE = "stream-gw"
 _STREAM_AUDIENCE = "stream-gw/stream"
 """Audience of tokens that are limited to one stream: a gateway of a release that does not know the limit refuses
 them."""
-_SECRET_BYTES_MIN = 16
+SECRET_BYTES_MIN = 16
 _VERIFIED_MAX = 1000
 """Verified tokens kept, so that a client's next request costs a look-up instead of 80 µs."""
 
@@ -63,8 +63,8 @@ class TokenSigner:
         """Accept tokens that ``secret`` or one of ``accepted`` signed. Raises ValueError for a secret under 16
         bytes."""
         self._secrets = (secret, *accepted)
-        if min(map(len, self._secrets)) < _SECRET_BYTES_MIN:
-            raise ValueError(f"each token secret must have at least {_SECRET_BYTES_MIN} bytes")
+        if min(map(len, self._secrets)) < SECRET_BYTES_MIN:
+            raise ValueError(f"each token secret must have at least {SECRET_BYTES_MIN} bytes")
         keys = [hmac.digest(each, b"stream-gw capability token", "sha256") for each in self._secrets]
         self._keys = {hashlib.sha256(key).hexdigest()[:8]: key for key in keys}
         self._signing_id = next(iter(self._keys))

@@ -162,6 +162,16 @@ def test_a_wrong_setting_is_told_once_with_the_roles_it_stops() -> None:
     assert "usable settings of stream-gw controller, agent, telemetry" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("STREAM_GW_TOKEN_SECRET", "fifteen bytes.."), ("STREAM_GW_TOKEN_SECRETS_ACCEPTED", f"{'x' * 16}, short")],
+)
+def test_a_token_secret_that_stops_a_gateway_is_told(variable: str, value: str) -> None:
+    done = run_cli("doctor", **{variable: value})
+    assert done.returncode == 1
+    assert f"({variable}): Value error, each secret must have at least 16 bytes\n" in done.stdout
+
+
 def test_a_variable_that_nothing_reads_is_told_with_the_one_that_may_be_meant() -> None:
     done = run_cli("doctor", STREAM_GW_REDIS_ULR="redis://x")
     assert "absent   a setting of this name: STREAM_GW_REDIS_ULR\n" in done.stdout
