@@ -123,15 +123,17 @@ async def _show_usage(ask: Ask, args: argparse.Namespace, say: Say) -> int:
     """Print all pages of usage in groups; as JSON, one object with all rows."""
     given = _flags_given(args, "to", "group_by", "bucket", "tenant", "model", "key", "user")
     query = UsageQuery(from_=args.from_, limit=1000, **given)
-    page = await usage_page(ask, query, _now_us(), args.kept_days)
+    now_us = _now_us()  # one range for all pages
+    page = first = await usage_page(ask, query, now_us, args.kept_days)
     rows = page["data"]
     while page["has_more"] and len(rows) < _ROWS_MAX:
         query = msgspec.structs.replace(query, after=page["last_id"])
-        page = await usage_page(ask, query, _now_us(), args.kept_days)
+        page = await usage_page(ask, query, now_us, args.kept_days)
         rows += page["data"]
     for row in rows:
         row["margin_micro"] = row["price_micro"] - row["gpu_cost_micro"]
-    say(_json({**page, "data": rows}) if args.json else usage_text(page, rows))
+    whole = {**page, "complete_until": first["complete_until"], "data": rows}
+    say(_json(whole) if args.json else usage_text(whole, rows))
     return 0
 
 

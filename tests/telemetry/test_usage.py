@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.events import AttemptTrace, encode_event
 from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
+from telemetry.ask.port import Row
+from telemetry.ask.queries import Value
 from telemetry.ask.reconcile import reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
@@ -124,6 +127,31 @@ async def test_a_bill_that_arrives_twice_is_counted_once(opened: Store) -> None:
     await put(opened, events[20:50], "a process died and another one sent its spool")
     (row,) = await rows_of(opened, query(group_by="none"))
     assert {name: row[name] for name in SUMS} == dict(expected(events)[()])
+
+
+class BillsArriveMeanwhile(StoreAsk):
+    """A store in which bills are inserted, and reported as complete, between two queries of one answer."""
+
+    def __init__(self, store: Store, events: Sequence[AttemptTrace]) -> None:
+        super().__init__(store)
+        self._inserted, self._events = store, events
+        self._asked = 0
+
+    async def query(self, name: str, parameters: Mapping[str, Value]) -> list[Row]:
+        self._asked += 1
+        if self._asked == 2:
+            await put(self._inserted, self._events, "meanwhile")
+            until = pa.array([NOW_US], pa.timestamp("us", "UTC"))
+            progress = {"topic": ["t"], "partition": pa.array([0], pa.int32()), "complete_until": until}
+            await self._inserted.insert("ingest_progress", pa.table(progress), "meanwhile")
+        return await super().query(name, parameters)
+
+
+async def test_an_answer_has_all_bills_before_the_moment_until_which_it_is_complete(opened: Store) -> None:
+    events = attempts(20)
+    page = await usage_page(BillsArriveMeanwhile(opened, events), query(group_by="none"), NOW_US, KEPT_DAYS)
+    counted = sum(row["output_tokens"] for row in page["data"])
+    assert page["complete_until"] * 1e6 < AT_US or counted == expected(events)[()]["output_tokens"]
 
 
 async def test_filters_and_buckets(opened: Store) -> None:

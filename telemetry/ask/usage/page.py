@@ -63,8 +63,8 @@ async def usage_page(ask: Ask, query: UsageQuery, now_us: int, kept_days: int) -
     }  # fmt: skip
     if not sums:
         parameters |= {"key": query.key, "user": query.user}
+    complete = await ask.query("complete_until", {})  # before the sums: they lack bills that arrive meanwhile
     rows = await ask.query("usage_groups_long" if sums else "usage_groups", parameters)
-    complete = await ask.query("complete_until", {})
     data = [_shown(row, groups) for row in rows[: query.limit]]
     return {
         "from": from_us // 1_000_000,
