@@ -12,7 +12,7 @@ from msgspec import Meta
 from stream_fabric.errors import BadRequest, Forbidden, StreamGwError, TooMany
 from stream_fabric.stream.ids import TenantId
 from stream_gw.admin.traces import Traces, TracesUnavailable, check_operator
-from stream_gw.auth import Principal
+from stream_gw.auth import KeyStore, Principal
 from stream_gw.observe.trace import hashed_user
 
 WITHIN_S = 35.0
@@ -134,7 +134,8 @@ _decoder = msgspec.json.Decoder(_Page)
 class Usage:
     """Answers usage queries of tenants and operators. An empty ``url`` means that telemetry is not configured."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, keys: KeyStore) -> None:
+        self._keys = keys
         self._telemetry = Traces(url, token)  # turns of its own: operators' trace queries do not wait for tenants
         self._asking: Counter[TenantId] = Counter()
 
@@ -143,7 +144,7 @@ class Usage:
         who.require("read")
         if "tenant" in query.group_by.split(","):
             raise BadRequest("group_by is none, or one or two of model, key, user, session, endpoint", param="group_by")
-        values = _values(query, who.tenant, _user_of(who, query.user), _key_of(who, query.key))
+        values = _values(query, who.tenant, _user_of(who, query.user), self._key_of(who, query.key))
         page = await self._ask(who.tenant, values)
         rows = [msgspec.convert(row, UsageRow) for row in page.data]  # without what it cost the operator
         return UsageAnswer(**_head(page), data=rows)
@@ -159,6 +160,20 @@ class Usage:
             for row in page.data
         ]
         return AdminUsageAnswer(**_head(page), data=rows)
+
+    def _key_of(self, who: Principal, requested: str) -> str:
+        """Return the key whose usage is asked for; empty: all keys.
+
+        A capability token sees its key's usage only, and so does a key that is limited to models: other keys may use
+        models that it must not know. Models of the plan limit all keys alike. Raises Forbidden or BadRequest.
+        """
+        if who.expires_at is None and not self._keys.limits_models(who):
+            return requested
+        if who.key is None:
+            raise Forbidden("this token names no key; use a token that was minted by a newer release, or an API key")
+        if requested not in ("", who.key.id):
+            raise BadRequest(f"this credential sees the usage of key {who.key.id!r} only; leave key out", param="key")
+        return who.key.id
 
     async def _ask(self, asker: TenantId, values: dict[str, str]) -> _Page:
         if not self._telemetry.configured:
@@ -207,18 +222,3 @@ def _user_of(who: Principal, requested: str) -> str:
     if who.user is not None and requested not in ("", who.user):
         raise BadRequest(f"this token belongs to user {who.user!r}; leave user out or name that user", param="user")
     return who.user if who.user is not None else requested
-
-
-def _key_of(who: Principal, requested: str) -> str:
-    """Return the key whose usage is asked for; empty: all keys.
-
-    A capability token sees its key's usage only, and so does a key that is limited to models: other keys may use models
-    that it must not know. Raises Forbidden or BadRequest.
-    """
-    if who.expires_at is None and who.models is None:
-        return requested
-    if who.key is None:
-        raise Forbidden("this token names no key; use a token that was minted by a newer release, or an API key")
-    if requested not in ("", who.key.id):
-        raise BadRequest(f"this credential sees the usage of key {who.key.id!r} only; leave key out", param="key")
-    return who.key.id

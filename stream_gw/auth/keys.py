@@ -125,6 +125,11 @@ class KeyStore:
             return who
         return msgspec.structs.replace(who, scopes=scopes, models=models)
 
+    def limits_models(self, who: Principal) -> bool:
+        """True if the caller's key is limited to models of its own, beside those of the plan."""
+        key = None if who.key is None else self._by_id.get((who.tenant, who.key.id))
+        return key is None or key.models is not None
+
     def is_valid(self, tenant: TenantId, use: KeyUse, now: float) -> bool:
         """True if the key may be used now: it exists in this generation, its tenant and its plan too."""
         key = self._by_id.get((tenant, use.id))

@@ -67,7 +67,9 @@ class Edge:
         cors = CorsPolicy(parts.settings.cors_origins)
         self._answering = Answering(parts.clock, parts.random, metrics, access, cors, gateway.bodies)
         traces = Traces(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
-        usage = Usage(parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value())
+        usage = Usage(
+            parts.settings.telemetry_url, parts.settings.telemetry_token.get_secret_value(), parts.authenticator.keys
+        )
         self.sockets: set[EdgeSocket] = set()
         self._sockets: dict[str, ASGIApp] = {
             "/v1/stream": self._serve_stream,

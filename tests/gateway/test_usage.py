@@ -33,6 +33,10 @@ class Gates(NamedTuple):
     second: Gate
     """Another key of Initech."""
     hooli: Gate
+    wayne: Gate
+    """A key of a tenant whose plan names its models."""
+    kane: Gate
+    """Another key of that tenant, which is limited to models itself."""
 
 
 TENANTS = {
@@ -41,6 +45,7 @@ TENANTS = {
     "globex": ["globex"],
     "initech": ["initech", "second"],
     "hooli": ["hooli"],
+    "wayne": ["wayne", "kane"],
 }
 
 
@@ -54,11 +59,13 @@ def platform() -> Iterator[Running]:
 def gates(platform: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
     keys = [new_key(HostRandom()) for _ in Gates._fields]
     lines = ['[price."*"]', "prompt = 1_000_000", "cached = 500_000", "output = 2_000_000"]
+    lines += ["[plan.named]", 'models = ["sim-small"]']
     for tenant, names in TENANTS.items():
-        lines += ["[[tenant]]", f'id = "{tenant}"']
+        lines += ["[[tenant]]", f'id = "{tenant}"', *(['plan = "named"'] if tenant == "wayne" else [])]
         for name in names:
             lines += ["[[tenant.key]]", f'sha256 = "{key_digest(keys[Gates._fields.index(name)])}"']
             lines += ['scopes = ["admin"]'] if name == "operator" else []
+            lines += ['models = ["sim-small"]'] if name == "kane" else []
     path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_text("\n".join(lines))
     shared = {"STREAM_GW_REDIS_URL": platform.redis_url, "STREAM_GW_PARTITIONS": "4"}
@@ -191,6 +198,15 @@ async def test_each_caller_sees_its_own(gates: Gates) -> None:
     for row in rows.values():
         assert row["gpu_us"] > 0 and row["gpu_cost_micro"] > 0
         assert row["margin_micro"] == row["price_micro"] - row["gpu_cost_micro"]
+
+
+async def test_a_plan_that_names_models_hides_no_key_from_its_tenant(gates: Gates) -> None:
+    wayne, kane = gates.wayne, gates.kane
+    await streamed(wayne, 9)
+    await streamed(kane, 11)
+    assert (await until_requests(wayne, 2))["output_tokens"] == 20
+    assert len(await sums(wayne, group_by="key")) == 2
+    assert (await until_requests(kane, 1))["output_tokens"] == 11, "it is limited to models, others may not be"
 
 
 async def test_without_telemetry_usage_says_so(platform: Running) -> None:
