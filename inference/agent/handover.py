@@ -22,7 +22,7 @@ from stream_fabric.ports import Engine
 from stream_fabric.recovery.failover import Failover
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.cursor import BEGINNING, Cursor, Epoch
-from stream_fabric.stream.frames import Close, ErrorInfo, Note, decode
+from stream_fabric.stream.frames import Close, Note, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class Handover:
         self._replica = replica
         self._engine = engine
         self._log = ports.log
-        self._random = ports.random
         self._failover = failover
         self._status = status
         self._streams = streams
@@ -154,10 +153,10 @@ class Handover:
 
     async def fence(self, stream: RunningStream) -> None:
         """End the stream in its log, unless another producer has begun a newer epoch."""
-        epoch = stream.work.parsed_epoch()
+        work = stream.work
 
         async def fence() -> None:
-            await self._log.fence(stream.name, None, self._random.token_hex(4), ErrorInfo.of(LOST), epoch)
+            await self._failover.fence(self._policy.pool, self._replica, work, LOST, work.parsed_epoch())
 
         await self._retry("fence", stream.name, fence)
 

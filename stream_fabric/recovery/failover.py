@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stream_fabric.errors import PoolFull, StreamGwError
-from stream_fabric.events import AttemptTrace
+from stream_fabric.events import AttemptEnd, AttemptTrace
 from stream_fabric.limits import ATTEMPTS_MAX, CANDIDATES_MAX, QUEUE_WAIT_S_MAX, YIELD_WAIT_S_MAX
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.overload import (
@@ -46,12 +46,14 @@ class FailoverReporter:
     async def report_attempt(
         self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, *, billed: bool
     ) -> None:
-        """Emit the ``AttemptTrace`` of a lost attempt.
+        """Emit the ``AttemptTrace`` of an attempt that no replica reports.
 
-        ``billed``: the stream ended with this attempt; otherwise another replica continues it.
+        ``billed``: the stream ended with this attempt; otherwise another replica continues it. ``error``: its reason,
+        unless the stream has ended in another way.
         """
         stream = work.request.stream
-        _, used = await self._streams.settled(stream) or ("", Usage())
+        status, used = await self._streams.settled(stream) or ("failed", Usage())
+        ended: AttemptEnd = "lost" if not billed else "failed" if status == "live" else status
         epoch = work.parsed_epoch().n
         self._sink.emit(
             AttemptTrace(
@@ -62,7 +64,7 @@ class FailoverReporter:
                 model=work.request.model,
                 pool=pool_of(pool),
                 replica=replica,
-                ended="failed" if billed else "lost",
+                ended=ended,
                 epoch=epoch,
                 attempt=work.attempt,
                 tier=TIERS[work.rank],
@@ -71,7 +73,7 @@ class FailoverReporter:
                 cached_tokens=used.cached,
                 output_tokens=used.output,
                 reasoning_tokens=used.reasoning,
-                error_code=error.code,
+                error_code=error.code if ended in ("failed", "lost") else "",
                 billed=billed,
                 price_micro=work.prices.of(used.prompt, used.cached, used.output) if billed and work.prices else 0,
                 key=work.key,
@@ -153,8 +155,7 @@ class Failover:
             work, epoch=str(taken.epoch), base=taken.base, attempt=work.attempt + 1, tried=tried
         )
         if not await self._requeue(pool, again, others, replica):
-            if await self._fence(stream, None, error, taken.epoch):
-                await self._report(pool, replica, work, error, billed=True)
+            await self.fence(pool, replica, work, error, taken.epoch)
             return
         if dead:
             await self._report(pool, replica, work, error, billed=False)
@@ -173,7 +174,7 @@ class Failover:
                 again = msgspec.structs.replace(work, epoch=str(taken.epoch), base=taken.base)
                 if await self._requeue(pool, again, [Candidate(replica, work.prompt_tokens)], replica):
                     return
-                await self._fence(stream, None, _not_taken_back(pool, work), taken.epoch)
+                await self.fence(pool, replica, work, _not_taken_back(pool, work), taken.epoch)
         await self._pools.remove_in_flight(pool, replica, [stream])
 
     async def _requeue(self, pool: str, work: Work, candidates: Sequence[Candidate], instead: ReplicaId) -> bool:
@@ -264,6 +265,14 @@ class Failover:
         if ended and work is not None:
             await self._report(pool, replica, work, error, billed=True)
         await self._pools.remove_in_flight(pool, replica, [stream])
+
+    async def fence(self, pool: str, replica: ReplicaId, work: Work, error: StreamGwError, epoch: Epoch) -> None:
+        """End the stream in its log, with its bill, unless another producer has begun a newer epoch.
+
+        Raises FabricError; the call can then be repeated.
+        """
+        if await self._fence(work.request.stream, None, error, epoch):
+            await self._report(pool, replica, work, error, billed=True)
 
     async def _fence(
         self, stream: StreamId, replica: ReplicaId | None, error: StreamGwError, epoch: Epoch | None

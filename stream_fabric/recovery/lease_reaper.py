@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 
 from stream_fabric.errors import DeadlineExceeded, FabricError, ReplicaLost
 from stream_fabric.limits import HEADS_MAX, LEASE_TTL_S, REAP_EVERY_S
+from stream_fabric.pool.records import Work
 from stream_fabric.ports import Clock, Pools, Random, StreamLog
 from stream_fabric.recovery.failover import Failover, FailoverReporter
 from stream_fabric.stream.frames import ErrorInfo
@@ -30,6 +31,7 @@ T = TypeVar("T")
 SEEN_DEAD_S = 0.9
 """Seconds that a lease must be seen expired while Redis answers. After an outage of Redis the agents renew first."""
 _QUEUE = ReplicaId("(queue)")
+_NO_REPLICA = ReplicaId("")
 _AT_ONCE_MAX = 256
 """Concurrent calls; the process has others to serve."""
 
@@ -139,21 +141,47 @@ class LeaseReaper:
             return
         waiting = await self._pools.waiting(pool)
         overdue = dict.fromkeys(await self._pools.waiting(pool, overdue=True))
-        gone = list(await _gather(self._end_overdue, list(overdue)))
+        ended = await _gather(partial(self._end_overdue, pool), list(overdue))
+        gone = list(ended)
         heads = await self._heads([stream for stream in waiting if stream not in overdue])
         gone += [stream for stream, head in heads.items() if head.status != "live"]
         unwatched = [stream for stream, head in heads.items() if head.status == "live" and head.unwatched]
         abandoned = await _gather(lambda stream: self._cancel_abandoned(pool, stream, heads[stream]), unwatched)
         gone += [stream for stream, cancelled in abandoned.items() if cancelled]
         if gone:
-            await self._pools.remove_queued(pool, gone)
+            await self._remove_ended(pool, gone, {stream for stream, fenced in ended.items() if fenced})
+
+    async def _remove_ended(self, pool: str, streams: Sequence[StreamId], billed: Collection[StreamId]) -> None:
+        """Take ended streams out of the queue, and bill those that a replica had begun; ``billed`` are already."""
+        unbilled = [] if self._reporter is None else [stream for stream in streams if stream not in billed]
+        works = await _gather(partial(self._work, pool), unbilled)
+        begun = {stream: work for stream, work in works.items() if work is not None and work.base}
+        await self._pools.remove_queued(pool, [stream for stream in streams if stream not in begun])
+        for stream, work in begun.items():
+            if await self._pools.remove_queued(pool, [stream]):  # else a replica has just taken it, and bills it
+                await self._bill(pool, work)
+
+    async def _bill(self, pool: str, work: Work | None) -> None:
+        """Report the bill of a stream that has ended in the queue, if a replica had begun it."""
+        if self._reporter is not None and work is not None and work.base:
+            await self._reporter.report_attempt(pool, _NO_REPLICA, work, WAITED, billed=True)
+
+    async def _work(self, pool: str, stream: StreamId) -> Work | None:
+        try:
+            return await self._pools.work(pool, stream)
+        except msgspec.MsgspecError:  # written by another version
+            return None
 
     async def _claim(self, pool: str, replica: ReplicaId, ttl_s: float) -> bool:
         return await self._pools.claim_recovery(pool, replica, ttl_s, self._random.token_hex(4))
 
-    async def _end_overdue(self, stream: StreamId) -> None:
-        """End a stream that waited in the queue too long."""
-        await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(WAITED))
+    async def _end_overdue(self, pool: str, stream: StreamId) -> bool:
+        """End a stream that waited in the queue too long. False: it had ended before."""
+        work = None if self._reporter is None else await self._work(pool, stream)
+        fenced = await self._streams.fence(stream, None, self._random.token_hex(4), ErrorInfo.of(WAITED))
+        if fenced:
+            await self._bill(pool, work)
+        return fenced
 
     async def _heads(self, streams: Sequence[StreamId]) -> dict[StreamId, Head]:
         """Read the heads of streams of any partition; streams that do not exist are left out."""
@@ -175,10 +203,7 @@ class LeaseReaper:
 
     async def _cancel_abandoned(self, pool: str, stream: StreamId, head: Head) -> bool:
         """Cancel a queued stream that nobody has watched for its whole grace period. True: it was cancelled."""
-        try:
-            work = await self._pools.work(pool, stream)
-        except msgspec.MsgspecError:  # written by another version: it waits until it is handed out, or its time is over
-            return False
+        work = await self._work(pool, stream)  # another version's waits until it is handed out, or its time is over
         if work is None or work.unwatched_s is None or head.unwatched_ms < work.unwatched_s * 1000:
             return False
         reply = await self._streams.cancel(stream, work.tenant, int(work.unwatched_s * 1000))

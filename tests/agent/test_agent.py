@@ -25,7 +25,7 @@ from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Wor
 from stream_fabric.ports import Clock, FrameSink, SleepLevel
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.failover import Failover, FailoverReporter
-from stream_fabric.recovery.lease_reaper import LOST, SEEN_DEAD_S
+from stream_fabric.recovery.lease_reaper import LOST, SEEN_DEAD_S, LeaseReaper
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.clock import FabricClock
 from stream_fabric.redis.pools import RedisPools, pool_prefix, pool_slot
@@ -958,6 +958,39 @@ async def test_a_cancel_of_a_stream_that_has_yielded_is_exact(redis_url: str) ->
         await eventually(lambda: _is_nowhere(bench, stream), "the pool to forget it")
         assert await bench.head(stream) == head + 1
         assert bench.engine.told.count(("submit", stream)) == 1
+        (bill,) = await eventually(lambda: _bills(bench, stream), "its bill")
+        settled = await bench.log.settled(stream)
+        assert settled is not None and settled[1].output > 0
+        assert bill.ended == "cancelled"
+        assert (bill.prompt_tokens, bill.output_tokens) == (settled[1].prompt, settled[1].output)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "overdue"])
+async def test_a_stream_that_ends_in_the_queue_after_it_has_yielded_is_billed_once(redis_url: str, how: str) -> None:
+    async with running(redis_url) as (bench, _):
+        stream = await bench.ask(tier=BATCH_TIER)
+        await bench.yields(stream)
+        if how == "cancelled":
+            await bench.log.cancel(stream, ACME)
+        heard, pools = Heard(), RedisPools(bench.client) if how == "cancelled" else ImpatientPools(bench.client)
+        reporter = FailoverReporter(heard, FabricClock(bench.client, HostClock(), HostRandom()), bench.log)
+        await LeaseReaper(pools, bench.log, HostClock(), HostRandom(), reporter)._sweep_queue(bench.pool)
+        assert await bench.pools.holder(bench.pool, stream) is None
+        settled = await bench.log.settled(stream)
+        assert settled is not None and settled[1].output > 0
+        (bill,) = heard.attempts
+        status = "cancelled" if how == "cancelled" else "failed"
+        assert (bill.ended, settled[0], bill.billed, bill.replica) == (status, status, True, "")
+        assert (bill.prompt_tokens, bill.output_tokens) == (settled[1].prompt, settled[1].output)
+        assert bill.price_micro == bill.prompt_tokens + 2 * bill.output_tokens
+        assert not await _bills(bench, stream)
+
+
+class ImpatientPools(RedisPools):
+    """Pools where each queued stream has waited as long as it may."""
+
+    async def waiting(self, pool: str, *, overdue: bool = False) -> list[StreamId]:
+        return await super().waiting(pool)
 
 
 async def test_a_replica_that_dies_while_its_stream_yields_is_rescued(redis_url: str) -> None:

@@ -9,7 +9,7 @@ from stream_fabric.errors import FabricUnavailable
 from stream_fabric.pool.placement import Placed, Queued, Refused
 from stream_fabric.pool.records import Candidate, Work
 from stream_fabric.process.host import HostClock, HostRandom
-from stream_fabric.recovery.failover import Failover, placement_record, wait_s
+from stream_fabric.recovery.failover import Failover, FailoverReporter, placement_record, wait_s
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.redis.client import Partitions
 from stream_fabric.redis.pools import RedisPools
@@ -18,6 +18,7 @@ from stream_fabric.stream.cursor import BEGINNING, Epoch
 from stream_fabric.stream.frames import End, decode
 from stream_fabric.stream.ids import ReplicaId, StreamId, partition_of
 from tests.fabric.test_pools import ACME, Pool, new_stream, pool, replica, work  # noqa: F401  # the fixture
+from tests.support.events import Heard
 
 SKEW_US = 30_000_000
 
@@ -211,10 +212,14 @@ async def test_a_batch_stream_that_the_queue_does_not_take_back_ends_with_the_re
     setting, holder = Setting(pool), replica("holder")
     await pool.renew(holder)
     stream = await setting.begin(holder)
-    failover = Failover(FullPools(pool.client), setting.log, HostClock(), HostRandom())
+    heard, clock = Heard(), HostClock()
+    reporter = FailoverReporter(heard, clock, setting.log)
+    failover = Failover(FullPools(pool.client), setting.log, clock, HostRandom(), reporter)
     await failover.yield_stream(pool.name, holder, work(stream))
     page = await setting.log.watch(stream, None, None, BEGINNING)
     assert page is not None
     end = decode(page.entries[-1].frames)
     assert isinstance(end, End) and end.error is not None and end.error.code == "pool_full" and end.error.retriable
     assert "gave its slot to requests of higher tiers" in end.error.message and "send the request" in end.error.message
+    (bill,) = heard.attempts
+    assert (bill.ended, bill.billed, bill.error_code) == ("failed", True, "pool_full")
