@@ -227,7 +227,8 @@ class RedisStreamLog(StreamLog):
 
         ``hour``: hours since 1970.
 
-        The script that appends a terminal counts the usage, so each stream counts once.
+        The script that appends a terminal counts the usage, so each stream counts once. One that ended before any
+        producer had begun it does not count.
         """
         replies = await asyncio.gather(
             *(

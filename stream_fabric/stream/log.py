@@ -199,6 +199,8 @@ class StreamState:
     cancelled_at: int = -1
     replica: ReplicaId | None = None
     usage: Usage = field(default_factory=Usage)
+    begun: bool = False
+    """A producer has appended, so that its usage counts as that of a stream."""
     bases: list[tuple[int, int]] = field(default_factory=list)
     structure: bytes = b""
     entries: list[Entry] = field(default_factory=list)
@@ -231,7 +233,7 @@ class StreamState:
             self.replica = replica
         self.entries.append(Entry(self.epoch.n, request.first, request.last, request.frames))
         self.last = request.last
-        self.usage = request.usage
+        self.usage, self.begun = request.usage, True
         self.structure += request.structure
         if request.inputs is not None:
             self.inputs_answered = request.inputs

@@ -279,7 +279,7 @@ def hour_agrees(settled: _Sums, billed: _Sums, came_late: _Sums, went_late: _Sum
     """Return True if an hour's tokens agree, apart from bills sent just after the hour in which their streams ended.
 
     ``came_late``: bills at the start of this hour. ``went_late``: bills at the start of the next hour. Numbers of
-    streams are not compared: a stream that ended before any producer had it is settled with no tokens and has no bill.
+    streams are not compared: one that ended before its producer wrote anything is not settled, and may have a bill.
     """
     return all(
         theirs - late <= ours <= theirs + next_late

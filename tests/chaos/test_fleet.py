@@ -88,6 +88,7 @@ async def test_every_stream_ends_once_while_agents_die_and_come_back(
                 reader.check_lost(expected[reader.seed])
             assert (await log.terminal(reader.stream)).status == reader.status, "one terminal, the one that was told"
         streams, usage = await log.usage()
-        assert streams == REQUESTS, "each settled once"
+        begun = sum(reader.status == "completed" or bool(reader.chunks) for reader in readers)
+        assert begun <= streams <= REQUESTS, "each that a producer began is settled once"
         assert usage.output == sum(tokens_of_chunks(reader.chunks) for reader in readers), "billed: what was sent"
         await log.until_no_slot_is_taken(within_s=OUT_OF_STEP_S)

@@ -581,6 +581,11 @@ async def test_usage_is_settled_once_with_the_terminal_whoever_writes_it(fabric:
         await fabric.log.create(stream, EPOCH, tenant, FACTS, None, "m 8b" if number else "other")
         await fabric.append(batch(stream, 1, 3, usage=Usage(10, 4, 2, 3, 1)))
     completed, cancelled, fenced, taken, live = streams
+    refused, withdrawn = fabric.stream(), fabric.stream()
+    for stream in (refused, withdrawn):
+        await fabric.log.create(stream, EPOCH, tenant, FACTS, None, "refused")
+    await fabric.log.fence(refused, None, "bb", LOST)
+    await fabric.log.cancel(withdrawn, tenant)
     for _ in range(2):  # an append whose reply was lost is sent again
         await fabric.append(ending(completed, 4, usage=Usage(10, 4, 2, 5, 1)))
     for _ in range(2):

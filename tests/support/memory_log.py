@@ -193,7 +193,7 @@ class MemoryStreamLog:
         """Usage of all hours together; no test lasts longer than one."""
         totals: dict[str, tuple[int, Usage]] = {}
         for stream, state in self.streams.items():
-            if state.tenant == tenant and state.status != "live":
+            if state.tenant == tenant and state.status != "live" and state.begun:
                 count, total = totals.get(self._models[stream], (0, Usage()))
                 summed = (a + b for a, b in zip(astuple(total), astuple(state.usage), strict=True))
                 totals[self._models[stream]] = (count + 1, Usage(*summed))

@@ -56,11 +56,13 @@ local function add_to(key, fields, numbers, held)
 end
 
 -- Count a stream's usage to its tenant, in the step that gives it its one terminal. Fields of an hour's hash: model, a
--- space, and which figure: 0 streams, then the five of us.
+-- space, and which figure: 0 streams, then the five of us. A stream that no producer had begun, such as that of a
+-- refused request, has no us and no bill.
 local function settle(m, tenant, us, model, now)
+  if (us or '') == '' then return end
   local key = string.match(m, '^sg:{[^}]*}:') .. 'usage:' .. tenant .. ':' .. math.floor(now / HOUR_MS)
   local fields, figures, kind = {model .. ' 0'}, {1}, 1
-  for figure in string.gmatch(us or '', '%d+') do
+  for figure in string.gmatch(us, '%d+') do
     if figure ~= '0' then fields[#fields + 1], figures[#figures + 1] = model .. ' ' .. kind, figure end
     kind = kind + 1
   end
