@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -79,7 +80,9 @@ def test_the_chart_takes_the_objectives_that_can_be_measured() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_prometheus_takes_the_rules_and_every_alert_fires_when_it_should(version: str) -> None:
     promtool = of_version("promtool", version)
+    env = {**os.environ, "GOGC": "400"}  # a fifth less CPU
     files = [str(rules.FOLDER / name) for name in ("recording.yaml", "alerts.yaml")]
-    for command in (["check", "rules", *files], ["test", "rules", str(rules.FOLDER / "tests.yaml")]):
-        done = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=280)
+    tests = [str(rules.FOLDER / name) for name in rules.cases()]
+    for command in (["check", "rules", *files], ["test", "rules", *tests]):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, timeout=280, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
