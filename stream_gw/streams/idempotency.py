@@ -52,16 +52,15 @@ class IdempotencyKeys:
         Returns the stream to create and False; it is another stream than given if the request that bound the key has
         died before it created that stream. Or returns True and what was opened.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + RECONNECT_S_MAX + self._checking_s(call)
-        bound = await self.claim(call, stream)
-        while bound != stream:
+        now, held, deadline = asyncio.get_running_loop().time, stream, 0.0
+        while (bound := await self.claim(call, stream)) != stream:  # again: its holder may have been refused meanwhile
+            if bound != held:
+                held, deadline = bound, now() + RECONNECT_S_MAX + self._checking_s(call)
+            elif now() >= deadline:
+                return bound, False, None
             found, opened = await self._attach(call, bound)
             if found:
                 return bound, True, opened
-            before, bound = bound, await self.claim(call, stream)  # its holder may have been refused meanwhile
-            if bound == before and loop.time() >= deadline:
-                return bound, False, None
         return bound, False, None
 
     def _checking_s(self, call: CreateCall) -> float:
