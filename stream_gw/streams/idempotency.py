@@ -57,6 +57,8 @@ class IdempotencyKeys:
             if bound != held:
                 held, deadline = bound, now() + RECONNECT_S_MAX + self._checking_s(call)
             elif now() >= deadline:
+                if await self._parts.log.settled(bound) is not None:  # it has ended, and is deleted
+                    return bound, True, await self.open(call, bound)
                 return bound, False, None
             found, opened = await self._attach(call, bound)
             if found:

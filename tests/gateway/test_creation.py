@@ -12,7 +12,7 @@ import pytest
 
 from stream_fabric.accounts.account import Subject
 from stream_fabric.accounts.records import Limits, PlanRecord, TenantRecord
-from stream_fabric.errors import BadRequest, FabricError, ModerationUnavailable, NoReplica, StreamCancelled
+from stream_fabric.errors import BadRequest, FabricError, ModerationUnavailable, NoReplica, NotFound, StreamCancelled
 from stream_fabric.limits import RECONNECT_S_MAX
 from stream_fabric.moderation.moderator import EndpointFailed, Moderator
 from stream_fabric.moderation.remote import Endpoint
@@ -378,3 +378,19 @@ async def test_a_repeat_takes_the_key_over_from_a_request_that_ends_in_moderatio
     assert list(await world.gateway.parts.accounts.reserved(who.tenant)) == [opened.id]
     again = await create()
     assert again is not None and (again.id, again.attached) == (opened.id, True)
+
+
+async def test_a_repeat_of_a_request_whose_answer_is_deleted_reserves_nothing(redis_client: RedisClient) -> None:
+    tenant = TenantId(f"t-{HostRandom().token_hex(4)}")
+    plan = PlanRecord("zero", tenant=Limits(requests_per_min=5, streams=2), retention_s=0)
+    async with in_process(redis_client, keys=KeyStore([plan, TenantRecord(tenant, "zero")])) as world:
+        accounts, who = world.gateway.parts.accounts, Principal(tenant, ALL_SCOPES)
+        key = HostRandom().token_hex(8)
+        opened = await world.gateway.streams.create(replace(world.call(key=key), who=who))
+        assert opened is not None
+        await world.log.cancel(opened.id, tenant)
+        await world.gateway.admission.withdraw(tenant, opened.id)
+        assert await world.log.forget(opened.id, world.gateway.parts.name)
+        with pytest.raises(NotFound):
+            await world.gateway.streams.create(replace(world.call(key=key), who=who))
+        assert not await accounts.reserved(tenant)
