@@ -82,7 +82,11 @@ class ResponseUpkeep:
 
     async def look(self) -> bool:
         """Complete responses whose streams have ended. Returns whether more are due. Raises FabricError."""
-        return await self._each_shard("live", self._look)
+        # Side by side: one that does not answer must not hold back what the others have, whose logs expire
+        shards = range(self._records.held.shards)
+        return _any_full(
+            await asyncio.gather(*(self._take(shard, "live", self._look) for shard in shards), return_exceptions=True)
+        )
 
     async def save(self) -> bool:
         """Write completed responses to the database. Returns whether more are due. Raises FabricError."""
@@ -91,24 +95,22 @@ class ResponseUpkeep:
         # One that the database refuses must not hold the others back
         work = self._save_singly if self._database_away else self._save
         self._database_away = False
-        return await self._each_shard("unsaved", work)
-
-    async def _each_shard(self, queue: Queue, work: Callable[[Sequence[DueResponse]], Awaitable[None]]) -> bool:
-        held, full = self._records.held, False
-        failure: FabricError | None = None
-        for shard in range(held.shards):
+        taken: list[bool | BaseException] = []
+        for shard in range(self._records.held.shards):
             try:
-                due = await held.due(shard, queue)
-                full |= len(due) >= RESPONSES_DUE_MAX
-                if due:
-                    await work(due)
+                taken.append(await self._take(shard, "unsaved", work))
             except FabricError as error:  # the other shards may answer
-                failure = failure or error
+                taken.append(error)
             if self._database_away:
                 break  # the others are not taken, so that they come as soon as it is back
-        if failure is not None:
-            raise failure
-        return full
+        return _any_full(taken)
+
+    async def _take(self, shard: int, queue: Queue, work: Callable[[Sequence[DueResponse]], Awaitable[None]]) -> bool:
+        """Do the work of a shard's responses that are due. Returns whether more are due. Raises FabricError."""
+        due = await self._records.held.due(shard, queue)
+        if due:
+            await work(due)
+        return len(due) >= RESPONSES_DUE_MAX
 
     async def _look(self, due: Sequence[DueResponse]) -> None:
         await asyncio.gather(*(self._records.look(each.tenant, each.id) for each in due))
@@ -130,3 +132,11 @@ class ResponseUpkeep:
             await self._save([each])
             if self._database_away:
                 break
+
+
+def _any_full(taken: Sequence[bool | BaseException]) -> bool:
+    """Return whether a shard has more that is due. Raises the first error."""
+    for outcome in taken:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return any(taken)

@@ -108,17 +108,30 @@ async def test_redis_keeps_what_the_database_does_not_take(platform: Platform, o
 async def test_responses_are_stored_while_the_shards_of_other_tenants_are_away(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those that say nothing delay no look at this one: its log is kept for a while only."""
+    monkeypatch.setattr("stream_fabric.redis.tenancy.responses._FIRST_LOOK_MS", 0)
     response, due = await gateway.stored(), gateway.held.due
     name = prefix_of(ACME)
     shard = int(name[name.index("rsp") + 3 : name.index("}")])
     assert shard > 0, "another one is read before it"
+    refused = asyncio.Event()
 
     async def away(asked: int, queue: Queue) -> Sequence[DueResponse]:
         if asked != shard:
+            await refused.wait()
             raise FabricUnavailable("Redis is away")
         return await due(asked, queue)
 
+    async def is_found() -> bool:
+        found = await gateway.held.find(ACME, response)
+        return found is not None and found != "deleted" and bool(found.response)
+
     monkeypatch.setattr(gateway.held, "due", away)
+    looking = asyncio.create_task(gateway.upkeep.look())
+    await eventually(is_found, "the response to be complete", 10.0)
+    refused.set()
+    with pytest.raises(FabricUnavailable):
+        await looking
 
     async def is_saved() -> bool:
         for job in (gateway.upkeep.look, gateway.upkeep.save):
