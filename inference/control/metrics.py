@@ -97,6 +97,11 @@ class ControllerMetrics:
     def registry(self) -> CollectorRegistry:
         return self._registry.registry
 
+    @property
+    def planned(self) -> Set[str]:
+        """Pools that have a plan."""
+        return self._plans.keys()
+
     def receive(self, event: Event) -> None:
         """Count a dead replica; ignore other events."""
         match event:

@@ -38,7 +38,8 @@ async def watch_pools(pools: Pools, metrics: ControllerMetrics, random: Random) 
 
     while True:
         try:
-            names = await pools.pools()
+            # A planned pool that has left the list, because it has no replica, must show 0 ready ones
+            names = sorted({*await pools.pools(), *metrics.planned})
             answers = dict(zip(names, await asyncio.gather(*map(read, names)), strict=True))
             seen = {name: answer for name, answer in answers.items() if answer is not None}
             metrics.receive_pools(seen)

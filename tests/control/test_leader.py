@@ -469,6 +469,22 @@ async def test_pools_of_a_silent_shard_have_no_metrics_and_the_others_have_their
         watching.cancel()
 
 
+@on_virtual_time
+async def test_a_planned_pool_whose_last_replica_died_is_shown_without_a_ready_one() -> None:
+    async with staged(1, STEADY) as stage:
+        stage.start("a")
+        await stage.until(lambda plan: plan.pods == 1, "a plan")
+        pools = PoolsInPart(stage.redis, stage.silent)
+        watching = asyncio.create_task(watch_pools(pools, stage.metrics["a"], SeededRandom("w")))
+        await reached(lambda: stage.value("a", "pool_replicas", pool=POOL, state="ready") == 1, "the replica")
+        stage.fleet.states.clear()
+        stage.redis.pool(POOL).leases.clear()
+        assert await pools.pools() == []
+        await reached(lambda: stage.value("a", "pool_short_seconds", pool=POOL), "the replica to be missed")
+        assert stage.value("a", "pool_replicas", pool=POOL, state="ready") == 0, "NoReplicaReady needs a value"
+        watching.cancel()
+
+
 # --- what it does with a pool --------------------------------------------------------------------------------
 
 
