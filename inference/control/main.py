@@ -87,7 +87,8 @@ def _make_leader(
     """Make the leader and its traffic model job. Raises OSError or ValueError for deletion cost outside of a pod."""
     token = settings.telemetry_token.get_secret_value()
     models = TrafficModelJob(settings.telemetry_url, token, policies, control, clock, random)
-    marker = PodMarker.in_cluster(settings.pod_account) if settings.pod_deletion_cost else NoMarker()
+    account, selector = settings.pod_account, settings.pod_selector
+    marker = PodMarker.in_cluster(account, selector) if settings.pod_deletion_cost else NoMarker()
     name = f"{socket.gethostname()}-{os.getpid()}-{random.token_hex(3)}"
     return Leader(name, policies, control, pools, sink, clock, random, metrics, marker, models), models
 

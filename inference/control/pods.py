@@ -67,10 +67,14 @@ class _Pods(msgspec.Struct):
 
 
 class PodMarker:
-    """A ``Marker`` through the Kubernetes API. Needs the rights to list and patch the namespace's pods."""
+    """A ``Marker`` through the Kubernetes API. Needs the rights to list and patch the namespace's pods.
 
-    def __init__(self, server: str, namespace: str, token: Path, ca: Path) -> None:
+    ``selector``: label selector of the pods whose marks are ours to remove; empty: those of the whole namespace.
+    """
+
+    def __init__(self, server: str, namespace: str, token: Path, ca: Path, selector: str = "") -> None:
         """``token`` is read for each call, because Kubernetes renews it. Raises OSError when ``ca`` is unreadable."""
+        self._selector = selector
         self._url = f"{server}/api/v1/namespaces/{namespace}/pods"
         self._token = token
         self._tls = ssl.create_default_context(cafile=str(ca))
@@ -78,14 +82,14 @@ class PodMarker:
         """Names of the pods that the last call marked, if it marked them all; None: unknown."""
 
     @classmethod
-    def in_cluster(cls, account: Path) -> PodMarker:
+    def in_cluster(cls, account: Path, selector: str) -> PodMarker:
         """Use the service account of this process's pod. Raises OSError or ValueError outside of a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise ValueError("STREAM_GW_POD_DELETION_COST works only in a pod: KUBERNETES_SERVICE_HOST is not set")
         host = f"[{host}]" if ":" in host else host
         namespace = (account / "namespace").read_text().strip()
-        return cls(f"https://{host}:{port}", namespace, account / "token", account / "ca.crt")
+        return cls(f"https://{host}:{port}", namespace, account / "token", account / "ca.crt", selector)
 
     async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
         pods = {pod_of(target): target for target in targets}
@@ -115,7 +119,7 @@ class PodMarker:
     async def _list_marked(self, session: aiohttp.ClientSession) -> set[str]:
         """Return the names of marked pods."""
         marked: set[str] = set()
-        query: dict[str, str] = {"limit": str(_PAGE)}
+        query: dict[str, str] = {"limit": str(_PAGE), "labelSelector": self._selector}
         while True:
             accept = {"accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
             async with session.get(self._url, params=query, headers=accept) as response:

@@ -34,6 +34,11 @@ class ControllerSettings(EmitSettings):
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         description="With pod_deletion_cost: folder of the pod's service account, with token, ca.crt and namespace",
     )
+    pod_selector: str = Field(
+        "",
+        description="With pod_deletion_cost: label selector of the install's agents; the deletion cost -1000 is "
+        "removed from those that should not go. Empty: from any pod of the namespace",
+    )
     drain_stuck: bool = Field(
         True, description="Drain a ready replica whose requests wait far longer than those of its peers"
     )

@@ -20,6 +20,7 @@ class Api:
 
     def __init__(self, *pods: str) -> None:
         self.costs: dict[str, str | None] = dict.fromkeys(pods)
+        self.labels: dict[str, str] = {}
         self.refused: set[str] = set()
         """Pods whose patch is refused."""
         self.url = ""
@@ -28,10 +29,12 @@ class Api:
     def marked(self) -> set[str]:
         return {pod for pod, cost in self.costs.items() if cost is not None}
 
-    async def list(self, _request: web.Request) -> web.Response:
+    async def list(self, request: web.Request) -> web.Response:
+        selector = request.query["labelSelector"]
         items = [
             {"metadata": {"name": pod, "annotations": {} if cost is None else {ANNOTATION: cost}}}
             for pod, cost in self.costs.items()
+            if selector in ("", self.labels.get(pod))
         ]
         return web.json_response({"items": items, "metadata": {}})
 
@@ -60,6 +63,7 @@ class Api:
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
     async with Api("a", "b", "c").open() as opened:
+        opened.labels = dict.fromkeys("abc", "app.kubernetes.io/instance=llm")
         yield opened
 
 
@@ -67,7 +71,7 @@ async def api() -> AsyncIterator[Api]:
 def marker(api: Api, tmp_path: Path) -> PodMarker:
     token = tmp_path / "token"
     token.write_text("t")
-    return PodMarker(api.url, "llm", token, Authority(tmp_path).ca)
+    return PodMarker(api.url, "llm", token, Authority(tmp_path).ca, "app.kubernetes.io/instance=llm")
 
 
 def replicas(*pods: str) -> set[ReplicaId]:
@@ -90,3 +94,10 @@ async def test_no_pod_counts_as_marked_while_another_one_keeps_its_mark(api: Api
     api.refused.clear()
     assert await marker.mark_only(replicas("a")) == replicas("a")
     assert api.marked == {"a"}
+
+
+async def test_pods_of_another_install_keep_their_marks(api: Api, marker: PodMarker) -> None:
+    api.costs["other"] = "-1000"
+    api.labels["other"] = "app.kubernetes.io/instance=staging"
+    assert await marker.mark_only(replicas("a")) == replicas("a")
+    assert api.marked == {"a", "other"}

@@ -415,6 +415,14 @@ def test_only_a_controller_that_needs_it_gets_a_token(case: str) -> None:
     assert not of_kind(found, "ClusterRole")
 
 
+def test_controllers_mark_only_the_agents_of_their_release() -> None:
+    pods = dict(ours("production"))
+    told = str(environment(pods["llm-stream-gw-controller"])["STREAM_GW_POD_SELECTOR"])
+    selector = dict(part.split("=") for part in told.split(","))
+    assert selector["app.kubernetes.io/instance"] == "llm"
+    assert {component(pod) for pod in pods.values() if selects(selector, pod)} == {"agent"}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_find_the_pods_that_they_are_for_and_ports_are_theirs(case: str) -> None:
     found = objects(case)
