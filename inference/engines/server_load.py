@@ -53,7 +53,7 @@ class ServerLoad:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with session.get(self._url, headers=_HEADERS, timeout=timeout) as response:
-                text = await read_start(response, METRICS_BYTES_MAX) if response.status == 200 else b""
+                text, status = await read_start(response, METRICS_BYTES_MAX), response.status
         except aiohttp.ClientConnectorError as error:
             self.refused = True
             log.debug("model server takes no connection: url=%s error=%s", self._url, error)
@@ -61,7 +61,10 @@ class ServerLoad:
             log.debug("read of the model server's metrics failed: url=%s error=%s", self._url, error)
         else:
             self.refused = False
-            self._receive(text)
+            if status == 200:
+                self._receive(text)
+            elif self.metrics.shown:  # a proxy's error: counters of 0 would look like a restart
+                log.debug("read of the model server's metrics failed: url=%s status=%d", self._url, status)
 
     def _receive(self, text: bytes) -> None:
         self.metrics = metrics = read_metrics(text)

@@ -760,6 +760,31 @@ async def test_load_tells_what_the_server_s_cache_does_over_its_restarts() -> No
         assert engine.load().kv_clears == 1
 
 
+async def test_one_failed_answer_about_the_load_is_no_restart_of_the_server() -> None:
+    failed = 0
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        nonlocal failed
+        if failed == 1:
+            failed = 2
+            return web.Response(status=503, text="no upstream")
+        lines = (
+            "vllm:num_requests_running 3.0",
+            f"vllm:prefix_cache_queries_total {100 + failed}",
+            f"vllm:prefix_cache_hits_total {40 + failed}",
+            'vllm:cache_config_info{block_size="32",num_gpu_blocks="10"} 1.0',
+        )
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async with engine_on(play(), gets={"/metrics": metrics}) as engine:
+        assert engine.load().prefix_queries_tokens == 100
+        failed = 1
+        await eventually(lambda: failed == 2)
+        await eventually(lambda: engine.load().prefix_queries_tokens > 100)
+        load = engine.load()
+        assert (load.prefix_queries_tokens, load.prefix_hits_tokens, load.kv_clears) == (102, 42, 0)
+
+
 async def test_load_says_when_the_server_takes_no_connection() -> None:
     async with server({}) as url:
         engine = OpenAIEngine(url)
