@@ -28,7 +28,7 @@ _SLOW_BYTES_MIN = 5
 """Bytes of the shortest slow number: ``1e300``."""
 
 
-def check_depth(text: bytes) -> None:
+def check_depth(text: bytes, containers_max: int = JSON_CONTAINERS_MAX) -> None:
     """Check the nesting of the JSON and the number of its values. Raises TooDeep beyond a limit.
 
     Most texts cost only a count. A text that is not JSON fails later, in the decoder.
@@ -51,8 +51,8 @@ def check_depth(text: bytes) -> None:
             "digits, the limit"
         )
     steps = outside.translate(_STEPS, _NO_BRACKETS)
-    if len(steps) > 2 * JSON_CONTAINERS_MAX:
-        raise TooDeep(f"the JSON has more than {JSON_CONTAINERS_MAX} arrays and objects, the limit")
+    if len(steps) > 2 * containers_max:
+        raise TooDeep(f"the JSON has more than {containers_max} arrays and objects, the limit")
     if max(accumulate(memoryview(steps).cast("b")), default=0) > JSON_DEPTH_MAX:
         raise TooDeep(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels, the limit")
 

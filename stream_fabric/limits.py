@@ -85,6 +85,7 @@ CHAT_READ_S: Final = 20  # the same once a reader got the stream's end: pages th
 CHAT_BEFORE_BYTES_MAX: Final = 256 << 10  # message that a stream continues, kept for replays; over: not kept
 PENDING_CANCEL_TTL_S: Final = 60  # time that a cancel is kept for a stream that does not exist yet
 INPUT_BYTES_MAX: Final = 4 << 20  # one input of a running stream, with its images; over: 413
+INPUT_CONTAINERS_MAX: Final = 1000  # objects and arrays of one input, which is checked on the event loop; over: 400
 INPUTS_MAX: Final = 100  # inputs of one stream, each of which begins another answer; over: 429
 INPUTS_PENDING_MAX: Final = 16  # inputs of one stream that wait until the producer takes them; over: 429
 INPUTS_BYTES_MAX: Final = BODY_BYTES_MAX  # of one stream's durable inputs together; over: 429

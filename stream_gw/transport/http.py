@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from stream_fabric.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, StreamGwError, Unsupported
 from stream_fabric.json_bounds import check_depth
-from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX
+from stream_fabric.limits import BODY_BYTES_MAX, BODY_S_MAX, JSON_CONTAINERS_MAX
 from stream_fabric.ports import Clock, Random
 from stream_fabric.stream.cursor import Cursor
 from stream_fabric.stream.ids import StreamId, TenantId
@@ -195,9 +195,9 @@ def query_as(request: Request, type_: type[_T]) -> _T:
         raise BadRequest(f"query string: {error}") from error
 
 
-def parse(body: bytes, type_: type[_T]) -> _T:
+def parse(body: bytes, type_: type[_T], containers_max: int = JSON_CONTAINERS_MAX) -> _T:
     """Decode a JSON body as the type. Raises BadRequest or TooDeep."""
-    check_depth(body)
+    check_depth(body, containers_max)
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.MsgspecError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from starlette.types import Send
 
 from stream_fabric.errors import BadRequest, StreamGwError, Unauthenticated
-from stream_fabric.limits import INPUT_BYTES_MAX
+from stream_fabric.limits import INPUT_BYTES_MAX, INPUT_CONTAINERS_MAX
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId
 from stream_gw.auth import Principal, bearer, cookie_of
@@ -257,7 +257,7 @@ class StreamRoutes:
     async def input(self, request: Request, send: Send) -> None:
         who = self.authenticate(request)
         body = await request.body(who.tenant, INPUT_BYTES_MAX)
-        asked = await off_loop(len(body), lambda: parse(body, InputBody))
+        asked = await off_loop(len(body), lambda: parse(body, InputBody, INPUT_CONTAINERS_MAX))
         result = await self._gateway.inputs.add(who, request.path_params["id"], asked.id, asked.item)
         await request.json(202 if result != "terminal" else 409, {"result": result})
 

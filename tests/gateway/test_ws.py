@@ -17,6 +17,7 @@ from stream_fabric.errors import Draining, FabricUnavailable
 from stream_fabric.limits import (
     IDEMPOTENCY_KEY_CHARS_MAX,
     INPUT_BYTES_MAX,
+    INPUT_CONTAINERS_MAX,
     JSON_DEPTH_MAX,
     OUTBOX_BYTES_MAX,
     PAGE_ENTRIES_MAX,
@@ -303,6 +304,11 @@ async def test_an_input_is_a_users_message_as_over_http(one: Gate) -> None:
         assert (await socket.until_t("error", id="i2"))["code"] == "json_too_deep"
         await socket.send("input", id="i3", stream=stream, item="x" * INPUT_BYTES_MAX)
         assert (await socket.until_t("error", id="i3"))["code"] == "body_too_large"
+        parts = {"role": "user", "content": [{"type": "text", "text": "x"}] * INPUT_CONTAINERS_MAX}
+        await socket.send("input", id="i5", stream=stream, item=parts)
+        assert (await socket.until_t("error", id="i5"))["code"] == "json_too_deep"
+    many = {"id": "i6", "item": parts}
+    refusal(await one.ask("POST", f"/v1/streams/{stream}/input", many), 400, "json_too_deep")
     large = {"id": "i4", "item": "x" * INPUT_BYTES_MAX}
     refusal(await one.ask("POST", f"/v1/streams/{stream}/input", large), 413, "body_too_large")
     await one.cancel(stream)

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from stream_fabric.errors import BadRequest, Unsupported
-from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import LANE_NAME_CHARS_MAX
 from stream_gw.dialects.requests import field, read_fields
 from stream_gw.dialects.responses.requests import OPEN, Asked, asked_of
@@ -30,15 +29,18 @@ class Envelope(msgspec.Struct):
     """The part of every client event that says what it is and which lane it belongs to."""
 
     type: str
-    stream_id: Any | UnsetType = UNSET
+    stream_id: Raw | UnsetType = UNSET
 
     @property
     def lane(self) -> str | None:
         """Name of the lane; None: the default lane. Raises InvalidStreamId."""
-        name = self.stream_id
-        if name is UNSET or name is None:
+        if self.stream_id is UNSET or bytes(self.stream_id) == b"null":
             return None
-        if not isinstance(name, str) or not _LANE.fullmatch(name):
+        try:
+            name = msgspec.json.decode(self.stream_id, type=str)
+        except msgspec.MsgspecError:
+            name = ""
+        if not _LANE.fullmatch(name):
             raise InvalidStreamId(
                 f"stream_id must be 1 to {LANE_NAME_CHARS_MAX} characters of A-Z, a-z, 0-9, '_', '.' and '-'; leave it "
                 "out for the default lane",
@@ -72,8 +74,7 @@ _steers = msgspec.json.Decoder(Steer)
 
 
 def read_envelope(message: bytes) -> Envelope:
-    """Read what a message is. Raises BadRequest or TooDeep."""
-    check_depth(message)
+    """Read what a message is, on the event loop: its other fields are passed over. Raises BadRequest."""
     try:
         return _envelopes.decode(message)
     except (msgspec.MsgspecError, RecursionError) as error:

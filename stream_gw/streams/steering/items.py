@@ -8,7 +8,7 @@ import msgspec
 
 from stream_fabric.errors import BadRequest, BodyTooLarge, InvalidInput, StreamGwError
 from stream_fabric.json_bounds import check_depth
-from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, INPUT_BYTES_MAX
+from stream_fabric.limits import IDEMPOTENCY_KEY_CHARS_MAX, INPUT_BYTES_MAX, INPUT_CONTAINERS_MAX
 from stream_gw.dialects.responses.translate import Json, chat_messages
 
 _CHAT_PARTS = ("text", "image_url", "input_audio")
@@ -25,7 +25,7 @@ def read_item(raw: bytes) -> str | Json:
     """Decode an item. Raises BodyTooLarge, TooDeep or BadRequest."""
     if len(raw) > INPUT_BYTES_MAX:
         raise BodyTooLarge(f"the item has {len(raw)} bytes; the limit is {INPUT_BYTES_MAX}", param="item")
-    check_depth(raw)
+    check_depth(raw, INPUT_CONTAINERS_MAX)
     try:
         return _items.decode(raw)
     except msgspec.MsgspecError as error:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stream_fabric.errors import FabricError, InvalidInput, StreamGwError
-from stream_fabric.limits import INPUT_BYTES_MAX, INPUTS_BYTES_MAX, INPUTS_PENDING_MAX, MESSAGES_MAX
+from stream_fabric.errors import BadRequest, FabricError, InvalidInput, StreamGwError, TooDeep
+from stream_fabric.json_bounds import check_depth
+from stream_fabric.limits import INPUT_BYTES_MAX, INPUT_CONTAINERS_MAX, INPUTS_BYTES_MAX, INPUTS_PENDING_MAX
 from stream_gw.auth import Principal
 from stream_gw.dialects.responses.client_events import Steer
 from stream_gw.streams.gateway import Gateway
@@ -82,7 +83,7 @@ class SocketSteering:
         return target
 
     def _check(self, target: Turn | None, event: Steer) -> list[dict[str, Any]]:
-        """Return the input as items. Raises SteerRefused."""
+        """Return the input as items. Raises SteerRefused, BadRequest."""
         if self._socket.is_open_profile:
             raise SteerRefused("steering_not_supported", "the specification of Open Responses has no steering")
         if target is None:
@@ -212,15 +213,21 @@ def _size(raw: msgspec.Raw) -> int:
 
 
 def _items(raw: msgspec.Raw) -> list[dict[str, Any]]:
-    """Return the input of a ``response.steer`` as items of a request. Raises SteerRefused."""
+    """Return the input of a ``response.steer`` as items of a request. Raises SteerRefused, BadRequest."""
     if _size(raw) > INPUT_BYTES_MAX:
         raise SteerRefused("invalid_input", f"input has {_size(raw)} bytes, and the limit is {INPUT_BYTES_MAX}")
-    value = msgspec.json.decode(raw)
+    try:
+        check_depth(bytes(raw), INPUT_CONTAINERS_MAX)
+        value = msgspec.json.decode(raw)
+    except TooDeep as error:
+        raise SteerRefused("invalid_input", error.message) from error
+    except msgspec.MsgspecError as error:  # such as half of a surrogate pair; an event could not repeat it
+        raise BadRequest(f"input is not JSON: {str(error)[:200]}", param="input") from error
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not given:
         raise SteerRefused("invalid_input", "input is a string, or a list of messages with role user")
-    if len(given) > MESSAGES_MAX:
-        raise SteerRefused("invalid_input", f"input has {len(given)} messages, and the limit is {MESSAGES_MAX}")
+    if len(given) > INPUT_CONTAINERS_MAX:
+        raise SteerRefused("invalid_input", f"input has {len(given)} messages, and the limit is {INPUT_CONTAINERS_MAX}")
     for item in given:
         if isinstance(item, dict) and not item.keys() <= _MESSAGE_KEYS:
             raise SteerRefused("invalid_input", "a message of a steering input has type, role and content alone")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.limits import INPUTS_PENDING_MAX
+from stream_fabric.limits import INPUT_CONTAINERS_MAX, INPUTS_PENDING_MAX
 from tests.gateway.processes import Running
-from tests.gateway.responses_socket.wire import OPEN, ResponsesWire, opened, text_of
+from tests.gateway.responses_socket.wire import OPEN, ResponsesWire, code_of, opened, text_of
 from tests.gateway.wire import Gate
 
 LONG = 3000
@@ -116,6 +116,7 @@ async def test_refused_inputs_come_back(platform: Running, one: Gate) -> None:
         wrong: list[Any] = [
             "", [], 5, [{"role": "assistant", "content": "x"}], [{"role": "user", "content": "x", "name": "y"}],
             [{"type": "function_call_output", "call_id": "c", "output": "x"}],
+            [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * INPUT_CONTAINERS_MAX}],
         ]  # fmt: skip
         for text in wrong:
             told = await steer(ws, running, text)
@@ -138,6 +139,17 @@ async def test_refused_inputs_come_back(platform: Running, one: Gate) -> None:
             assert successor["previous_response_id"] == waiting
         await one.cancel(successor["id"])
         await ws.ended()
+
+
+async def test_half_an_emoji_costs_an_input_and_not_the_socket(one: Gate) -> None:
+    async with opened(one) as ws:
+        running = await begun(ws, store=False)
+        half = f'{{"type":"response.steer","previous_response_id":"{running}","input":"\\ud83d"}}'
+        await ws.connection.send(half)
+        assert code_of(await ws.until("error")) == (400, "invalid_request")
+        ws.lanes.clear()
+        await one.cancel(running)
+        await ws.until("response.incomplete")
 
 
 async def test_a_cancelled_response_gives_its_input_back(one: Gate) -> None:
