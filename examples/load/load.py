@@ -44,11 +44,12 @@ class Measured:
 
 def read_one(measured: Measured) -> None:
     """Ask once and read the stream to its end."""
-    connection = http.client.HTTPConnection(BASE.hostname or "", BASE.port or 80, timeout=60)
+    kind = http.client.HTTPSConnection if BASE.scheme == "https" else http.client.HTTPConnection
+    connection = kind(BASE.hostname or "", BASE.port, timeout=60)
     began = last = time.perf_counter()
     first_s, gap_s, done = 0.0, [], False
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(BODY), HEADERS)
+        connection.request("POST", f"{BASE.path.rstrip('/')}/v1/chat/completions", json.dumps(BODY), HEADERS)
         response = connection.getresponse()
         if response.status != 200:
             measured.fail(f"{response.status} {response.read().decode()[:200]}")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import shutil
+import ssl
 import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from playwright.async_api import Browser, expect
 
+from tests.agent.engines.upstream import Handler, play
+from tests.cli.bench_target import DONE, piece
 from tests.client.browser import PATIENCE_MS
 from tests.client.js_package import need
 from tests.examples.conftest import link_modules, run_example, static_server
 from tests.gateway.processes import Running
 from tests.gateway.wire import MODEL
 from tests.house.tree import ROOT
+from tests.support.tls import Authority
 from tests.support.venvs import venv_with
 
 EXAMPLES = ROOT / "examples"
@@ -130,6 +137,32 @@ def test_load(platform: Running, tmp_path: Path) -> None:
     env = {"USERS": "2", "DURATION": "2s", "PATH": f"{bin_folder}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     out = run_example(platform, "bash", str(EXAMPLES / "load/bench.sh"), env=env)
     assert "TTFT" in out or "first token" in out.lower(), out
+
+
+async def load_on(serve: Handler, folder: Path, **env: str) -> str:
+    """Output of load.py for a server behind TLS, below a path."""
+    authority = Authority(folder)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(authority.server.cert, authority.server.key)
+    app = web.Application()
+    app.router.add_post("/llm/v1/chat/completions", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        base = {"BASE_URL": f"https://127.0.0.1:{runner.addresses[0][1]}/llm", "SSL_CERT_FILE": str(authority.ca)}
+        command = (sys.executable, str(EXAMPLES / "load/load.py"))
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **base, **env}, stdout=asyncio.subprocess.PIPE
+        )
+        return (await process.communicate())[0].decode()
+    finally:
+        await runner.cleanup()
+
+
+async def test_load_reads_a_gateway_behind_tls(tmp_path: Path) -> None:
+    out = await load_on(play(piece("a"), DONE), tmp_path, USERS="1", SECONDS="0.2")
+    assert re.search(r"answers [1-9]\d*, failures 0\n", out), out
 
 
 async def test_the_page(platform: Running, browser: Browser) -> None:
