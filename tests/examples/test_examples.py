@@ -16,7 +16,7 @@ from aiohttp import web
 from playwright.async_api import Browser, expect
 
 from tests.agent.engines.upstream import Handler, play
-from tests.cli.bench_target import DONE, piece
+from tests.cli.bench_target import DONE, piece, timed
 from tests.client.browser import PATIENCE_MS
 from tests.client.js_package import need
 from tests.examples.conftest import link_modules, run_example, static_server
@@ -163,6 +163,20 @@ async def load_on(serve: Handler, folder: Path, **env: str) -> str:
 async def test_load_reads_a_gateway_behind_tls(tmp_path: Path) -> None:
     out = await load_on(play(piece("a"), DONE), tmp_path, USERS="1", SECONDS="0.2")
     assert re.search(r"answers [1-9]\d*, failures 0\n", out), out
+
+
+async def test_the_figures_of_a_load_are_those_of_the_server(tmp_path: Path) -> None:
+    """Two answers at once, one of them 0.5 s late, of eleven pieces in one second."""
+    late = iter((0.0, 0.5))
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await timed(next(late), 0.1, 11)(request)
+
+    out = await load_on(serve, tmp_path, USERS="2", SECONDS="0.2")
+    first, rate = re.search(r"first token: .* percentile ([\d.]+) ms", out), re.search(r"second: (\d+)\n", out)
+    assert "answers 2, failures 0\n" in out and first and rate, out
+    assert float(first[1]) < 800, "the longest is 500 ms and what the connection takes"
+    assert int(rate[1]) <= 15, "22 pieces in 1.5 s at least"
 
 
 async def test_the_page(platform: Running, browser: Browser) -> None:
