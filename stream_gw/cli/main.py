@@ -52,6 +52,8 @@ _FOLDERS = {
 
 _WITH_VLLM_FLAGS = ("agent", "up")
 _INTERRUPTED = 130
+_READER_LEFT = 141
+"""As a shell tells of a program that SIGPIPE ended."""
 
 
 class Command(Protocol):
@@ -135,7 +137,9 @@ def _run(command: Command, name: str, args: argparse.Namespace, parser: Parser) 
 
     configure()
     try:
-        return command.run(args)
+        code = command.run(args)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         parser.error(str(error))
     except ExceptionGroup as group:
@@ -145,8 +149,22 @@ def _run(command: Command, name: str, args: argparse.Namespace, parser: Parser) 
         for leaf in _leaf_errors(expected):
             _print_error(name, leaf, args, parser)
     except (StreamGwError, OSError, ValueError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            return _READER_LEFT
         _print_error(name, error, args, parser)
     return 1
+
+
+def _reader_left() -> bool:
+    """Whether the reader of stdout has gone, as ``head`` does. The output that is left is then dropped."""
+    import select
+
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)  # the end of a pipe is told unasked
+    if not watch.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _split_vllm_flags(flags: list[str]) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -153,6 +154,20 @@ def test_an_empty_id_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str],
 def test_ctrl_c_while_modules_load_leaves_no_traceback(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT, module], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("flags", ["key --tenant a", "doctor"])
+def test_output_that_nobody_reads_to_its_end_is_no_error(flags: str) -> None:
+    """The reader leaves before the first line, as ``head`` does behind its last one."""
+    script = "import sys; from stream_gw.cli.main import main; sys.exit(main())"
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", script, *flags.split()]
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def complete(tmp_path: Path, *words: str) -> set[str]:
