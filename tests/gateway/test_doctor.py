@@ -66,10 +66,20 @@ def statuses(report: Report) -> set[str]:
 
 
 def test_is_content_with_a_running_platform(platform: Running) -> None:
-    done = run_cli("doctor", "--redis-url", platform.redis_url)
+    done = run_cli("doctor", "--redis-url", platform.redis_url, STREAM_GW_PARTITIONS="4")
     assert done.returncode == 0, done.stdout
     assert "replicas alive" in done.stdout
     assert "MISSING" not in done.stdout
+
+
+def test_misses_the_partitions_that_redis_has(platform: Running) -> None:
+    done = run_cli("doctor", "--redis-url", platform.redis_url)
+    assert done.returncode == 1
+    assert (
+        "MISSING  the partitions of this Redis: this environment has 16, and Redis holds streams in 4\n" in done.stdout
+    )
+    gateway = run_cli("gateway", "--redis-url", platform.redis_url, "--dev-key", "sk-x")
+    assert gateway.returncode == 1 and "set STREAM_GW_PARTITIONS=4" in gateway.stderr
 
 
 async def test_counts_the_pools_that_have_replicas(platform: Running) -> None:
@@ -107,7 +117,7 @@ async def test_does_without_what_redis_does_not_tell(platform: Running) -> None:
         await client.close()
     scheme, _, where = platform.redis_url.partition("://")
     url = f"{scheme}://least:least@{where.rpartition('@')[2]}"
-    done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", url)
+    done = await asyncio.to_thread(run_cli, "doctor", "--redis-url", url, STREAM_GW_PARTITIONS="4")
     assert done.returncode == 0, done.stdout
     assert "MISSING" not in done.stdout
     assert "maxmemory-policy" in done.stdout

@@ -26,6 +26,7 @@ from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.redis.client import RedisClient, logins
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
+from stream_fabric.redis.streams import held_partitions
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
 
@@ -35,7 +36,8 @@ _VERSION_SHARDED = (7, 0)
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
 
 
-async def check_redis(report: Report, redis_url: str) -> None:
+async def check_redis(report: Report, redis_url: str, partitions: int | None = None) -> None:
+    """Check Redis. ``partitions``: the environment's number, which must be that of Redis; None: not known."""
     try:
         url = RedisUrl.parse(redis_url)
         options = _options(url)
@@ -55,7 +57,7 @@ async def check_redis(report: Report, redis_url: str) -> None:
         remedy = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
         report.missing(f"Redis at {where}", f"{error or 'it does not answer'}; {remedy}")
         return
-    await _check_fleet(report, redis_url, where)
+    await _check_fleet(report, redis_url, where, partitions)
 
 
 def _options(url: RedisUrl) -> dict[str, Any]:
@@ -178,20 +180,25 @@ def _check_persistence(report: Report, at: str, info: dict[str, Any]) -> None:
         report.missing(f"persistence{at}", remedy, found="no append-only file and no replica", needed=False)
 
 
-async def _check_fleet(report: Report, url: str, where: str) -> None:
-    """Check that the platform's own client may run its commands, and count the live replicas."""
+async def _check_fleet(report: Report, url: str, where: str, partitions: int | None) -> None:
+    """Check the platform's rights by its own client, and the partitions, and count the live replicas."""
     client = RedisClient(url)
     try:
         await client.start()
         pools = DividedPools(client)
         by_pool = {name: replicas for name in await pools.pools() if (replicas := await pools.replicas(name))}
         plans = await RedisControl(client).plans()
+        held = await held_partitions(client)
     except FabricError as error:
         report.missing(f"the platform's rights on Redis at {where}", f"{error}; see the runbook, Securing Redis")
         return
     finally:
         await client.close()
         await asyncio.sleep(0)
+    if held is not None and partitions not in (None, held.count):
+        remedy = f"set STREAM_GW_PARTITIONS={held.count}, or use another Redis: no process of this environment starts"
+        ours = f"this environment has {partitions}, and Redis holds streams in {held.count}"
+        report.missing("the partitions of this Redis", remedy, found=ours)
     _check_batch_hosts(report, plans, by_pool)
     found = list(by_pool.values())
     if found:
