@@ -69,13 +69,13 @@ def _figures(row: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(row[name]) for name in _FIGURES) if row else _NONE
 
 
-def _mean_prices(ledger: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return by model (price, tokens) of the tenant's bills that did arrive."""
+def _mean_prices(ledger: Mapping[tuple[int, str], Row]) -> dict[str, tuple[int, int]]:
+    """Return by model (price, tokens) of the tenant's bills that did arrive, without the rows that adjust hours."""
     sums: dict[str, tuple[int, int]] = {}
     for (_, model), row in ledger.items():
         price, tokens = sums.get(model, (0, 0))
-        tokens += int(row["prompt_tokens"]) + int(row["output_tokens"])
-        sums[model] = price + int(row["price_micro"]), tokens
+        tokens += int(row["prompt_tokens"]) + int(row["output_tokens"]) - int(row["adjusted_tokens"])
+        sums[model] = price + int(row["price_micro"]) - int(row["adjusted_price"]), tokens
     return sums
 
 
@@ -92,9 +92,13 @@ def _lost(
         return settled - int(billed.get(name, 0))
 
     prompt, output = less(used.prompt, "prompt_tokens"), less(used.output, "output_tokens")
+    # A bill may be of a stream that was not settled. Only what earlier rows have added is taken back
+    requests = max(less(streams, "requests"), -int(billed.get("adjusted_requests", 0)))
     price, tokens = prices.get(model, (0, 0))
+    if prompt + output < 0:  # bills came after all: the earlier rows give back their own price
+        price, tokens = int(billed["adjusted_price"]), int(billed["adjusted_tokens"])
     return LostBills(
-        hour_us, tenant, model, max(less(streams, "requests"), 0), prompt, less(used.cached, "cached_tokens"), output,
+        hour_us, tenant, model, requests, prompt, less(used.cached, "cached_tokens"), output,
         less(used.reasoning, "reasoning_tokens"), price * (prompt + output) // tokens if tokens else 0, tokens > 0,
         int(billed.get("adjusting", 0)),
     )  # fmt: skip
