@@ -88,6 +88,7 @@ _PARTS: Mapping[str, str] = {
     "after_group": "(bucket_us, name_1, name_2) > ({after_us:Int64}, {after_1:String}, {after_2:String})",
     "after_hour": "(hour_us, tenant, model) > ({after_us:Int64}, {after_1:String}, {after_2:String})",
     "usage_sums": ", ".join(f"sum(bills.{name}) AS {name}" for name in USAGE_SUMS),
+    "adjusted_sums": ", ".join(f"sumIf(bills.{name}, adjusts) AS adjusted_{name}" for name in USAGE_SUMS),
     "phase": f"multiIf({_EACH_PHASE}, {{phase:String}} = 'ttft', ttft_us, requests.wall_us)",
 }
 

@@ -62,9 +62,6 @@ GROUP BY tenant ORDER BY tenant LIMIT {top:Int64};
 SELECT toUnixTimestamp(hour) * 1000000 AS hour_us, tenant, model, sum(bills.requests) AS requests,
     sum(bills.prompt_tokens) AS prompt_tokens, sum(bills.cached_tokens) AS cached_tokens,
     sum(bills.output_tokens) AS output_tokens, sum(bills.reasoning_tokens) AS reasoning_tokens,
-    sum(bills.price_micro) AS price_micro, countIf(adjusts) AS adjusting,
-    sumIf(bills.requests, adjusts) AS adjusted_requests,
-    sumIf(bills.prompt_tokens + bills.output_tokens, adjusts) AS adjusted_tokens,
-    sumIf(bills.price_micro, adjusts) AS adjusted_price
+    sum(bills.price_micro) AS price_micro, countIf(adjusts) AS adjusting, $adjusted_sums
 FROM bills FINAL WHERE $hours AND $tenant
 GROUP BY hour, tenant, model HAVING $after_hour ORDER BY hour, tenant, model LIMIT {top:Int64};

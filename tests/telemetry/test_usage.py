@@ -298,6 +298,17 @@ async def test_a_bill_that_arrives_after_the_rebuild_is_balanced_by_the_next_one
         assert row[name] == expected(events)[()][name], name
 
 
+async def test_bills_stay_where_redis_has_lost_a_part_of_its_account(opened: Store) -> None:
+    events = [event for event in attempts(40) if event.at_us % HOUR_US > 20_000_000]
+    await put(opened, events, "all arrived")
+    window = AT_US - 2 * HOUR_US, NOW_US
+    after_failover = SettledFigures(events[::2])
+    assert await rebuild(opened, after_failover, *window, NOW_US, write=True) == []
+    (row,) = await rows_of(opened, query(group_by="none"))
+    assert {name: row[name] for name in SUMS} == dict(expected(events)[()])
+    assert not (await reconcile_hours(StoreAsk(opened), after_failover, *window)).agrees, "it is told nevertheless"
+
+
 async def test_bills_of_more_hours_and_models_than_one_answer_holds_are_not_taken_for_lost(opened: Store) -> None:
     """Each of 420 models has a bill in each of 24 hours: 10,080 sums, and a query returns 10,000 rows at most."""
     events = [

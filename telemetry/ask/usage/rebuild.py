@@ -20,6 +20,7 @@ from telemetry.ask.usage.lost_bills import LostBills
 from telemetry.store.store import Store
 
 _FIGURES = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
+_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _NONE = (0, 0, 0, 0)
 
 
@@ -46,7 +47,8 @@ async def rebuild(
                 ours = (streams, used.prompt, used.cached, used.output)
                 late = _figures(edges.get((hour_us, model), {})), _figures(edges.get((hour_us + HOUR_US, model), {}))
                 if not hour_agrees(ours, _figures(billed), *late):
-                    found.append(_lost(hour_us, name, model, streams, used, billed, prices))
+                    lost = _lost(hour_us, name, model, streams, used, billed, prices)
+                    found += [lost] if any(getattr(lost, figure) for figure in _TOKENS) else []
     if write:
         for lost in found:
             await store.insert("bills", _row(lost), lost.id)
@@ -74,8 +76,8 @@ def _mean_prices(ledger: Mapping[tuple[int, str], Row]) -> dict[str, tuple[int, 
     sums: dict[str, tuple[int, int]] = {}
     for (_, model), row in ledger.items():
         price, tokens = sums.get(model, (0, 0))
-        tokens += int(row["prompt_tokens"]) + int(row["output_tokens"]) - int(row["adjusted_tokens"])
-        sums[model] = price + int(row["price_micro"]) - int(row["adjusted_price"]), tokens
+        tokens += sum(int(row[name]) - int(row[f"adjusted_{name}"]) for name in ("prompt_tokens", "output_tokens"))
+        sums[model] = price + int(row["price_micro"]) - int(row["adjusted_price_micro"]), tokens
     return sums
 
 
@@ -89,16 +91,16 @@ def _lost(
     prices: Mapping[str, tuple[int, int]],
 ) -> LostBills:
     def less(settled: int, name: str) -> int:
-        return settled - int(billed.get(name, 0))
+        # Only what earlier rows have added is taken back: bills are right where Redis has lost a part of its account
+        return max(settled - int(billed.get(name, 0)), -int(billed.get(f"adjusted_{name}", 0)))
 
     prompt, output = less(used.prompt, "prompt_tokens"), less(used.output, "output_tokens")
-    # A bill may be of a stream that was not settled. Only what earlier rows have added is taken back
-    requests = max(less(streams, "requests"), -int(billed.get("adjusted_requests", 0)))
     price, tokens = prices.get(model, (0, 0))
     if prompt + output < 0:  # bills came after all: the earlier rows give back their own price
-        price, tokens = int(billed["adjusted_price"]), int(billed["adjusted_tokens"])
+        price = int(billed["adjusted_price_micro"])
+        tokens = int(billed["adjusted_prompt_tokens"]) + int(billed["adjusted_output_tokens"])
     return LostBills(
-        hour_us, tenant, model, requests, prompt, less(used.cached, "cached_tokens"), output,
+        hour_us, tenant, model, less(streams, "requests"), prompt, less(used.cached, "cached_tokens"), output,
         less(used.reasoning, "reasoning_tokens"), price * (prompt + output) // tokens if tokens else 0, tokens > 0,
         int(billed.get("adjusting", 0)),
     )  # fmt: skip
