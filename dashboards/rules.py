@@ -574,7 +574,8 @@ def cases() -> dict[str, dict[str, Any]]:
         name = f"{override.alert} {fires} by the pool's own objective"
         tests.append(_case(by_name[override.alert], name, override.series, override.at, override.fires))
     # Each evaluation computes all rules: the cases of a day or more took as long as all others
-    short, long = [], []
+    short: list[dict[str, Any]] = []
+    long: list[dict[str, Any]] = []
     for test in tests:
         (long if test["promql_expr_test"][0]["eval_time"].endswith("h") else short).append(test)
     return {
