@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from stream_fabric.errors import FabricError
 from stream_fabric.limits import PIN_S, QUEUE_MAX, REQUEST_BYTES_MAX, TENANT_REQUEST_BYTES_MAX
 from stream_fabric.pool import placement
 from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange, LeaseChanges
@@ -36,6 +38,8 @@ from stream_fabric.redis.topology import slot_of
 from stream_fabric.redis.wire import Arg
 from stream_fabric.stream.ids import ReplicaId, StreamId
 
+log = logging.getLogger(__name__)
+
 _POOLS = "sg:{pools}"
 _SCORED = struct.Struct("<dIIdB")
 _SEAT = struct.Struct("<dBIIIdddd")
@@ -52,11 +56,11 @@ _REFUSED: dict[int, Literal["full", "shed", "elsewhere", "crowded", "bytes", "te
 QUEUE_SAMPLE_MAX = 256
 _REGISTER_EVERY_S = 5.0
 """A pool is registered when a replica joins, and again after this time: the list of pools may be lost alone."""
+_REGISTER_WAIT_S = 0.5
 UNIT = "\x1f"
 REGION = "\x1b"
 """Begins a region in the list of a replica's models, and among the regions that a request is bound to."""
 PREFIX_HASH_BYTES = 4
-
 
 _work_encoder = msgspec.json.Encoder()
 _work_decoder = msgspec.json.Decoder(Work)
@@ -78,6 +82,34 @@ def pool_slot(pool: str) -> int:
     return slot_of(f"pool:{pool}")
 
 
+class _PoolList:
+    """The list of all pools. It is on a shard of its own, which may be away while those of the pools answer."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._due_at: dict[str, float] = {}
+        self._adding: dict[str, asyncio.Task[None]] = {}
+
+    async def add(self, pool: str) -> None:
+        await script("pool_register")(self._client, slot_of("pools"), [_POOLS], [pool])
+
+    async def keep(self, pool: str, *, joins: bool) -> None:
+        """Add the pool if it is due, and wait for that ``_REGISTER_WAIT_S`` at most: a lease must not wait for it."""
+        is_due = joins or asyncio.get_running_loop().time() >= self._due_at.get(pool, 0.0)
+        if is_due and pool not in self._adding:
+            self._adding[pool] = asyncio.create_task(self._try_to_add(pool))
+            await asyncio.wait({self._adding[pool]}, timeout=_REGISTER_WAIT_S)
+
+    async def _try_to_add(self, pool: str) -> None:
+        try:
+            await self.add(pool)
+            self._due_at[pool] = asyncio.get_running_loop().time() + _REGISTER_EVERY_S
+        except FabricError as error:
+            log.warning("pool not added to the list of pools, retrying: pool=%s error=%s", pool, error)
+        finally:
+            del self._adding[pool]
+
+
 class RedisPools(Pools):
     """``Pools`` in Redis: each decision is one script, so it is exact for any number of gateways."""
 
@@ -96,8 +128,7 @@ class RedisPools(Pools):
         self._bytes_max = bytes_max
         self._tenant_bytes_max = tenant_bytes_max
         self._skipped = SkippedRecords(on_skip)
-        self._register_at: dict[str, float] = {}
-        """When each pool of this process's replicas is to be added to the list of pools again."""
+        self._list = _PoolList(client)
 
     async def report(
         self,
@@ -137,10 +168,7 @@ class RedisPools(Pools):
             timeout_s=None if ttl_s is None else 0.0,
         )
         if ttl_s is not None:
-            now = asyncio.get_running_loop().time()
-            if joins or now >= self._register_at.get(info.pool, 0.0):
-                await self._register(info.pool)
-                self._register_at[info.pool] = now + _REGISTER_EVERY_S
+            await self._list.keep(info.pool, joins=bool(joins))
         return LeaseReport(desired.decode(), pulled, waiting, asker.decode(), None if yield_to < 0 else yield_to)
 
     async def pools(self, timeout_s: float | None = None) -> list[str]:
@@ -251,7 +279,7 @@ class RedisPools(Pools):
             self._client, pool_slot(pool), [pool_prefix(pool)], args
         )
         if code == 1 and not candidates:  # a pool that never had a replica has a queue to sweep
-            await self._register(pool)
+            await self._list.add(pool)
         scored = tuple(
             Scored(candidate.replica, score_ms, matched, in_flight, load_ms, _BARRED[barred])
             for candidate, (score_ms, matched, in_flight, load_ms, barred) in zip(
@@ -330,16 +358,12 @@ class RedisPools(Pools):
         await self._forget_unused(pool)
         return bool(reply)
 
-    async def _register(self, pool: str) -> None:
-        """Add a pool to the list of pools."""
-        await script("pool_register")(self._client, slot_of("pools"), [_POOLS], [pool])
-
     async def _forget_unused(self, pool: str) -> None:
         """Remove a pool without replicas and without a queue from the list of pools."""
         if not await self._is_used(pool):
             await self._client.execute(slot_of("pools"), "SREM", _POOLS, pool)
             if await self._is_used(pool):  # a replica has joined meanwhile, perhaps before the removal
-                await self._register(pool)
+                await self._list.add(pool)
 
     async def _is_used(self, pool: str) -> bool:
         """True if the pool has a replica or a queue."""
@@ -351,11 +375,7 @@ class RedisPools(Pools):
         return bool(await script("recovery_claim")(self._client, pool_slot(pool), [key], [int(ttl_s * 1000), nonce]))
 
     async def request_state(
-        self,
-        pool: str,
-        replica: ReplicaId,
-        state: DesiredState,
-        asked_by: str = "operator",
+        self, pool: str, replica: ReplicaId, state: DesiredState, asked_by: str = "operator"
     ) -> bool:
         keys = [pool_prefix(pool) + "desired", pool_prefix(pool) + "asker"]
         told = await script("state_request")(self._client, pool_slot(pool), keys, [replica, state, asked_by])

@@ -20,7 +20,7 @@ from inference.agent.replica import AgentPolicy, LeasePolicy
 from stream_fabric.errors import FabricFull, FabricUnavailable
 from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import Placed
-from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, Work
+from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.ports import FrameSink
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.pools import RedisPools
@@ -489,6 +489,43 @@ async def test_a_silent_connection_is_noticed_while_another_server_is_away(
         finally:
             running.cancel()
             await client.close()
+
+
+class PoolsApart(Split):
+    """A topology of two servers: the second one has the list of pools alone."""
+
+    def address(self, slot: int) -> Address:
+        return super().address(int(slot == slot_of("pools")))
+
+
+@pytest.mark.parametrize("fault", ["refuse", "pause"])
+async def test_a_replica_keeps_its_lease_while_the_list_of_pools_is_away(redis_url: str, fault: str) -> None:
+    """The list is on one shard of a cluster. Its absence must not end the leases of all pools."""
+    port, pool = port_of(redis_url), f"pool-{os.urandom(4).hex()}"
+    async with Proxy.before(port) as listed:
+        client = RedisClient(redis_url)
+        await client.start()
+        client.topology = PoolsApart(port, listed.port)
+        pools = RedisPools(client)
+        info = ReplicaInfo(ReplicaId("r"), pool, "test", ("m",), "ready", EngineLoad(0, 0, 8))
+        if fault == "refuse":
+            listed.refuse = True
+            listed.cut_all()
+        else:
+            listed.pause()
+        async with asyncio.timeout(1.0):
+            for _ in range(3):
+                await pools.report(info, ttl_s=3.0, running={})
+        listed.refuse = False
+        listed.resume()
+
+        async def is_listed() -> bool:
+            await pools.report(info, ttl_s=3.0, running={})
+            return pool in await pools.pools()
+
+        await eventually(is_listed, "the pool to be listed once the shard is back", 15.0)
+        await pools.retire(pool, info.replica, leaving=True)
+        await client.close()
 
 
 class Elected:
