@@ -7,6 +7,7 @@ and a reader that starts in the middle observes them all.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import Any, ClassVar
 
@@ -45,6 +46,9 @@ _DELTAS = {
 _CUSTOM_BEGIN, _CUSTOM_END = b'{\\"input\\":\\"', b'\\"}'
 """JSON around the text of a custom tool, whose input here is an object, as it is written within a JSON string."""
 
+_STRUCTURE = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)
+"""Matches the parts of JSON on which its nesting depends: escaped characters, quotes and brackets."""
+
 
 class _Block:
     """A block that the dialect can express.
@@ -52,7 +56,7 @@ class _Block:
     ``text``: of a block that waits, or of a tool call; JSON-escaped, without quotes. ``type``: of the content block.
     """
 
-    __slots__ = ("closed", "name", "opaque", "opened", "text", "type")
+    __slots__ = ("_depth", "_escaped", "_quoted", "_scanned", "closed", "name", "opaque", "opened", "text", "type")
 
     def __init__(self, opened: Open, type_: str) -> None:
         self.opened = opened
@@ -61,16 +65,36 @@ class _Block:
         self.text = bytearray()
         self.closed = False
         self.opaque: str | None = None
+        # Where the scan of a tool call's text is: each text is scanned once, and the whole is decoded once
+        self._scanned = self._depth = 0
+        self._quoted = self._escaped = False
 
     def has_arguments(self) -> bool:
         """Whether the text of a tool call is complete JSON, so that nothing can follow."""
-        if self.type != "tool_use" or self.opened.form == "custom" or not self.text.endswith(b"}"):
+        if self.type != "tool_use" or self.opened.form == "custom" or not self._scan():
             return False
+        self._depth = -1  # no longer scanned, whatever the text is
         try:
             decode_text(msgspec.json.decode(b'"%b"' % bytes(self.text), type=str))
         except msgspec.DecodeError:
             return False
         return True
+
+    def _scan(self) -> bool:
+        """Whether the scanned text has just closed its outermost bracket."""
+        if self._depth < 0 or self._scanned == len(self.text):  # then it has at least a character
+            return False
+        new = msgspec.json.decode(b'"%b"' % bytes(self.text[self._scanned :]), type=str)
+        begin, self._scanned, self._escaped, has_bracket = int(self._escaped), len(self.text), False, False
+        for found in _STRUCTURE.findall(new, begin):
+            if found[0] == "\\":
+                self._escaped = len(found) == 1  # the character that it escapes comes with the next text
+            elif found == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted:
+                self._depth += 1 if found in "{[" else -1
+                has_bracket = True
+        return has_bracket and self._depth <= 0
 
 
 class MessagesEncoder(Encoder):
