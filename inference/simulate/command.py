@@ -63,8 +63,8 @@ def run_simulate(args: argparse.Namespace, say: Say) -> None:
     kills_s = sorted(study.parse_moment(text, span_s) for given in args.kill for text in given.split(","))
     if not 0 < args.fill <= 1:
         raise ValueError(f"--fill must be more than 0 and at most 1, got {args.fill:g}")
-    if args.begin < 0:
-        raise ValueError(f"--begin: {args.begin} replicas")
+    if not 0 <= args.begin <= study.REPLICAS_MOST:
+        raise ValueError(f"--begin must be from 0 to {study.REPLICAS_MOST:,} replicas, got {args.begin}")
     host = _batch_host(args, hardware, span_s)
     arriving = stepped(requests, step, args.seed) if step else requests
     asked = study.Study(

@@ -27,7 +27,8 @@ POLICIES = ("ours", "ours:known", "hpa", "waiting", "oracle", "fixed:N")
 BINS_MAX = 180
 _BINS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_FIXED_MOST = 10_000
+REPLICAS_MOST = 10_000
+"""Most replicas of a fixed fleet, and at the start."""
 
 
 class Objective(NamedTuple):
@@ -148,7 +149,7 @@ def parse_policies(texts: Sequence[str]) -> list[str]:
     found = [name.strip() for text in texts for name in text.split(",")]
     for name in found:
         fixed = re.fullmatch(r"fixed:(\d+)", name)
-        if name not in POLICIES[:-1] and (fixed is None or not 1 <= int(fixed[1]) <= _FIXED_MOST):
+        if name not in POLICIES[:-1] and (fixed is None or not 1 <= int(fixed[1]) <= REPLICAS_MOST):
             raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     return list(dict.fromkeys(found))
 

@@ -161,6 +161,7 @@ def test_simulate_compares_each_policy_without_and_with_a_batch_host(typed: Type
             "simulate --trace t.csv --policy ours --batch-share 1 --batch-host 1 --reclaim 60%-30%",
             "'60%-30%': the replica comes back before it is taken away",
         ),
+        ("simulate --trace t.csv --policy ours --begin 99999999", "--begin must be from 0 to 10,000 replicas"),
         ("simulate --trace t.csv --policy ours --cold-start-s -1", "--cold-start-s must be 0 or more"),
         ("simulate --trace t.csv --policy ours --fill 1.5", "--fill must be more than 0"),
         ("simulate --trace t.csv --policy ours --html none/o.html", "none/o.html"),
