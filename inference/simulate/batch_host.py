@@ -37,6 +37,11 @@ class HostPlan:
     gpu_hour: float = 0.0
     """Dollars."""
 
+    def replicas_at(self, at_s: float, cold_start_s: float) -> int:
+        """Replicas that take requests at that time."""
+        away = sum(one.at_s <= at_s and not (one.back_s and one.back_s + cold_start_s <= at_s) for one in self.reclaims)
+        return max(self.replicas - away, 0)
+
 
 class BatchHost(Elastic):
     """The batch host of the pool ``home``. Both have replicas of the same kind, and share clock and requests."""

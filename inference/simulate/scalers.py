@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inference.control.policy.arrival_profile import ArrivalProfile
 from inference.control.policy.fleet_view import Observation
@@ -18,7 +18,7 @@ from inference.simulate.elastic import Elastic, Scaler
 from inference.simulate.engine import work_s
 from inference.simulate.traces import Request
 from inference.simulate.world import MODEL
-from stream_fabric.pool.placement import ReplicaState
+from stream_fabric.pool.placement import BATCH_TIER, ReplicaState
 from stream_fabric.pool.plan import PoolPlan
 from stream_fabric.pool.records import DemandTotals, EngineLoad, ReplicaInfo, TierQueue
 from stream_fabric.pool.replica_load import TtftHistogram
@@ -257,19 +257,34 @@ class Concurrency:
 class Oracle:
     """Knows every request in advance, and asks for replicas a cold start before they are needed.
 
-    ``filled``: utilisation to which the work of the next seconds fills a replica.
+    ``filled``: utilisation to which the work of the next seconds fills a replica. ``hosts_at``: replicas of the batch
+    host at a time. Batch work that fills them no further needs no replica here.
     """
 
     WINDOW_S = 30.0
 
-    def __init__(self, requests: Sequence[Request], settings: SimSettings, filled: float, cold_start_s: float) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        settings: SimSettings,
+        filled: float,
+        cold_start_s: float,
+        hosts_at: Callable[[float], int] = lambda at_s: 0,
+    ) -> None:
         self._cold_start_s = cold_start_s
         work: dict[int, float] = {}
+        batch: dict[int, float] = {}
         for request in requests:
             slot = int(request.at_s // self.WINDOW_S)
-            work[slot] = work.get(slot, 0.0) + work_s(settings, request.prompt_tokens, request.output_tokens)
+            needed_s = work_s(settings, request.prompt_tokens, request.output_tokens)
+            work[slot] = work.get(slot, 0.0) + needed_s
+            batch[slot] = batch.get(slot, 0.0) + needed_s * (request.tier == BATCH_TIER)
+        filled_s = self.WINDOW_S * filled
+        for slot, batch_s in batch.items():
+            hosts = min(map(hosts_at, (slot * self.WINDOW_S, (slot + 1) * self.WINDOW_S)))
+            work[slot] -= min(batch_s, hosts * filled_s)
         last = max(work) + 1
-        self._needs = [max(1, math.ceil(work.get(slot, 0.0) / self.WINDOW_S / filled)) for slot in range(last + 1)]
+        self._needs = [max(1, math.ceil(work.get(slot, 0.0) / filled_s)) for slot in range(last + 1)]
 
     @property
     def most(self) -> int:

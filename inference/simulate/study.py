@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from inference.control.policy.arrival_profile import ArrivalProfile
@@ -192,7 +193,9 @@ def parse_reclaim(text: str, span_s: float) -> Reclaim:
 def run(study: Study, policy: str) -> Outcome:
     """Simulate one policy, as ``parse_policies`` returned it."""
     settings, cold_start_s = study.hardware.settings, study.policy.cold_start_s
-    oracle = Oracle(study.requests, settings, study.fill, cold_start_s)
+    host_plan = study.host or HostPlan(0)
+    hosts_at = partial(host_plan.replicas_at, cold_start_s=cold_start_s)
+    oracle = Oracle(study.requests, settings, study.fill, cold_start_s, hosts_at)
     begin = study.begin or oracle.needed_at(0.0)
     least, most = max(study.policy.replicas_min, 1), study.policy.replicas_max
     scaler: Scaler

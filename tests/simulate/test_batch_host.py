@@ -129,3 +129,17 @@ def test_a_study_tells_what_the_host_does_for_the_interactive_tier() -> None:
     assert have.host_gpu_h == pytest.approx(2 * (2 * have.end_s + 100) / 3600)
     assert have.host_dollars == pytest.approx(have.host_gpu_h)
     assert have.dollars == pytest.approx(2.5 * have.gpu_h)
+
+
+def test_the_oracle_sizes_the_home_pool_without_the_work_of_the_host() -> None:
+    """With all of the host the home pool has the replicas that the interactive requests alone need."""
+    requests = tiered(chats(600, 6.0), 0.6, 0)
+    asked = Study(requests, slow(slots=16), ScalePolicy(cold_start_s=20.0), Objective(2.0, 1e-3, 0.1))
+    alone = study.run(replace(asked, requests=of_tier(0, requests)), "oracle")
+    without, have = study.run(asked, "oracle"), study.run(replace(asked, host=HostPlan(8)), "oracle")
+    assert have.replicas_most == alone.replicas_most < without.replicas_most
+    assert have.hosted == have.batch == have.batch_done
+    gone = HostPlan(8, [Reclaim(0.0)] * 8)
+    assert study.run(replace(asked, host=gone), "oracle").replicas_most == without.replicas_most
+    back = HostPlan(2, [Reclaim(10.0, 40.0)])
+    assert [back.replicas_at(at_s, 20.0) for at_s in (9.9, 10.0, 59.9, 60.0)] == [2, 1, 1, 2]
