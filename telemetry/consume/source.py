@@ -21,6 +21,10 @@ Assigned = Callable[[Collection[Part]], None]
 Revoked = Callable[[Collection[Part]], Awaitable[None]]
 
 
+FRESH_S = 1.0
+"""Time for which an answer of the log tells where it ends. A log that does not answer may have grown since."""
+
+
 class Fenced(StreamGwError):
     """Another consumer owns the partition now; nothing was committed."""
 
@@ -68,7 +72,7 @@ class Source(Protocol):
         """Commit the next offset and the claim. Raises Fenced when another consumer owns the partition."""
 
     def end(self, part: Part) -> int | None:
-        """Return the offset after the last record of the log, as last known. None: unknown."""
+        """Return the offset after the last record of the log. None: unknown, or older than ``FRESH_S``."""
 
     def lag(self, part: Part, next: int) -> int | None:
         """Return the number of records from ``next`` on, the committed offset, as last known. None: unknown."""
@@ -94,6 +98,7 @@ class RedisSource:
         self._part = Part("redis", 0)
         self._next: int | None = None
         self._end: int | None = None
+        self._answered_at = float("-inf")
         self._count: int | None = None
         """Records that the Stream held at the last read; a commit deletes those before it."""
         self._owner = False
@@ -131,7 +136,9 @@ class RedisSource:
         self._count = await from_redis(self._events.count())
         while True:
             if self._part in wanted and self._next is not None:
+                asked_at = time.monotonic()
                 found = await from_redis(self._events.read(self._next - 1, _READ_MAX))
+                self._answered_at = asked_at
                 # seek() may have been called meanwhile
                 found = [item for item in found if self._next is not None and item[0] >= self._next]
                 if found:
@@ -166,7 +173,7 @@ class RedisSource:
         return Fenced("another consumer holds the lease of the event stream, or our lease has expired")
 
     def end(self, part: Part) -> int | None:
-        return self._end
+        return self._end if time.monotonic() - self._answered_at <= FRESH_S else None
 
     def lag(self, part: Part, next: int) -> int | None:
         return self._count  # offsets are moments: their difference is no number of records

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from aiokafka.errors import CommitFailedError, IllegalGenerationError, IllegalSt
 from aiokafka.structs import OffsetAndMetadata
 
 from telemetry.consume.blocks import Block
-from telemetry.consume.source import Assigned, Fenced, Position, Revoked, SourceUnavailable
+from telemetry.consume.source import FRESH_S, Assigned, Fenced, Position, Revoked, SourceUnavailable
 from telemetry.emit.record import Part, Record
 
 _log = logging.getLogger(__name__)
@@ -152,15 +153,19 @@ class KafkaSource:
             raise SourceUnavailable(f"Kafka: {error!r}") from error
 
     def end(self, part: Part) -> int | None:
-        tp = TopicPartition(*part)
-        if self._consumer is None or tp not in self._consumer.assignment():
-            return None
-        end: int | None = self._consumer.highwater(tp)
-        return end
+        end, fetched_ms = self._fetched(part)
+        return end if time.time() - fetched_ms / 1000 <= FRESH_S else None
 
     def lag(self, part: Part, next: int) -> int | None:
-        end = self.end(part)
+        end, _ = self._fetched(part)
         return None if end is None else max(end - next, 0)
+
+    def _fetched(self, part: Part) -> tuple[int | None, int]:
+        """Return the offset after the partition's last record, as of the last fetch, and its Unix time in ms."""
+        tp = TopicPartition(*part)
+        if self._consumer is None or tp not in self._consumer.assignment():
+            return None, 0
+        return self._consumer.highwater(tp), self._consumer.last_poll_timestamp(tp) or 0
 
     async def close(self) -> None:
         for client in (self._consumer, self._admin):

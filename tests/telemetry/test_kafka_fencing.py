@@ -10,6 +10,7 @@ from telemetry.consume.blocks import Block
 from telemetry.consume.source import Fenced
 from telemetry.emit.record import Part
 from telemetry.kafka.source import KafkaSource
+from tests.support.kafka import KafkaServer
 from tests.support.waiting import eventually
 from tests.telemetry.load import committed, make_topics
 
@@ -41,5 +42,41 @@ async def test_who_is_no_member_moves_no_offset_of_an_empty_group(settings: dict
         await eventually(lambda: coordinator.generation > 0 and parts, "it to be a member again")
         await source.commit(part, 9, None)
         assert (await committed(servers, group, topic))[0] == 9
+    finally:
+        await source.close()
+
+
+async def test_the_end_of_a_partition_whose_broker_does_not_answer_is_not_known(
+    settings: dict[str, Any], kafka: KafkaServer
+) -> None:
+    """Events may pile up in it, so nothing counts as complete. Its lag is told as it was last known."""
+    servers, topic = settings["kafka_servers"], settings["events_topic"]
+    await make_topics(servers, topic, partitions=1)
+    source, parts = KafkaSource({"bootstrap_servers": servers}, topic, settings["telemetry_group"]), list[Part]()
+
+    async def revoked(gone: Any) -> None:
+        parts.clear()
+
+    await source.start(parts.extend, revoked)
+    try:
+        (part,) = await eventually(lambda: parts, "its partition")
+        source.seek(part, 0)
+
+        async def is_known() -> bool:
+            await source.read([part], 0.05)
+            return source.end(part) == 0
+
+        async def is_unknown() -> bool:
+            await source.read([part], 0.05)
+            return source.end(part) is None
+
+        await eventually(is_known, "the first answer")
+        kafka.freeze()
+        try:
+            await eventually(is_unknown, "the answer to be old")
+            assert source.lag(part, 0) == 0
+        finally:
+            kafka.thaw()
+        await eventually(is_known, "the next answer")
     finally:
         await source.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
 from stream_fabric.redis.ingest import IngestState, RedisIngest
 from telemetry.consume.blocks import Block
+from telemetry.consume.source import RedisSource, SourceUnavailable
+from telemetry.emit.record import Part
 from telemetry.store.store import Store
 from tests.support.clickhouse import ClickHouseFront
 from tests.support.redis import RedisServer
@@ -244,3 +247,37 @@ async def test_who_is_not_the_owner_writes_nothing(log: RedisLog, redis_client: 
     await other.leave()
     assert not await one.commit(10, ""), "it must read first what is written down"
     assert await one.own() == IngestState(5, Block(5, 9, 1).encode())
+
+
+async def test_the_end_of_a_log_that_does_not_answer_is_not_known(log: RedisLog, redis_server: RedisServer) -> None:
+    """Events may pile up in it, so nothing counts as complete."""
+    client, part = RedisClient(redis_server.url), Part("redis", 0)
+    await client.start()
+    source, assigned = RedisSource(client, "c"), asyncio.Event()
+    await source.start(lambda parts: assigned.set(), _nothing_revoked)
+    await assigned.wait()
+    source.seek(part, (await source.position(part)).next or 0)
+
+    async def is_known() -> bool:
+        with contextlib.suppress(SourceUnavailable, TimeoutError):
+            async with asyncio.timeout(0.3):
+                await source.read([part], 0.0)
+        return source.end(part) is not None
+
+    await eventually(is_known, "the first answer")
+    redis_server.freeze()
+    try:
+        await eventually(lambda: _is_not(is_known), "the answer to be old")
+    finally:
+        redis_server.thaw()
+    await eventually(is_known, "the next answer")
+    await source.close()
+    await client.close()
+
+
+async def _nothing_revoked(parts: Collection[Part]) -> None:
+    pass
+
+
+async def _is_not(condition: Callable[[], Awaitable[bool]]) -> bool:
+    return not await condition()
