@@ -154,6 +154,13 @@ async def test_an_answer_has_all_bills_before_the_moment_until_which_it_is_compl
     assert page["complete_until"] * 1e6 < AT_US or counted == expected(events)[()]["output_tokens"]
 
 
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_table_that_is_cut_says_so(has_more: bool) -> None:
+    page = {"from": 0, "to": 3600, "complete_until": 0.0, "has_more": has_more}
+    text = usage_text(page, [{"session": "s1", "requests": 2}])
+    assert ("only the first 1 rows" in text) is has_more
+
+
 async def test_filters_and_buckets(opened: Store) -> None:
     events = attempts()
     await put(opened, events, "first")

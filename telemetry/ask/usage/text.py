@@ -19,7 +19,8 @@ def usage_text(page: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
          **{name: value for name, value in row.items() if name != "begins"}}
         for row in rows
     ]  # fmt: skip
-    return f"{head}\n{rows_text(shown)}"
+    more = f"\nonly the first {len(shown)} rows; choose a shorter range or coarser groups" if page["has_more"] else ""
+    return f"{head}\n{rows_text(shown)}{more}"
 
 
 def rebuild_text(found: Sequence[LostBills], *, written: bool) -> str:
