@@ -30,7 +30,7 @@ class Gateway:
         """Conversations that sockets remember because no store has them."""
         self.public_id = "gw_" + hashlib.sha256(parts.name.encode()).hexdigest()[:8]
         """Id that clients may see: it tells gateways apart and names no host."""
-        self.readiness = Readiness(parts.pools, parts.settings.ready_without_redis_s)
+        self.readiness = Readiness(parts.pools, parts.log, parts.settings.ready_without_redis_s)
         placements = PlacementRecords(parts.log, parts.hub)
         self.reads = StreamReads(parts, placements)
         self.admission = Admission(

@@ -16,6 +16,7 @@ from stream_gw.delivery.local_stream import LocalStream, Subscription
 from stream_gw.delivery.watchdog import Watchdog
 from stream_gw.observe.trace import ReaderTrace
 from stream_gw.streams.opened import OpenedStream
+from stream_gw.streams.readiness import Readiness
 from tests.gateway.in_process import InProcess, Reading, in_process
 from tests.support.waiting import eventually
 
@@ -73,6 +74,21 @@ async def test_a_shorter_outage_ends_no_stream(world: InProcess) -> None:
     assert not outlet.failures
     running.cancel()
     subscription.close()
+
+
+async def test_a_gateway_is_ready_while_a_part_of_the_fabric_answers(world: InProcess) -> None:
+    """The list of pools is on one shard: without it no gateway may leave its load balancer for good."""
+    parts = world.gateway.parts
+    readiness = Readiness(parts.pools, parts.log, 0.0)
+    world.pools_link.refuse = True
+    world.pools_link.cut_all()
+    assert await readiness.check() == (True, "ready")
+    world.log_link.refuse = True
+    world.log_link.cut_all()
+    is_ready, reason = await readiness.check()
+    assert not is_ready and "Redis did not answer" in reason
+    world.pools_link.refuse = False
+    assert await readiness.check() == (True, "ready")
 
 
 class Faulty(Reading):
