@@ -359,9 +359,15 @@ ALERTS: tuple[Alert, ...] = (
         {listed.DEAD.name: "0x12 1x40"}, {listed.DEAD.name: "1x40"},
     ),
     Alert(
-        "BreakerOpen", "page", f"max by (pool, instance) ({listed.BREAKER.name}) == 2", "1m",
+        # It is open for at most a minute, and half open while the engine works on the request that it tries. Half open
+        # alone is no failure: nobody may ask this replica for anything
+        "BreakerOpen", "page",
+        f"max by (pool, instance) (max_over_time({listed.BREAKER.name}[2m])) == 2 "
+        f"and max by (pool, instance) ({listed.BREAKER.name}) > 0", "3m",
         "The circuit breaker of {{ $labels.instance }} is open: its engine fails every request",
-        {f"{listed.BREAKER.name}{_AGENT}": "2x40"}, {f"{listed.BREAKER.name}{_AGENT}": "0 2 0x40"},
+        {f"{listed.BREAKER.name}{_AGENT}": "0x11 2 1 2 1 2 1 2 1 2 1 2 1"},
+        {f"{listed.BREAKER.name}{_AGENT}": "0x14 2 2 2 2 0x40",
+         f'{listed.BREAKER.name}{{pool="p",instance="idle"}}': "0x16 2 1x40"},
         labels={"pool": "p", "instance": "i"},
     ),
     Alert(
