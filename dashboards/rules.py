@@ -509,6 +509,13 @@ ALERTS: tuple[Alert, ...] = (
         {f"{listed.LAG.name}{_PART}": "0+20000x40"}, {f"{listed.LAG.name}{_PART}": "500x40"}, labels={"topic": "t"},
     ),
     Alert(
+        "NoTelemetryConsumer", "ticket",
+        f"sum by (topic) (max_over_time({listed.LAG.name}[1d])) unless on (topic) sum by (topic) ({listed.LAG.name})",
+        "10m", "No telemetry consumer reads {{ $labels.topic }}: bills and traces do not reach ClickHouse",
+        {f"{listed.LAG.name}{_PART}": "5x10"}, {f"{listed.LAG.name}{_PART}": "5x10 _x3 5x60"}, "40m",
+        labels={"topic": "t"},
+    ),
+    Alert(
         "TelemetryStuck", "page", f"max by (topic, partition) ({listed.PENDING.name}) > 120", "1m",
         "The telemetry consumer has failed to insert a block of {{ $labels.topic }} for {{ $value }} s",
         {f"{listed.PENDING.name}{_PART}": "0+60x40"}, {f"{listed.PENDING.name}{_PART}": "3x40"},
