@@ -10,7 +10,7 @@ from stream_gw.client.errors import GatewayError
 
 BACKOFF_S_MIN: Final = 0.25
 BACKOFF_S_MAX: Final = 8.0
-STEADY_S: Final = 5.0  # lifetime of a connection after which the backoff starts from its minimum
+STEADY_S: Final = 5.0  # lifetime of a connection after which counts of failures start again
 REFRESHES_MAX: Final = 2
 POLICY_CLOSES_MAX: Final = 3
 
@@ -44,7 +44,7 @@ class ReconnectPolicy:
     def receive_close(self, code: int, reason: str, lived_s: float) -> GatewayError | None:
         """Count a close; return the error when reconnecting cannot help."""
         if lived_s > STEADY_S:
-            self.attempt = 0
+            self.attempt = self.policy_closes = 0
         if code == 4403:
             return GatewayError("forbidden", "the gateway refuses this token", close_code=code)
         if code == 4401:

@@ -417,6 +417,23 @@ async def test_close_codes_that_mean_come_back(code: int, browser: Browser, fake
     assert await run_on(browser, target, script) == WHOLE
 
 
+async def test_a_message_too_large_in_a_while_costs_no_other_stream(browser: Browser, target: Target) -> None:
+    script = """
+        const quick = new sg.StreamGateway({ ...options, random: () => 0.01 });
+        for (let closes = 0; closes < 5; closes += 1) {
+          assert(quick.state !== "closed", `closed after ${closes}`);
+          quick.connect();
+          while (!quick._link) await sleep(5);
+          quick._link.readyAt -= 60_000;
+          quick._link.over(1009, "too large");
+        }
+        const text = await read(quick.create(body()));
+        quick.close();
+        return text;
+    """
+    assert await run_on(browser, target, script) == WHOLE
+
+
 async def test_forbidden_is_not_retried(browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.faults.close_new_with = [4403]
     script = "return (await fails(read(gateway.create(body())))).code;"

@@ -469,6 +469,8 @@ def test_policy_closes_are_bounded() -> None:
     judge = ReconnectPolicy(random=lambda: 0.0, can_refresh=False)
     verdicts: list[Any] = [judge.receive_close(1008, "", 0) for _ in range(3)]
     assert verdicts[:2] == [None, None] and verdicts[2].code == "refused"
+    steady = ReconnectPolicy(random=lambda: 0.0, can_refresh=False)
+    assert not any(steady.receive_close(1009, "", 60) for _ in range(5)), "a message in a while costs no other stream"
 
 
 def test_addresses() -> None:

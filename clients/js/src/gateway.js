@@ -296,7 +296,7 @@ export class StreamGateway {
     if (link !== this._link && link !== this._next) return;
     if (link === this._link) this._link = null;
     else this._next = null;
-    this._attempt = link.readyAt && Date.now() - link.readyAt > TIMES_MS.steady ? 0 : this._attempt;
+    if (link.readyAt && Date.now() - link.readyAt > TIMES_MS.steady) this._attempt = this._policyCloses = 0;
     const error = new GatewayError("connection_lost", `The connection was closed (${code}${reason ? `, ${reason}` : ""}).`, {
       retriable: true,
       closeCode: code,

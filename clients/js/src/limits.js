@@ -10,7 +10,7 @@ export const LIMITS = Object.freeze({
   triesWithoutProgress: 8, // subscriptions in a row that brought nothing new; over: the stream fails
   requestTries: 8, // times a request refused as retriable is sent
   refreshes: 2, // new tokens in a row that the gateway refused; over: everything fails
-  policyCloses: 3, // 1008 or 1009 in a row; over: everything fails
+  policyCloses: 3, // 1008 or 1009 in a row, of sockets that were not `steady`; over: everything fails
 });
 
 export const TIMES_MS = Object.freeze({
@@ -19,6 +19,6 @@ export const TIMES_MS = Object.freeze({
   connect: 10_000, // until `hi`
   ping: 15_000, // until `hi` tells better
   lag: 3_000, // a head above our cursor is believed to be on its way for so long
-  steady: 5_000, // a socket that lived so long proves that the backoff may start again
+  steady: 5_000, // a socket that lived so long proves that counts of failures may start again
   giveUp: 900_000, // what the gateway keeps of an ended stream; later there is nothing to resume
 });
