@@ -182,6 +182,13 @@ def test_a_token_secret_that_stops_a_gateway_is_told(variable: str, value: str) 
     assert f"({variable}): Value error, each secret must have at least 16 bytes\n" in done.stdout
 
 
+@pytest.mark.parametrize("sim", ["itl=20", "itl_ms=quick"])
+def test_settings_of_the_simulator_that_stop_an_agent_are_told(sim: str) -> None:
+    done = run_cli("doctor", STREAM_GW_SIM=sim)
+    assert done.returncode == 1
+    assert "usable settings of the simulator\n           correct STREAM_GW_SIM: --sim: " in done.stdout
+
+
 def test_a_variable_that_nothing_reads_is_told_with_the_one_that_may_be_meant() -> None:
     done = run_cli("doctor", STREAM_GW_REDIS_ULR="redis://x")
     assert "absent   a setting of this name: STREAM_GW_REDIS_ULR\n" in done.stdout

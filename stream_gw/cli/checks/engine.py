@@ -9,6 +9,7 @@ import aiohttp
 
 from inference.agent.make_engine import make_engine
 from inference.agent.settings import AgentSettings
+from inference.engines.sim.settings import SimSettings
 from inference.engines.vllm_flags import command_of
 from stream_fabric.errors import StreamGwError
 from stream_gw.cli.checks.report import Report
@@ -21,6 +22,11 @@ _VERSION_TESTED = (0, 32)
 async def check_engine(report: Report, settings: AgentSettings) -> None:
     match settings.engine:
         case "sim":
+            try:
+                SimSettings.parse(settings.sim)
+            except ValueError as error:
+                report.missing("usable settings of the simulator", f"correct STREAM_GW_SIM: {error}")
+                return
             report.skipped("engine", "set STREAM_GW_ENGINE to openai or vllm; the simulator needs nothing")
         case "openai":
             await _check_upstream(report, settings)
