@@ -195,14 +195,17 @@ def test_equal_blocks_of_a_trace_become_equal_text() -> None:
 
 def test_listed_prompts_come_in_order_and_again(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt":"a","max_tokens":3}\n\n{"messages":[{"role":"user","content":"b"}]}\n')
+    path.write_text('\ufeff{"prompt":"a","max_tokens":3}\n\n{"messages":[{"role":"user","content":"b"}]}\n')
     listed = Listed(path)
     turns = [listed.next_turn() for _ in range(3)]
     assert [turn.messages[0]["content"] for turn in turns] == ["a", "b", "a"]
     assert [turn.tokens for turn in turns] == [3, 256, 3]
 
 
-@pytest.mark.parametrize(("text", "told"), [("", "no prompt"), ("{}", "line 1: it has neither"), ("x", "line 1")])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "no prompt"), ("{}", "line 1: it has neither"), ('{"messages":[]}', "it has neither"), ("x", "line 1")],
+)
 def test_a_file_of_prompts_that_cannot_be_used_is_told(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from codecs import BOM_UTF8
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,14 +164,14 @@ class Listed:
         """Read JSON lines with ``prompt`` or ``messages``, and ``max_tokens``. Raises OSError, ValueError."""
         self._lines: list[tuple[list[dict[str, Any]], int]] = []
         self._next = 0
-        for number, text in enumerate(path.read_bytes().splitlines(), 1):
+        for number, text in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
             if not text.strip():
                 continue
             try:
                 line = msgspec.json.decode(text, type=_Line)
             except msgspec.MsgspecError as wrong:
                 raise ValueError(f"{path}: line {number}: {wrong}") from wrong
-            if line.messages is None and line.prompt is None:
+            if not line.messages and line.prompt is None:
                 raise ValueError(f"{path}: line {number}: it has neither prompt nor messages")
             self._lines.append((line.messages or [{"role": "user", "content": line.prompt}], line.max_tokens))
         if not self._lines:
