@@ -364,7 +364,7 @@ SELECT DISTINCT tenant FROM (
 ) WHERE tenant > {after:String} ORDER BY tenant LIMIT {top:Int64};
 
 -- name: bills
--- tells: streams that ended in a window: figures of engines and gateways for each
+-- tells: streams that ended in a window: figures of engines for each, each event once
 -- default: after = ''
 -- default: top = 2000
 SELECT stream, max(a.tenant) AS tenant, max(a.model) AS model, countIf(a.billed) AS bills, sumIf(a.output_tokens, a.billed) AS billed_output,
@@ -372,11 +372,14 @@ SELECT stream, max(a.tenant) AS tenant, max(a.model) AS model, countIf(a.billed)
     countIf(a.ended = 'lost' OR a.ended = 'failed' AND a.decode_us + a.prefill_us + a.engine_queue_us = 0) AS silent,
     maxIf(a.ended, a.billed) AS ended,
     maxIf(toUnixTimestamp64Micro(a.at), a.billed) AS at_us
-FROM attempts AS a
-WHERE stream > {after:String} AND stream IN (
-    SELECT stream FROM attempts WHERE $window AND billed AND stream > {after:String}
-        AND $tenant GROUP BY stream ORDER BY stream LIMIT {top:Int64})
-    AND $around
+FROM (
+    SELECT stream, tenant, model, billed, ended, prompt_tokens, output_tokens, generated_tokens, decode_us, prefill_us, engine_queue_us, attempts.at AS at
+    FROM attempts WHERE stream > {after:String} AND stream IN (
+        SELECT stream FROM attempts WHERE $window AND billed AND stream > {after:String}
+            AND $tenant GROUP BY stream ORDER BY stream LIMIT {top:Int64})
+        AND $around
+    LIMIT 1 BY id
+) AS a
 GROUP BY stream ORDER BY stream;
 
 -- name: shown

@@ -16,7 +16,7 @@ from stream_fabric.stream.frames import Usage
 from stream_fabric.stream.ids import ReplicaId, StreamId, TenantId
 from telemetry.ask.port import Row
 from telemetry.ask.queries import Value
-from telemetry.ask.reconcile import reconcile_hours
+from telemetry.ask.reconcile import reconcile, reconcile_hours
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.usage import UsageQuery, usage_page
 from telemetry.ask.usage.rebuild import rebuild
@@ -152,6 +152,15 @@ async def test_an_answer_has_all_bills_before_the_moment_until_which_it_is_compl
     page = await usage_page(BillsArriveMeanwhile(opened, events), query(group_by="none"), NOW_US, KEPT_DAYS)
     counted = sum(row["output_tokens"] for row in page["data"])
     assert page["complete_until"] * 1e6 < AT_US or counted == expected(events)[()]["output_tokens"]
+
+
+async def test_a_bill_that_arrives_twice_is_no_second_bill_to_the_reconciliation(opened: Store) -> None:
+    events = attempts(60)
+    await put(opened, events, "first")
+    await put(opened, events[20:50], "a process died and another one sent its spool")
+    report = await reconcile(StoreAsk(opened), None, AT_US - 2 * HOUR_US, NOW_US)
+    assert report.billed_output == sum(event.output_tokens for event in events if event.billed)
+    assert not [found for found in report.disagreements if "bills arrived" in found.why]
 
 
 @pytest.mark.parametrize("has_more", [True, False])
