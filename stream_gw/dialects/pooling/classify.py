@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stream_fabric.errors import BadRequest
-from stream_gw.dialects.pooling.inputs import Input, check_input
+from stream_gw.dialects.pooling.inputs import Input, check_input, input_bytes
 from stream_gw.dialects.requests import CreateRequest, field, read_common, read_fields
 from stream_gw.dialects.whole import whole_request
 
@@ -25,4 +25,4 @@ def parse_classify(body: bytes) -> CreateRequest:
         raise BadRequest("input and messages exclude each other; send one of them", param="messages")
     if not messages:
         raise BadRequest("messages must have at least one message", param="messages")
-    return whole_request(request, len(bytes(fields["messages"])))
+    return whole_request(request, input_bytes(fields["messages"]))

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.limits import BATCH_MAX
+from stream_gw.dialects.prompt import IMAGE_TOKENS
 
 _TokenId = Annotated[int, Meta(ge=0)]
 Input = str | list[str | _TokenId | list[_TokenId]]
 """A text, or a list of texts, of token ids, or of lists of token ids."""
+
+
+_IMAGES = re.compile(rb'"url"\s*:\s*"data:image/[^"]*"')
+_IMAGE_BYTES = IMAGE_TOKENS * 4
+"""Bytes that an image counts for at most: models resize images, and a token of text takes about 4."""
+
+
+def input_bytes(value: Raw) -> int:
+    """Return the bytes of an input, from which its tokens are estimated."""
+    raw = bytes(value)
+    return len(raw) - sum(max(0, len(image) - _IMAGE_BYTES) for image in _IMAGES.findall(raw))
 
 
 def check_input(value: str | list[Any]) -> None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from stream_fabric.errors import BadRequest
 from stream_fabric.limits import BATCH_MAX
+from stream_gw.dialects.pooling.inputs import input_bytes
 from stream_gw.dialects.requests import CreateRequest, bounded, field, read_common, read_fields
 from stream_gw.dialects.whole import whole_request
 
@@ -40,8 +41,8 @@ def parse_score(body: bytes) -> CreateRequest:
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         bounded(fields, name, 0, 1 << 31)
     # One text on the left is computed with each text on the right
-    repeated = len(bytes(fields[first])) * (right if left == 1 else 1)
-    return whole_request(request, repeated + len(bytes(fields[second])))
+    repeated = input_bytes(fields[first]) * (right if left == 1 else 1)
+    return whole_request(request, repeated + input_bytes(fields[second]))
 
 
 def _size(name: str, side: Any) -> int:

@@ -11,6 +11,7 @@ from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.limits import BATCH_MAX
 from stream_gw.dialects.pooling.classify import parse_classify
 from stream_gw.dialects.pooling.score import PAIRS, parse_score
+from stream_gw.dialects.prompt import IMAGE_TOKENS
 from stream_gw.dialects.requests import CreateRequest
 
 
@@ -35,6 +36,16 @@ def test_a_chat_is_classified() -> None:
     request = classify(messages=messages)
     assert msgspec.json.decode(request.body)["messages"] == messages
     assert request.input_bytes == len(msgspec.json.encode(messages))
+
+
+def test_an_image_is_not_taken_for_its_bytes() -> None:
+    def parts(size: int) -> list[dict[str, Any]]:
+        return [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * size}}]
+
+    large = classify(messages=[{"role": "user", "content": parts(1 << 20)}])
+    assert large.input_bytes < 4 * IMAGE_TOKENS + 100
+    pair = score(queries="a cat", documents=[{"content": parts(1 << 20)}, {"content": parts(100)}])
+    assert pair.input_bytes < 4 * IMAGE_TOKENS + 500
 
 
 @pytest.mark.parametrize(
