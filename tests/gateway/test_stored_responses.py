@@ -151,6 +151,7 @@ async def test_the_sdk_keeps_a_conversation(setup: Setup, process: Process) -> N
         made = await client.conversations.create(items=[{"role": "user", "content": "m0"}], metadata={"topic": "a"})
         assert (await client.conversations.retrieve(made.id)).metadata == {"topic": "a"}
         assert (await client.conversations.update(made.id, metadata={"topic": "b"})).metadata == {"topic": "b"}
+        assert (await client.conversations.update(made.id, metadata=None)).metadata == {}
         added = await client.conversations.items.create(made.id, items=[{"role": "user", "content": "m1"}])
         listed = [item.id async for item in client.conversations.items.list(made.id, order="asc", limit=1)]
         assert listed[1:] == [added.data[0].id] and len(listed) == 2

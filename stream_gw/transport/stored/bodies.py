@@ -23,8 +23,8 @@ class ConversationCreate(msgspec.Struct):
 
 
 class ConversationChange(msgspec.Struct):
-    metadata: Metadata
-    """Replaces the metadata."""
+    metadata: Metadata | None
+    """Replaces the metadata; null: by none."""
 
 
 class ItemsAdd(msgspec.Struct):

@@ -121,7 +121,8 @@ class StoredRoutes:
     async def change_conversation(self, request: Request, send: Send) -> None:
         store, who = self._open(request, "create")
         asked = parse(await request.body(who.tenant, METADATA_BODY_BYTES_MAX), ConversationChange)
-        changed = await store.conversations.change(who.tenant, request.path_params["id"], asked.metadata, who.user)
+        id_, metadata = request.path_params["id"], asked.metadata or {}
+        changed = await store.conversations.change(who.tenant, id_, metadata, who.user)
         await request.json(200, changed.body())
 
     async def delete_conversation(self, request: Request, send: Send) -> None:
