@@ -113,6 +113,7 @@ async def test_the_streams_of_a_dead_replica_go_on_in_its_cell(divided: Running,
 
 
 async def test_operators_see_one_pool(divided: Running, client: RedisClient) -> None:
+    await stream_of(divided.gates[0])  # for its metrics
     listed = json.loads(run_cli("replicas", "--json", STREAM_GW_REDIS_URL=divided.redis_url).stdout)
     assert [pool["pool"] for pool in listed] == [POOL] and len(listed[0]["replicas"]) >= REPLICAS - 1
     text = run_cli("pools", STREAM_GW_REDIS_URL=divided.redis_url).stdout
