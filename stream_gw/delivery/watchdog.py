@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
@@ -51,38 +49,26 @@ class Watchdog:
         self._away_since: dict[int, float] = {}
         """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
         self._lookups = asyncio.Semaphore(_LOOKUPS_MAX)
-        self._checking: set[int | StreamId] = set()
-        """Partitions and streams with a check that goes on."""
         self._looked_s = 0.0
         """Seconds since the last look, at most ``every_s``: while this process stood still, it saw nothing."""
 
     async def run(self) -> None:
         now = asyncio.get_running_loop().time
         looked_at = now()
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                await asyncio.sleep(self._every_s)
-                self._looked_s, looked_at = min(now() - looked_at, self._every_s), now()
-                by_partition: dict[int, list[LocalStream]] = {}
-                for local in self._hub.local.values():
-                    by_partition.setdefault(local.partition, []).append(local)
-                # A partition without streams is not read: the absence may have ended before its next stream comes
-                self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
-                for partition, streams in by_partition.items():
-                    self._begin(tasks, partition, partial(self._check_partition, tasks, partition, streams))
+        while True:
+            await asyncio.sleep(self._every_s)
+            self._looked_s, looked_at = min(now() - looked_at, self._every_s), now()
+            by_partition: dict[int, list[LocalStream]] = {}
+            for local in self._hub.local.values():
+                by_partition.setdefault(local.partition, []).append(local)
+            # A partition without streams is not read: the absence may have ended before its next stream comes
+            self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
+            # Side by side: a partition that does not answer must not delay the others'
+            await asyncio.gather(
+                *(self._check_partition(partition, streams) for partition, streams in by_partition.items())
+            )
 
-    def _begin(
-        self, tasks: asyncio.TaskGroup, subject: int | StreamId, check: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Begin a check of a partition or a stream, unless its last one goes on.
-
-        Nothing waits for it: a shard of Redis that does not answer must not delay the checks of the others.
-        """
-        if subject not in self._checking:
-            self._checking.add(subject)
-            tasks.create_task(check()).add_done_callback(lambda _: self._checking.discard(subject))
-
-    async def _check_partition(self, tasks: asyncio.TaskGroup, partition: int, streams: Sequence[LocalStream]) -> None:
+    async def _check_partition(self, partition: int, streams: Sequence[LocalStream]) -> None:
         for start in range(0, len(streams), HEADS_MAX):
             batch = streams[start : start + HEADS_MAX]
             try:
@@ -92,9 +78,13 @@ class Watchdog:
                 self._abandon_if_away(partition, streams)
                 return
             self._away_since.pop(partition, None)
-            for local, head in zip(batch, heads, strict=True):
-                if self._compare(local, head) and head is not None:
-                    self._begin(tasks, local.id, partial(self._check_producer, local, head))
+            stuck = [
+                (local, head)
+                for local, head in zip(batch, heads, strict=True)
+                if self._compare(local, head) and head is not None
+            ]
+            if stuck:
+                await asyncio.gather(*(self._check_producer(local, head) for local, head in stuck))
 
     def _abandon_if_away(self, partition: int, streams: Sequence[LocalStream]) -> None:
         """End all readers of a partition that has not answered for ``away_s``."""

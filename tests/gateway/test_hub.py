@@ -24,7 +24,7 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status
-from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.delivery.hub import Hub
@@ -162,46 +162,6 @@ async def test_a_reader_is_not_ended_for_an_outage_before_it_came() -> None:
             await asyncio.sleep(0.5)
         assert 10 <= now() - came_at <= 12
         watchdog.cancel()
-
-
-class HalfSilentLog(AwayLog):
-    """A log whose partition 0 says nothing for five seconds, and then fails."""
-
-    partitions = 2
-
-    def __init__(self) -> None:
-        self.read: list[int] = []
-
-    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId) -> list[Head | None]:
-        self.read.append(partition)
-        if partition == 0:
-            await asyncio.sleep(5)
-            raise FabricUnavailable("Redis is away")
-        return [Head(Epoch(1, "aa"), 0, "live", -1, "", 0, True, None, 0) for _ in streams]
-
-
-@on_virtual_time
-async def test_a_silent_shard_delays_the_checks_of_no_other() -> None:
-    """Neither its partition nor its pool: what pub/sub loses of the others is found as soon as ever."""
-    looked: list[StreamId] = []
-
-    async def ask_silent_pool(replica: ReplicaId | None, stream: StreamId) -> bool:
-        looked.append(stream)
-        await asyncio.sleep(5)
-        return True
-
-    async with asyncio.TaskGroup() as tasks:
-        log = HalfSilentLog()
-        hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
-        ids = [next(s for n in range(99) if partition_of(s := StreamId(f"s{n}"), 2) == each) for each in (0, 1)]
-        readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
-        watchdog = tasks.create_task(Watchdog(hub, ask_silent_pool, HostRandom(), every_s=1.0).run())
-        await asyncio.sleep(10.5)
-        assert (log.read.count(1), log.read.count(0)) == (10, 2)
-        assert looked == [ids[1]] * 2, "one look-up of a stream at a time"
-        watchdog.cancel()
-        for reader in readers:
-            reader.close()
 
 
 async def test_a_stream_whose_readers_have_left_takes_no_later_reader_with_it() -> None:
