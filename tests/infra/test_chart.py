@@ -601,15 +601,6 @@ def test_a_pool_asks_for_one_number_and_knows_what_to_do_without() -> None:
     assert {one["tolerance"] for one in behavior.values()} == {"0"}, "or eleven wanted of ten would be near enough"
 
 
-def test_a_pool_asks_for_the_number_of_its_own_namespace_where_prometheus_knows_it() -> None:
-    def query(*flags: str) -> str:
-        found = scaled("production", "--set", "autoscaling.matchers=", *flags)
-        return str(found["llm-stream-gw-pool-qwen3-8b"]["spec"]["triggers"][0]["metadata"]["query"])
-
-    assert query() == 'max(pool_desired_replicas{pool="qwen3-8b",namespace="llm"})'
-    assert query("--set", "monitoring.serviceMonitors=false") == 'max(pool_desired_replicas{pool="qwen3-8b"})'
-
-
 def test_controllers_tell_keda_themselves_where_that_is_asked_for() -> None:
     """The one address, the names of the Secrets' keys, and the way there: each as the other end has it."""
     found = objects("push")
