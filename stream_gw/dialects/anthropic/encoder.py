@@ -71,17 +71,22 @@ class _Block:
 
     def has_arguments(self) -> bool:
         """Whether the text of a tool call is complete JSON, so that nothing can follow."""
-        if self.type != "tool_use" or self.opened.form == "custom" or not self._scan():
+        if self.type != "tool_use" or self.opened.form == "custom":
             return False
-        self._depth = -1  # no longer scanned, whatever the text is
         try:
+            if not self._scan():
+                return False
+            self._depth = -1  # no longer scanned, whatever the text is
             decode_text(msgspec.json.decode(b'"%b"' % bytes(self.text), type=str))
         except msgspec.DecodeError:
             return False
         return True
 
     def _scan(self) -> bool:
-        """Whether the scanned text has just closed its outermost bracket."""
+        """Whether the scanned text has just closed its outermost bracket.
+
+        Raises DecodeError for half of a surrogate pair; its text is scanned with the next one, which may have the rest.
+        """
         if self._depth < 0 or self._scanned == len(self.text):  # then it has at least a character
             return False
         new = msgspec.json.decode(b'"%b"' % bytes(self.text[self._scanned :]), type=str)

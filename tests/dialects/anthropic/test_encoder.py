@@ -105,6 +105,15 @@ def test_a_call_ends_with_the_last_bracket_of_its_arguments(value: object) -> No
         assert ("content_block_stop" in types) == (number == len(arguments))
 
 
+def test_a_pair_of_surrogates_may_be_cut_within_arguments() -> None:
+    encoder = encoder_for(DIALECT, StreamFacts("s", 0, "m", dialect=DIALECT))
+    encoder.chunks([encode(Open(0, 0, "tool", "function", "a", "f")), encode(Open(1, 0, "tool", "function", "b", "g"))])
+    first, second = encode(Delta(0, '{"a":"X')), encode(Delta(0, 'X"}'))
+    encoder.chunks([first.replace(b"X", rb"\ud83d")])
+    chunks = encoder.chunks([second.replace(b"X", rb"\ude00")])
+    assert b'"content_block_stop"' in b"".join(chunks), "half a pair is no JSON of its own, so nothing is decoded here"
+
+
 def test_arguments_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded at each bracket, 200 KB beside another call took a reader 20 s."""
     decoded: list[str] = []
