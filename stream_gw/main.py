@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from stream_fabric.accounts.records import Record, row_days
 from stream_fabric.moderation.moderator import Moderator, open_moderator
 from stream_fabric.ports import Clock, EventSink, Random, Subscribe
+from stream_fabric.process.addresses import url_of
 from stream_fabric.process.budget_events import BudgetEvents
 from stream_fabric.process.collector import spare_full_collections
 from stream_fabric.process.fleet_events import FleetEventReporter
@@ -337,9 +338,7 @@ async def _wait_until_started(server: EdgeServer, serving: asyncio.Task[None]) -
 
 
 def _url(server: EdgeServer, settings: GatewaySettings) -> str:
-    port = server.servers[0].sockets[0].getsockname()[1]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{port}"
+    return url_of((settings.host, server.servers[0].sockets[0].getsockname()[1]))
 
 
 def run(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:

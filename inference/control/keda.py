@@ -23,6 +23,7 @@ from inference.control import externalscaler_pb2 as wire
 from inference.control.desired import DesiredReplicas
 from inference.control.metrics import ControllerMetrics
 from stream_fabric.ports import Random
+from stream_fabric.process.addresses import host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class KedaScaler:
         """
         credentials = None if tls is None else _credentials(tls)
         server = grpc.aio.server(handlers=(self.handlers(),), options=_OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = host_and_port(host, port)
         try:
             if credentials is None:
                 bound = server.add_insecure_port(where)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from stream_fabric.process.addresses import host_and_port
 from stream_fabric.process.http_client import HTTP_ERRORS, open_session, read_body
 from stream_fabric.stream.ids import ReplicaId
 
@@ -87,9 +88,8 @@ class PodMarker:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise ValueError("STREAM_GW_POD_DELETION_COST works only in a pod: KUBERNETES_SERVICE_HOST is not set")
-        host = f"[{host}]" if ":" in host else host
         namespace = (account / "namespace").read_text().strip()
-        return cls(f"https://{host}:{port}", namespace, account / "token", account / "ca.crt", selector)
+        return cls(f"https://{host_and_port(host, port)}", namespace, account / "token", account / "ca.crt", selector)
 
     async def mark_only(self, targets: Set[ReplicaId]) -> Set[ReplicaId]:
         pods = {pod_of(target): target for target in targets}

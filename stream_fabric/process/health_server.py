@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
+from stream_fabric.process.addresses import url_of
 from stream_fabric.system_errors import reason
 
 
@@ -54,9 +54,3 @@ async def listen(runner: web.AppRunner, host: str, port: int, flags: str) -> str
             f"cannot listen on {host} port {port}: {reason(error)}; choose another --{flags}-port or --{flags}-host"
         ) from None
     return url_of(runner.addresses[0])
-
-
-def url_of(address: tuple[Any, ...]) -> str:
-    """Make the ``http`` URL of a listening socket's address."""
-    host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -23,6 +23,7 @@ from stream_gw.cli.main import main
 from stream_gw.cli.platform.platform import Platform, UpOptions
 from tests.gateway.processes import CLI, INTERRUPTIBLE, Process, Running, alive, clean_env, need_redis, run_cli
 from tests.gateway.wire import MODEL, Gate, chat, events, tokens_of_chunks
+from tests.support.missing import missing
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.platform
@@ -263,7 +264,7 @@ def test_an_ipv6_address_of_a_gateway_makes_a_url() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as absent:
-        pytest.skip(f"no IPv6 here: {absent}")
+        missing(f"needs IPv6: {absent}")
     flags = ("--port", "0", "--gateways", "1", "--replicas", "1", "--no-telemetry", "--no-database")
     with Process("up", "--host", "::1", *flags) as up:
         assert up.facts["gateways"][0]["url"].startswith("http://[::1]:")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from stream_fabric.process.health_server import serve_health, url_of
+from stream_fabric.process.addresses import url_of
+from stream_fabric.process.health_server import serve_health
 
 
 async def _page() -> tuple[str, bytes]:
