@@ -13,6 +13,7 @@ from aiohttp import web
 from inference.control.pods import ANNOTATION, PodMarker
 from stream_fabric.stream.ids import ReplicaId
 from tests.support.tls import Authority
+from tests.support.web import served
 
 
 class Api:
@@ -47,17 +48,9 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Api]:
-        app = web.Application()
         pods = "/api/v1/namespaces/llm/pods"
-        app.add_routes([web.get(pods, self.list), web.patch(pods + "/{pod}", self.patch)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with served([web.get(pods, self.list), web.patch(pods + "/{pod}", self.patch)]) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from stream_fabric.stream.ids import TenantId
 from tests.support.events import SetClock
 from tests.support.redis import RedisServer
 from tests.support.waiting import eventually
+from tests.support.web import served
 
 HOUR_US = 3_600_000_000
 NIGHT = datetime(2026, 11, 20, 3, 10, tzinfo=UTC)
@@ -52,16 +53,8 @@ class Telemetry:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Telemetry]:
-        app = web.Application()
-        app.add_routes([web.post("/reconcile", self.reconcile), web.post("/query", self.query)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with served([web.post("/reconcile", self.reconcile), web.post("/query", self.query)]) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from stream_gw.cli.commands import pools
 from telemetry.ask.queries import SAVED
 from tests.control.test_traffic_model import NAN, NOW_S, a_route, row
 from tests.support.waiting import eventually
+from tests.support.web import served
 
 
 class Door:
@@ -53,16 +54,8 @@ class Door:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Door]:
-        app = web.Application()
-        app.add_routes([web.post("/query", self.query)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with served([web.post("/query", self.query)]) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
