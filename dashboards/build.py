@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,9 +13,21 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableHide
 
+from dashboards.objectives import WINDOWS, error_ratio
+from stream_fabric.process.metric_names import METRICS
+
 _PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${prometheus}")
 _CLICKHOUSE = DataSourceRef(type_val="grafana-clickhouse-datasource", uid="${clickhouse}")
 _HEIGHT, _THIRD, _WHOLE = 8, 8, 24
+_SERIES = [name for metric in METRICS.values() for name in metric.series] + [error_ratio(window) for window in WINDOWS]
+_SELECTOR = re.compile(rf"\b({'|'.join(map(re.escape, _SERIES))})\b(?:\{{([^}}]*)\}})?")
+
+
+def of_install(expr: str) -> str:
+    """The expression with each of its selectors limited to the install that the board's reader chose."""
+    return _SELECTOR.sub(
+        lambda found: f'{found[1]}{{{found[2] + "," if found[2] else ""}namespace=~"$namespace"}}', expr
+    )
 
 
 class Prom(NamedTuple):
@@ -95,7 +108,7 @@ def _panel(panel: Panel) -> Any:
         return made.datasource(_CLICKHOUSE).with_target(_ClickHouseBuilder(query))
     made = made.datasource(_PROMETHEUS)
     for number, one in enumerate(panel.queries):
-        target = prometheus.Dataquery().expr(one.expr).ref_id(chr(ord("A") + number))
+        target = prometheus.Dataquery().expr(of_install(one.expr)).ref_id(chr(ord("A") + number))
         if panel.kind == "number":
             target = target.instant()
         else:
@@ -121,8 +134,14 @@ def render(board: Board) -> str:
         made = made.with_variable(
             dashboard.DatasourceVariable("clickhouse").type("grafana-clickhouse-datasource").label("ClickHouse")
         )
+    if not all(isinstance(panel.queries, Sql) for panel in board.panels):
+        names = dashboard.QueryVariable("namespace").datasource(_PROMETHEUS).label("Namespace")
+        # ".*" and not the names: an install outside Kubernetes has no such label
+        names = names.include_all(True).all_value(".*").multi(True)
+        made = made.with_variable(names.query("label_values(pool_replicas, namespace)"))
     if board.by_pool:
-        pools = dashboard.QueryVariable("pool").datasource(_PROMETHEUS).query("label_values(pool_replicas, pool)")
+        query = f"label_values({of_install('pool_replicas')}, pool)"
+        pools = dashboard.QueryVariable("pool").datasource(_PROMETHEUS).query(query)
         made = made.with_variable(pools.include_all(True).multi(True).hide(VariableHide.DONT_HIDE).label("Pool"))
     for panel in board.panels:
         made = made.with_panel(_panel(panel))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dashboards import boards, rules
-from dashboards.build import Board, Panel, Sql
+from dashboards.build import Board, Panel, Sql, of_install
 from tests.metrics.conftest import VERSIONS, Observed, of_version, some_load
 from tests.support.server import ServerProcess, free_port, wait_for
 
@@ -31,7 +31,12 @@ class Prometheus(ServerProcess):
         super().__init__("prometheus")
         self._binary = binary
         jobs = [
-            {"job_name": role, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
+            {
+                "job_name": role,
+                "static_configs": [
+                    {"targets": [url.removeprefix("http://") for url in urls], "labels": {"namespace": "ours"}}
+                ],
+            }
             for role, urls in targets.items()
         ]
         config = {
@@ -94,9 +99,10 @@ def named(board: Board, panel: Panel, query: str) -> str:
     return f"{board.title} / {panel.title} / {query}"
 
 
-def has_values(prometheus: Prometheus, expr: str) -> bool:
+def has_values(prometheus: Prometheus, expr: str, namespace: str = "ours") -> bool:
     """As Grafana would ask it, in a window that fits scrapes of a second."""
-    asked = expr.replace("$__rate_interval", "20s").replace("$pool", ".*")
+    asked = of_install(expr).replace("$__rate_interval", "20s").replace("$pool", ".*")
+    asked = asked.replace("$namespace", namespace)
     found = prometheus.ask("query", query=asked)["result"]
     return any(math.isfinite(float(sample["value"][1])) for sample in found)
 
@@ -112,6 +118,8 @@ def test_every_panel_on_prometheus_has_data(observed: Observed, prometheus: Prom
     for query in PROM:
         if query[1].only:
             has_values(prometheus, query[2])  # it may be empty, and must not fail
+    of_others = [query for query in PROM if has_values(prometheus, query[2], "another")]
+    assert not of_others, "a board of one install shows what another one does"
 
 
 def test_no_alert_fires_on_a_healthy_platform_and_every_rule_is_evaluated(prometheus: Prometheus) -> None:
