@@ -13,7 +13,7 @@ import msgspec
 from inference.engines.served_models import list_models
 from inference.engines.server_load import ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
-from inference.engines.upstream.answer import Answer
+from inference.engines.upstream.answer import Answer, AnswerBroken
 from inference.engines.upstream.answers import only_count, put_item, upstream_error
 from inference.engines.upstream.chunks import BodyReader, ChunkReader
 from inference.engines.upstream.http1 import HttpClient
@@ -278,6 +278,8 @@ class OpenAIEngine:
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             error = _engine_error(f"the model server sent invalid JSON: {str(wrong)[:200]}")
         except OSError as lost:
+            if not isinstance(lost, AnswerBroken | TimeoutError):  # a new connection failed
+                self.server_load.refused = True  # else the pool gives the request back before the next reading
             error = ErrorInfo.of(EngineLost(f"the model server failed: {str(lost) or 'timed out'}"))
         if running.aborted:  # the task did not wait since
             return

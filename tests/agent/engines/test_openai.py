@@ -522,11 +522,14 @@ async def test_a_server_that_is_gone_is_told_and_may_be_tried_again() -> None:
         engine = OpenAIEngine(url)
         await engine.start()
     sink = Recorder()
+    assert engine.load().ready
     engine.submit(chat(1), sink)
     await sink.wait()
+    ready = engine.load().ready
     await engine.close()
     assert sink.error is not None
     assert sink.error.retriable
+    assert not ready, "before its load is read again: the pool would give the request back at once"
 
 
 @pytest.mark.parametrize("closes", [1, 2])
