@@ -111,6 +111,7 @@ class Conversations:
         """Return a page of items. Raises ItemNotFound for an unknown ``after``."""
         rows = self.check_usable(tenant)
         await self._find(rows, tenant, conversation, user)
+        await self._add_ended(tenant, conversation)
         found = await rows.page(tenant, conversation, after, limit + 1, newest_first=order == "desc")
         if found is None:
             raise ItemNotFound(after or "")
@@ -129,6 +130,7 @@ class Conversations:
         """Return one item. Raises ItemNotFound."""
         rows = self.check_usable(tenant)
         await self._find(rows, tenant, conversation, user)
+        await self._add_ended(tenant, conversation)
         found = await rows.item(tenant, conversation, item)
         if found is None:
             raise ItemNotFound(item)
@@ -140,15 +142,20 @@ class Conversations:
         """Delete one item; return its conversation. Raises ItemNotFound."""
         rows = self.check_usable(tenant)
         row = await self._find(rows, tenant, conversation, user)
+        await self._add_ended(tenant, conversation)
         if not await rows.delete_item(tenant, conversation, item):
             raise ItemNotFound(item)
         return Conversation(row.id, int(row.created_at), row.metadata, row.user)
 
     async def _settle(self, tenant: TenantId, conversation: str) -> None:
         """Add what the last response made, if no job has done it yet. Raises ConversationLocked while it runs."""
-        running = await self._held.held.runs_in(tenant, conversation)
-        if running is not None and not await self._held.save(tenant, running):
+        if not await self._add_ended(tenant, conversation):
             raise ConversationLocked(conversation)
+
+    async def _add_ended(self, tenant: TenantId, conversation: str) -> bool:
+        """Add what the last response made, if it has ended and no job has done it yet. False: it runs."""
+        running = await self._held.held.runs_in(tenant, conversation)
+        return running is None or await self._held.save(tenant, running)
 
     async def _find(
         self, rows: ResponseRows, tenant: TenantId, conversation: str, user: str | None

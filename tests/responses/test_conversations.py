@@ -54,6 +54,20 @@ async def test_responses_add_their_items_in_order(platform: Platform, gateway: G
     }  # fmt: skip
 
 
+async def test_items_of_a_response_that_has_just_ended_are_read(platform: Platform, gateway: Gateway) -> None:
+    """No job runs, and no later request either."""
+    conversations = gateway.store.conversations
+    made = await conversations.create(ACME, {}, [])
+    running = await begun(gateway, made.id, "q0")
+    assert (await conversations.items(ACME, made.id)).data == [], "one that runs has added nothing, and delays no read"
+    await platform.end(running, "a0")
+    assert texts((await conversations.items(ACME, made.id, order="asc")).data) == ["q0", "a0"]
+    for call in (conversations.item, conversations.delete_item):
+        ended = await begun(gateway, made.id)
+        await platform.end(ended)
+        await call(ACME, made.id, f"msg_{ended.id[5:]}1")
+
+
 async def test_the_job_adds_the_items_of_a_dead_gateways_response(platform: Platform, open_gateway: Opener) -> None:
     dead, alive = await open_gateway(), await open_gateway()
     made = await dead.store.conversations.create(ACME, {}, [])
