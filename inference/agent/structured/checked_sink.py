@@ -241,8 +241,10 @@ class RepairedSink:
         self._stream.timing.receive_reply_end()
         if status == "completed" and reply.text is not None:
             self._tasks.create_task(self._check(reply, reply.text))
-        elif self._before is None or status == "completed":
+        elif status == "completed":
             self._release(reply, None, (status, error, self._total(reply)))
+        elif self._before is None:  # nothing was said of it, so another replica can begin again
+            self._sink.end(status, error)
         else:  # the repair failed: the reply before it is better than none
             before, check = self._before
             lost = Usage(0, 0, 0, reply.tokens)

@@ -314,11 +314,15 @@ def test_a_repair_that_fails_leaves_the_reply_before() -> None:
 def test_a_first_reply_that_fails_is_the_stream_s_failure() -> None:
     async def play(tasks: asyncio.TaskGroup) -> None:
         stage = Stage(tasks, 1)
+        stage.sink.usage(10)
         stage.sink.frame(Open(0, 0, "text"))
         stage.sink.text(0, "{", 1)
         stage.sink.end("failed", ErrorInfo("engine_lost", "gone"))
         await settled()
-        assert isinstance(stage.frames[-1], End) and "on_failure" in stage.owner.calls
+        assert "on_failure" in stage.owner.calls
+        (end,) = stage.frames
+        assert isinstance(end, End) and end.status == "failed"
+        assert end.usage == Usage(10), "with a part of it said, no other replica could begin again"
 
     staged(play)
 
