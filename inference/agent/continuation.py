@@ -154,6 +154,8 @@ def _continuing_request(
     body = dict(asked)
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         if body.get(name):
+            if not isinstance(body[name], int):  # some servers take "5" for 5
+                raise CannotContinue(f"its {name} is no integer")
             body[name] = max(body[name] - before.tokens, 0 if name == "min_tokens" else 1)
     if request.kind == "chat" and not before.text:
         pass  # one of several choices has not begun

@@ -121,6 +121,7 @@ class Bench:
         model: str = "sim-small",
         max_tokens: int = 100_000,
         prompt: list[int] | None = None,
+        min_tokens: object = None,
         deadline_s: float = 0.0,
         prefix: bytes = b"",
         gateway: GatewayId | None = None,
@@ -130,7 +131,7 @@ class Bench:
     ) -> StreamId:
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         asked = {"messages": [{"role": "user", "content": "Hi"}]} if prompt is None else {"prompt": prompt}
-        body = msgspec.json.encode({**asked, "max_tokens": max_tokens})
+        body = msgspec.json.encode({**asked, "max_tokens": max_tokens, "min_tokens": min_tokens})
         deadline_unix_ms = int((time.time() + deadline_s) * 1000) if deadline_s else 0
         request = EngineRequest(
             stream, "chat" if prompt is None else "completions", model, msgspec.Raw(body), deadline_unix_ms
@@ -900,6 +901,14 @@ async def test_only_batch_streams_that_can_go_on_yield_and_no_more_than_are_need
         bench.agent.status.request_yield(2)
         await asyncio.sleep(0.1)
         assert set(bench.agent.running) == {standard, ids}, "these two run on"
+
+
+async def test_a_batch_stream_that_cannot_go_on_costs_nobody_else_their_agent(redis_url: str) -> None:
+    async with running(redis_url) as (bench, task):
+        kept, cut = await bench.ask(tier=BATCH_TIER, min_tokens="5"), await bench.ask(tier=BATCH_TIER)
+        await eventually(lambda: _above(bench, kept, 3), "tokens")
+        await bench.yields(cut, waiting=2)
+        assert not task.done() and set(bench.agent.running) == {kept}
 
 
 async def test_full_slots_give_one_though_nobody_waits(redis_url: str) -> None:

@@ -184,6 +184,7 @@ def test_what_may_be_continued_is_known_from_the_request_and_what_has_been_opene
     assert can_continue(chat(1, n=2, logprobs=True), lines(*TEXT))
     assert not can_continue(chat(1, n=2), lines(*TEXT[2:])), "its prompt was not counted"
     assert not can_continue(chat(1), lines(Open(0, 0, "tool", "function", "c", "f")))
+    assert not can_continue(chat(1, min_tokens="5"), lines(*TEXT)), "vLLM takes it for 5, and gateways let it pass"
 
 
 class Log(Recorder):
