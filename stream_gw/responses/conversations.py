@@ -16,6 +16,7 @@ from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import may_see, too_many_bytes
 from stream_gw.responses.packing import pack, unpack_items
 from stream_gw.responses.records import Conversation, History, Item, ItemPage, Order, stored_items
+from stream_gw.responses.seal import is_window
 from stream_gw.tenancy.errors import NoDatabase
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Conversations:
         now = self._now_s()
         id_ = "conv_" + new_stream_id(int(now * 1000), self._random.token_bytes(10))[5:]
         row = _row(tenant, id_, user, metadata, now, self._expires_at(tenant))
-        await rows.begin_conversation(row, await self._packed(items))
+        await rows.begin_conversation(row, await _packed(self._stored(items)))
         return Conversation(id_, int(now), metadata, user)
 
     async def read(self, tenant: TenantId, conversation: str, user: str | None = None) -> Conversation:
@@ -84,16 +85,22 @@ class Conversations:
     # --- items ---------------------------------------------------------------------------------------------
 
     async def history(self, tenant: TenantId, conversation: str, user: str | None = None) -> History:
-        """Return all items, the oldest first. Raises ConversationLocked while a response runs, or HistoryTooLong."""
+        """Return the items, the oldest first: all of them, or those from the last window on, which stands for the rest.
+
+        Raises ConversationLocked while a response runs, or HistoryTooLong.
+        """
         rows = self.check_usable(tenant)
         await self._find(rows, tenant, conversation, user)
         await self._settle(tenant, conversation)
         # Read again: the response that has just ended has added to it
         row = await self._find(rows, tenant, conversation, user)
-        if row.bytes > RESPONSE_HISTORY_BYTES_MAX:
+        if row.bytes > RESPONSE_HISTORY_BYTES_MAX:  # compressed, so the items have no fewer: they are not read
             raise too_many_bytes("conversation")
-        items = await unpack_items([each.item for each in await rows.items(tenant, conversation)])
-        return History(items, row.last_seq, row.bytes)
+        newest_first = [each.item for each in reversed(await rows.items(tenant, conversation))]
+        items, size = await unpack_items(newest_first, RESPONSE_HISTORY_BYTES_MAX, is_window)
+        if size > RESPONSE_HISTORY_BYTES_MAX:
+            raise too_many_bytes("conversation")
+        return History(reversed(items), row.last_seq, size)
 
     async def last_seq(self, tenant: TenantId, conversation: str) -> int:
         """Return the place of the last item that was ever added."""
@@ -108,23 +115,26 @@ class Conversations:
         order: Order = "desc",
         user: str | None = None,
     ) -> ItemPage:
-        """Return a page of items. Raises ItemNotFound for an unknown ``after``."""
+        """Return a page of items, fewer than ``limit`` where they are large. Raises ItemNotFound for an unknown
+        ``after``."""
         rows = self.check_usable(tenant)
         await self._find(rows, tenant, conversation, user)
         await self._add_ended(tenant, conversation)
-        found = await rows.page(tenant, conversation, after, limit + 1, newest_first=order == "desc")
+        bytes_max = RESPONSE_HISTORY_BYTES_MAX
+        found = await rows.page(tenant, conversation, after, limit, bytes_max, newest_first=order == "desc")
         if found is None:
             raise ItemNotFound(after or "")
-        return ItemPage(await unpack_items([each.item for each in found[:limit]]), len(found) > limit)
+        items, _ = await unpack_items([each.item for each in found.items], bytes_max)
+        return ItemPage(items, found.has_more or len(items) < len(found.items))
 
     async def add(self, tenant: TenantId, conversation: str, items: list[Item], user: str | None = None) -> ItemPage:
         """Add items at the end; return them as they are stored. Raises ConversationLocked while a response runs."""
         rows = self.check_usable(tenant)
         await self._find(rows, tenant, conversation, user)
         await self._settle(tenant, conversation)
-        packed = await self._packed(items)
-        await rows.append(tenant, conversation, packed, self._expires_at(tenant))
-        return ItemPage(await unpack_items([each.item for each in packed]), has_more=False)
+        stored = self._stored(items)
+        await rows.append(tenant, conversation, await _packed(stored), self._expires_at(tenant))
+        return ItemPage(stored, has_more=False)
 
     async def item(self, tenant: TenantId, conversation: str, item: str, user: str | None = None) -> Item:
         """Return one item. Raises ItemNotFound."""
@@ -134,7 +144,8 @@ class Conversations:
         found = await rows.item(tenant, conversation, item)
         if found is None:
             raise ItemNotFound(item)
-        return (await unpack_items([found.item]))[0]
+        items, _ = await unpack_items([found.item], RESPONSE_HISTORY_BYTES_MAX)
+        return items[0]
 
     async def delete_item(
         self, tenant: TenantId, conversation: str, item: str, user: str | None = None
@@ -165,17 +176,20 @@ class Conversations:
             raise ConversationNotFound(conversation)
         return row
 
-    async def _packed(self, items: list[Item]) -> list[StoredItem]:
-        from stream_gw.tenancy.sql.conversations import StoredItem
-
-        stem = self._random.token_hex(16)
-        return [StoredItem(item["id"], (await pack(item))[0]) for item in stored_items(items, stem)]
+    def _stored(self, items: list[Item]) -> list[Item]:
+        return stored_items(items, self._random.token_hex(16))
 
     def _expires_at(self, tenant: TenantId) -> float:
         return self._now_s() + self._held.policy.days_of(self._plan(tenant)) * _DAY_S
 
     def _now_s(self) -> float:
         return self._clock.now_us() / 1e6
+
+
+async def _packed(items: list[Item]) -> list[StoredItem]:
+    from stream_gw.tenancy.sql.conversations import StoredItem
+
+    return [StoredItem(item["id"], (await pack(item))[0]) for item in items]
 
 
 def _row(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_SQL_CALLS_MAX, RESPONSE_SQL_S_MAX, RESPONSES_SWEPT_MAX
 from stream_gw.responses.errors import ResponsesUnavailable
 from stream_gw.tenancy.errors import DatabaseUnavailable
-from stream_gw.tenancy.sql.conversations import Conversations, StoredConversation, StoredItem
+from stream_gw.tenancy.sql.conversations import Conversations, StoredConversation, StoredItem, StoredPage
 from stream_gw.tenancy.sql.database import Database
 from stream_gw.tenancy.sql.responses import Link, NewRow, Responses, StoredResponse, count_bytes
 
@@ -93,12 +93,12 @@ class ResponseRows:
         return await self._ask(lambda connection: Conversations(connection).items(tenant, conversation))
 
     async def page(
-        self, tenant: str, conversation: str, after: str | None, limit: int, *, newest_first: bool
-    ) -> list[StoredItem] | None:
-        """Return at most ``limit`` items after an item; None: there is no such item."""
+        self, tenant: str, conversation: str, after: str | None, limit: int, bytes_max: int, *, newest_first: bool
+    ) -> StoredPage | None:
+        """See ``Conversations.page``."""
         return await self._ask(
             lambda connection: Conversations(connection).page(
-                tenant, conversation, after, limit, newest_first=newest_first
+                tenant, conversation, after, limit, bytes_max, newest_first=newest_first
             )
         )
 

@@ -34,11 +34,26 @@ async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:
     return await off_loop(4 * (len(request) + len(response)), decode)
 
 
-async def unpack_items(packed: list[bytes]) -> list[Item]:
-    """Decode items that were packed one by one."""
-    return await off_loop(
-        4 * sum(map(len, packed)), lambda: [msgspec.json.decode(zlib.decompress(each)) for each in packed]
-    )
+async def unpack_items(
+    packed: Sequence[bytes], bytes_max: int, is_last: Callable[[Item], bool] = lambda item: False
+) -> tuple[list[Item], int]:
+    """Decode items that were packed one by one; return them with their bytes.
+
+    Stops after the item with which they exceed ``bytes_max``, or that ``is_last``: a few KiB may stand for many MiB.
+    """
+
+    def decode() -> tuple[list[Item], int]:
+        items: list[Item] = []
+        size = 0
+        for each in packed:
+            encoded = zlib.decompress(each)
+            items.append(msgspec.json.decode(encoded))
+            size += len(encoded)
+            if size > bytes_max or is_last(items[-1]):
+                break
+        return items, size
+
+    return await off_loop(4 * sum(map(len, packed)), decode)
 
 
 async def unpack_lists(packed: Sequence[bytes]) -> list[Item]:

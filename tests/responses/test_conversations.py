@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from stream_gw.responses import (
 )
 from stream_gw.tenancy import NoDatabase
 from tests.responses.conftest import ACME, GLOBEX, NOWHERE, Gateway, Opener, Platform
+from tests.responses.test_compaction import window_item
 from tests.responses.test_lineage import texts
 from tests.support.waiting import eventually
 
@@ -189,6 +191,39 @@ async def test_what_a_response_builds_on_is_bounded(gateway: Gateway, monkeypatc
     monkeypatch.setattr("stream_gw.responses.conversations.RESPONSE_HISTORY_BYTES_MAX", 300)
     with pytest.raises(HistoryTooLong):
         await gateway.store.history(ACME, None, made.id)
+
+
+async def test_items_count_as_they_are_and_not_as_they_are_packed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few KiB in the database could stand for gigabytes in the gateway's memory."""
+    conversations = gateway.store.conversations
+    made = await conversations.create(ACME, {}, [user("x" * 1000 + str(number)) for number in range(6)])
+    monkeypatch.setattr("stream_gw.responses.conversations.RESPONSE_HISTORY_BYTES_MAX", 3000)
+    with pytest.raises(HistoryTooLong):
+        await gateway.store.history(ACME, None, made.id)
+    await conversations.add(ACME, made.id, [window_item(gateway), user("after")])
+    history = await gateway.store.history(ACME, None, made.id)
+    assert texts(history[-1:]) == ["after"], "the window stands for all before it"
+
+
+@pytest.mark.parametrize("text", [lambda gateway: "x" * 1000, lambda gateway: gateway.platform.random.token_hex(500)])
+async def test_a_page_of_large_items_ends_early(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, text: Callable[[Gateway], str]
+) -> None:
+    conversations = gateway.store.conversations
+    made = await conversations.create(ACME, {}, [user(text(gateway)) for _ in range(7)])
+    monkeypatch.setattr("stream_gw.responses.conversations.RESPONSE_HISTORY_BYTES_MAX", 1500)
+    found: list[Item] = []
+    pages = 0
+    has_more = True
+    while has_more:
+        page = await conversations.items(ACME, made.id, found[-1]["id"] if found else None, 100, "asc")
+        found, has_more, pages = found + page.data, page.has_more, pages + 1
+        assert 1 <= len(page.data) <= 2
+    assert len({item["id"] for item in found}) == 7 and pages == 4
+    monkeypatch.setattr("stream_gw.responses.conversations.RESPONSE_HISTORY_BYTES_MAX", 10)
+    assert len((await conversations.items(ACME, made.id)).data) == 1, "never an empty page that has more"
 
 
 async def test_conversations_expire_after_their_last_change(platform: Platform, gateway: Gateway) -> None:

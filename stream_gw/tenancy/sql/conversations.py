@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, Select, delete, insert, or_, select, tuple_, update
+from sqlalchemy import Row, Select, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from stream_gw.tenancy.sql import tables
@@ -31,6 +33,11 @@ class StoredConversation(NamedTuple):
 class StoredItem(NamedTuple):
     id: str
     item: bytes
+
+
+class StoredPage(NamedTuple):
+    items: list[StoredItem]
+    has_more: bool
 
 
 class Conversations:
@@ -90,17 +97,24 @@ class Conversations:
         return [StoredItem(row.id, bytes(row.item)) for row in found]
 
     async def page(
-        self, tenant: str, conversation: str, after: str | None, limit: int, *, newest_first: bool
-    ) -> list[StoredItem] | None:
-        """Return at most ``limit`` items after the one with the id ``after``; None: there is no such item."""
+        self, tenant: str, conversation: str, after: str | None, limit: int, bytes_max: int, *, newest_first: bool
+    ) -> StoredPage | None:
+        """Return at most ``limit`` items after the one with the id ``after``; None: there is no such item.
+
+        All but the first have at most ``bytes_max`` bytes with those before them.
+        """
         query = self._items(tenant, conversation)
         if after is not None:
             place = await self._seq(tenant, conversation, after)
             if place is None:
                 return None
             query = query.where(_ITEMS.c.seq < place if newest_first else _ITEMS.c.seq > place)
-        ordered = query.order_by(_ITEMS.c.seq.desc() if newest_first else _ITEMS.c.seq).limit(limit)
-        return [StoredItem(row.id, bytes(row.item)) for row in await self._connection.execute(ordered)]
+        ordered = query.order_by(_ITEMS.c.seq.desc() if newest_first else _ITEMS.c.seq)
+        sizes = ordered.with_only_columns(func.length(_ITEMS.c.item)).limit(limit + 1)
+        held = list(accumulate((await self._connection.execute(sizes)).scalars()))
+        count = max(1, bisect_right(held[:limit], bytes_max))
+        items = [StoredItem(row.id, bytes(row.item)) for row in await self._connection.execute(ordered.limit(count))]
+        return StoredPage(items, len(held) > count)
 
     async def item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
         query = self._items(tenant, conversation).where(_ITEMS.c.id == item).order_by(_ITEMS.c.seq).limit(1)

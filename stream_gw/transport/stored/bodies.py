@@ -35,6 +35,7 @@ class ItemsQuery(msgspec.Struct):
     after: str | None = None
     """Id of an item: the page begins after it."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    """Most items of the page. Fewer come where they are large: `has_more` tells."""
     order: Order = "desc"
     """`desc`: the newest first."""
 
