@@ -97,15 +97,17 @@ class StreamGateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._farewells and not isinstance(error, asyncio.CancelledError):
-            await asyncio.wait(self._farewells, timeout=FAREWELL_S)
-        self.is_closed = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-        self._fail(ConnectionLost("client_closed", "the client was closed"))
-        # The group would wrap the block's error in an ExceptionGroup, which the caller does not expect.
         cancelled = isinstance(error, asyncio.CancelledError)
-        await self._group.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+        try:
+            if self._farewells and not cancelled:
+                await asyncio.wait(self._farewells, timeout=FAREWELL_S)
+        finally:
+            self.is_closed = True
+            if self._supervisor is not None:
+                self._supervisor.cancel()
+            self._fail(ConnectionLost("client_closed", "the client was closed"))
+            # The group would wrap the block's error in an ExceptionGroup, which the caller does not expect.
+            await self._group.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     def create(
         self,
@@ -305,8 +307,7 @@ class StreamGateway:
         self._reconnect_later(ConnectionLost("connection_lost", str(over), retriable=True, close_code=over.code))
 
     def _fail_unanswered(self, link: Link, error: GatewayError) -> None:
-        """Fail the requests and creates that wait on the link: one of them made the gateway close it, and would
-        again."""
+        """Fail what waits on the link for an answer: one of its messages made the gateway close it, and would again."""
         self._requests.fail(error, sent_on=link)
         for stream in list(self._streams):
             stream.fail_if_unanswered(error)

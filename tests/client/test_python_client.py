@@ -141,6 +141,24 @@ async def test_leaving_the_block_early_cancels_a_create(fake: FakeGateway, targe
     assert [each.status for each in fake.streams.values()] == ["cancelled"]
 
 
+async def test_a_client_that_is_cancelled_while_it_closes_leaves_nothing(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+    others = asyncio.all_tasks()
+
+    async def leave() -> None:
+        async with target.gateway() as gateway, gateway.create(target.body()) as stream:
+            await first(stream, 3)
+            fake.faults.silent = True  # the cancel gets no answer
+
+    leaving = asyncio.create_task(leave())
+    await eventually(lambda: fake.sent_by_client("cancel"))
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    left = [str(task.get_coro()) for task in asyncio.all_tasks() - others]
+    assert not [each for each in left if "Link." in each or "StreamGateway." in each]
+
+
 async def test_leaving_the_block_early_detaches_a_subscription(fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 5
     async with target.gateway() as gateway:
