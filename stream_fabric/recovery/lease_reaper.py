@@ -112,11 +112,12 @@ class LeaseReaper:
     async def _reap(self, pool: str) -> None:
         """Recover the streams of replicas that were seen expired for ``SEEN_DEAD_S``."""
         before = self._looks.pop(pool, _Look())  # what it saw does not count if the pool answers no more
+        asked_at = self._clock.monotonic_us() / 1e6
         expired = await self._pools.expired(pool)
         now = self._clock.monotonic_us() / 1e6
-        # An outage between two looks is not time for which Redis answered
-        looked_s = min(now - before.at, REAP_EVERY_S)
-        seen_s = {name: before.seen_s[name] + looked_s if name in before.seen_s else 0.0 for name in expired}
+        # A wait for the answer may be an outage that began just after the last look: it counts against the pause
+        looked_s = min(asked_at - before.at, REAP_EVERY_S) - (now - asked_at)
+        seen_s = {name: max(before.seen_s[name] + looked_s, 0.0) if name in before.seen_s else 0.0 for name in expired}
         late = [name for name, dead_s in seen_s.items() if dead_s >= SEEN_DEAD_S]
         dead = [replica for replica in late if await self._claim(pool, replica, LEASE_TTL_S)]
         await _gather(partial(self._recover, pool), dead)

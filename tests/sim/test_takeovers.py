@@ -6,6 +6,7 @@ What must hold at the end of any schedule is checked here as well.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -288,3 +289,24 @@ def test_a_rescuer_dies_half_way_and_the_next_finds_no_other_replica(seed: int) 
     state, end = stage.run()
     assert (state.epoch.n, end.status) == (3, "failed")
     assert end.error is not None and end.error.code == "replica_lost"
+
+
+@pytest.mark.parametrize("seed", (7, 9, 10, 13))  # a look of a reaper is answered in each of the pauses
+def test_failovers_in_a_row_leave_a_stream_with_its_living_replica(seed: int) -> None:
+    """Redis answers for 50 ms between them, and each loses a renewal of the lease. No outage counts as time in which
+    the replica could have renewed it."""
+    stage = Stage(1, seed=seed)
+    stage.ask(0.3, max_tokens=300)
+    stage.at(1.19, stage.w.fabric.replicate)
+    for at_s, down_s in ((1.2, 1.4), (2.65, 0.7), (3.4, 0.7)):
+        stage.at(at_s, partial(_fail_over, stage.w, down_s))
+    state, end = stage.run()
+    assert (state.epoch.n, end.status) == (1, "completed")
+
+
+def _fail_over(world: World, down_s: float) -> None:
+    for shard in world.fabric.shards:
+        shard.fail_over(down_s)
+    for host in world.hosts:
+        if host.alive and host.link.subscriber is not None:
+            host.link.subscriber.wake()
