@@ -99,7 +99,7 @@ class StreamGateway:
     ) -> None:
         cancelled = isinstance(error, asyncio.CancelledError)
         try:
-            if self._farewells and not cancelled:
+            if self._farewells and (self.link is not None or not cancelled):  # a cancelled caller waits for no link
                 await asyncio.wait(self._farewells, timeout=FAREWELL_S)
         finally:
             self.is_closed = True

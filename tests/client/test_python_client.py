@@ -141,6 +141,21 @@ async def test_leaving_the_block_early_cancels_a_create(fake: FakeGateway, targe
     assert [each.status for each in fake.streams.values()] == ["cancelled"]
 
 
+async def test_a_cancelled_block_cancels_its_creates(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at = 5
+
+    async def reads() -> None:
+        async with target.gateway() as gateway, gateway.create(target.body()) as stream:
+            await first(stream, 10)
+
+    reading = asyncio.create_task(reads())
+    await eventually(lambda: fake.streams)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert [each.status for each in fake.streams.values()] == ["cancelled"]
+
+
 async def test_a_client_that_is_cancelled_while_it_closes_leaves_nothing(fake: FakeGateway, target: Target) -> None:
     fake.hold_at = 5
     others = asyncio.all_tasks()
