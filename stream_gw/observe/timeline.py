@@ -38,7 +38,7 @@ class Timestamps(NamedTuple):
     steered: Steered | None = None
     """Waits after inputs of the client; None: there were none."""
     continued: int = 0
-    """The first frame of the producer that followed after ``broke``."""
+    """The first frame of the producer that followed after ``broke``. ``broke`` 0: no frame came before it."""
 
 
 def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
@@ -91,6 +91,10 @@ def _with_timing(at: Timestamps, timing: Timing, *, queued: bool) -> dict[str, i
         parts["decode_us"] += max(at.broke - began - at.paused_us - late_us, 0)
         parts["steer_us"] += early_us + late_us
         parts["recovery_us"] = max(queued_us - at.broke, 0) + at.paused_us
+    elif at.continued:  # the replica died before it began, so all time from the placement on is lost
+        parts["admission_us"] = max(at.placed - at.placing, 0)
+        lost = "pool_queue_us" if queued else "recovery_us"
+        parts[lost] = parts.get(lost, 0) + max(queued_us - at.placed, 0)
     else:
         parts["admission_us"] = max(queued_us - at.placing, 0)
     return parts
@@ -102,7 +106,8 @@ def _without_timing(at: Timestamps, end: int, *, queued: bool) -> dict[str, int]
         return {"gateway_us": (at.placing or at.done) - at.received, "admission_us": at.done - (at.placing or at.done)}
     started = at.started or end
     first = at.first or end
-    waited = {"pool_queue_us" if queued else "fabric_us": max(started - at.placed, 0)}
+    way = "recovery_us" if at.continued and not at.broke else "fabric_us"
+    waited = {"pool_queue_us" if queued else way: max(started - at.placed, 0)}
     early_us, late_us = (0, 0) if at.steered is None else (at.steered.early_us, at.steered.late_us)
     prefill_us = first - max(started, at.placed) - early_us
     decode_us = max(end - first, 0) - late_us

@@ -132,6 +132,20 @@ def test_a_replica_that_dies_before_the_first_token_has_its_time_once() -> None:
     assert (waited.pool_queue_us, waited.prefill_us) == (252_000 - 1700, 50_000 + 50_000)
 
 
+def test_a_replica_that_dies_before_it_begins_counts_as_recovery() -> None:
+    """Its gateway hears nothing of it: the first frame is the next replica's."""
+    at = Timestamps(1000, 1200, 1700, 3_003_000, 3_062_000, 3_503_000, 3_503_050, continued=3_003_000)
+    told = Timing(0, 3_001_700, 3_002_700, 10_000, 48_600, 441_000)
+    wall, parts = phases(at, told, created=True, queued=False)
+    assert (parts.admission_us, parts.recovery_us, parts.fabric_us) == (500, 3_000_000, 1000 + 700)
+    assert parts.total_us == wall and parts.residual_us == 50
+    wall, left = phases(at, None, created=True, queued=False)
+    assert (left.recovery_us, left.fabric_us, left.prefill_us) == (3_001_300, 0, 59_000)
+    assert left.total_us == wall
+    _, waited = phases(at, told, created=True, queued=True)
+    assert (waited.pool_queue_us, waited.recovery_us) == (3_000_000, 0), "most of it is the queue's"
+
+
 def test_recovery_ends_where_the_next_replica_continues() -> None:
     """The reader leaves, or the stream is cancelled, so no producer tells its times."""
     at = PLAIN._replace(broke=302_000, continued=3_802_000, arrived=4_003_000, done=4_003_000)
