@@ -75,7 +75,8 @@ class Subscription:
     def pause(self) -> None:
         """Stop the delivery, because the outlet is full."""
         self.reader.pause()
-        if self.trace is not None:
+        # Until the first token of a new stream its reader waits for that, although a full WebSocket takes nothing
+        if self.trace is not None and (self.tokens or self.trace.role != "created"):
             self.trace.receive_stall()
 
     def close(self, why: ReadEnd = "left") -> None:
@@ -143,8 +144,12 @@ class LocalStream:
                     if outlet.full:
                         sub.pause()
                     continue
-                if sub.trace is not None and reader.need is not Need.LIVE and is_end(frames[frames.rfind(b"\n") + 1 :]):
-                    sub.trace.arrived = self.heard_us  # this reader is behind, and gets the terminal later
+                if sub.trace is not None and reader.need is not Need.LIVE:
+                    ends = is_end(frames[frames.rfind(b"\n") + 1 :])
+                    if ends:
+                        sub.trace.arrived = self.heard_us  # this reader is behind, and gets the terminal later
+                    if reader.need is Need.DRAIN and (ends or frames[0] != _BRACE):
+                        sub.trace.receive_stall()
                 self.deliver(sub, reader.receive_live(n, first, last, frames))
                 if reader.need is Need.PAGE:
                     self.hub.catch_up(sub)

@@ -41,6 +41,12 @@ class Timestamps(NamedTuple):
     """The first frame of the producer that followed after ``broke``. ``broke`` 0: no frame came before it."""
 
 
+_STALLED = (
+    "decode_us", "check_us", "steer_us", "fabric_us", "recovery_us", "pool_queue_us", "prefill_us", "engine_queue_us",
+)  # fmt: skip
+"""Phases that a stall of the reader may overlap, the likeliest first."""
+
+
 def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool) -> tuple[int, Phases]:
     """Return (wall time, its phases), in microseconds. ``timing`` None: no producer ended the stream.
 
@@ -57,7 +63,7 @@ def phases(at: Timestamps, timing: Timing | None, *, created: bool, queued: bool
     else:
         parts = _without_timing(at, end, queued=queued)
     # While the reader was stalled, it did not wait for tokens
-    for name in ("decode_us", "check_us", "steer_us", "fabric_us"):
+    for name in _STALLED:
         overlap_us = min(parts.get(name, 0), stalled_before_us)
         parts[name] = parts.get(name, 0) - overlap_us
         stalled_before_us -= overlap_us

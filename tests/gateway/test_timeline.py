@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,15 @@ def test_a_slow_reader_counts_as_client_stall() -> None:
     assert parts.client_stall_us == 600_000
     assert parts.decode_us == 441_000 - 200_000, "what it slept through while tokens were made"
     assert abs(parts.residual_us) < 0.001 * wall
+
+
+def test_a_slow_reader_waits_for_no_recovery() -> None:
+    at = PLAIN._replace(broke=302_000, arrived=4_003_000, done=4_003_000, stalled_us=2_000_000)
+    told = Timing(0, 3_802_000, 3_803_000, 0, 50_000, 149_000)
+    wall, parts = phases(at, told, created=True, queued=False)
+    assert parts.client_stall_us == 2_000_000
+    assert parts.decode_us + parts.recovery_us == pytest.approx(240_000 + 149_000 + 3_500_000 - 2_000_000, rel=0.01)
+    assert parts.total_us == wall and abs(parts.residual_us) < 0.02 * wall
 
 
 def test_a_dead_replica_counts_as_recovery() -> None:

@@ -142,3 +142,33 @@ async def test_the_time_between_one_producer_and_the_next_is_counted(redis_clien
         assert (trace.broke - trace.first) / 1e6 == 1 + 10 + 2 + 100 + 2, "the last frame before the last pause"
         assert trace.paused_us / 1e6 == (10 + 1) + (100 + 1), "until the first frame; the last pause is the producer's"
         subscription.close()
+
+
+async def test_a_full_socket_is_no_stall_before_the_first_token(redis_client: RedisClient) -> None:
+    """Other streams fill the WebSocket; this one waits 10 s in its queue, and then 5 s for its client."""
+    clock, tenant, epoch = SetClock(), TenantId("acme"), Epoch(1, "aa")
+    stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
+    async with asyncio.TaskGroup() as tasks:
+        log = RedisStreamLog(redis_client, Partitions(4))
+        hub = Hub(GatewayId("g"), log, clock, silent, tasks)
+        trace = ReaderTrace(Tracer(Heard(), clock, GatewayId("g")), "req", "ws")
+        trace.role = "created"
+        outlet = Reading()
+        outlet.full = True
+        subscription = hub.expect(stream, tenant, epoch, trace).attach(outlet)
+        await log.create(stream, epoch, tenant, b"{}", GatewayId("g"))
+        note = encode(Note("started", body=msgspec.Raw(b'{"replica":"r","attempt":1}')))
+        for seq, frame in ((1, note), (2, b'0" x"')):
+            clock.at_us += 5_000_000
+            hub.heard_us = clock.at_us
+            (reply,) = await log.append(
+                log.partition(stream), [Append(stream, str(epoch), seq, seq, frame, Usage(1, 1), b"", "")]
+            )
+            assert reply.code is AppendCode.OK
+            subscription.local.receive(str(epoch).encode(), seq, seq, frame)
+        clock.at_us += 5_000_000
+        outlet.full = False
+        subscription.resume()
+        await eventually(lambda: len(outlet.lines) == 2, "the token")
+        assert trace.stalled_us == 5_000_000
+        subscription.close()
