@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from stream_fabric.errors import ReplicaLost
 from stream_fabric.pool.records import EngineRequest
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import (
@@ -274,12 +275,22 @@ class ContinuingSink:
             usage = msgspec.structs.replace(
                 usage, prompt=own, cached=min(usage.cached, own), output=usage.output + self._before.tokens
             )
+        # The client's own request was accepted. 429: the engine has no room, and another one may have some
+        if error is not None and 400 <= error.http_status < 500 and error.http_status != 429:
+            error = ErrorInfo.of(_not_continued(error.message))
         self._sink.end(status, error, usage)
 
     def _client_prompt_tokens(self, prompt: int) -> int:
         """Return the tokens of the client's prompts, without the output that was appended to the prompts."""
         known = self._before.prompt_tokens
         return max(prompt - self._before.tokens, 0) if known is None else known
+
+
+def _not_continued(reason: str) -> ReplicaLost:
+    return ReplicaLost(
+        f"the replica that produced this stream died, and the engine of another refuses to continue: {reason}; "
+        "retry the request"
+    )
 
 
 def _moved(logprobs: msgspec.Raw, chars: int) -> msgspec.Raw:

@@ -31,7 +31,7 @@ from inference.agent.steering.takeover import Takeover
 from inference.agent.steering.turns import can_continue
 from inference.agent.streams import Streams
 from inference.agent.structured.checked_sink import ReplyChecks
-from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, from_info
+from stream_fabric.errors import DeadlineExceeded, EngineFailed, EngineLost, FabricError, ReplicaLost, from_info
 from stream_fabric.events import sampled
 from stream_fabric.limits import ATTEMPTS_MAX
 from stream_fabric.pool.records import Arrival, EngineRequest
@@ -244,7 +244,7 @@ class Requests:
         stream.abort(self._engine)
 
     def on_failure(self, stream: RunningStream, error: ErrorInfo) -> bool:
-        if error.http_status >= 500:
+        if error.http_status >= 500 and error.code != ReplicaLost.code:  # that is a request it refuses to continue
             self._load.receive_failure(error.code)
         refused = error.http_status in _NO_ROOM and stream.first_at is None
         if not (refused or error.code in _REPLICA_FAULTS) or stream.work.attempt >= ATTEMPTS_MAX:

@@ -538,6 +538,19 @@ async def test_an_engine_that_says_429_after_the_first_token_ends_the_stream(red
         assert (await one.end(stream)).error == NO_ROOM[0]
 
 
+async def test_an_engine_that_refuses_to_continue_refuses_no_request_of_the_client(redis_url: str) -> None:
+    """As vLLM does where the chat template leaves out a part of the text."""
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
+        two.engine.refuses = ErrorInfo("invalid_request", "the message does not appear", "invalid_request_error", 400)
+        stream = await one.ask()
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        await one.rescue(stream)
+        end = await two.end(stream)
+        assert end.error is not None and "the message does not appear" in end.error.message
+        assert (end.error.code, end.error.http_status, end.error.retriable) == ("replica_lost", 502, True)
+        assert two.agent.load.breaker.failures == 0, "its engine is well"
+
+
 async def test_a_prompt_of_token_ids_cannot_be_continued_and_costs_nobody_else_their_agent(redis_url: str) -> None:
     async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, task):
         stream = await one.ask(prompt=[5, 6, 7])
