@@ -30,8 +30,8 @@ _DAY_S = 86_400
 class Conversations:
     """Conversations of all tenants; they are in the database alone, so all methods raise ResponsesUnavailable.
 
-    ``user``: the user that the caller's credential is bound to; None: any. Ids of other tenants and users look like
-    unknown ones: ConversationNotFound.
+    What stores more raises ResponseStorageFull at the tenant's limit. ``user``: the user that the caller's credential
+    is bound to; None: any. Ids of other tenants and users look like unknown ones: ConversationNotFound.
     """
 
     def __init__(self, held: HeldRecords, plan: Callable[[TenantId], PlanRecord], clock: Clock, random: Random) -> None:
@@ -59,7 +59,7 @@ class Conversations:
         now = self._now_s()
         id_ = "conv_" + new_stream_id(int(now * 1000), self._random.token_bytes(10))[5:]
         row = _row(tenant, id_, user, metadata, now, self._expires_at(tenant))
-        await rows.begin_conversation(row, await _packed(self._stored(items)))
+        await rows.begin_conversation(row, await _packed(self._stored(items)), self._bytes_max)
         return Conversation(id_, int(now), metadata, user)
 
     async def read(self, tenant: TenantId, conversation: str, user: str | None = None) -> Conversation:
@@ -73,7 +73,7 @@ class Conversations:
         rows = self.check_usable(tenant)
         row = await self._find(rows, tenant, conversation, user)
         changed = row._replace(metadata=metadata, expires_at=self._expires_at(tenant))
-        await rows.change_conversation(changed)
+        await rows.change_conversation(changed, self._bytes_max)
         return Conversation(row.id, int(row.created_at), metadata, row.user)
 
     async def delete(self, tenant: TenantId, conversation: str, user: str | None = None) -> None:
@@ -133,7 +133,7 @@ class Conversations:
         await self._find(rows, tenant, conversation, user)
         await self._settle(tenant, conversation)
         stored = self._stored(items)
-        await rows.append(tenant, conversation, await _packed(stored), self._expires_at(tenant))
+        await rows.append(tenant, conversation, await _packed(stored), self._expires_at(tenant), self._bytes_max)
         return ItemPage(stored, has_more=False)
 
     async def item(self, tenant: TenantId, conversation: str, item: str, user: str | None = None) -> Item:
@@ -175,6 +175,10 @@ class Conversations:
         if row is None or not may_see(user, row.user):
             raise ConversationNotFound(conversation)
         return row
+
+    @property
+    def _bytes_max(self) -> int:
+        return self._held.policy.stored_bytes_max
 
     def _stored(self, items: list[Item]) -> list[Item]:
         return stored_items(items, self._random.token_hex(16))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_SQL_CALLS_MAX, RESPONSE_SQL_S_MAX, RESPONSES_SWEPT_MAX
-from stream_gw.responses.errors import ResponsesUnavailable
+from stream_gw.responses.errors import ResponseStorageFull, ResponsesUnavailable
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.sql.conversations import Conversations, StoredConversation, StoredItem, StoredPage
 from stream_gw.tenancy.sql.database import Database
@@ -62,30 +62,36 @@ class ResponseRows:
 
     # --- conversations -------------------------------------------------------------------------------------
 
-    async def begin_conversation(self, row: StoredConversation, items: Sequence[StoredItem]) -> None:
+    # ``bytes_max``: bytes of the tenant's rows above which a change is refused (ResponseStorageFull); 0: no limit
+
+    async def begin_conversation(self, row: StoredConversation, items: Sequence[StoredItem], bytes_max: int) -> None:
         async def work(connection: Any) -> None:
             conversations = Conversations(connection)
-            await conversations.insert(row)
-            size = await conversations.append(row.tenant, row.id, items, row.expires_at)
-            await count_bytes(connection, row.tenant, size)
+            size = await conversations.insert(row)
+            size += await conversations.append(row.tenant, row.id, items, row.expires_at)
+            await _grow(connection, row.tenant, size, bytes_max)
 
         await self._ask(work)
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
         return await self._ask(lambda connection: Conversations(connection).find(tenant, conversation, self._now_s()))
 
-    async def change_conversation(self, row: StoredConversation) -> None:
-        await self._ask(
-            lambda connection: Conversations(connection).change(row.tenant, row.id, row.metadata, row.expires_at)
-        )
+    async def change_conversation(self, row: StoredConversation, bytes_max: int) -> None:
+        async def work(connection: Any) -> None:
+            size = await Conversations(connection).change(row.tenant, row.id, row.metadata, row.expires_at)
+            await _grow(connection, row.tenant, size, bytes_max)
+
+        await self._ask(work)
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
         return await self._ask(lambda connection: Conversations(connection).delete(tenant, conversation))
 
-    async def append(self, tenant: str, conversation: str, items: Sequence[StoredItem], expires_at: float) -> None:
+    async def append(
+        self, tenant: str, conversation: str, items: Sequence[StoredItem], expires_at: float, bytes_max: int
+    ) -> None:
         async def work(connection: Any) -> None:
             size = await Conversations(connection).append(tenant, conversation, items, expires_at)
-            await count_bytes(connection, tenant, size)
+            await _grow(connection, tenant, size, bytes_max)
 
         await self._ask(work)
 
@@ -151,3 +157,10 @@ class ResponseRows:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, also when nobody waits any more
+
+
+async def _grow(connection: Any, tenant: str, size: int, bytes_max: int) -> None:
+    """Count further bytes of a tenant's rows. Raises ResponseStorageFull, which undoes the transaction."""
+    held = await count_bytes(connection, tenant, size)
+    if size > 0 and 0 < bytes_max < held:
+        raise ResponseStorageFull

@@ -83,9 +83,13 @@ class ResponseTooLarge(BadRequest):
 
 
 class ResponseStorageFull(TooMany):
-    """The tenant's stored responses take as many bytes as they may."""
+    """The tenant's stored responses and conversations take as many bytes as they may."""
 
     code = "response_storage_full"
+
+    def __init__(self, what_to_do: str = "delete some") -> None:
+        told = "the tenant's stored responses and conversations take as many bytes as they may"
+        super().__init__(f"{told}; {what_to_do}", retry_after_s=60)
 
 
 class NoStore(NotFound):

@@ -161,10 +161,7 @@ class ResponseStore:
             assert new.conversation is not None
             raise ConversationLocked(new.conversation)
         if begun.is_full:
-            raise ResponseStorageFull(
-                "the tenant's stored responses take as many bytes as they may; delete some, or send store: false",
-                retry_after_s=60,
-            )
+            raise ResponseStorageFull("delete some, or send store: false")
 
     async def completed(self, tenant: TenantId, response: StreamId, whole: dict[str, Any]) -> None:
         """Store what came of a response that has no stream, after ``begun``."""

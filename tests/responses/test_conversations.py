@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,9 @@ from stream_gw.responses import (
     Item,
     ItemNotFound,
     ResponseRecord,
+    ResponseStorageFull,
     ResponsesUnavailable,
+    StorePolicy,
 )
 from stream_gw.tenancy import NoDatabase
 from tests.responses.conftest import ACME, GLOBEX, NOWHERE, Gateway, Opener, Platform
@@ -193,6 +195,34 @@ async def test_what_a_response_builds_on_is_bounded(gateway: Gateway, monkeypatc
         await gateway.store.history(ACME, None, made.id)
 
 
+async def test_conversations_fill_the_database_only_up_to_the_tenants_bound(open_gateway: Opener) -> None:
+    gateway = await open_gateway(policy=StorePolicy(stored_bytes_max=2000))
+    conversations, rows = gateway.store.conversations, gateway.rows
+    assert rows is not None
+    noise = gateway.platform.random.token_hex
+    made = await conversations.create(ACME, {}, [user(noise(500))])
+    held = await rows.bytes(ACME)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: conversations.add(ACME, made.id, [user(noise(1000))]),
+        lambda: conversations.create(ACME, {}, [user(noise(1000))]),
+        lambda: conversations.change(ACME, made.id, {str(key): noise(250) for key in range(4)}),
+    ]
+    for call in calls:
+        with pytest.raises(ResponseStorageFull) as raised:
+            await call()
+        assert (raised.value.http_status, await rows.bytes(ACME)) == (429, held), "nothing of it is kept"
+    assert len((await conversations.items(ACME, made.id)).data) == 1
+    await conversations.change(ACME, made.id, {"a": noise(50)})
+    await conversations.change(ACME, made.id, {})
+    assert await rows.bytes(ACME) == held
+    with pytest.raises(ResponseStorageFull):
+        for _ in range(20):
+            await conversations.create(ACME, {}, [])  # one without items takes a row, too
+    await conversations.create(GLOBEX, {}, [user(noise(500))])
+    await conversations.delete(ACME, made.id)
+    await conversations.create(ACME, {}, [])
+
+
 async def test_items_count_as_they_are_and_not_as_they_are_packed(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,11 +263,11 @@ async def test_conversations_expire_after_their_last_change(platform: Platform, 
     for made in (old, changed):
         row = await rows.conversation(ACME, made.id)
         assert row is not None
-        await rows.change_conversation(row._replace(expires_at=row.created_at + 0.001))
+        await rows.change_conversation(row._replace(expires_at=row.created_at + 0.001), 0)
     with pytest.raises(ConversationNotFound):
         await conversations.read(ACME, old.id)
     row = row._replace(expires_at=row.created_at + 1000)
-    await rows.change_conversation(row)
+    await rows.change_conversation(row, 0)
     await conversations.change(ACME, changed.id, {"c": "d"})
     assert await rows.sweep() == 1
     assert (await conversations.read(ACME, changed.id)).metadata == {"c": "d"}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Row, Select, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,6 +16,8 @@ from stream_gw.tenancy.sql.responses import NewItem, count_bytes, delete_counted
 
 _CONVERSATIONS = tables.conversations
 _ITEMS = tables.conversation_items
+_ROW_BYTES = 256
+"""Bytes that a conversation without items counts for."""
 
 
 class StoredConversation(NamedTuple):
@@ -26,7 +29,7 @@ class StoredConversation(NamedTuple):
     last_seq: int
     """Place of the last item that was ever added."""
     bytes: int
-    """Bytes of its items together."""
+    """Bytes of its items, its metadata and its row together."""
     expires_at: float
 
 
@@ -46,7 +49,9 @@ class Conversations:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def insert(self, row: StoredConversation) -> None:
+    async def insert(self, row: StoredConversation) -> int:
+        """Add a conversation without items; return its bytes, for ``count_bytes``."""
+        size = _ROW_BYTES + _metadata_bytes(row.metadata)
         await self._connection.execute(
             insert(_CONVERSATIONS).values(
                 tenant=row.tenant,
@@ -55,10 +60,11 @@ class Conversations:
                 metadata=row.metadata,
                 created_at=row.created_at,
                 last_seq=0,
-                bytes=0,
+                bytes=size,
                 expires_at=row.expires_at,
             )
         )
+        return size
 
     async def find(self, tenant: str, conversation: str, now: float) -> StoredConversation | None:
         query = select(_CONVERSATIONS).where(
@@ -67,10 +73,16 @@ class Conversations:
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else _stored(row)
 
-    async def change(self, tenant: str, conversation: str, metadata: dict[str, str], expires_at: float) -> None:
-        await self._connection.execute(
-            self._update(tenant, conversation).values(metadata=metadata, expires_at=expires_at)
-        )
+    async def change(self, tenant: str, conversation: str, metadata: dict[str, str], expires_at: float) -> int:
+        """Replace the metadata; return the bytes that it takes more than before, for ``count_bytes``."""
+        kept = self._update(tenant, conversation).values(expires_at=expires_at).returning(_CONVERSATIONS.c.metadata)
+        before = (await self._connection.execute(kept)).scalar_one_or_none()
+        if before is None:
+            return 0
+        size = _metadata_bytes(metadata) - _metadata_bytes(before)
+        changed = self._update(tenant, conversation).values(metadata=metadata, bytes=_CONVERSATIONS.c.bytes + size)
+        await self._connection.execute(changed)
+        return size
 
     async def append(self, tenant: str, conversation: str, items: Sequence[NewItem], expires_at: float) -> int:
         """Add items at the end; return their bytes, for ``count_bytes``. 0: there is no such conversation any more."""
@@ -178,6 +190,10 @@ class Conversations:
     @staticmethod
     def _update(tenant: str, conversation: str) -> Any:
         return update(_CONVERSATIONS).where(_CONVERSATIONS.c.tenant == tenant, _CONVERSATIONS.c.id == conversation)
+
+
+def _metadata_bytes(metadata: dict[str, str]) -> int:
+    return len(msgspec.json.encode(metadata))
 
 
 def _stored(row: Row[Any]) -> StoredConversation:

@@ -152,7 +152,7 @@ conversations = Table(
     Column("expires_at", Double, nullable=False),
     Index("conversations_expires", "expires_at"),
 )
-"""Conversations; ``bytes``: of their items together."""
+"""Conversations; ``bytes``: of their items, metadata and row together."""
 
 conversation_items = Table(
     "conversation_items",

@@ -14,6 +14,7 @@ from stream_gw.responses import (
     PreviousResponseNotFound,
     PreviousResponseRunning,
     ResponseNotFound,
+    ResponseStorageFull,
     ResponsesUnavailable,
 )
 from stream_gw.tenancy import NoDatabase
@@ -25,6 +26,8 @@ _CONVERSATION = Parameter("id", "Id of a conversation: `conv_` and 32 hex digits
 _ITEM = Parameter("item_id", "Id of an item.")
 _STORE: Errors = (NoStore, ResponsesUnavailable, e.FabricUnavailable, e.FabricFault)
 _ONE: Errors = (NoDatabase, ConversationNotFound, e.Unsupported, *_STORE)
+_MORE: Errors = (e.TooDeep, e.TooMany, e.GatewayFull, ResponseStorageFull)
+"""Errors of an operation that stores more."""
 _CONVERSATIONS_ABOUT = (
     "Conversations are in the database of tenants; without one they are 404 `no_database`. They expire with the "
     "plan's `response_days` after their last change."
@@ -65,7 +68,7 @@ _CONVERSATIONS = (
         (Answer(200, "The conversation.", {JSON: b.ConversationAnswer}),),
         "create", _CONVERSATIONS_ABOUT,
         body=b.ConversationCreate, body_required=False,
-        errors=(NoDatabase, e.Unsupported, e.TooDeep, e.TooMany, e.GatewayFull, *_STORE),
+        errors=(NoDatabase, e.Unsupported, *_MORE, *_STORE),
     ),
     Operation(
         "get", "/v1/conversations/{id}", "Responses", "Describe a conversation",
@@ -76,7 +79,7 @@ _CONVERSATIONS = (
         "post", "/v1/conversations/{id}", "Responses", "Replace the metadata of a conversation",
         (Answer(200, "The conversation.", {JSON: b.ConversationAnswer}),),
         "create", parameters=(_CONVERSATION,), body=b.ConversationChange,
-        errors=(e.TooDeep, e.TooMany, e.GatewayFull, *_ONE),
+        errors=(*_MORE, *_ONE),
     ),
     Operation(
         "delete", "/v1/conversations/{id}", "Responses", "Delete a conversation with its items",
@@ -95,7 +98,7 @@ _ITEMS = (
         "post", "/v1/conversations/{id}/items", "Responses", "Add items to a conversation",
         (Answer(200, "The items, with their ids.", {JSON: b.ItemsAnswer}),),
         "create", "400 `conversation_locked` while a response of the conversation runs.", (_CONVERSATION,),
-        body=b.ItemsAdd, errors=(ConversationLocked, e.TooDeep, e.TooMany, e.GatewayFull, *_ONE),
+        body=b.ItemsAdd, errors=(ConversationLocked, *_MORE, *_ONE),
     ),
     Operation(
         "get", "/v1/conversations/{id}/items/{item_id}", "Responses", "Get an item of a conversation",
