@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stream_fabric.errors import StreamGwError, StreamLost, StreamReset
 from stream_fabric.events import ReadEnd
@@ -93,11 +93,18 @@ class Subscription:
             trace.finish(ended, end=end, error=error, epoch=reader.epoch, last_seq=reader.seq, tokens=self.tokens)
 
 
+class Missing(NamedTuple):
+    """``s``: seconds for which a stream's log or producer was missing, up to the answer ``at``, on the loop's clock."""
+
+    s: float
+    at: float
+
+
 class LocalStream:
     """A stream with readers on this gateway."""
 
     __slots__ = (
-        "epoch", "epoch_n", "head", "heard_us", "hub", "id", "missing_s", "partition", "status", "subs", "tenant",
+        "epoch", "epoch_n", "head", "heard_us", "hub", "id", "missing", "partition", "status", "subs", "tenant",
         "was_read",
     )  # fmt: skip
 
@@ -115,8 +122,8 @@ class LocalStream:
         self.subs: list[Subscription] = []
         self.was_read = False
         """A reader here got everything to the end."""
-        self.missing_s: float | None = None
-        """Seconds for which the watchdog found neither log nor producer, look by look; None: it found them."""
+        self.missing: Missing | None = None
+        """For how long the watchdog has found neither log nor producer; None: it found them."""
 
     def receive(self, epoch: bytes, first: int, last: int, frames: bytes) -> None:
         """Deliver one published part to every reader."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
@@ -15,7 +17,7 @@ from stream_fabric.stream.ids import ReplicaId, StreamId
 from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Need
 from stream_gw.delivery.hub import Hub, stream_gone
-from stream_gw.delivery.local_stream import LocalStream
+from stream_gw.delivery.local_stream import LocalStream, Missing
 
 log = logging.getLogger(__name__)
 
@@ -49,26 +51,33 @@ class Watchdog:
         self._away_since: dict[int, float] = {}
         """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
         self._lookups = asyncio.Semaphore(_LOOKUPS_MAX)
-        self._looked_s = 0.0
-        """Seconds since the last look, at most ``every_s``: while this process stood still, it saw nothing."""
+        self._checking: set[int | StreamId] = set()
+        """Partitions and streams with a check that goes on."""
 
     async def run(self) -> None:
-        now = asyncio.get_running_loop().time
-        looked_at = now()
-        while True:
-            await asyncio.sleep(self._every_s)
-            self._looked_s, looked_at = min(now() - looked_at, self._every_s), now()
-            by_partition: dict[int, list[LocalStream]] = {}
-            for local in self._hub.local.values():
-                by_partition.setdefault(local.partition, []).append(local)
-            # A partition without streams is not read: the absence may have ended before its next stream comes
-            self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
-            # Side by side: a partition that does not answer must not delay the others'
-            await asyncio.gather(
-                *(self._check_partition(partition, streams) for partition, streams in by_partition.items())
-            )
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(self._every_s)
+                by_partition: dict[int, list[LocalStream]] = {}
+                for local in self._hub.local.values():
+                    by_partition.setdefault(local.partition, []).append(local)
+                # A partition without streams is not read: the absence may have ended before its next stream comes
+                self._away_since = {each: since for each, since in self._away_since.items() if each in by_partition}
+                for partition, streams in by_partition.items():
+                    self._begin(tasks, partition, partial(self._check_partition, tasks, partition, streams))
 
-    async def _check_partition(self, partition: int, streams: Sequence[LocalStream]) -> None:
+    def _begin(
+        self, tasks: asyncio.TaskGroup, subject: int | StreamId, check: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Begin a check of a partition or a stream, unless its last one goes on.
+
+        Nothing waits for it: a shard of Redis that does not answer must not delay the checks of the others.
+        """
+        if subject not in self._checking:
+            self._checking.add(subject)
+            tasks.create_task(check()).add_done_callback(lambda _: self._checking.discard(subject))
+
+    async def _check_partition(self, tasks: asyncio.TaskGroup, partition: int, streams: Sequence[LocalStream]) -> None:
         for start in range(0, len(streams), HEADS_MAX):
             batch = streams[start : start + HEADS_MAX]
             try:
@@ -78,13 +87,9 @@ class Watchdog:
                 self._abandon_if_away(partition, streams)
                 return
             self._away_since.pop(partition, None)
-            stuck = [
-                (local, head)
-                for local, head in zip(batch, heads, strict=True)
-                if self._compare(local, head) and head is not None
-            ]
-            if stuck:
-                await asyncio.gather(*(self._check_producer(local, head) for local, head in stuck))
+            for local, head in zip(batch, heads, strict=True):
+                if self._compare(local, head) and head is not None:
+                    self._begin(tasks, local.id, partial(self._check_producer, local, head))
 
     def _abandon_if_away(self, partition: int, streams: Sequence[LocalStream]) -> None:
         """End all readers of a partition that has not answered for ``away_s``."""
@@ -121,20 +126,25 @@ class Watchdog:
             local.recheck()
         if idle and head.status == "live":
             return True
-        local.missing_s = None
+        local.missing = None
         return False
 
     def _is_orphan(self, local: LocalStream) -> bool:
-        """Count a look that found neither log nor producer. Returns whether they have been missing for too long."""
-        local.missing_s = 0.0 if local.missing_s is None else local.missing_s + self._looked_s
-        return local.missing_s > ORPHAN_GRACE_S
+        """Count an answer that found neither log nor producer. Returns whether they have been missing for too long.
+
+        The time since the last such answer counts for ``every_s`` at most: this process may have stood still.
+        """
+        now = asyncio.get_running_loop().time()
+        missing_s = 0.0 if local.missing is None else local.missing.s + min(now - local.missing.at, self._every_s)
+        local.missing = Missing(missing_s, now)
+        return missing_s > ORPHAN_GRACE_S
 
     async def _check_producer(self, local: LocalStream, head: Head) -> None:
         """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
         try:
             async with self._lookups:
                 if await self._produces(head.replica, local.id):
-                    local.missing_s = None
+                    local.missing = None
                     return
             if self._is_orphan(local):
                 await self._log.fence(local.id, head.replica, self._random.token_hex(4), ErrorInfo.of(LOST))

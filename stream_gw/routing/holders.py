@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from stream_fabric.errors import FabricError
 from stream_fabric.pool.records import ReplicaInfo
@@ -25,29 +24,11 @@ async def is_held(
         holder = await pools.holder(pool, stream)
         return holder == "queue" or any(info.replica == holder for info in replicas.get(pool, ()))
 
-    failure: FabricError | None = None
-    try:
-        if home is not None and await has_stream(home):
-            return True
-    except FabricError as error:  # another pool may have the stream
-        failure = error
-    found = await _any_true(has_stream, [pool for pool in replicas if pool != home])
-    if not found and failure is not None:
-        raise failure
-    return found
-
-
-async def _any_true(ask: Callable[[str], Coroutine[Any, Any, bool]], pools: Sequence[str]) -> bool:
-    """Ask about every pool, a limited number at once, until one answer is True.
-
-    Raises FabricError if none is and an answer is missing.
-    """
     slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
-    failure: FabricError | None = None
 
     async def limited(pool: str) -> bool:
         async with slots:
-            asking = asyncio.create_task(ask(pool))
+            asking = asyncio.create_task(has_stream(pool))
             try:
                 await asyncio.wait({asking}, timeout=SLOT_S)
             except asyncio.CancelledError:
@@ -55,17 +36,29 @@ async def _any_true(ask: Callable[[str], Coroutine[Any, Any, bool]], pools: Sequ
                 raise
         return await asking
 
-    asked = [asyncio.create_task(limited(pool)) for pool in pools]
+    asked: list[asyncio.Task[bool]] = []
     try:
-        for answer in asyncio.as_completed(asked):
-            try:
-                if await answer:
-                    return True
-            except FabricError as error:
-                failure = failure or error
+        if home is not None:
+            asked.append(asyncio.create_task(has_stream(home)))
+            done, _ = await asyncio.wait(asked, timeout=SLOT_S)  # one that is silent must not delay the others
+            if any(task.exception() is None and task.result() for task in done):
+                return True
+        asked += [asyncio.create_task(limited(pool)) for pool in replicas if pool != home]
+        return await _any_true(asked)
     finally:
         for task in asked:
             task.cancel()
+
+
+async def _any_true(asked: Sequence[asyncio.Task[bool]]) -> bool:
+    """Wait until one answer is True. Raises FabricError if none is and an answer is missing."""
+    failure: FabricError | None = None
+    for answer in asyncio.as_completed(asked):
+        try:
+            if await answer:
+                return True
+        except FabricError as error:  # another pool may have the stream
+            failure = failure or error
     if failure is not None:
         raise failure
     return False

@@ -314,6 +314,7 @@ async def test_a_producer_is_found_while_the_shard_of_another_pool_is_away() -> 
     pools.silent = ["p1"]
     async with asyncio.timeout(3):
         assert await directory.produces(None, stream)
+        assert await directory.produces(ReplicaId("r-p1"), stream), "the last producer's pool says nothing"
     pools.silent, pools.holders = [], {}
     with pytest.raises(FabricUnavailable):  # the pool that is away may have it
         await directory.produces(None, stream)

@@ -13,6 +13,7 @@ import pytest
 
 from stream_fabric import errors
 from stream_fabric.errors import FabricUnavailable, StreamGwError
+from stream_fabric.limits import ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
 from stream_fabric.ports import StreamLog
@@ -24,7 +25,7 @@ from stream_fabric.redis.streams import RedisStreamLog
 from stream_fabric.redis_url import Address
 from stream_fabric.stream.cursor import Cursor, Epoch
 from stream_fabric.stream.frames import ErrorInfo, Status
-from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId, partition_of
 from stream_fabric.stream.log import Head
 from stream_fabric.stream.reader import Gap, Reset
 from stream_gw.delivery.hub import Hub
@@ -161,6 +162,72 @@ async def test_a_reader_is_not_ended_for_an_outage_before_it_came() -> None:
         while not outlet.failures:
             await asyncio.sleep(0.5)
         assert 10 <= now() - came_at <= 12
+        watchdog.cancel()
+
+
+class HalfSilentLog(AwayLog):
+    """A log whose partition 0 says nothing for five seconds, and then fails."""
+
+    partitions = 2
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId) -> list[Head | None]:
+        self.read.append(partition)
+        if partition == 0:
+            await asyncio.sleep(5)
+            raise FabricUnavailable("Redis is away")
+        return [Head(Epoch(1, "aa"), 0, "live", -1, "", 0, True, None, 0) for _ in streams]
+
+
+@on_virtual_time
+async def test_a_silent_shard_delays_the_checks_of_no_other() -> None:
+    """Neither its partition nor its pool: what pub/sub loses of the others is found as soon as ever."""
+    looked: list[StreamId] = []
+
+    async def ask_silent_pool(replica: ReplicaId | None, stream: StreamId) -> bool:
+        looked.append(stream)
+        await asyncio.sleep(5)
+        return True
+
+    async with asyncio.TaskGroup() as tasks:
+        log = HalfSilentLog()
+        hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
+        ids = [next(s for n in range(99) if partition_of(s := StreamId(f"s{n}"), 2) == each) for each in (0, 1)]
+        readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
+        watchdog = tasks.create_task(Watchdog(hub, ask_silent_pool, HostRandom(), every_s=1.0).run())
+        await asyncio.sleep(10.5)
+        assert (log.read.count(1), log.read.count(0)) == (10, 2)
+        assert looked == [ids[1]] * 2, "one look-up of a stream at a time"
+        watchdog.cancel()
+        for reader in readers:
+            reader.close()
+
+
+class EmptyLog(AwayLog):
+    """A log that has lost its streams. It takes 3.9 s to answer the first time."""
+
+    def __init__(self) -> None:
+        self.answered_at = 0.0
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId) -> list[Head | None]:
+        if not self.answered_at:
+            await asyncio.sleep(3.9)
+            self.answered_at = asyncio.get_running_loop().time()
+        return [None for _ in streams]
+
+
+@on_virtual_time
+async def test_a_late_answer_takes_nothing_off_the_time_for_a_lost_stream_to_reappear() -> None:
+    now, outlet, log = asyncio.get_running_loop().time, Reading(), EmptyLog()
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, log), HostClock(), silent, tasks)
+        watchdog = tasks.create_task(Watchdog(hub, produced, HostRandom()).run())
+        hub.expect(StreamId("s"), TenantId("acme"), Epoch(1, "aa")).attach(outlet)
+        while not outlet.failures:
+            await asyncio.sleep(0.1)
+        assert ORPHAN_GRACE_S < now() - log.answered_at < ORPHAN_GRACE_S + WATCHDOG_S
         watchdog.cancel()
 
 

@@ -26,6 +26,7 @@ KEPT = (
     (5612,),  # a gateway that stood still counts that time against a stream whose rescuer died
     (4408,),  # two rescuers die between takeover and place, one of them while it places another stream
     (8801,),  # batch work that has not begun waits its time out while the pool yields
+    (1725,),  # three outages of Redis, and a look at the leases after each
     (9654,),  # a failover loses a takeover that a reader has heard of, and the stream ends before its cursor
 )  # fmt: skip
 """Schedules that once found something and that few others are like: a seed, and faults beside those that it draws."""
