@@ -106,17 +106,19 @@ class Contents:
             self._take_prompt(outcome.stream)
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, RequestTrace) and event.stream and (bytes_max := self._bytes_of(event.tenant)):
+        if isinstance(event, RequestTrace) and event.stream:
+            # The plan may have changed since the prompt came
             prompt = self._take_prompt(event.stream) if event.role in ("created", "refused") else ""
-            if self._is_redacted(event.tenant):
+            bytes_max = self._bytes_of(event.tenant)
+            if bytes_max and (isinstance(prompt, bytes) or self._is_redacted(event.tenant)):
                 self._emit_redacted(event, prompt, bytes_max)
                 return
-            assert isinstance(prompt, str)
-            event = msgspec.structs.replace(event, prompt=prompt)
-            if event.streamed_tokens and self._reading < CONTENT_READS_MAX:
-                self._reading += 1
-                self._spawn(self._emit_with_completion(event, bytes_max))
-                return
+            if bytes_max and isinstance(prompt, str):
+                event = msgspec.structs.replace(event, prompt=prompt)
+                if event.streamed_tokens and self._reading < CONTENT_READS_MAX:
+                    self._reading += 1
+                    self._spawn(self._emit_with_completion(event, bytes_max))
+                    return
         self._sink.emit(event)
 
     def _take_prompt(self, stream: str) -> str | bytes:

@@ -91,15 +91,17 @@ class OneText:
 
 class Rig:
     def __init__(self, redactor: Redactor | None, text: str = f"write to {EMAIL}", bytes_max: int = 1000) -> None:
+        self.bytes_max = bytes_max
+        self.redacts = True
         self.heard = Heard()
         self.tasks: list[asyncio.Task[None]] = []
         self.contents = Contents(
             self.heard,
-            lambda tenant: bytes_max,
+            lambda tenant: self.bytes_max,
             OneText(text),
             self._spawn,
             1,
-            lambda tenant: True,
+            lambda tenant: self.redacts,
             redactor,  # type: ignore[arg-type]
         )
 
@@ -107,11 +109,13 @@ class Rig:
         self.tasks.append(asyncio.create_task(work))
 
     async def told(
-        self, role: Role = "created", ended: ReadEnd = "completed", prompt: str = f"my card {CARD}"
+        self, role: Role = "created", ended: ReadEnd = "completed", prompt: str = f"my card {CARD}", **plan_then: int
     ) -> RequestTrace:
+        """Return the trace of a stream. ``plan_then``: terms that change while it runs."""
         stream = new_stream_id(time.time_ns() // 1_000_000, os.urandom(10))
         body = msgspec.json.encode({"model": "m", "prompt": prompt})
         self.contents.receive_prompt(ACME, stream, body)
+        vars(self).update(plan_then)
         self.contents.emit(trace(stream, role, ended))
         await asyncio.gather(*self.tasks)
         return self.heard.requests[-1]
@@ -131,6 +135,16 @@ async def test_traces_hold_redacted_content_only() -> None:
         assert told.completion == "write to [email]"
         left = await Rig(redactor).told(ended="left")
         assert (left.prompt, left.completion) == ('{"prompt":"my card [card]"}', ""), "half a secret may remain"
+
+
+async def test_a_plan_that_changes_while_a_stream_runs_uncovers_nothing() -> None:
+    async with open_redactor() as redactor:
+        told = await Rig(redactor).told(redacts=False)
+        assert (told.prompt, told.completion) == ('{"prompt":"my card [card]"}', "write to [email]")
+        rig = Rig(redactor)
+        told = await rig.told(bytes_max=0)
+        assert told.prompt == told.completion == ""
+        assert rig.contents.held_bytes == 0
 
 
 async def test_without_the_packages_content_is_not_stored(caplog: pytest.LogCaptureFixture) -> None:
