@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from base64 import b64encode
 from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 import msgspec
@@ -64,7 +66,8 @@ class _Running:
 class OpenAIEngine:
     """An ``Engine`` by HTTP.
 
-    ``base_url``: without ``/v1``. ``slots``: sequences that the server runs at once, which no endpoint shows.
+    ``base_url``: without ``/v1``. Its user and password are sent, unless there is an ``api_key``. ``slots``: sequences
+    that the server runs at once, which no endpoint shows.
     ``steps``: path at which to listen for vLLM's plug-in; requests go by it while it is connected. Empty: by HTTP.
     """
 
@@ -76,7 +79,8 @@ class OpenAIEngine:
         sleep_policy: SleepPolicy | None = None,
         steps: str = "",
     ) -> None:
-        self._base_url = base_url
+        url = urlsplit(base_url)
+        self._base_url = base_url = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
         self._sleep_policy = sleep_policy or SleepPolicy()
         self._asleep = 0
         self._sleep_unknown = ""
@@ -84,6 +88,9 @@ class OpenAIEngine:
         self._models: Sequence[str] = ()
         self._slots = slots
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        if url.username is not None and not api_key:
+            login = f"{unquote(url.username)}:{unquote(url.password or '')}"
+            self._headers = {"authorization": f"Basic {b64encode(login.encode()).decode()}"}
         self._session: aiohttp.ClientSession | None = None
         """For everything but the requests themselves."""
         self._client: HttpClient | None = None

@@ -96,6 +96,29 @@ async def test_the_body_goes_up_as_it_came_with_streaming_and_usage_asked_for() 
     assert headers["Authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize(("key", "sent"), [("", "Basic dXNlcjpwQHNz"), ("secret", "Bearer secret")])
+async def test_a_login_in_the_url_goes_with_every_request_unless_there_is_a_key(key: str, sent: str) -> None:
+    """As a proxy in front of the server asks for it."""
+    seen: list[tuple[str, str | None]] = []
+
+    async def models(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path, request.headers.get("authorization")))
+        return web.json_response({"data": [{"id": "sim-small"}]})
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path, request.headers.get("authorization")))
+        return await play(delta(content="x"), delta(finish="stop"), DONE)(request)
+
+    async with server({CHAT: serve}, {"/v1/models": models}) as url:
+        engine, sink = OpenAIEngine(url.replace("//", "//user:p%40ss@"), key), Recorder()
+        await engine.start()
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        await engine.close()
+    assert sink.status == "completed"
+    assert seen == [("/v1/models", sent), (CHAT, sent)]
+
+
 async def test_only_vllm_is_asked_to_count_as_it_goes() -> None:
     async def metrics(request: web.Request) -> web.StreamResponse:
         return web.Response(text="vllm:num_requests_running 0.0\n")
