@@ -295,7 +295,7 @@ class ReaderTrace:
             self.overflow[0],
             self.reason if self.reason in ("batch_host", "fallback") else "",
             self.replica,
-            self.first - self.placing - self.expected_us if is_expected else None,
+            self.first - self.placed - self.expected_us if is_expected else None,
             self.dialect or ("" if self.facts is None else self.facts.own_dialect),
         )
 

@@ -111,6 +111,18 @@ def test_the_phases_of_a_stream_that_is_cancelled_on_its_second_replica_add_up()
     assert found.phases.residual_us == 0 and found.phases.total_us == found.wall_us
 
 
+def test_what_placement_expects_begins_with_the_placement() -> None:
+    """The limits of a plan and the moderation of the prompt come before it."""
+    clock, outcomes = SetClock(), list[ReaderOutcome]()
+    trace = ReaderTrace(Tracer(Heard(), clock, GatewayId("g"), on_outcome=outcomes.append), "req", "sse")
+    trace.role, trace.placing = "created", clock.at_us
+    clock.at_us += 2_000_000
+    trace.receive_placed(Placed(ReplicaId("r"), "load", (), 50.0))
+    trace.first = clock.at_us + 60_000
+    trace.finish("completed", end=End("completed", Usage(1, output=1)))
+    assert [outcome.ttft_error_us for outcome in outcomes] == [10_000]
+
+
 async def test_the_time_between_one_producer_and_the_next_is_counted(redis_client: RedisClient) -> None:
     clock, tenant, epoch = SetClock(), TenantId("acme"), Epoch(1, "aa")
     began = clock.at_us
