@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from websockets.asyncio.client import connect
@@ -322,6 +322,35 @@ async def test_a_peer_that_takes_nothing_of_an_answer_is_cut(monkeypatch: pytest
         await exchange.send(request_)
         await eventually(lambda: server.server_state.connections, "the connection")
         await eventually(lambda: not server.server_state.connections, "the connection to be cut", 5)
+
+
+class Quiet:
+    """A listener that cuts nothing."""
+
+    def connection_paused(self) -> None: ...
+
+    def connection_resumed(self) -> None: ...
+
+    def connection_lost(self) -> None: ...
+
+
+async def test_time_in_which_a_listener_watches_does_not_count_for_the_next_answer() -> None:
+    """Such as a long stream between two large answers that take their time."""
+    async with serving(large) as server, gate_of(server).connection(4096) as exchange:
+        await exchange.send(b"GET / HTTP/1.1\r\n\r\n")
+        await eventually(lambda: server.server_state.connections, "the connection")
+        (connection,) = cast(set[EdgeHttp], server.server_state.connections)
+        await eventually(connection.transport.get_write_buffer_size, "an answer that waits")
+        connection.sweep(100.0)
+        await exchange.answer()
+        connection.listener = Quiet()
+        connection.sweep(105.0)
+        connection.listener = None
+        connection.transport.write(b"x" * (9 * MIB))
+        connection.sweep(200.0)
+        assert not connection.transport.is_closing()
+        connection.sweep(200.0 + stall.STALL_S_MAX + 1)
+        assert connection.transport.is_closing()
 
 
 async def test_a_peer_that_takes_little_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ class Connection(asyncio.Protocol, ABC):
         Without a listener, a closed connection would stay until its last byte is taken.
         """
         if self.listener is not None and not self.transport.is_closing():
+            self._stall = None  # it ran for an earlier answer
             return
         unsent = self.transport.get_write_buffer_size()
         if not unsent:
