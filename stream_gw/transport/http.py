@@ -163,6 +163,8 @@ class Request:
             headers.append((b"x-stream-id", stream.encode()))
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
+        if error.http_status >= 500 and not error.retriable:
+            headers.append((b"x-should-retry", b"false"))  # else SDKs send the request again, at the caller's cost
         if error.http_status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, WrongMethod):

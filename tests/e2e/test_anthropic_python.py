@@ -142,6 +142,14 @@ def test_errors_are_the_sdks_classes(client: Anthropic, one: Gate) -> None:
         client.get("/v1/messages/nothing", cast_to=object)
 
 
+def test_a_request_is_not_sent_again_after_its_deadline(one: Gate) -> None:
+    retries = Anthropic(base_url=one.url, api_key=one.key, timeout=20)
+    with retries, pytest.raises(anthropic.APIStatusError) as caught:
+        retries.messages.create(**{**LONG, "extra_body": {"deadline_s": 0.3}})
+    assert caught.value.status_code == 504
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
 async def test_an_error_within_the_stream_is_raised(aclient: AsyncAnthropic, two: Gate) -> None:
     stream = await aclient.messages.create(**LONG, stream=True)
     seen = 0

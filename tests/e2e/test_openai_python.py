@@ -218,6 +218,15 @@ def test_errors_are_the_sdks_classes(client: OpenAI, one: Gate) -> None:
     assert mismatch.value.code == "idempotency_mismatch"
 
 
+def test_a_request_is_not_sent_again_after_its_deadline(one: Gate) -> None:
+    long = {**ASK, "max_tokens": 5000, "extra_body": {"deadline_s": 0.3}}
+    retries = OpenAI(base_url=f"{one.url}/v1", api_key=one.key, timeout=20)
+    with retries, pytest.raises(openai.InternalServerError) as caught:
+        retries.chat.completions.create(**long)
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
 def test_a_retried_request_generates_once(client: OpenAI) -> None:
     """The SDK retries after a lost connection, with the caller's idempotency key."""
     headers = {"Idempotency-Key": f"retry-{id(client)}"}
