@@ -150,6 +150,7 @@ class StreamCreation:
         terms = Terms(records.subjects(who, user, request.model), claims)
         work = make_work(parts, call, stream, epoch, meta, cell, now_ms, hashes, salt=salt, reserved=terms.any)
         headers: Headers = ()
+        trace.placing = parts.clock.monotonic_us()
         if terms.any:
             async with self._keys.freeing(call, stream, is_new=is_new):
                 headers, grant = await self._admit(call, work, terms, is_new=is_new)
@@ -245,7 +246,6 @@ class StreamCreation:
         """
         request = call.request
         output = work.output_tokens if request.max_tokens is None else work.output_limit
-        call.trace.placing = self._parts.clock.monotonic_us()
         fail_open = self._parts.settings.limits_fail_open
         try:
             return await self._admission.admit(
@@ -267,7 +267,6 @@ class StreamCreation:
         tenant, model = new.call.who.tenant, work.request.model
         hashes = array("I", work.prefix)
         candidates = parts.directory.candidates(new.cell, model, hashes, work.regions)
-        trace.placing = trace.placing or parts.clock.monotonic_us()
         wait_max_s = wait_s(work, parts.clock.now_us(), self._wait_s_max(new.cell))
         # Their slots differ, so they travel side by side. A half-done pair heals: an agent drops a request whose
         # stream does not exist, and the watchdog ends a stream that no replica claims.

@@ -350,6 +350,26 @@ async def moderated(redis_client: RedisClient) -> AsyncIterator[tuple[InProcess,
         yield made, Principal(TenantId(tenant), ALL_SCOPES), endpoint
 
 
+@pytest.mark.parametrize("limits", [Limits(streams=9), Limits()])
+async def test_moderation_is_part_of_the_admission_in_a_trace(redis_client: RedisClient, limits: Limits) -> None:
+    """Also for a plan without limits."""
+    tenant, endpoint = f"t-{HostRandom().token_hex(4)}", SlowEndpoint()
+    plan = PlanRecord("checked", tenant=limits, moderation="prompt")
+    async with in_process(redis_client, keys=KeyStore([plan, TenantRecord(tenant, "checked")])) as world:
+        moderator = Moderator(None, cast(Endpoint, endpoint), lambda outcome, s: None, HostClock(), fail_open=False)
+        streams = Gateway(replace(world.gateway.parts, moderator=moderator)).streams
+        call = replace(world.call(), who=Principal(TenantId(tenant), ALL_SCOPES))
+        creation = asyncio.create_task(streams.create(call))
+        await eventually(lambda: endpoint.questions, "the check")
+        asked_us = world.gateway.parts.clock.monotonic_us()
+        endpoint.answered.set()
+        with pytest.raises(ModerationUnavailable):
+            await creation
+        (told,) = world.traces
+        assert told.phases.gateway_us <= asked_us - call.trace.received
+        assert told.phases.admission_us == told.wall_us - told.phases.gateway_us
+
+
 @pytest.mark.parametrize("ends", ["refused", "cancelled"])
 async def test_a_repeat_takes_the_key_over_from_a_request_that_ends_in_moderation(
     moderated: tuple[InProcess, Principal, SlowEndpoint], ends: str

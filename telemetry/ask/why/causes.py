@@ -217,8 +217,9 @@ def steered(story: Story) -> Finding | None:
 def admission_slow(story: Story) -> Finding | None:
     took = story.spent("admission_us")
     return _wait_finding(
-        story, "admission slow", "admission_us", took, f"Limits and placement took {duration(took)} in Redis."
-    )
+        story, "admission slow", "admission_us", took,
+        f"Limits, moderation of the prompt and placement took {duration(took)}.",
+    )  # fmt: skip
 
 
 def gateway_slow(story: Story) -> Finding | None:
