@@ -24,19 +24,28 @@ class QueuePositions:
         self._pools = pools
         self._directory = directory
         self._by_pool: dict[str, list[Subscription]] = {}
+        self._sending: set[str] = set()
+        """Pools whose positions are being read."""
 
     def add(self, pool: str, subscription: Subscription) -> None:
         """Send the reader its queue position once a second until the stream leaves the queue."""
         self._by_pool.setdefault(pool, []).append(subscription)
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(_SEND_EVERY_S)
-            for pool in list(self._by_pool):
-                try:
-                    await self._send(pool)
-                except FabricError as error:
-                    log.warning("queue positions not read, retrying: pool=%s error=%s", pool, error)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(_SEND_EVERY_S)
+                for pool in [each for each in self._by_pool if each not in self._sending]:
+                    self._sending.add(pool)  # nothing waits for it: a silent shard of Redis delays its own pools alone
+                    tasks.create_task(self._try_send(pool))
+
+    async def _try_send(self, pool: str) -> None:
+        try:
+            await self._send(pool)
+        except FabricError as error:
+            log.warning("queue positions not read, retrying: pool=%s error=%s", pool, error)
+        finally:
+            self._sending.discard(pool)
 
     async def _send(self, pool: str) -> None:
         """Read the positions of the pool's queued streams, and send each to its reader."""

@@ -16,7 +16,7 @@ from stream_fabric.errors import FabricUnavailable, StreamGwError
 from stream_fabric.limits import ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.pool.placement import Queued
 from stream_fabric.pool.records import Candidate
-from stream_fabric.ports import StreamLog
+from stream_fabric.ports import Pools, StreamLog
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.control import RedisControl
@@ -130,6 +130,38 @@ async def test_who_waits_is_told_again_after_an_outage(world: World, caplog: pyt
     await eventually(lambda: world.outlet.places, "the place in the queue, again")
     assert set(world.outlet.places) == {(1, 1)}
     telling.cancel()
+
+
+class HalfSilentPools:
+    """Pools of which ``silent`` says nothing, with a queued stream each."""
+
+    async def queue_positions(self, pool: str, streams: Sequence[StreamId]) -> tuple[int, list[int]]:
+        if pool == "silent":
+            await asyncio.Event().wait()
+        return 1, [1 for _ in streams]
+
+    def warming(self, pool: str) -> None: ...
+
+    def wake_s(self, pool: str) -> float:
+        return 0.0
+
+
+@on_virtual_time
+async def test_a_silent_shard_delays_the_queue_positions_of_no_other_pool() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, AwayLog()), HostClock(), silent, tasks)
+        pools, outlets = HalfSilentPools(), {pool: Reading() for pool in ("silent", "works")}
+        lines = QueuePositions(cast(Pools, pools), cast(Directory, pools), lambda: 0)
+        readers = []
+        for pool, outlet in outlets.items():
+            readers.append(hub.expect(StreamId(pool), TenantId("acme"), Epoch(1, "aa")).attach(outlet))
+            lines.add(pool, readers[-1])
+        sending = tasks.create_task(lines.run())
+        await asyncio.sleep(3.5)
+        assert (outlets["works"].places, outlets["silent"].places) == ([(1, 1)] * 3, [])
+        sending.cancel()
+        for reader in readers:
+            reader.close()
 
 
 class AwayLog:
