@@ -9,7 +9,7 @@ from typing import Any
 
 from stream_fabric.errors import FabricError
 from stream_fabric.process.backoff import Backoff, BackoffPolicy
-from stream_fabric.stream.ids import StreamId, TenantId, UserId
+from stream_fabric.stream.ids import StreamId, TenantId, UserId, partition_of
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
@@ -118,21 +118,30 @@ class StreamCommands:
         return [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
 
     async def _cancel_all(self, tenant: TenantId, streams: list[StreamId]) -> tuple[list[StreamId], FabricError | None]:
-        """Cancel the streams. Returns those that were not cancelled, and why the last of them was not."""
-        left: list[StreamId] = []
-        error: FabricError | None = None
-        for start in range(0, len(streams), _CANCELS_MAX):
-            batch = streams[start : start + _CANCELS_MAX]
-            replies = await asyncio.gather(
-                *(self._log.cancel(stream, tenant) for stream in batch), return_exceptions=True
-            )
-            for stream, reply in zip(batch, replies, strict=True):
-                if isinstance(reply, FabricError):
-                    left.append(stream)
-                    error = reply
-                elif isinstance(reply, BaseException):
-                    raise reply
-        return left, error
+        """Cancel the streams. Returns those that were not cancelled, and why one of them was not.
+
+        Partitions do not wait for each other: a silent shard of Redis delays its own streams alone.
+        """
+        by_partition: dict[int, list[StreamId]] = {}
+        for stream in streams:
+            by_partition.setdefault(partition_of(stream, self._log.partitions), []).append(stream)
+        failed: dict[StreamId, FabricError] = {}
+
+        async def cancel(members: list[StreamId]) -> None:
+            at_once = max(_CANCELS_MAX // len(by_partition), 1)
+            for start in range(0, len(members), at_once):
+                batch = members[start : start + at_once]
+                replies = await asyncio.gather(
+                    *(self._log.cancel(stream, tenant) for stream in batch), return_exceptions=True
+                )
+                for stream, reply in zip(batch, replies, strict=True):
+                    if isinstance(reply, FabricError):
+                        failed[stream] = reply
+                    elif isinstance(reply, BaseException):
+                        raise reply
+
+        await asyncio.gather(*map(cancel, by_partition.values()))
+        return [stream for stream in streams if stream in failed], next(iter(failed.values()), None)
 
     def _repeat_recent(self) -> None:
         """Send recent cancels again: a failover may have lost cancels that were acknowledged a moment before."""

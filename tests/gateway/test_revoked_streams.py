@@ -11,7 +11,7 @@ import pytest
 
 from stream_fabric.errors import FabricUnavailable
 from stream_fabric.process.host import HostClock
-from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId
+from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId, partition_of
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Revoked
 from stream_gw.auth.keys import key_subject
@@ -76,6 +76,37 @@ async def test_streams_whose_shard_is_away_are_cancelled_when_it_is_back_and_the
         assert fabric.cancelled[3:] == [STREAMS[0]], "none is cancelled twice"
         fabric.away.clear()
     assert fabric.cancelled[4:] == [STREAMS[3]]
+
+
+class HalfSilent(Fabric):
+    """A log of two partitions, of which 0 says nothing for five seconds, and then fails."""
+
+    partitions = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = [StreamId(f"s{number}") for number in range(1500)]
+        self.silent, self.answering = ([s for s in names if partition_of(s, 2) == each] for each in (0, 1))
+
+    async def cancel(self, stream: StreamId, tenant: TenantId) -> CancelReply:
+        if partition_of(stream, 2) == 0:
+            await asyncio.sleep(5)
+            raise FabricUnavailable("Redis is away")
+        return await super().cancel(stream, tenant)
+
+    async def live(self, tenant: TenantId, user: UserId) -> list[StreamId]:
+        return [*self.silent, *self.answering]
+
+
+@on_virtual_time
+async def test_a_silent_shard_delays_the_cancels_of_no_other() -> None:
+    fabric = HalfSilent()
+    async with asyncio.TaskGroup() as tasks:
+        commands = commands_on(fabric, tasks)
+        commands.end_revoked(OF_A_USER)
+        await asyncio.sleep(0.1)
+        assert fabric.cancelled == fabric.answering
+        commands.stop_retries()
 
 
 @pytest.mark.parametrize("revoked, part", ((OF_A_KEY, "accounts"), (OF_A_USER, "index")), ids=("key", "user"))
