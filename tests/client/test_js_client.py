@@ -243,6 +243,31 @@ async def test_an_input_with_an_id_of_its_own_is_added_once(
     assert list(fake.inputs) == ["mine"]
 
 
+async def test_nobody_has_to_await_a_cancel_or_an_input(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    """An error that nobody handles ends a program on Node."""
+    fake.faults.cut_before_ok = 1
+    script = """
+        const codes = [];
+        const told = new Promise((resolve) =>
+          addEventListener("unhandledrejection", (event) => {
+            event.preventDefault();
+            codes.push(event.reason.code);
+            if (event.reason.code === "last") resolve();
+          }),
+        );
+        const stream = gateway.create(body());
+        stream.input("shorter");
+        while (gateway.state !== "reconnecting") await sleep(5);
+        gateway.close();
+        stream.cancel();
+        await fails(stream.input("shorter")).then(({ code }) => codes.push(code));
+        Promise.reject({ code: "last" });
+        await told;
+        return codes;
+    """
+    assert await run_on(browser, target, script) == ["client_closed", "last"]
+
+
 async def test_an_inputs_id_counts_in_its_stream_alone(browser: Browser, fake: FakeGateway, target: Target) -> None:
     """Also where the caller names inputs as the client once named cancels."""
     fake.hold_at = 5

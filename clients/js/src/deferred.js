@@ -1,8 +1,13 @@
-// A promise whose outcome is set from outside.
+// Promises whose outcome is set from outside, and promises that nobody has to await.
+
+/** The promise, whose error counts as handled: whoever wants the outcome awaits it, and nobody has to. */
+export function unawaited(promise) {
+  promise.catch(() => {});
+  return promise;
+}
 
 export function deferred() {
   const parts = {};
-  parts.promise = new Promise((resolve, reject) => Object.assign(parts, { resolve, reject }));
-  parts.promise.catch(() => {}); // whoever wants the outcome awaits the promise itself; nobody has to
+  unawaited((parts.promise = new Promise((resolve, reject) => Object.assign(parts, { resolve, reject }))));
   return parts;
 }

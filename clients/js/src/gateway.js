@@ -1,6 +1,6 @@
 // The client: its connection, its streams, and its requests.
 
-import { deferred } from "./deferred.js";
+import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS, TIMES_MS } from "./limits.js";
 import { Link } from "./link.js";
@@ -82,9 +82,7 @@ export class StreamGateway {
     if (waiting.message.stream === streamId) return waiting.promise;
     // An id counts in its stream alone, but an answer names nothing else: the other stream's must come first.
     const send = () => this.input(streamId, message.item, { id });
-    const acked = waiting.promise.then(send, send);
-    acked.catch(() => {}); // as for other requests: nobody has to await it
-    return acked;
+    return unawaited(waiting.promise.then(send, send));
   }
 
   /** Opens the socket before it is needed. */

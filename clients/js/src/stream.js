@@ -1,10 +1,10 @@
 // One response, from its create or a cursor to its end.
 
-import { deferred } from "./deferred.js";
+import { deferred, unawaited } from "./deferred.js";
 import { GatewayError, closedError } from "./errors.js";
 import { LIMITS } from "./limits.js";
 import { backoffMs } from "./random.js";
-import { BEGINNING, TERMINAL, epochNumber, parseCursor, textOf } from "./wire.js";
+import { BEGINNING, TERMINAL, copied, epochNumber, parseCursor, textOf } from "./wire.js";
 
 /** One stream: its frames in order, each once. Iterate it once: `for await (const item of stream)`. */
 export class Stream {
@@ -103,7 +103,7 @@ export class Stream {
       return Promise.resolve({ result: "terminal", at: this._tailCursor(), status: this.status });
     }
     if (this.id) return this._gateway.cancel(this.id);
-    if (this._ended) return Promise.reject(this.error ?? closedError());
+    if (this._ended) return unawaited(Promise.reject(this.error ?? closedError()));
     if (!this._asked) {
       this._finish("cancelled");
       return Promise.resolve({ result: "accepted", at: BEGINNING, status: "cancelled" });
@@ -114,8 +114,9 @@ export class Stream {
   }
 
   /** Steers the stream with a user's message; an `input` item says where it was applied. */
-  async input(item, options) {
-    return this._gateway.input(await this.ready, item, options);
+  input(item, options) {
+    const said = copied(item);
+    return unawaited(this.ready.then((id) => this._gateway.input(id, said, options)));
   }
 
   /** Stops reading. The generation goes on for as long as its `on_disconnect` says. */
