@@ -218,6 +218,7 @@ EVENTS_SPOOL_BYTES_MAX: Final = 1 << 30  # a process's disk spool (a setting); o
 EVENTS_REDIS_BYTES_MAX: Final = 64 << 20  # unconsumed events in Redis (a setting); over: refused
 FLEET_EVENTS_PER_MINUTE_MAX: Final = 120  # fleet events of a process; over: dropped, their number is in the next one
 DECISIONS_PER_MINUTE_MAX: Final = 20  # decision events of one pool and kind; over: only the last one is emitted, later
+TRACE_ONE_IN_MAX: Final = 1_000_000  # requests that a trace stands for (a setting); over: the event is no row
 CONTENT_BYTES_MAX: Final = 64 << 10  # prompt or completion in a trace (a tenant's plan); the rest is cut
 RETENTION_S_MAX: Final = 7 * 86_400  # time that Redis keeps an ended stream (a tenant's plan)
 TRACE_RETENTION_DAYS_MAX: Final = 3_650  # time that ClickHouse keeps a trace (a tenant's plan)

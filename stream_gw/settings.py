@@ -16,6 +16,7 @@ from stream_fabric.limits import (
     RESPONSE_DAYS_MAX,
     RESPONSES_HELD_BYTES_MAX,
     RESPONSES_STORED_BYTES_MAX,
+    TRACE_ONE_IN_MAX,
 )
 from stream_fabric.moderation.settings import ModerationSettings
 from stream_fabric.process.settings import EmitSettings, FabricSettings
@@ -82,7 +83,7 @@ class GatewaySettings(DatabaseSettings, EmitSettings, ModerationSettings):
     trace_one_in: int = Field(
         1,
         ge=1,
-        le=1_000_000,
+        le=TRACE_ONE_IN_MAX,
         description="Trace 1 in N successful requests; failed requests and billing records are always kept",
     )
     access_log_one_in: int = Field(

@@ -17,6 +17,7 @@ from msgspec import inspect
 from msgspec.structs import astuple
 
 from stream_fabric.events import PHASES, AttemptTrace, Event, FleetEvent, RequestTrace, decode_event
+from stream_fabric.limits import TRACE_ONE_IN_MAX
 from telemetry.emit.record import Part, Record
 
 TABLES: dict[type, str] = {RequestTrace: "requests", AttemptTrace: "attempts", FleetEvent: "fleet"}
@@ -26,7 +27,8 @@ _PIECE = 2000
 """Number of events that are converted to columns at once."""
 _INT_MAX = 1 << 48
 """Maximum of an integer field: nine years in microseconds. Sums over a minute stay far from 64 bits."""
-_WEIGHT_MAX = 1 << 14
+_WEIGHTED_MAX = 1 << 42
+"""The same for a request, whose figures are multiplied by its weight: 51 days."""
 _EARLY_US = 60 * 86_400 * 1_000_000
 _LATE_US = 86_400 * 1_000_000
 _AT_MIN_US = 1_577_836_800_000_000  # 2020
@@ -181,18 +183,19 @@ def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part:
     """Build the table of events of one kind. Raises ValueError for a value that fits no column."""
     names: list[str] = []
     arrays: list[pa.Array] = []
+    most = _WEIGHTED_MAX if kind is RequestTrace else _INT_MAX
     # zip transposes rows to columns in C
     for column, values in zip(_COLUMNS[kind], zip(*map(astuple, events), strict=True), strict=True):
         if column.name == "phases":
             continue
         names.append(column.name)
         taken = values if column.take is None else column.take(values)
-        arrays.append(_array(column.name, taken, column.type))
+        arrays.append(_array(column.name, taken, column.type, most))
     if kind is RequestTrace:
         phases = (event.phases for event in events if isinstance(event, RequestTrace))
         for name, values in zip(PHASES, zip(*map(astuple, phases), strict=True), strict=True):
             names.append(name)
-            arrays.append(_array(name, values, pa.int64()))
+            arrays.append(_array(name, values, pa.int64(), most))
     names += ("_topic", "_partition", "_offset")
     arrays.append(pa.array([part.topic] * len(events), pa.string()))
     arrays.append(pa.array([part.partition] * len(events), pa.int32()))
@@ -200,8 +203,8 @@ def _table(kind: type, events: Sequence[Event], origins: Sequence[Record], part:
     return pa.Table.from_arrays(arrays, names=names)
 
 
-def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Build one column. Raises ValueError for a value that does not fit its type or limits."""
+def _array(name: str, values: Sequence[Any], kind: pa.DataType, most: int) -> pa.Array:
+    """Build one column. Raises ValueError for a value that does not fit its type, or an integer above ``most``."""
     try:
         array = pa.array(values, kind)
     except _UNFIT as error:
@@ -209,7 +212,7 @@ def _array(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     whole = array.values if pa.types.is_list(kind) else array
     if pa.types.is_int64(whole.type) and len(whole):
         ends = pc.min_max(whole).as_py()
-        low, high = (1, _WEIGHT_MAX) if name == "weight" else (-_INT_MAX, _INT_MAX)
+        low, high = (1, TRACE_ONE_IN_MAX) if name == "weight" else (-most, most)
         if ends["min"] < low or ends["max"] > high:
             raise ValueError(f"{name} is not within {low} and {high}")
     return array

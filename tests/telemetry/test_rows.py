@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_event
+from stream_gw.settings import GatewaySettings
 from telemetry.consume import rows
 from telemetry.consume.rows import RECORD_BYTES_MAX, build_batch
 from telemetry.emit.record import Part, PlainRecord
@@ -67,6 +69,17 @@ def test_what_is_no_event_is_put_aside(value: bytes | None, reason: str) -> None
     assert poison.record.offset == 6
     assert reason in poison.reason
     assert 0 < len(poison.reason) <= 500
+
+
+def test_a_trace_may_stand_for_as_many_requests_as_the_setting_allows() -> None:
+    with pytest.raises(ValidationError):
+        GatewaySettings(trace_one_in=1_000_001)
+    one_in = GatewaySettings(trace_one_in=1_000_000).trace_one_in
+    found = build_batch(PART, [record(changed(RequestTrace, weight=one_in, wall_us=1 << 42))])
+    assert (found.rows, found.poison) == (1, [])
+    assert one_in * (1 << 42) < 1 << 63, "the roll-ups sum the product"
+    found = build_batch(PART, [record(changed(RequestTrace, weight=one_in, wall_us=(1 << 42) + 1))])
+    assert "wall_us is not within" in found.poison[0].reason
 
 
 def test_a_moment_that_no_table_takes() -> None:
