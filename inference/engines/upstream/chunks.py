@@ -16,7 +16,7 @@ from inference.engines.upstream.chunk_fields import (
     ChunkUsage,
 )
 from inference.engines.upstream.chunk_template import ChunkTemplate
-from inference.engines.upstream.logprobs import join_logprobs, read_logprobs
+from inference.engines.upstream.logprobs import join_logprobs, read_logprobs, split_logprobs
 from inference.engines.upstream.sse import EventParser
 from stream_fabric.ports import FrameSink
 from stream_fabric.stream.frames import BlockKind, ChoiceEnd, Close, Delta, ErrorInfo, Note, Open, Usage
@@ -261,8 +261,13 @@ class ChunkReader:
             self._sink.frame(Open(state.block, index, kind, "raw" if kind == "reasoning" else None))
         if logprobs is None:
             self._sink.text(state.block, text, state.take_tokens(1))
-        else:
-            self._sink.frame(Delta(state.block, text, state.take_tokens(max(1, tokens)), logprobs))
+            return
+        left = state.take_tokens(max(1, tokens))
+        *before, (text, logprobs, _) = split_logprobs(text, logprobs, tokens)
+        for own, part, count in before:
+            self._sink.frame(Delta(state.block, own, min(count, left), part))
+            left -= min(count, left)
+        self._sink.frame(Delta(state.block, text, left, logprobs))
 
     def _receive_tool_call(self, state: _ChoiceState, index: int, part: ChunkToolCall) -> None:
         """Put a part of a tool call into the sink. Arguments are held until the call has a name."""

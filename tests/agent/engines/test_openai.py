@@ -9,6 +9,7 @@ import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -19,9 +20,9 @@ from inference.engines.openai import OpenAIEngine
 from inference.engines.upstream.answers import upstream_error
 from inference.engines.upstream.chunks import ChunkReader
 from stream_fabric.errors import EngineFailed, EngineLost
-from stream_fabric.limits import ITEM_CHARS_MAX, STREAM_BYTES_MAX
+from stream_fabric.limits import FRAME_BYTES_MAX, ITEM_CHARS_MAX, STREAM_BYTES_MAX
 from stream_fabric.pool.records import EngineRequest
-from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage
+from stream_fabric.stream.frames import ErrorInfo, Note, Open, Usage, encode
 from stream_fabric.stream.ids import derived_id
 from tests.agent.engines.recorder import Recorder, chat, completion, stream_id
 from tests.agent.engines.upstream import Handler, play, server
@@ -321,6 +322,38 @@ def test_logprobs_of_tokens_without_a_text_are_not_lost(
     items = [item for delta in sink.deltas() if delta.logprobs for item in msgspec.json.decode(delta.logprobs)]
     assert items == [spelled(token) for token in tokens]
     assert sink.tokens() == len(tokens)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["characters", "halves"])
+@pytest.mark.parametrize("older", [False, True], ids=["list", "object"])
+def test_the_logprobs_of_many_tokens_are_divided_into_frames(older: bool, whole: bool) -> None:
+    """As vLLM sends them in one chunk after its server, or the agent, stood still."""
+    tokens = [f" w{number}" if whole or number % 2 else "\xf0" for number in range(400)]
+    text = "".join(token for token in tokens if whole or token != "\xf0")
+    tops = [{f"{token}{rank}": -rank - 0.5 for rank in range(50)} for token in tokens]
+    offsets = list(range(len(tokens)))
+    lists = {"tokens": tokens, "token_logprobs": None, "top_logprobs": tops, "text_offset": offsets}
+    items = [{"token": token, "logprob": -0.5, "top_logprobs": top} for token, top in zip(tokens, tops, strict=True)]
+    choice = (
+        {"text": text, "logprobs": lists} if older else {"delta": {"content": text}, "logprobs": {"content": items}}
+    )
+    usage = {"prompt_tokens": 7, "completion_tokens": 410}
+    sink = read(event(choices=[{"index": 0, **choice}], usage=usage), delta(finish="stop"), counts=True)
+    deltas = sink.deltas()
+    assert len(deltas) > 1 and max(len(encode(each)) for each in deltas) <= FRAME_BYTES_MAX
+    assert "".join(each.text for each in deltas) == text
+    assert sink.tokens() == 410, "some had no logprobs"
+    found = [msgspec.json.decode(each.logprobs or b"") for each in deltas]
+    if older:
+        assert {name: [*chain(*(part[name] for part in found))] for name in lists if lists[name]} == {
+            name: each for name, each in lists.items() if each
+        }
+        assert all(part["token_logprobs"] is None for part in found)
+    else:
+        assert [*chain(*found)] == items
+    if whole:
+        named = [part["tokens"] if older else [item["token"] for item in part] for part in found]
+        assert ["".join(each) for each in named] == [each.text for each in deltas]
 
 
 def counted(made: int | None, index: int = 0, finish: str | None = None, **fields: Any) -> bytes:
