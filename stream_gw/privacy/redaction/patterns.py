@@ -94,12 +94,13 @@ PATTERNS = (
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^-]*"
         r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?",
     ),
+    _pattern("token", r"\bcap_[A-Za-z0-9_\-.]{32,}"),  # our capability tokens
     _pattern("token", r"\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"),  # a JWT
     _pattern("key", r"\b(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}\b"),  # AWS
     _pattern(
         "key", r"(?i)aws.{0,20}?(?:secret|key).{0,20}?[=:\"'\s(]([A-Za-z0-9/+=]{40})(?:[^A-Za-z0-9/+=]|$)", group=1
     ),
-    _pattern("key", r"\bsk-[A-Za-z0-9_\-]{16,}"),  # OpenAI, Anthropic, ours
+    _pattern("key", r"\b(?:sk-|sgw_[a-z0-9]+_)[A-Za-z0-9_\-]{16,}"),  # OpenAI, Anthropic, ours
     _pattern("key", r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,}|glpat-[A-Za-z0-9_\-]{20,})"),
     _pattern("key", r"\b(?:xox[abeoprs]-[A-Za-z0-9\-]{10,}|[rs]k_(?:live|test)_[0-9A-Za-z]{10,})"),  # Slack, Stripe
     _pattern("key", r"\b(?:AIza[0-9A-Za-z_\-]{35}|ya29\.[0-9A-Za-z_\-]{20,}|hf_[A-Za-z0-9]{30,})"),  # Google

@@ -97,6 +97,8 @@ MAKERS: dict[str, Callable[[random.Random], str]] = {
     "ip6": lambda rng: ":".join(f"{rng.randrange(1, 0xFFFF):x}" for _ in range(8)),
     "aws key": lambda rng: "AKIA" + _some(rng, string.ascii_uppercase + string.digits, 16),
     "aws secret": lambda rng: _some(rng, _ALNUM + "/+", 40),
+    "our key": lambda rng: f"sgw_{_some(rng, 'abcdefghijklmnopqrstuvwxyz234567', 12)}_{_b64(rng, 43)}",
+    "our token": lambda rng: f"cap_{_jwt(rng)}",
     "openai key": lambda rng: "sk-" + rng.choice(("", "proj-")) + _some(rng, _ALNUM, 40),
     "github key": lambda rng: rng.choice(("ghp_", "gho_", "ghs_")) + _some(rng, _ALNUM, 36),
     "slack key": lambda rng: f"xoxb-{_some(rng, string.digits, 12)}-{_some(rng, _ALNUM, 24)}",
