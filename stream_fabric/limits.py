@@ -146,7 +146,8 @@ RESPONSE_RETRY_S: Final = 30.0  # time to write a response to the database; over
 RESPONSE_NO_LOG_S_MAX: Final = 60.0  # time in which the stream of a new response must exist; over: it is forgotten
 RESPONSE_UNSAVED_S_MAX: Final = 86_400  # time that Redis keeps a response that the database does not take; over: lost
 RESPONSE_SQL_S_MAX: Final = 3.0  # time for the database to answer a request; over: 503
-RESPONSE_SQL_CALLS_MAX: Final = 64  # requests of a gateway that wait for the database of responses; over: 503
+RESPONSE_SQL_CALLS_MAX: Final = 128  # requests of a gateway that wait for the database of responses; over: 503
+RESPONSE_SQL_TENANT_CALLS_MAX: Final = 64  # of one tenant's among them; over: 503
 RESPONSES_COUNTED_EVERY_S: Final = 15.0  # interval at which a gateway counts those that wait, for its metrics
 RESPONSES_SWEPT_MAX: Final = 500  # rows that one sweep deletes; more take further sweeps
 RESPONSES_SWEEP_EVERY_S: Final = 60.0  # interval at which a gateway deletes rows that have expired
@@ -279,5 +280,6 @@ assert RESPONSES_IN_FLIGHT_MAX < RESPONSE_LANES_MAX < RESPONSES_WAITING_MAX < WS
 assert SOCKET_HISTORY_BYTES_MAX * 8 <= TENANT_HISTORY_BYTES_MAX < HISTORY_BYTES_MAX, (
     "one tenant must not fill a gateway"
 )
+assert 2 * RESPONSE_SQL_TENANT_CALLS_MAX <= RESPONSE_SQL_CALLS_MAX, "one tenant must not hold up the others"
 assert BODY_BYTES_MAX + 2 * STREAM_BYTES_MAX < RESPONSE_BYTES_MAX < RESPONSES_HELD_BYTES_MAX
 assert RESPONSE_LOOK_S_MAX * 3 <= RETENTION_S and RESPONSE_RETRY_S * 10 < RESPONSE_UNSAVED_S_MAX

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_SQL_CALLS_MAX, RESPONSE_SQL_S_MAX, RESPONSES_SWEPT_MAX
+from stream_fabric.limits import (
+    RESPONSE_CHAIN_MAX,
+    RESPONSE_SQL_CALLS_MAX,
+    RESPONSE_SQL_S_MAX,
+    RESPONSE_SQL_TENANT_CALLS_MAX,
+    RESPONSES_SWEPT_MAX,
+)
 from stream_gw.responses.errors import ResponseStorageFull, ResponsesUnavailable
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.sql.conversations import Conversations, StoredConversation, StoredItem, StoredPage
@@ -14,6 +22,8 @@ from stream_gw.tenancy.sql.database import Database
 from stream_gw.tenancy.sql.responses import Link, NewRow, Responses, StoredResponse, count_bytes
 
 _T = TypeVar("_T")
+_ALL = ""
+"""Stands for the tenant of a transaction that is not one tenant's."""
 
 
 class ResponseRows:
@@ -23,6 +33,8 @@ class ResponseRows:
         self._database = database
         self._now_s = now_s
         self._running: set[asyncio.Task[Any]] = set()
+        self._asking: Counter[str] = Counter()
+        """Transactions that run, by tenant."""
 
     async def close(self) -> None:
         """Wait for statements that run: a driver's connection must not be dropped within one."""
@@ -31,15 +43,17 @@ class ResponseRows:
     # --- responses -----------------------------------------------------------------------------------------
 
     async def find(self, tenant: str, response: str) -> StoredResponse | None:
-        return await self._ask(lambda connection: Responses(connection).find(tenant, response, self._now_s()))
+        return await self._ask(tenant, lambda connection: Responses(connection).find(tenant, response, self._now_s()))
 
     async def chain(self, tenant: str, response: str) -> list[Link]:
         """Return a response and those that it builds on, the newest first, as far as they are there."""
         depth = RESPONSE_CHAIN_MAX + 1
-        return await self._ask(lambda connection: Responses(connection).chain(tenant, response, self._now_s(), depth))
+        return await self._ask(
+            tenant, lambda connection: Responses(connection).chain(tenant, response, self._now_s(), depth)
+        )
 
     async def read(self, tenant: str, responses: Sequence[str]) -> dict[str, StoredResponse]:
-        return await self._ask(lambda connection: Responses(connection).read(tenant, responses))
+        return await self._ask(tenant, lambda connection: Responses(connection).read(tenant, responses))
 
     async def insert_all(self, rows: Sequence[NewRow]) -> dict[str, int]:
         """Add rows, and the items to their conversations, each once. Return the bytes of each tenant's rows."""
@@ -55,10 +69,10 @@ class ResponseRows:
                 added[row.tenant] = added.get(row.tenant, 0) + size
             return {tenant: await count_bytes(connection, tenant, size) for tenant, size in added.items()}
 
-        return await self._ask(work) if rows else {}
+        return await self._ask(_ALL, work) if rows else {}
 
     async def delete(self, tenant: str, response: str) -> bool:
-        return await self._ask(lambda connection: Responses(connection).delete(tenant, response))
+        return await self._ask(tenant, lambda connection: Responses(connection).delete(tenant, response))
 
     # --- conversations -------------------------------------------------------------------------------------
 
@@ -71,20 +85,22 @@ class ResponseRows:
             size += await conversations.append(row.tenant, row.id, items, row.expires_at)
             await _grow(connection, row.tenant, size, bytes_max)
 
-        await self._ask(work)
+        await self._ask(row.tenant, work)
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
-        return await self._ask(lambda connection: Conversations(connection).find(tenant, conversation, self._now_s()))
+        return await self._ask(
+            tenant, lambda connection: Conversations(connection).find(tenant, conversation, self._now_s())
+        )
 
     async def change_conversation(self, row: StoredConversation, bytes_max: int) -> None:
         async def work(connection: Any) -> None:
             size = await Conversations(connection).change(row.tenant, row.id, row.metadata, row.expires_at)
             await _grow(connection, row.tenant, size, bytes_max)
 
-        await self._ask(work)
+        await self._ask(row.tenant, work)
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        return await self._ask(lambda connection: Conversations(connection).delete(tenant, conversation))
+        return await self._ask(tenant, lambda connection: Conversations(connection).delete(tenant, conversation))
 
     async def append(
         self, tenant: str, conversation: str, items: Sequence[StoredItem], expires_at: float, bytes_max: int
@@ -93,32 +109,35 @@ class ResponseRows:
             size = await Conversations(connection).append(tenant, conversation, items, expires_at)
             await _grow(connection, tenant, size, bytes_max)
 
-        await self._ask(work)
+        await self._ask(tenant, work)
 
     async def items(self, tenant: str, conversation: str) -> list[StoredItem]:
-        return await self._ask(lambda connection: Conversations(connection).items(tenant, conversation))
+        return await self._ask(tenant, lambda connection: Conversations(connection).items(tenant, conversation))
 
     async def page(
         self, tenant: str, conversation: str, after: str | None, limit: int, bytes_max: int, *, newest_first: bool
     ) -> StoredPage | None:
         """See ``Conversations.page``."""
         return await self._ask(
+            tenant,
             lambda connection: Conversations(connection).page(
                 tenant, conversation, after, limit, bytes_max, newest_first=newest_first
-            )
+            ),
         )
 
     async def item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
-        return await self._ask(lambda connection: Conversations(connection).item(tenant, conversation, item))
+        return await self._ask(tenant, lambda connection: Conversations(connection).item(tenant, conversation, item))
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        return await self._ask(lambda connection: Conversations(connection).delete_item(tenant, conversation, item))
+        return await self._ask(
+            tenant, lambda connection: Conversations(connection).delete_item(tenant, conversation, item)
+        )
 
     # --- upkeep --------------------------------------------------------------------------------------------
 
     async def bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's rows."""
-        return await self._ask(lambda connection: Responses(connection).bytes(tenant))
+        return await self._ask(tenant, lambda connection: Responses(connection).bytes(tenant))
 
     async def sweep(self) -> int:
         """Delete rows that have expired, at most a few hundred; return how many."""
@@ -128,17 +147,23 @@ class ResponseRows:
             count = await Responses(connection).sweep(now, RESPONSES_SWEPT_MAX)
             return count + await Conversations(connection).sweep(now, RESPONSES_SWEPT_MAX)
 
-        return await self._ask(work)
+        return await self._ask(_ALL, work)
 
-    async def _ask(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
-        """Run a transaction. One that outlasts the caller's patience runs on, bounded by the driver."""
+    async def _ask(self, tenant: str, work: Callable[[Any], Awaitable[_T]]) -> _T:
+        """Run a transaction for a tenant. One that outlasts the caller's patience runs on, bounded by the driver."""
         if len(self._running) >= RESPONSE_SQL_CALLS_MAX:
             raise ResponsesUnavailable(
                 f"the database of stored responses is busy with {RESPONSE_SQL_CALLS_MAX} requests; retry"
             )
+        if tenant != _ALL and self._asking[tenant] >= RESPONSE_SQL_TENANT_CALLS_MAX:
+            raise ResponsesUnavailable(
+                f"{RESPONSE_SQL_TENANT_CALLS_MAX} requests of your tenant wait for the database of stored responses, "
+                "the most that may; retry"
+            )
         task = asyncio.create_task(self._run(work))
         self._running.add(task)
-        task.add_done_callback(self._forget)
+        self._asking[tenant] += 1
+        task.add_done_callback(partial(self._forget, tenant))
         done, _ = await asyncio.wait([task], timeout=RESPONSE_SQL_S_MAX)
         if not done:
             raise ResponsesUnavailable(
@@ -153,8 +178,11 @@ class ResponseRows:
         async with self._database.transaction() as connection:
             return await work(connection)
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, tenant: str, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._asking[tenant] -= 1
+        if not self._asking[tenant]:
+            del self._asking[tenant]
         if not task.cancelled():
             task.exception()  # retrieved, also when nobody waits any more
 

@@ -141,9 +141,9 @@ async def test_a_long_chain_takes_two_queries(gateway: Gateway) -> None:
     asked = []
     ask = gateway.rows._ask
 
-    async def counted(work):  # type: ignore[no-untyped-def]
+    async def counted(tenant, work):  # type: ignore[no-untyped-def]
         asked.append(work)
-        return await ask(work)
+        return await ask(tenant, work)
 
     gateway.rows._ask = counted  # type: ignore[method-assign]
     assert len(await gateway.store.history(ACME, chain[-1], None)) == 60

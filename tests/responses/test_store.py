@@ -162,8 +162,29 @@ async def test_a_frozen_database_answers_503_in_time(gateway: Gateway, monkeypat
         await frozen.wait()
 
     with pytest.raises(ResponsesUnavailable, match=r"did not answer in 0\.1 s"):
-        await gateway.rows._ask(hang)
+        await gateway.rows._ask(ACME, hang)
     frozen.set()
+
+
+async def test_one_tenant_leaves_the_database_to_the_others(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of what is stored meet no other limit: one client could have all others refused."""
+    monkeypatch.setattr("stream_gw.responses.database.RESPONSE_SQL_TENANT_CALLS_MAX", 2)
+    rows = gateway.rows
+    assert rows is not None
+    ends = asyncio.Event()
+
+    async def hang(connection: object) -> None:
+        await ends.wait()
+
+    asked = [asyncio.create_task(rows._ask(ACME, hang)) for _ in range(2)]
+    await eventually(lambda: rows._asking[ACME] == 2)
+    with pytest.raises(ResponsesUnavailable, match="2 requests of your tenant"):
+        await rows.find(ACME, NEVER)
+    assert await rows.find(GLOBEX, NEVER) is None
+    assert await rows.sweep() == 0, "upkeep is nobody's"
+    ends.set()
+    await asyncio.gather(*asked)
+    assert await rows.find(ACME, NEVER) is None and not rows._asking
 
 
 async def test_a_failed_stream_is_stored_with_its_error(platform: Platform, gateway: Gateway) -> None:
