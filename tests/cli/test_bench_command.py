@@ -147,6 +147,21 @@ async def test_the_pauses_of_a_slow_reader_are_not_the_server_s_time(tmp_path: P
     assert found["requests"][0]["duration_s"] > 1.5, "seven events with their pauses"
 
 
+async def test_the_connection_of_a_slow_reader_serves_no_other_request(tmp_path: Path) -> None:
+    """Its server takes it for idle, and may close it, while the reader is still reading."""
+    used: list[object] = []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        used.append(request.transport)
+        return await timed(0.0, 0.0, 2)(request)
+
+    async with server({CHAT: serve}) as url:
+        flags = ("--concurrency", "1", "--requests", "2", "--slow", "1")
+        assert (await measured(tmp_path, url, *flags))[0] == 0
+    first, second = used[-2:]
+    assert first is not second
+
+
 async def test_a_cancel_closes_the_connection_to_a_server_without_cancels(tmp_path: Path) -> None:
     left = 0
 

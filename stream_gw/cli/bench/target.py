@@ -93,8 +93,11 @@ class HttpTarget:
     @contextlib.asynccontextmanager
     async def create(self, index: int, body: dict[str, Any], *, slow: bool = False) -> AsyncIterator[Answer]:
         buffer_bytes = _SLOW_BUFFER_BYTES if slow else 1 << 16
+        # A slow reader may read on for minutes after the server's last byte: the server takes the connection for idle,
+        # and would close it under the next request
+        headers = {"connection": "close"} if slow else {}
         async with self._session.post(
-            f"{self._url(index)}/v1/chat/completions", json=body, read_bufsize=buffer_bytes
+            f"{self._url(index)}/v1/chat/completions", json=body, headers=headers, read_bufsize=buffer_bytes
         ) as response:
             yield await self._answer(response)
 
