@@ -5,16 +5,18 @@ A record with its id marks a replayed dead letter there, in one transaction with
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from telemetry.consume.dlq import Dead, dead_from_record, headers_of_dead
 from telemetry.consume.source import SourceUnavailable
-from telemetry.kafka.transport import limit_metadata_requests
+from telemetry.kafka.transport import end_producer, limit_metadata_requests
 
 _REPLAYED = "dlq-replayed"
 _IN_ONE = 100
@@ -27,30 +29,59 @@ class KafkaDeadLetters:
         self._options = dict(options)
         self._topic = topic
         self._producer: AIOKafkaProducer | None = None
+        self._putting = asyncio.Lock()
 
     async def put(self, name: str, dead: Sequence[Dead]) -> None:
+        async with self._putting:  # a producer that has failed is ended, with all that others send by it
+            await self._put(dead)
+
+    async def _put(self, dead: Sequence[Dead]) -> None:
         try:
-            if self._producer is None:
-                producer = AIOKafkaProducer(
-                    **self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20
-                )
-                limit_metadata_requests(producer.client)
-                await producer.start()
-                self._producer = producer
-            sent = [
-                await self._producer.send(
-                    self._topic,
-                    letter.value,
-                    key=letter.key,
-                    headers=headers_of_dead(letter),
-                    timestamp_ms=letter.timestamp,
-                )
-                for letter in dead
-            ]
-            for future in sent:
-                await future
+            await self._send(dead)
+        except MessageSizeTooLargeError as error:
+            await self._end_producer()
+            if len(dead) > 1:  # which of them is it?
+                for letter in dead:
+                    await self._put([letter])
+            elif dead[0].value or dead[0].key or dead[0].headers:
+                # Its partition must go on; the record itself stays in the log for that topic's retention
+                reason = f"{dead[0].reason}; left out here: its key, value and headers are too large for {self._topic}"
+                await self._put([msgspec.structs.replace(dead[0], reason=reason, key=None, value=b"", headers=())])
+            else:
+                raise SourceUnavailable(f"the dead letters' topic {self._topic} takes no record: {error!r}") from error
         except (KafkaError, OSError) as error:
+            await self._end_producer()
             raise SourceUnavailable(f"the dead letters' topic {self._topic}: {error!r}") from error
+
+    async def _send(self, dead: Sequence[Dead]) -> None:
+        """Send dead letters, and wait until all are acknowledged. Raises KafkaError and OSError."""
+        if self._producer is None:
+            producer = AIOKafkaProducer(**self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20)
+            limit_metadata_requests(producer.client)
+            try:
+                await producer.start()
+            except BaseException:
+                await end_producer(producer)
+                raise
+            self._producer = producer
+        sent = [
+            await self._producer.send(
+                self._topic,
+                b"" if letter.value is letter.key is None else letter.value,  # the client sends no record without both
+                key=letter.key,
+                headers=headers_of_dead(letter),
+                timestamp_ms=letter.timestamp,
+            )
+            for letter in dead
+        ]
+        for future in sent:
+            await future
+
+    async def _end_producer(self) -> None:
+        """End a producer that has failed: its sequence numbers have a gap, so brokers refuse all that it sends."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await end_producer(producer)
 
     async def waiting(self, count: int) -> list[Dead]:
         return (await self._read_waiting())[:count]

@@ -1,7 +1,7 @@
 """Transport of events through Kafka, and what every aiokafka client needs: options, topics, and a bounded log.
 
 Some private parts of aiokafka are replaced here (``limit_metadata_requests``, ``keep_sent_batches``,
-``_end_producer``); ``tests/telemetry/test_kafka_private.py`` fails when a release renames them.
+``end_producer``); ``tests/telemetry/test_kafka_private.py`` fails when a release renames them.
 """
 
 from __future__ import annotations
@@ -240,25 +240,28 @@ class KafkaTransport:
         return producer
 
     async def _end_producer(self) -> None:
-        """Close the producer at once; its own ``stop`` waits for everything that it still has to send."""
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        producer._closed = True
-        client, sender = producer.client, producer._sender.sender_task
-        client._maybe_wait_metadata = _no_wait  # requests that fail now must not wait for news of the brokers
-        if sender is not None:
-            sender.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S_MAX):
-                await client.close()
-        if client._md_update_fut is not None and not client._md_update_fut.done():
-            client._md_update_fut.set_result(False)
-        if sender is not None:
-            await asyncio.wait({sender}, timeout=_CLOSE_S_MAX)
+        if producer is not None:
+            await end_producer(producer)
 
     async def close(self) -> None:
         await self._end_producer()
+
+
+async def end_producer(producer: AIOKafkaProducer) -> None:
+    """Close a producer at once; its own ``stop`` waits for everything that it still has to send."""
+    producer._closed = True
+    client, sender = producer.client, producer._sender.sender_task
+    client._maybe_wait_metadata = _no_wait  # requests that fail now must not wait for news of the brokers
+    if sender is not None:
+        sender.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S_MAX):
+            await client.close()
+    if client._md_update_fut is not None and not client._md_update_fut.done():
+        client._md_update_fut.set_result(False)
+    if sender is not None:
+        await asyncio.wait({sender}, timeout=_CLOSE_S_MAX)
 
 
 async def _no_wait() -> None:

@@ -19,8 +19,10 @@ from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.process.settings import EventSettings
 from stream_fabric.redis.client import RedisClient
 from stream_fabric.redis.events import RedisEvents
+from telemetry.consume.dlq import Dead
 from telemetry.emit.redis import RedisTransport
 from telemetry.emit.transport import Record, Transport, TransportUnavailable
+from telemetry.kafka.dlq import KafkaDeadLetters
 from telemetry.kafka.transport import KafkaTransport, LogRateLimit, TopicMissing, connection_options, ensure_topic
 from tests.support.kafka import KafkaServer
 from tests.support.proxy import Proxy
@@ -271,6 +273,30 @@ async def test_what_a_topic_finds_too_large_does_not_hold_up_the_rest(kafka_serv
     await transport.close()
     arrived = sorted(value for _, _, value, _ in await read_topic(kafka_servers, topic))
     assert arrived == sorted(values([*records(30), *records(5, "after")]))
+
+
+async def test_a_dead_letter_that_does_not_fit_its_topic_stops_no_other(kafka_servers: str) -> None:
+    topic = await make_topic(kafka_servers, **{"max.message.bytes": "20000"})
+    letters = KafkaDeadLetters({"bootstrap_servers": kafka_servers}, topic)
+
+    def dead(offset: int, size: int) -> Dead:
+        return Dead(f"t:0:{offset}@1", "t", 0, offset, 1, "it is no event", b"key", os.urandom(size))
+
+    await letters.put("block-1", [dead(0, 10), dead(1, 60_000), dead(2, 10)])
+    await letters.put("block-2", [dead(3, 5 << 20)])
+    await letters.put("block-3", [dead(4, 10)])
+    await letters.put("block-4", [Dead("t:0:5@1", "t", 0, 5, 1, "the record has no value")])
+    found = {letter.offset: letter for letter in await letters.waiting(10)}
+    await letters.close()
+    assert {offset: len(letter.value or b"") for offset, letter in found.items()} == {
+        0: 10,
+        1: 0,
+        2: 10,
+        3: 0,
+        4: 10,
+        5: 0,
+    }
+    assert found[1].reason.startswith("it is no event; left out here")
 
 
 async def test_without_a_broker_a_batch_is_unsent_and_the_log_is_not_flooded(
