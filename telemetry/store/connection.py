@@ -33,6 +33,10 @@ QUERY_ROWS_MAX = 10_000
 """Maximum rows that a query returns; more are cut off and ``Rows.truncated`` is set."""
 QUERY_S_MAX = 30.0
 _QUERY_MEMORY_BYTES_MAX = 2 << 30
+ANSWER_S_MAX = 60.0
+"""Time in which a server answers, in seconds; over: the call has failed, though the server may go on with it."""
+MIGRATION_S_MAX = 3600.0
+"""The same for a statement of a migration, which may rewrite the rows of a month."""
 
 WRITE_SETTINGS: Mapping[str, Any] = {
     # One insert is one block with its own name; the server must not merge several
@@ -98,8 +102,11 @@ class Address:
         return Address.parse(urlunsplit((parts.scheme, parts.netloc, path, query, "")))
 
 
-def connect(address: Address, settings: Mapping[str, Any]) -> Client:
-    """Open a client. Blocks. Raises StoreUnavailable, and the driver's own errors (see ``ClientThread``)."""
+def connect(address: Address, settings: Mapping[str, Any], answer_s: float | None = None) -> Client:
+    """Open a client. Blocks. Raises StoreUnavailable, and the driver's own errors (see ``ClientThread``).
+
+    ``answer_s``: time in which a server answers; None: ``ANSWER_S_MAX``.
+    """
     try:
         import clickhouse_connect
     except ImportError:
@@ -119,7 +126,7 @@ def connect(address: Address, settings: Mapping[str, Any]) -> Client:
                 settings={**_SERVER_SETTINGS, **settings},
                 tz_mode="aware",
                 connect_timeout=5,
-                send_receive_timeout=60,
+                send_receive_timeout=answer_s or ANSWER_S_MAX,
             )
         except clickhouse_connect.driver.exceptions.OperationalError as error:
             raise StoreUnavailable(
@@ -138,7 +145,7 @@ def connect(address: Address, settings: Mapping[str, Any]) -> Client:
         ) from error
 
 
-def connect_writer(address: Address) -> Client:
+def connect_writer(address: Address, answer_s: float | None = None) -> Client:
     """Open a client for inserts; the database is created if it is missing."""
     if address.database != "default":
         client = connect(address.default_database(), WRITE_SETTINGS)
@@ -146,7 +153,7 @@ def connect_writer(address: Address) -> Client:
             client.command(f"CREATE DATABASE IF NOT EXISTS {address.database}")
         finally:
             client.close()
-    return connect(address, WRITE_SETTINGS)
+    return connect(address, WRITE_SETTINGS, answer_s)
 
 
 def connect_reader(address: Address) -> Client:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stream_fabric.ports import Clock, Random
-from telemetry.store.connection import QUERY_ROWS_MAX, Address, ClientThread, connect_reader, connect_writer
+from telemetry.store.connection import (
+    MIGRATION_S_MAX,
+    QUERY_ROWS_MAX,
+    Address,
+    ClientThread,
+    connect_reader,
+    connect_writer,
+)
 from telemetry.store.errors import StoreRefused
 from telemetry.store.migrations import check_schema, migrate, schema_too_old
 
@@ -78,10 +85,16 @@ class Store:
 
     async def open(self, *, migrate_schema: bool = True) -> None:
         """Connect and migrate the schema; without ``migrate_schema`` only check it, which needs SELECT only."""
-        if migrate_schema:
-            await self._writer.run(lambda client: migrate(client, self.shown, self._random))
-        else:
+        if not migrate_schema:
             await self._check()
+            return
+        # The embedded engine answers when it is done; a server may need longer than for the insert of a block
+        apart = None if self.embedded else ClientThread(lambda: connect_writer(self._address, MIGRATION_S_MAX))
+        try:
+            await (apart or self._writer).run(lambda client: migrate(client, self.shown, self._random))
+        finally:
+            if apart is not None:
+                await apart.close()
 
     async def _check(self) -> None:
         try:

@@ -28,6 +28,7 @@ from stream_fabric.process.settings import FabricSettings
 from stream_gw.cli.main import main
 from stream_gw.settings import GatewaySettings
 from telemetry.settings import TelemetrySettings
+from telemetry.store.connection import MIGRATION_S_MAX
 from tests.infra import schemas
 from tests.infra.chart import (
     CASES,
@@ -368,6 +369,12 @@ def test_a_pod_is_given_the_time_that_its_drain_takes(case: str) -> None:
             case _:
                 took_s = EVENTS_CLOSE_S_MAX
         assert grace_s >= took_s + 5, name
+
+
+def test_telemetry_may_start_as_long_as_a_migration_may_take() -> None:
+    (pod,) = [pod for name, pod in ours("production") if component(pod) == "telemetry"]
+    probe = pod["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= MIGRATION_S_MAX + 60
 
 
 def test_a_model_may_load_as_long_as_vllm_may_start() -> None:

@@ -19,6 +19,7 @@ from stream_fabric.events import AttemptTrace, FleetEvent, RequestTrace, encode_
 from telemetry.ask.sql.names import TABLES
 from telemetry.consume.rows import Batch, build_batch, columns
 from telemetry.emit.record import Part, PlainRecord
+from telemetry.store import connection
 from telemetry.store import migrations as migrations_module
 from telemetry.store.errors import SchemaTooNew, StoreRefused, StoreUnavailable
 from telemetry.store.migrations import Migration, migrations
@@ -278,6 +279,18 @@ async def test_a_migration_that_died_half_way_is_taken_over(
         await store.open()
     monkeypatch.setattr(migrations_module, "migrations", lambda: known)
     await store.open()
+    await store.close()
+
+
+async def test_a_migration_may_take_longer_than_an_insert(
+    front: ClickHouseFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S_MAX", 1.0)
+    monkeypatch.setattr(migrations_module, "migrations", lambda: [Migration(1, "slow", "SELECT sleep(2);\n")])
+    store = make_store(front.url)
+    await store.open()
+    with pytest.raises(StoreUnavailable):
+        await store.command("SELECT sleep(2)")
     await store.close()
 
 
