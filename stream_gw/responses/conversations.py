@@ -14,7 +14,7 @@ from stream_fabric.stream.ids import TenantId, new_stream_id
 from stream_gw.responses.errors import ConversationLocked, ConversationNotFound, ItemNotFound
 from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import may_see, too_many_bytes
-from stream_gw.responses.packing import pack, unpack_items
+from stream_gw.responses.packing import pack_items, unpack_items
 from stream_gw.responses.records import Conversation, History, Item, ItemPage, Order, stored_items
 from stream_gw.responses.seal import is_window
 from stream_gw.tenancy.errors import NoDatabase
@@ -193,7 +193,7 @@ class Conversations:
 async def _packed(items: list[Item]) -> list[StoredItem]:
     from stream_gw.tenancy.sql.conversations import StoredItem
 
-    return [StoredItem(item["id"], (await pack(item))[0]) for item in items]
+    return [StoredItem(item["id"], each) for item, each in zip(items, await pack_items(items), strict=True)]
 
 
 def _row(

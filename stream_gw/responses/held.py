@@ -19,7 +19,7 @@ from stream_fabric.ports import Clock, StreamLog
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId, TenantId, created_ms
 from stream_gw.responses.outputs import Collect
-from stream_gw.responses.packing import off_loop, pack, unpack_record
+from stream_gw.responses.packing import off_loop, pack, pack_items, unpack_record
 from stream_gw.responses.records import ResponseRecord, stored_items
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class HeldRecords:
         if record.conversation is not None:
             output = (await unpack_record(found.request, found.response)).output or []
             added = record.input + stored_items(output, f"{record.id[5:]}o")
-            items = [StoredItem(item["id"], (await pack(item))[0]) for item in added]
+            items = [StoredItem(item["id"], each) for item, each in zip(added, await pack_items(added), strict=True)]
         return NewRow(row, record.conversation, items)
 
     async def _read_log(self, tenant: TenantId, stream: StreamId) -> tuple[str, bytes, list[bytes]] | None:

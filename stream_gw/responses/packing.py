@@ -9,17 +9,37 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from stream_gw.responses.records import Item, ResponseRecord
+from stream_gw.responses.records import Item, ResponseRecord, stored_items
 
 _T = TypeVar("_T")
 _LEVEL = 1
 _OFF_LOOP_BYTES: Final = 64 << 10
+_ITEM_BYTES: Final = 1024
+"""An input item takes as long to be stored as so many bytes take to be encoded."""
 
 
 async def pack(value: object) -> tuple[bytes, int]:
     """Encode and compress a value; return also its size before."""
     encoded = msgspec.json.encode(value)
     return await off_loop(len(encoded), lambda: zlib.compress(encoded, _LEVEL)), len(encoded)
+
+
+async def pack_begun(record: ResponseRecord) -> tuple[bytes, int]:
+    """Encode and compress the record of a new response, its input as it is stored; return also its size before.
+
+    Raises BadRequest.
+    """
+
+    def encode() -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(record, input=stored_items(record.input, record.id[5:])))
+
+    encoded = await off_loop(_ITEM_BYTES * len(record.input), encode)
+    return await off_loop(len(encoded), lambda: zlib.compress(encoded, _LEVEL)), len(encoded)
+
+
+async def pack_items(items: Sequence[Item]) -> list[bytes]:
+    """Encode and compress items one by one, in a thread: there may be thousands, or a large one."""
+    return await asyncio.to_thread(lambda: [zlib.compress(msgspec.json.encode(item), _LEVEL) for item in items])
 
 
 async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:

@@ -21,7 +21,7 @@ _ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})")
 
 def refers(item: Item) -> bool:
     """Whether the item stands for another one. Clients may leave the type out."""
-    return item.get("type") == "item_reference" or (item.keys() == {"id"})
+    return item.get("type") == "item_reference" or (len(item) == 1 and "id" in item)
 
 
 async def resolved(items: list[Item], history: list[Item], read: Read) -> list[Item]:

@@ -23,8 +23,8 @@ from stream_gw.responses.errors import (
 )
 from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import chain_items, may_see
-from stream_gw.responses.packing import pack, unpack_record
-from stream_gw.responses.records import History, Item, ItemPage, Order, ResponseRecord, page_of, stored_items
+from stream_gw.responses.packing import pack, pack_begun, unpack_record
+from stream_gw.responses.records import History, Item, ItemPage, Order, ResponseRecord, page_of
 from stream_gw.responses.references import resolved
 from stream_gw.responses.seal import Seals, is_window
 
@@ -129,8 +129,7 @@ class ResponseStore:
             self.conversations.check_usable(tenant)
         kept_s = RETENTION_S if plan.retention_s is None else plan.retention_s
         expires_at = record.created_at + days * _DAY_S if days else 0
-        items = stored_items(record.input, record.id[5:])
-        packed, size = await pack(msgspec.structs.replace(record, input=items, expires_at=expires_at, response=None))
+        packed, size = await pack_begun(msgspec.structs.replace(record, expires_at=expires_at, response=None))
         if size > self._held.policy.bytes_max:
             raise ResponseTooLarge(
                 f"the request has {size} bytes, and of one response at most {self._held.policy.bytes_max} are stored; "

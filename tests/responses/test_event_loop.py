@@ -1,0 +1,62 @@
+"""The gateway's loop goes on while large responses are stored and read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from stream_gw.responses import Item
+from stream_gw.responses.records import stored_items
+from tests.responses.conftest import ACME, Gateway, Platform
+
+THOUGHTS: list[Item] = [{"type": "reasoning", "summary": []} for _ in range(20_000)]
+"""Items that no prompt has, so that a request may hold more of them than messages."""
+
+
+async def longest_turn_s(work: Callable[[], Coroutine[Any, Any, object]]) -> float:
+    """Return the longest turn of the loop while the work runs, in CPU seconds of its thread.
+
+    The work runs several times, and the best run counts: a collection of garbage can come in any turn.
+    """
+    found = []
+    for _ in range(3):
+        task = asyncio.create_task(work())
+        longest, before = 0.0, time.thread_time()
+        while not task.done():
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, before = max(longest, now - before), now
+        assert await task, "it has worked"
+        found.append(longest)
+    return min(found)
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """Return the CPU seconds that the work takes at best."""
+    found = []
+    for _ in range(3):
+        before = time.thread_time()
+        work()
+        found.append(time.thread_time() - before)
+    return min(found)
+
+
+async def test_a_request_of_many_items_is_stored(platform: Platform, gateway: Gateway) -> None:
+    longest = await longest_turn_s(lambda: gateway.store.begun(ACME, platform.response(input=THOUGHTS)))
+    assert longest < cpu_s(lambda: msgspec.json.encode(stored_items(THOUGHTS, "x"))) / 2
+
+
+async def test_many_items_are_added_to_a_conversation(platform: Platform, gateway: Gateway) -> None:
+    made = await gateway.store.conversations.create(ACME, {}, [])
+    record = platform.response(input=THOUGHTS, conversation=made.id)
+    assert await gateway.store.begun(ACME, record)
+    await platform.create(record)
+    await platform.end(record)
+    longest = await longest_turn_s(lambda: gateway.records.prepare(ACME, record.id))
+    packed = cpu_s(lambda: [zlib.compress(msgspec.json.encode(item), 1) for item in stored_items(THOUGHTS, "x")])
+    assert longest < packed / 2
