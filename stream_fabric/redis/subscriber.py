@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from stream_fabric.errors import FabricUnavailable
@@ -46,6 +47,8 @@ class Subscriber(Subscription):
         self._fresh: list[bytes] = []
         self._connections: dict[Address, Connection] = {}
         self._owned: dict[Address, set[bytes]] = {}
+        self._pinged: set[Connection] = set()
+        """Connections whose last ping is not answered."""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
 
@@ -76,7 +79,7 @@ class Subscriber(Subscription):
                 await self._client.refresh()
                 await self._subscribe_missing()
             if now() >= ping_at:
-                await self._ping()
+                self._ping()
                 pings += 1
                 if pings % _PINGS_A_REFRESH == 0:
                     await self._client.refresh()
@@ -137,13 +140,19 @@ class Subscriber(Subscription):
             self._owned[address] = set()
         return connection
 
-    async def _ping(self) -> None:
-        for connection in list(self._connections.values()):
-            try:
-                await connection.call("PING")
-            except (ConnectionLost, ReplyError) as error:
-                log.warning("subscription ping failed, reconnecting: error=%s", error)
-                connection.close()
+    def _ping(self) -> None:
+        """Ping the connections. Nothing waits for the answers: a silent server must not delay the other channels."""
+        for connection in self._connections.values():
+            if connection in self._pinged:
+                continue
+            self._pinged.add(connection)
+            connection.call("PING").add_done_callback(partial(self._receive_pong, connection))
+
+    def _receive_pong(self, connection: Connection, pong: asyncio.Future[Any]) -> None:
+        self._pinged.discard(connection)
+        if not pong.cancelled() and (error := pong.exception()) is not None:
+            log.warning("subscription ping failed, reconnecting: error=%s", error)
+            connection.close()
 
     def _leave_former_primaries(self) -> None:
         """Close connections to servers that serve the slot of none of their channels any more."""

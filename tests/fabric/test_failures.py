@@ -22,6 +22,7 @@ from stream_fabric.limits import COMMAND_TIMEOUT_S
 from stream_fabric.pool.placement import Placed
 from stream_fabric.pool.records import Candidate, EngineLoad, EngineRequest, ReplicaInfo, Work
 from stream_fabric.ports import FrameSink
+from stream_fabric.redis import subscriber as subscriber_module
 from stream_fabric.redis.client import Partitions, RedisClient
 from stream_fabric.redis.pools import RedisPools
 from stream_fabric.redis.streams import RedisStreamLog
@@ -37,7 +38,7 @@ from tests.support.agents import make_agent
 from tests.support.proxy import Proxy
 from tests.support.published import unpack_parts
 from tests.support.redis import RedisCluster, RedisServer, SentinelSetup
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ACME = TenantId("acme")
 POOL = "pool"
@@ -486,6 +487,30 @@ async def test_a_silent_connection_is_noticed_while_another_server_is_away(
             await eventually(lambda: "subscription ping failed" in caplog.text, "the silence to be noticed")
             one.resume()
             await eventually(lambda: reported.count("sg:{p0}:>a") == 2, "its channel to be subscribed anew")
+        finally:
+            running.cancel()
+            await client.close()
+
+
+async def test_a_silent_server_delays_the_subscriptions_to_no_other(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "_PING_S", 0.05)
+    port = port_of(redis_url)
+    async with Proxy.before(port) as silent, Proxy.before(port) as other, asyncio.TaskGroup() as tasks:
+        client = RedisClient(redis_url, timeout_s=2 * PATIENCE_S)
+        await client.start()
+        client.topology = Split(silent.port, other.port)
+        reported: list[str] = []
+        subscriber = Subscriber(client, {"sg:{p0}:>a": 0, "sg:{p1}:>b": 1}, lambda message: None, reported.extend)
+        running = tasks.create_task(subscriber.run())
+        try:
+            await subscriber.wait_ready()
+            silent.pause()
+            unanswered = subscriber._connections[client.topology.address(0)]._waiting
+            await eventually(lambda: unanswered, "a ping that is not answered")
+            other.cut_all()
+            await eventually(lambda: reported.count("sg:{p1}:>b") == 2, "the other's channel, subscribed anew")
         finally:
             running.cancel()
             await client.close()

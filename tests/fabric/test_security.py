@@ -329,8 +329,7 @@ async def test_what_the_contracts_leave_out(secured_client: RedisClient) -> None
     assert (await check_partitions(secured_client, PARTITIONS)).count == PARTITIONS
     subscriber = Subscriber(secured_client, {}, lambda payload: None, lambda names: None)
     connection = await subscriber._connection(secured_client.topology.address(slot_of("p0")))
-    await subscriber._ping()
-    assert not connection.lost
+    assert await connection.call("PING") == b"PONG"
     connection.close()
 
 
