@@ -13,6 +13,7 @@ BACKOFF_S_MAX: Final = 8.0
 STEADY_S: Final = 5.0  # lifetime of a connection after which counts of failures start again
 REFRESHES_MAX: Final = 2
 POLICY_CLOSES_MAX: Final = 3
+HINT_S_MAX: Final = 60.0
 
 
 def backoff_s(attempt: int, random: Callable[[], float]) -> float:
@@ -40,6 +41,14 @@ class ReconnectPolicy:
         delay = backoff_s(self.attempt, self.random)
         self.attempt += 1
         return delay
+
+    def hint_s(self, after_s: float, lived_s: float) -> float:
+        """Return the seconds until the client leaves a gateway that asked it to, at least ``after_s``.
+
+        Where it is asked as soon as it is connected, every gateway may drain, so that connections are spread.
+        """
+        delay_s = after_s if lived_s > STEADY_S else max(after_s, self.next_delay_s())
+        return min(delay_s, HINT_S_MAX)
 
     def receive_close(self, code: int, reason: str, lived_s: float) -> GatewayError | None:
         """Count a close; return the error when reconnecting cannot help."""

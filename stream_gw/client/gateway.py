@@ -28,7 +28,6 @@ QUEUE_ITEMS: Final = 512  # items queued for a slow reader; full: unsubscribe un
 QUEUE_BYTES: Final = 1 << 20
 GIVE_UP_S: Final = 900.0  # the platform keeps an ended stream so long; later there is nothing to resume
 FAREWELL_S: Final = 5.0  # time for the cancels of abandoned streams, when the client closes
-HINT_S_MAX: Final = 60.0
 
 State: TypeAlias = Literal["idle", "connecting", "connected", "reconnecting", "closed"]
 GetToken: TypeAlias = Callable[[bool], Awaitable[str]]
@@ -218,10 +217,9 @@ class StreamGateway:
     # The connection
 
     def _set_state(self, state: State, error: GatewayError | None = None) -> None:
-        if state == self.state and error is None:
-            return
+        is_news = state != self.state or error is not None
         self.state = state
-        if self._on_state is not None:
+        if is_news and self._on_state is not None:
             self._on_state(state, error)
 
     async def _supervise(self) -> None:
@@ -278,7 +276,8 @@ class StreamGateway:
     def receive_hint(self, link: Link, after_s: float) -> None:
         """Connect to another gateway after ``after_s``. The old link delivers until the new one is ready."""
         if link is self.link and link.hint is None:
-            link.hint = asyncio.get_running_loop().call_later(min(after_s, HINT_S_MAX), self.leave, link)
+            loop = asyncio.get_running_loop()
+            link.hint = loop.call_later(self._policy.hint_s(after_s, loop.time() - link.ready_at), self.leave, link)
 
     def leave(self, link: Link | None) -> bool:
         """Connect to another gateway now; the streams move when it is ready. False: it is not the current link."""

@@ -43,6 +43,7 @@ class Faults:
     refuse_create: list[dict[str, Any]] = field(default_factory=list)
     refuse_subs: list[dict[str, Any]] = field(default_factory=list)
     ping_ms: int = 15_000
+    drains: bool = False  # asks each new socket to reconnect at once
     novelties: bool = False  # messages of types that today's clients do not know
 
 
@@ -220,6 +221,8 @@ class FakeGateway:
         self.minted = 0
         self.http_cancels = 0
         self.sockets: set[Socket] = set()
+        self.greeted = 0
+        """Sockets that got ``hi``."""
         self.model = "sim-7b"
         self.name = "gw_1"
         self.modalities: list[str] | None = None
@@ -349,6 +352,9 @@ class FakeGateway:
         self.sockets.add(socket)
         try:
             await socket.send({"t": "hi", "conn": "c1", "gateway": self.name, "ping_ms": self.faults.ping_ms})
+            self.greeted += 1
+            if self.faults.drains:
+                await socket.send({"t": "reconnect", "after_ms": 0})
             async for message in ws:
                 if message.type is WSMsgType.TEXT:
                     await socket.receive(json.loads(message.data))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,27 @@ async def test_a_stream_that_a_draining_gateway_refuses_moves_at_once(
     assert (text, states) == (WHOLE, ["connecting", "connected"])
     assert took_ms < DRAINING["retry_after_s"] * 1000
     assert len(fake.sent_by_client("create")) == 2
+
+
+async def test_where_every_gateway_asks_to_reconnect_connections_are_spread(
+    browser: Browser, fake: FakeGateway, target: Target
+) -> None:
+    fake.hold_at, fake.faults.drains = 3, True
+    script = """
+        const spread = new sg.StreamGateway({ ...options, random: () => 1 });
+        try {
+          return await read(spread.create(body()));
+        } finally {
+          spread.close();
+        }
+    """
+    running = asyncio.create_task(run_on(browser, target, script))
+    await eventually(lambda: fake.greeted >= 2)
+    began = time.monotonic()
+    await eventually(lambda: fake.greeted >= 4)
+    assert time.monotonic() - began > 1
+    fake.release()
+    assert await running == WHOLE
 
 
 async def test_a_slow_reader_holds_a_bounded_queue(browser: Browser, fake: FakeGateway, target: Target) -> None:

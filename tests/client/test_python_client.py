@@ -221,6 +221,19 @@ async def test_where_every_gateway_drains_tries_are_spread(fake: FakeGateway, ta
     assert len(fake.sent_by_client("create")) == 4
 
 
+async def test_where_every_gateway_asks_to_reconnect_connections_are_spread(fake: FakeGateway, target: Target) -> None:
+    fake.hold_at, fake.faults.drains = 3, True
+    async with target.gateway(random=lambda: 1.0) as gateway:
+        stream = gateway.create(target.body())
+        await first(stream, 3)
+        await eventually(lambda: fake.greeted >= 2)
+        began = time.monotonic()
+        await eventually(lambda: fake.greeted >= 4)
+        assert time.monotonic() - began > 1
+        fake.release()
+        assert await read(stream) == WHOLE[WHOLE.index(" word4") :], "while it moves, too"
+
+
 async def test_a_slow_reader_holds_a_bounded_queue(fake: FakeGateway, target: Target) -> None:
     fake.token_delay_s = 0
     async with target.gateway(queue_items=8) as gateway:

@@ -276,7 +276,13 @@ export class StreamGateway {
   /** The gateway drains: connects to another. The old socket delivers until the new one is ready. */
   _hint(link, afterMs) {
     if (link !== this._link || link.hintTimer) return;
-    link.hintTimer = setTimeout(() => this._leave(link), Math.min(afterMs, 60_000));
+    let delayMs = afterMs;
+    if (Date.now() - link.readyAt < TIMES_MS.steady) {
+      // Asked as soon as it is connected: every gateway may drain, so connections are spread.
+      delayMs = Math.max(afterMs, backoffMs(this._attempt, this._random));
+      this._attempt = Math.min(this._attempt + 1, 16);
+    }
+    link.hintTimer = setTimeout(() => this._leave(link), Math.min(delayMs, 60_000));
   }
 
   /** Connects to another gateway now; the streams move when it is ready. */
