@@ -412,6 +412,9 @@ def test_what_is_no_stall() -> None:
     late = attempt(decode_us=3_900_000, itl_max_us=1_900_000, token_us=[50_000, *[13_000] * 40])
     (found,) = findings(story([reader(decode_us=3_900_000)], [late]))
     assert "between two of its tokens" in found.says, "its times end before it"
+    steered = attempt(decode_us=3_900_000, itl_max_us=1_900_000, token_us=[50_000, *[13_000] * 40, 2_500_000])
+    (found,) = findings(story([reader(decode_us=3_900_000)], [steered]))
+    assert "between two of its tokens" in found.says, "they have the wait after an input, which is no gap"
 
 
 def test_inputs_are_told_with_their_times_and_those_of_a_dead_replica_without() -> None:
