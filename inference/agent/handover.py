@@ -119,7 +119,9 @@ class Handover:
         async def rescue() -> None:
             if self._streams.is_running(stream):  # it has not ended meanwhile, nor come back in a newer epoch
                 waits = comes_back and self._status.failure is None and not self._status.draining.is_set()
-                await self._failover.rescue(self._policy.pool, self._replica, name, error, comes_back=waits)
+                await self._failover.rescue(
+                    self._policy.pool, self._replica, name, error, comes_back=waits, known=stream.work
+                )
 
         await self._let_go(stream, "handover", rescue)
 

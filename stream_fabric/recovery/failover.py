@@ -117,11 +117,13 @@ class Failover:
         *,
         comes_back: bool = False,
         dead: bool = False,
+        known: Work | None = None,
     ) -> None:
         """Place the stream on another replica; if none can take it, end it with ``error``.
 
         ``comes_back``: the replica's engine restarts, so the stream may wait even for a model's only replica.
         ``dead``: the replica cannot report its lost attempt, so it is reported here.
+        ``known``: the replica's own copy of the request, in case a failover of Redis has lost the pool's.
 
         Raises FabricError; the call can then be repeated.
         """
@@ -136,9 +138,11 @@ class Failover:
         if work is None:
             if await self._is_at_home(stream):
                 await self._pools.remove_in_flight(pool, replica, [stream])
-            else:
+                return
+            if known is None:
                 await self.end(pool, replica, stream, error)
-            return
+                return
+            work = known
         if work.home and await self._pools.holder(work.home, stream) is not None:  # an unfinished failover put it there
             await self._pools.remove_in_flight(pool, replica, [stream])
             return

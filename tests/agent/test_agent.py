@@ -420,6 +420,18 @@ async def test_a_drain_that_is_hurried_waits_for_nothing(redis_url: str) -> None
         await asyncio.wait_for(asyncio.shield(task), 10)
 
 
+async def test_a_stream_whose_request_redis_has_lost_is_handed_over_all_the_same(redis_url: str) -> None:
+    async with running(redis_url) as (one, _), running(redis_url, pool=one.pool) as (two, _):
+        stream = await one.ask(max_tokens=150)
+        await eventually(lambda: _above(one, stream, 3), "tokens")
+        await one.client.execute(pool_slot(one.pool), "HDEL", pool_prefix(one.pool) + "work", stream)
+        one.engine.lose(stream)
+        end = await two.end(stream)
+        assert (end.status, end.error) == ("completed", None)
+        assert end.usage is not None and end.usage.output == 150
+        assert await two.epoch(stream) == 2
+
+
 async def test_a_stream_that_was_handed_over_is_not_waited_for(redis_url: str) -> None:
     """The takeover fences this replica's own epoch, which looks as if another process had taken the stream."""
     async with running(redis_url, drain_s=0.0) as (one, task), running(redis_url, pool=one.pool) as (two, _):
