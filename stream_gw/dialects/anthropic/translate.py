@@ -11,6 +11,8 @@ from stream_fabric.limits import MESSAGES_MAX
 from stream_gw.dialects.files import file_part
 
 Json = dict[str, Any]
+Placed = tuple[Json, str]
+"""A block, and its place in the body."""
 
 
 def chat_messages(system: Any, messages: Any) -> tuple[list[Json], bool]:
@@ -20,21 +22,34 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[Json], bool]:
         made.append({"role": "system", "content": _texts(system, "system")})
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message", param="messages")
-    for number, message in enumerate(messages):
-        place = f"messages.{number}"
-        role = message.get("role") if isinstance(message, dict) else None
+    for role, blocks in _turns(messages):
         if role == "user":
-            made += _user(message.get("content"), f"{place}.content")
+            made += _user(blocks)
         elif role == "assistant":
-            made.append(_assistant(message.get("content"), f"{place}.content"))
-        elif role == "system":
-            made.append({"role": "system", "content": _texts(message.get("content"), f"{place}.content")})
+            made.append(_assistant(blocks))
         else:
-            raise BadRequest(f"{place} must be an object whose role is user or assistant", param="messages")
+            made.append({"role": "system", "content": _joined([_text(*each) for each in blocks])})
     if len(made) > MESSAGES_MAX:
         raise BadRequest(f"messages become {len(made)} of the engine; the limit is {MESSAGES_MAX}", param="messages")
     last = made[-1]
     return made, last["role"] == "assistant" and "tool_calls" not in last
+
+
+def _turns(messages: list[Any]) -> list[tuple[str, list[Placed]]]:
+    """Return role and blocks of each turn. Messages of the user that follow one another are one turn, as in Anthropic's
+    API, and so are those of the assistant: many chat templates refuse two in a row."""
+    turns: list[tuple[str, list[Placed]]] = []
+    for number, message in enumerate(messages):
+        place = f"messages.{number}"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise BadRequest(f"{place} must be an object whose role is user or assistant", param="messages")
+        blocks = _placed(message.get("content"), f"{place}.content")
+        if turns and turns[-1][0] == role != "system":
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((role, blocks))
+    return turns
 
 
 def chat_tools(tools: Any) -> list[Json]:
@@ -100,9 +115,13 @@ def _blocks(content: Any, place: str) -> list[Json]:
     return content
 
 
+def _placed(content: Any, place: str) -> list[Placed]:
+    return [(block, f"{place}.{number}") for number, block in enumerate(_blocks(content, place))]
+
+
 def _texts(content: Any, place: str) -> Any:
     """Return content that holds only text, as a string or as text parts."""
-    return _joined([_text(block, f"{place}.{number}") for number, block in enumerate(_blocks(content, place))])
+    return _joined([_text(*each) for each in _placed(content, place)])
 
 
 def _joined(parts: list[Json]) -> Any:
@@ -118,12 +137,11 @@ def _text(block: Json, place: str) -> Json:
     return {"type": "text", "text": block["text"]}
 
 
-def _user(content: Any, place: str) -> list[Json]:
-    """Return a user's message: a message of role ``tool`` for each tool's result, then what else the user says."""
+def _user(blocks: list[Placed]) -> list[Json]:
+    """Return a user's turn: a message of role ``tool`` for each tool's result, then what else the user says."""
     results: list[Json] = []
     parts: list[Json] = []
-    for number, block in enumerate(_blocks(content, place)):
-        where = f"{place}.{number}"
+    for block, where in blocks:
         if block["type"] == "tool_result":
             texts, images = _tool_result(block, where)
             results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": texts})
@@ -199,13 +217,12 @@ def _image_url(source: Any, place: str) -> str:
     )
 
 
-def _assistant(content: Any, place: str) -> Json:
-    """Return an assistant's message: its text, its thoughts and its calls."""
+def _assistant(blocks: list[Placed]) -> Json:
+    """Return an assistant's turn: its text, its thoughts and its calls."""
     texts: list[Json] = []
     thoughts: list[str] = []
     calls: list[Json] = []
-    for number, block in enumerate(_blocks(content, place)):
-        where = f"{place}.{number}"
+    for block, where in blocks:
         match block["type"]:
             case "thinking":
                 thoughts.append(_string(block, "thinking", where))

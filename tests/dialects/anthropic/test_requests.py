@@ -150,6 +150,31 @@ def test_an_assistants_blocks() -> None:
     }
 
 
+def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
+    calls = [{"type": "tool_use", "id": each, "name": "f", "input": {}} for each in "12"]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": each} for each in "12"]
+    assert said(
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": [{"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "Let me see."},
+        *({"role": "assistant", "content": [call]} for call in calls),
+        *({"role": "user", "content": [result]} for result in results),
+        {"role": "user", "content": "and?"},
+    ) == [
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in "12"
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "1"},
+        {"role": "tool", "tool_call_id": "2", "content": "2"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
 def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
     body = engine(messages=[*HI, {"role": "assistant", "content": "The answer is ("}])
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
