@@ -1,5 +1,6 @@
 -- The saved queries: name, description, defaults of optional parameters, then the SQL. $words are constants of
 -- queries.py. Times are microseconds since 1970. Where successes are sampled, a row represents weight requests.
+-- An event may arrive twice: what lists or bills single events takes one row of an id.
 
 -- name: find
 -- tells: streams by the id of a stream, request or trace
@@ -20,16 +21,16 @@ SELECT stream, min(at_us) AS from_us, max(at_us) AS until_us FROM (
 -- default: id = ''
 SELECT toUnixTimestamp64Micro(at) AS at_us, id, gateway, role, ended, tenant, wall_us, stream, request_id, trace_id, user_hash, model, adapter, artifact, pool, replica, session_hash, region, dialect, transport, tier, http_status, error_code, finish_reason, placement, queue_position, prompt_tokens, cached_tokens, output_tokens, streamed_tokens, attempts, epochs, first_seq, last_seq, cancel_point, ttft_us, price_micro, weight, scores_json, shifted_to, backlog_ms, regions, asked_model, schema_check, repairs, inputs, inputs_refused, $phases FROM requests
 WHERE $window AND if({stream:String} = '', request_id = {id:String} OR requests.id = {id:String} OR trace_id = {id:String}, stream = {stream:String})
-ORDER BY requests.at, requests.id LIMIT 1000;
+ORDER BY requests.at, requests.id LIMIT 1 BY requests.id LIMIT 1000;
 
 -- name: attempts
 -- tells: every attempt at a stream
-SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, check_us, steer_us, inputs_json, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1000;
+SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, tenant, model, pool, replica, ended, epoch, attempt, engine, region, hardware, tier, trace_id, waited_us, inbox_us, engine_queue_us, prefill_us, decode_us, check_us, steer_us, inputs_json, queue_estimated, believed_cached_tokens, prompt_tokens, cached_tokens, output_tokens, generated_tokens, reasoning_tokens, finish_reason, error_code, last_seq, billed, price_micro, itl_max_us, token_us FROM attempts WHERE $window AND stream = {stream:String} ORDER BY epoch, attempt, attempts.at LIMIT 1 BY id LIMIT 1000;
 
 -- name: content
 -- tells: prompt and completion of a stream, for tenants whose plan allows it
 SELECT toUnixTimestamp64Micro(at) AS at_us, tenant, role, ended, first_seq, last_seq, prompt, completion FROM requests
-WHERE $window AND stream = {stream:String} AND (prompt != '' OR completion != '') ORDER BY requests.at, requests.id LIMIT 1000;
+WHERE $window AND stream = {stream:String} AND (prompt != '' OR completion != '') ORDER BY requests.at, requests.id LIMIT 1 BY requests.id LIMIT 1000;
 
 -- name: cohort
 -- tells: figures of a cohort: finished requests of a model, prompt size and time, without one stream
@@ -64,7 +65,7 @@ WHERE $window AND pool = {pool:String} ORDER BY fleet.at, id LIMIT 1000;
 SELECT toUnixTimestamp64Micro(at) AS at_us, id, stream, role, ended, tenant, model, replica, prompt_tokens,
     output_tokens, ttft_us, wall_us, error_code, weight
 FROM requests WHERE $window AND $cohort AND ({ended:String} = '' OR ended = {ended:String})
-ORDER BY requests.at DESC, id LIMIT {top:Int64};
+ORDER BY requests.at DESC, id LIMIT 1 BY id LIMIT {top:Int64};
 
 -- name: slow
 -- tells: the requests that spent the most time in one phase
@@ -74,7 +75,7 @@ SELECT toUnixTimestamp64Micro(at) AS at_us, stream, ended, tenant, model, replic
     $phase AS phase_us, ttft_us, requests.wall_us AS wall_us, error_code,
     if(requests.stream = '', requests.id, '') AS id
 FROM requests WHERE $window AND $cohort AND ({ended:String} = '' OR ended = {ended:String})
-ORDER BY phase_us DESC, stream, id LIMIT {top:Int64};
+ORDER BY phase_us DESC, stream, id LIMIT 1 BY requests.id LIMIT {top:Int64};
 
 -- name: profile
 -- tells: one cohort: requests, outcomes, and the quantiles of each phase

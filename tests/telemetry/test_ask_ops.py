@@ -13,11 +13,12 @@ from dashboards.boards.streams import STREAMS
 from dashboards.boards.tenants import TENANTS
 from dashboards.build import Board, Sql
 from stream_fabric.events import AttemptTrace, Phases, RequestTrace, encode_event, itl_bounds_us
-from stream_fabric.stream.ids import GatewayId, TenantId
+from stream_fabric.stream.ids import GatewayId, ReplicaId, StreamId, TenantId
 from telemetry.ask.http import HttpAsk
 from telemetry.ask.queries import HOUR_US, SAVED, Value
 from telemetry.ask.store_ask import StoreAsk
 from telemetry.ask.views import answer_path
+from telemetry.ask.why.explain import why
 from telemetry.consume.rows import build_batch
 from telemetry.emit.record import Part, PlainRecord
 from telemetry.store.store import Store
@@ -194,6 +195,23 @@ async def test_a_sampled_request_counts_for_those_that_it_represents(store: Stor
     (tenant,) = await _of_board(store, TENANTS, "Failures and time to first token by tenant")
     assert (tenant["requests"], tenant["failed_share"]) == (100, 0.01), "who resumes makes no request"
     assert tenant["ttft_p50_ms"] == pytest.approx(100, rel=0.01)
+
+
+async def test_an_event_that_arrives_twice_is_shown_once(store: Store) -> None:
+    stream = StreamId("resp_" + "a" * 32)
+    common: dict[str, Any] = {"tenant": TenantId("acme"), "model": "m", "pool": "p", "stream": stream}
+    rows = [
+        RequestTrace("r", START_US, GatewayId("g"), role="created", ended="left", wall_us=9, phases=Phases(), **common),
+        AttemptTrace(f"{stream}:1", START_US, replica=ReplicaId("a"), ended="cancelled", billed=True, **common),
+    ]
+    records = [PlainRecord(number, START_US // 1000, None, encode_event(row)) for number, row in enumerate(rows)]
+    for name in ("first", "a process died and another one sent its spool"):
+        for table, block in build_batch(Part("t", 0), records).tables.items():
+            await store.insert(table, block, name)
+    ask = StoreAsk(store)
+    found = (await why(ask, stream)).story
+    assert (len(found.line), len(found.beside), len(found.attempts)) == (1, 0, 1)
+    assert [len(await ask.query(name, WINDOW)) for name in ("recent", "slow")] == [1, 1]
 
 
 async def _of_board(store: Store, board: Board, title: str) -> list[dict[str, Any]]:
