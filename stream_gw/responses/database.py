@@ -15,7 +15,7 @@ from stream_fabric.limits import (
     RESPONSE_SQL_TENANT_CALLS_MAX,
     RESPONSES_SWEPT_MAX,
 )
-from stream_gw.responses.errors import ResponseStorageFull, ResponsesUnavailable
+from stream_gw.responses.errors import ResponsesUnavailable, storage_full
 from stream_gw.tenancy.errors import DatabaseUnavailable
 from stream_gw.tenancy.sql.conversations import Conversations, StoredConversation, StoredItem, StoredPage
 from stream_gw.tenancy.sql.database import Database
@@ -191,4 +191,4 @@ async def _grow(connection: Any, tenant: str, size: int, bytes_max: int) -> None
     """Count further bytes of a tenant's rows. Raises ResponseStorageFull, which undoes the transaction."""
     held = await count_bytes(connection, tenant, size)
     if size > 0 and 0 < bytes_max < held:
-        raise ResponseStorageFull
+        raise storage_full("delete some")

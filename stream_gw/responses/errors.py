@@ -87,9 +87,12 @@ class ResponseStorageFull(TooMany):
 
     code = "response_storage_full"
 
-    def __init__(self, what_to_do: str = "delete some") -> None:
-        told = "the tenant's stored responses and conversations take as many bytes as they may"
-        super().__init__(f"{told}; {what_to_do}", retry_after_s=60)
+
+def storage_full(what_to_do: str) -> ResponseStorageFull:
+    return ResponseStorageFull(
+        f"the tenant's stored responses and conversations take as many bytes as they may; {what_to_do}",
+        retry_after_s=60,
+    )
 
 
 class NoStore(NotFound):

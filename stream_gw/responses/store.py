@@ -18,8 +18,8 @@ from stream_gw.responses.errors import (
     ConversationLocked,
     ItemNotFound,
     ResponseNotFound,
-    ResponseStorageFull,
     ResponseTooLarge,
+    storage_full,
 )
 from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import chain_items, may_see
@@ -160,7 +160,7 @@ class ResponseStore:
             assert new.conversation is not None
             raise ConversationLocked(new.conversation)
         if begun.is_full:
-            raise ResponseStorageFull("delete some, or send store: false")
+            raise storage_full("delete some, or send store: false")
 
     async def completed(self, tenant: TenantId, response: StreamId, whole: dict[str, Any]) -> None:
         """Store what came of a response that has no stream, after ``begun``."""
