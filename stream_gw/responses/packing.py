@@ -51,7 +51,7 @@ async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:
             return record
         return msgspec.structs.replace(record, response=msgspec.json.decode(zlib.decompress(response)))
 
-    return await off_loop(4 * (len(request) + len(response)), decode)
+    return await off_loop(_unpacked_bytes([request, response]), decode)
 
 
 async def unpack_items(
@@ -73,15 +73,25 @@ async def unpack_items(
                 break
         return items, size
 
-    return await off_loop(4 * sum(map(len, packed)), decode)
+    return await off_loop(_unpacked_bytes(packed), decode)
 
 
 async def unpack_lists(packed: Sequence[bytes]) -> list[Item]:
     """Decode lists of items that were packed one by one, and join them."""
     lists = await off_loop(
-        4 * sum(map(len, packed)), lambda: [msgspec.json.decode(zlib.decompress(each)) for each in packed]
+        _unpacked_bytes(packed), lambda: [msgspec.json.decode(zlib.decompress(each)) for each in packed]
     )
     return [item for each in lists for item in each]
+
+
+def _unpacked_bytes(packed: Sequence[bytes]) -> int:
+    """Return how many bytes were packed, or at least as many as leave the loop: 16 KiB may stand for 16 MiB."""
+    size = 0
+    for each in packed:
+        size += len(zlib.decompressobj().decompress(each, _OFF_LOOP_BYTES))
+        if size >= _OFF_LOOP_BYTES:
+            break
+    return size
 
 
 async def off_loop(size: int, work: Callable[[], _T]) -> _T:
