@@ -21,7 +21,7 @@ from stream_gw.tenancy.errors import NoDatabase
 
 if TYPE_CHECKING:
     from stream_gw.responses.database import ResponseRows
-    from stream_gw.tenancy.sql.conversations import StoredConversation, StoredItem
+    from stream_gw.tenancy.sql.conversations import StoredConversation
 
 _ID = re.compile(r"conv_[0-9a-f]{32}")
 _DAY_S = 86_400
@@ -59,7 +59,7 @@ class Conversations:
         now = self._now_s()
         id_ = "conv_" + new_stream_id(int(now * 1000), self._random.token_bytes(10))[5:]
         row = _row(tenant, id_, user, metadata, now, self._expires_at(tenant))
-        await rows.begin_conversation(row, await _packed(self._stored(items)), self._bytes_max)
+        await rows.begin_conversation(row, await pack_items(self._stored(items)), self._bytes_max)
         return Conversation(id_, int(now), metadata, user)
 
     async def read(self, tenant: TenantId, conversation: str, user: str | None = None) -> Conversation:
@@ -133,7 +133,7 @@ class Conversations:
         await self._find(rows, tenant, conversation, user)
         await self._settle(tenant, conversation)
         stored = self._stored(items)
-        await rows.append(tenant, conversation, await _packed(stored), self._expires_at(tenant), self._bytes_max)
+        await rows.append(tenant, conversation, await pack_items(stored), self._expires_at(tenant), self._bytes_max)
         return ItemPage(stored, has_more=False)
 
     async def item(self, tenant: TenantId, conversation: str, item: str, user: str | None = None) -> Item:
@@ -188,12 +188,6 @@ class Conversations:
 
     def _now_s(self) -> float:
         return self._clock.now_us() / 1e6
-
-
-async def _packed(items: list[Item]) -> list[StoredItem]:
-    from stream_gw.tenancy.sql.conversations import StoredItem
-
-    return [StoredItem(item["id"], each) for item, each in zip(items, await pack_items(items), strict=True)]
 
 
 def _row(

@@ -24,6 +24,7 @@ from stream_gw.responses.records import ResponseRecord, stored_items
 
 if TYPE_CHECKING:
     from stream_gw.responses.database import ResponseRows
+    from stream_gw.tenancy.sql.conversations import StoredItem
     from stream_gw.tenancy.sql.responses import NewRow
 
 _log = logging.getLogger(__name__)
@@ -154,7 +155,6 @@ class HeldRecords:
 
     async def prepare(self, tenant: TenantId, response: StreamId) -> NewRow | Literal["none"] | None:
         """Return the row of an ended response; ``none``: the database gets none; None: it has not ended."""
-        from stream_gw.tenancy.sql.conversations import StoredItem
         from stream_gw.tenancy.sql.responses import NewRow, StoredResponse
 
         found = await self.held.find(tenant, response)
@@ -178,7 +178,7 @@ class HeldRecords:
         if record.conversation is not None:
             output = (await unpack_record(found.request, found.response)).output or []
             added = record.input + stored_items(output, f"{record.id[5:]}o")
-            items = [StoredItem(item["id"], each) for item, each in zip(added, await pack_items(added), strict=True)]
+            items = await pack_items(added)
         return NewRow(row, record.conversation, items)
 
     async def _read_log(self, tenant: TenantId, stream: StreamId) -> tuple[str, bytes, list[bytes]] | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from stream_gw.responses.records import Item, ResponseRecord, stored_items
+
+if TYPE_CHECKING:
+    from stream_gw.tenancy.sql.conversations import StoredItem
 
 _T = TypeVar("_T")
 _LEVEL = 1
@@ -20,8 +23,7 @@ _ITEM_BYTES: Final = 1024
 
 async def pack(value: object) -> tuple[bytes, int]:
     """Encode and compress a value; return also its size before."""
-    encoded = msgspec.json.encode(value)
-    return await off_loop(len(encoded), lambda: zlib.compress(encoded, _LEVEL)), len(encoded)
+    return await _compress(msgspec.json.encode(value))
 
 
 async def pack_begun(record: ResponseRecord) -> tuple[bytes, int]:
@@ -33,13 +35,21 @@ async def pack_begun(record: ResponseRecord) -> tuple[bytes, int]:
     def encode() -> bytes:
         return msgspec.json.encode(msgspec.structs.replace(record, input=stored_items(record.input, record.id[5:])))
 
-    encoded = await off_loop(_ITEM_BYTES * len(record.input), encode)
+    return await _compress(await off_loop(_ITEM_BYTES * len(record.input), encode))
+
+
+async def _compress(encoded: bytes) -> tuple[bytes, int]:
     return await off_loop(len(encoded), lambda: zlib.compress(encoded, _LEVEL)), len(encoded)
 
 
-async def pack_items(items: Sequence[Item]) -> list[bytes]:
+async def pack_items(items: Sequence[Item]) -> list[StoredItem]:
     """Encode and compress items one by one, in a thread: there may be thousands, or a large one."""
-    return await asyncio.to_thread(lambda: [zlib.compress(msgspec.json.encode(item), _LEVEL) for item in items])
+    from stream_gw.tenancy.sql.conversations import StoredItem
+
+    def packed() -> list[StoredItem]:
+        return [StoredItem(item["id"], zlib.compress(msgspec.json.encode(item), _LEVEL)) for item in items]
+
+    return await asyncio.to_thread(packed)
 
 
 async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:
