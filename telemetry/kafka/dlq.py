@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from telemetry.consume.dlq import Dead, dead_from_record, headers_of_dead
 from telemetry.consume.source import SourceUnavailable
-from telemetry.kafka.transport import end_producer, limit_metadata_requests
+from telemetry.kafka.transport import end_producer, start_producer
 
 _REPLAYED = "dlq-replayed"
 _IN_ONE = 100
@@ -57,12 +57,7 @@ class KafkaDeadLetters:
         """Send dead letters, and wait until all are acknowledged. Raises KafkaError and OSError."""
         if self._producer is None:
             producer = AIOKafkaProducer(**self._options, acks="all", enable_idempotence=True, max_request_size=4 << 20)
-            limit_metadata_requests(producer.client)
-            try:
-                await producer.start()
-            except BaseException:
-                await end_producer(producer)
-                raise
+            await start_producer(producer)
             self._producer = producer
         sent = [
             await self._producer.send(

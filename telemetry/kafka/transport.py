@@ -228,15 +228,9 @@ class KafkaTransport:
             compression_type="zstd",
             max_batch_size=_BATCH_BYTES_MAX,
         )
-        self._producer = producer
-        limit_metadata_requests(producer.client)
         keep_sent_batches(producer)
-        try:
-            async with asyncio.timeout(START_S_MAX):
-                await producer.start()
-        except BaseException:
-            await self._end_producer()
-            raise
+        await start_producer(producer)
+        self._producer = producer
         return producer
 
     async def _end_producer(self) -> None:
@@ -246,6 +240,17 @@ class KafkaTransport:
 
     async def close(self) -> None:
         await self._end_producer()
+
+
+async def start_producer(producer: AIOKafkaProducer) -> None:
+    """Start a producer within ``START_S_MAX``, or end it. Raises KafkaError and OSError."""
+    limit_metadata_requests(producer.client)
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            await producer.start()
+    except BaseException:  # a cancel, too, must leave no connection behind
+        await end_producer(producer)
+        raise
 
 
 async def end_producer(producer: AIOKafkaProducer) -> None:
