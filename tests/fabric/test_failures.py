@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -466,13 +467,21 @@ class Split:
     async def refresh(self) -> None: ...
 
 
-async def test_a_silent_connection_is_noticed_while_another_server_is_away(
-    redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its channels are subscribed anew: a dead host sends neither messages nor an end of the connection."""
+class Apart(NamedTuple):
+    """A subscriber with one channel on each of two servers."""
+
+    subscriber: Subscriber
+    one: Proxy
+    other: Proxy
+    reported: list[str]
+    """Channels that were subscribed."""
+
+
+@asynccontextmanager
+async def subscribed_apart(redis_url: str, timeout_s: float) -> AsyncIterator[Apart]:
     port = port_of(redis_url)
     async with Proxy.before(port) as one, Proxy.before(port) as other, asyncio.TaskGroup() as tasks:
-        client = RedisClient(redis_url, timeout_s=0.4)
+        client = RedisClient(redis_url, timeout_s=timeout_s)
         await client.start()
         client.topology = Split(one.port, other.port)
         reported: list[str] = []
@@ -480,40 +489,36 @@ async def test_a_silent_connection_is_noticed_while_another_server_is_away(
         running = tasks.create_task(subscriber.run())
         try:
             await subscriber.wait_ready()
-            other.refuse = True
-            other.cut_all()
-            await eventually(lambda: not subscriber.healthy, "the loss to be noticed")
-            one.pause()
-            await eventually(lambda: "subscription ping failed" in caplog.text, "the silence to be noticed")
-            one.resume()
-            await eventually(lambda: reported.count("sg:{p0}:>a") == 2, "its channel to be subscribed anew")
+            yield Apart(subscriber, one, other, reported)
         finally:
             running.cancel()
             await client.close()
+
+
+async def test_a_silent_connection_is_noticed_while_another_server_is_away(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its channels are subscribed anew: a dead host sends neither messages nor an end of the connection."""
+    async with subscribed_apart(redis_url, 0.4) as apart:
+        apart.other.refuse = True
+        apart.other.cut_all()
+        await eventually(lambda: not apart.subscriber.healthy, "the loss to be noticed")
+        apart.one.pause()
+        await eventually(lambda: "subscription ping failed" in caplog.text, "the silence to be noticed")
+        apart.one.resume()
+        await eventually(lambda: apart.reported.count("sg:{p0}:>a") == 2, "its channel to be subscribed anew")
 
 
 async def test_a_silent_server_delays_the_subscriptions_to_no_other(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriber_module, "_PING_S", 0.05)
-    port = port_of(redis_url)
-    async with Proxy.before(port) as silent, Proxy.before(port) as other, asyncio.TaskGroup() as tasks:
-        client = RedisClient(redis_url, timeout_s=2 * PATIENCE_S)
-        await client.start()
-        client.topology = Split(silent.port, other.port)
-        reported: list[str] = []
-        subscriber = Subscriber(client, {"sg:{p0}:>a": 0, "sg:{p1}:>b": 1}, lambda message: None, reported.extend)
-        running = tasks.create_task(subscriber.run())
-        try:
-            await subscriber.wait_ready()
-            silent.pause()
-            unanswered = subscriber._connections[client.topology.address(0)]._waiting
-            await eventually(lambda: unanswered, "a ping that is not answered")
-            other.cut_all()
-            await eventually(lambda: reported.count("sg:{p1}:>b") == 2, "the other's channel, subscribed anew")
-        finally:
-            running.cancel()
-            await client.close()
+    async with subscribed_apart(redis_url, 2 * PATIENCE_S) as apart:
+        apart.one.pause()
+        unanswered = apart.subscriber._connections[Address("127.0.0.1", apart.one.port)]._waiting
+        await eventually(lambda: unanswered, "a ping that is not answered")
+        apart.other.cut_all()
+        await eventually(lambda: apart.reported.count("sg:{p1}:>b") == 2, "the other's channel, subscribed anew")
 
 
 class PoolsApart(Split):

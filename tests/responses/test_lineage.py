@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,7 @@ async def test_a_long_chain_takes_two_queries(gateway: Gateway) -> None:
     asked = []
     ask = gateway.rows._ask
 
-    async def counted(tenant, work):  # type: ignore[no-untyped-def]
+    async def counted(tenant: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
         asked.append(work)
         return await ask(tenant, work)
 
