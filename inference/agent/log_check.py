@@ -73,57 +73,67 @@ class Doorbell:
 
 
 class LogCheck:
-    """Compares the streams with their logs' heads, and finds streams that nobody watches."""
+    """Compares the streams with their logs' heads, and finds streams that nobody watches.
+
+    Each partition is checked by itself: a shard of Redis that does not answer must not delay the checks of the others.
+    """
 
     def __init__(self, log: StreamLog, streams: Streams, requests: Requests) -> None:
         self._log = log
         self._streams = streams
         self._requests = requests
         self._asked = asyncio.Event()
+        self._checking: set[int] = set()
+        """Partitions with a check that goes on, or is tried again."""
+        self._missed: set[int] = set()
+        """Partitions of which messages may be lost: all of their streams that are kept have to be checked."""
 
     def check_soon(self, channels: list[str]) -> None:
         """Check now: the doorbell is connected anew, so messages may be lost, and the logs' newest parts."""
         self._asked.set()
 
     async def run(self) -> None:
-        wait_s, everything = _CHECK_S, False
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._asked.wait()
-            everything = everything or self._asked.is_set()
-            self._asked.clear()
-            try:
-                await self.check(everything=everything)
-                wait_s, everything = _CHECK_S, False
-            except FabricError as error:
-                log.warning("check of the streams' logs failed, retrying: error=%s", error)
-                wait_s = _RETRY_S
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK_S):
+                        await self._asked.wait()
+                self._streams.drop_expired()
+                partitions = {stream.partition for stream in (*self._streams.running.values(), *self._streams.ended())}
+                if self._asked.is_set():
+                    self._missed.update(partitions)
+                    self._asked.clear()
+                for partition in partitions - self._checking:
+                    self._checking.add(partition)
+                    tasks.create_task(self._check(partition))
 
-    async def check(self, *, everything: bool) -> None:
+    async def _check(self, partition: int) -> None:
+        """Check a partition until it answers, and once more if messages may be lost meanwhile."""
+        again = True
+        while again:
+            everything = partition in self._missed
+            self._missed.discard(partition)
+            try:
+                await self._check_once(partition, everything=everything)
+                again = partition in self._missed
+            except FabricError as error:
+                log.warning("check of the streams' logs failed, retrying: partition=%d error=%s", partition, error)
+                if everything:
+                    self._missed.add(partition)
+                await asyncio.sleep(_RETRY_S)
+        self._checking.discard(partition)
+
+    async def _check_once(self, partition: int, *, everything: bool) -> None:
         """Compare the streams that run and those not checked since their end; ``everything``: all that are kept.
 
-        Raises the FabricError of a partition that does not answer, after the others were checked.
+        Raises FabricError.
         """
         unchecked = self._streams.unchecked(_SETTLED_S)
         ended = self._streams.ended() if everything else unchecked
-        by_partition: dict[int, list[RunningStream]] = {}
-        for stream in (*self._streams.running.values(), *ended):
-            by_partition.setdefault(stream.partition, []).append(stream)
-        failures = await asyncio.gather(
-            *(self._check_partition(partition, streams) for partition, streams in by_partition.items()),
-            return_exceptions=True,
-        )
-        failed = {partition for partition, failure in zip(by_partition, failures, strict=True) if failure is not None}
-        self._streams.note_checked(stream for stream in unchecked if stream.partition not in failed)
-        self._streams.drop_expired()
-        for failure in failures:
-            if failure is not None:
-                raise failure
-
-    async def _check_partition(self, partition: int, streams: Sequence[RunningStream]) -> None:
+        streams = [each for each in (*self._streams.running.values(), *ended) if each.partition == partition]
         for start in range(0, len(streams), HEADS_MAX):
             await self._compare(partition, streams[start : start + HEADS_MAX])
+        self._streams.note_checked(stream for stream in unchecked if stream.partition == partition)
 
     async def _compare(self, partition: int, streams: Sequence[RunningStream]) -> None:
         heads = await self._log.heads(partition, [stream.name for stream in streams], None)

@@ -12,7 +12,7 @@ from inference.agent.log_check import Doorbell, LogCheck
 from inference.agent.running import RunningStream
 from inference.agent.streams import Streams
 from stream_fabric.errors import FabricUnavailable
-from stream_fabric.limits import ENDED_KEPT_S, HEADS_MAX
+from stream_fabric.limits import COMMAND_TIMEOUT_S, ENDED_KEPT_S, HEADS_MAX
 from stream_fabric.ports import StreamLog
 from stream_fabric.stream.frames import ChoiceEnd, Delta, Open
 from stream_fabric.stream.ids import GatewayId, StreamId
@@ -31,11 +31,13 @@ class CountingLog(MemoryStreamLog):
         self.asked: list[int] = []
         self.names: list[tuple[float, StreamId]] = []
         self.away = False
-        self.away_partitions: set[int] = set()
+        self.silent_partitions: set[int] = set()
 
     async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId | None) -> list[Head | None]:
         self.asked.append(len(streams))
-        if self.away or partition in self.away_partitions:
+        if partition in self.silent_partitions:
+            await asyncio.sleep(COMMAND_TIMEOUT_S)
+        if self.away or partition in self.silent_partitions:
             raise FabricUnavailable("Redis is away")
         self.names += [(asyncio.get_running_loop().time(), name) for name in streams]
         return [None for _ in streams]
@@ -46,11 +48,15 @@ def streams_of(count: int) -> Streams:
     return Streams(running, UNUSED, UNUSED, UNUSED)
 
 
+@on_virtual_time
 async def test_the_heads_of_a_partition_are_read_in_chunks() -> None:
     """One script for all of them would hold Redis up for everybody else."""
     log = CountingLog()
-    await LogCheck(cast(StreamLog, log), streams_of(2 * HEADS_MAX + 1), UNUSED).check(everything=False)
-    assert log.asked == [HEADS_MAX, HEADS_MAX, 1]
+    async with asyncio.TaskGroup() as tasks:
+        check = tasks.create_task(LogCheck(cast(StreamLog, log), streams_of(2 * HEADS_MAX + 1), UNUSED).run())
+        await asyncio.sleep(6)
+        assert log.asked == [HEADS_MAX, HEADS_MAX, 1]
+        check.cancel()
 
 
 @on_virtual_time
@@ -70,7 +76,7 @@ async def test_logs_are_compared_seldom_and_at_once_when_the_doorbell_is_connect
         log.away = False
         await asyncio.sleep(1)
         assert log.asked == [2] * 8, "tried again until Redis answers, then no more"
-        await asyncio.sleep(3)
+        await asyncio.sleep(1.5)
         assert log.asked == [2] * 8
         running.cancel()
 
@@ -137,24 +143,32 @@ async def test_a_stream_that_ended_before_an_outage_is_checked_after_it() -> Non
 
 
 @on_virtual_time
-async def test_a_shard_that_is_away_holds_up_no_check_of_the_others() -> None:
+async def test_a_silent_shard_delays_the_checks_of_no_other() -> None:
     silent: Any = Silent()
-    running = {StreamId(name): stream(name) for name in ("away", "here", "runs")}
-    running[StreamId("away")].partition = 0
+    running = {StreamId(name): stream(name) for name in ("silent", "here", "runs")}
+    running[StreamId("silent")].partition = 0
     running[StreamId("here")].partition = running[StreamId("runs")].partition = 1
     log, streams = CountingLog(), Streams(running, silent, silent, silent)
     check = LogCheck(cast(StreamLog, log), streams, silent)
-    log.away_partitions.add(0)
-    for name in ("away", "here"):
+    log.silent_partitions.add(0)
+    for name in ("silent", "here"):
         end(streams, name)
-    await asyncio.sleep(ENDED_KEPT_S + 1)
-    with pytest.raises(FabricUnavailable):
-        await check.check(everything=False)
-    assert sorted(name for _, name in log.names) == ["here", "runs"]
-    assert [one.name for one in streams.ended()] == ["away"], "the other one was checked"
-    log.away_partitions.clear()
-    await check.check(everything=False)
-    assert log.names[-1][1] == "away" and not streams.ended()
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as tasks:
+        checking = tasks.create_task(check.run())
+        await asyncio.sleep(6)
+        check.check_soon(["any"])
+        await asyncio.sleep(0.1)
+        assert [name for _, name in log.names] == ["runs", "here", "runs", "here"], "at once"
+        await asyncio.sleep(ENDED_KEPT_S)
+        assert [one.name for one in streams.ended()] == ["silent"], "the other one was checked"
+        assert [round(at - begun) for at, name in log.names if name == "runs"] == [5, 6, 11, 16]
+        log.silent_partitions.clear()
+        await asyncio.sleep(COMMAND_TIMEOUT_S + 1)
+        assert [name for _, name in log.names].count("silent") == 1
+        await asyncio.sleep(6)
+        assert not streams.ended()
+        checking.cancel()
 
 
 @pytest.mark.parametrize(
