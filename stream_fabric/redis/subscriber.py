@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,9 @@ class Subscriber(Subscription):
         self._on_subscribed = on_subscribed
         self._sharded = client.publish == "SPUBLISH"
         self._missing = set(self._slots)
-        self._pending: set[bytes] = set()
+        self._subscribing: set[Address] = set()
+        """Servers with an attempt to subscribe that goes on."""
+        self._pending: dict[Address, set[bytes]] = {}
         self._fresh: list[bytes] = []
         self._connections: dict[Address, Connection] = {}
         self._owned: dict[Address, set[bytes]] = {}
@@ -65,19 +67,20 @@ class Subscriber(Subscription):
 
     async def run(self) -> None:
         try:
-            await self._keep_subscribed()
+            async with asyncio.TaskGroup() as tasks:
+                await self._keep_subscribed(tasks)
         finally:
             for connection in list(self._connections.values()):
                 connection.close()
 
-    async def _keep_subscribed(self) -> None:
+    async def _keep_subscribed(self, tasks: asyncio.TaskGroup) -> None:
         """Subscribe channels that are missing, and ping the connections every ``_PING_S`` seconds."""
         now = asyncio.get_running_loop().time
         delay_s, ping_at, pings = 0.01, now() + _PING_S, 0
         while True:
             if self._missing:
                 await self._client.refresh()
-                await self._subscribe_missing()
+                self._subscribe_missing(tasks)
             if now() >= ping_at:
                 self._ping()
                 pings += 1
@@ -85,7 +88,7 @@ class Subscriber(Subscription):
                     await self._client.refresh()
                 self._leave_former_primaries()
                 ping_at = now() + _PING_S
-            if self._missing:
+            if self._missing or self._subscribing:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, RECONNECT_S_MAX)
                 continue
@@ -96,8 +99,11 @@ class Subscriber(Subscription):
                 async with asyncio.timeout_at(ping_at):
                     await self._changed.wait()
 
-    async def _subscribe_missing(self) -> None:
-        """Try once to subscribe all missing channels; call ``on_subscribed`` with those that succeeded."""
+    def _subscribe_missing(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to subscribe all missing channels.
+
+        Nothing waits for it: a server that is silent must not delay the channels of the others.
+        """
         by_address: dict[Address, list[bytes]] = {}
         for name in self._missing:
             try:
@@ -105,27 +111,38 @@ class Subscriber(Subscription):
             except ConnectionLost as error:
                 log.warning("subscription delayed, retrying: error=%s", error)
                 return
-        verb = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
         for address, names in by_address.items():
-            try:
-                connection = await self._connection(address)
-            except (ConnectionLost, ReplyError) as error:
-                log.warning("subscription failed, retrying: server=%s error=%s", address, error)
-                continue
-            self._pending = set(names)
-            for name in names:  # one command a channel: in a cluster each may be of another slot
-                connection.send(verb, name)
-            try:
-                async with asyncio.timeout(COMMAND_TIMEOUT_S / 2):
-                    while self._pending and not connection.lost:
-                        self._changed.clear()
-                        await self._changed.wait()
-            except TimeoutError:
-                connection.close()
-            self._pending = set()
+            if address not in self._subscribing:
+                self._subscribing.add(address)
+                tasks.create_task(self._subscribe(address, names))
+
+    async def _subscribe(self, address: Address, names: Sequence[bytes]) -> None:
+        """Try once to subscribe the channels at a server; call ``on_subscribed`` with those that succeeded."""
+        try:
+            await self._ask(await self._connection(address), address, names)
+        except (ConnectionLost, ReplyError) as error:
+            log.warning("subscription failed, retrying: server=%s error=%s", address, error)
+        finally:
+            self._subscribing.discard(address)
         fresh, self._fresh = self._fresh, []
         if fresh:
             self._on_subscribed([name.decode() for name in fresh])
+
+    async def _ask(self, connection: Connection, address: Address, names: Sequence[bytes]) -> None:
+        """Send the subscriptions and wait for the replies. The connection of a server that is silent is closed."""
+        pending = self._pending[address] = set(names)
+        verb = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
+        for name in names:  # one command a channel: in a cluster each may be of another slot
+            connection.send(verb, name)
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S / 2):
+                while pending and not connection.lost:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            connection.close()
+        finally:
+            del self._pending[address]
 
     async def _connection(self, address: Address) -> Connection:
         """Return this subscriber's connection to a server, and open it if needed."""
@@ -172,7 +189,7 @@ class Subscriber(Subscription):
                 self._on_message(payload)
             case [b"subscribe" | b"ssubscribe", name, _]:
                 self._missing.discard(name)
-                self._pending.discard(name)
+                self._pending.get(address, set()).discard(name)
                 self._owned[address].add(name)
                 self._fresh.append(name)
                 self._changed.set()
@@ -182,7 +199,7 @@ class Subscriber(Subscription):
                 self._changed.set()
             case [b"error", error]:  # the reply does not name the channel: all pending ones are retried
                 log.warning("subscription refused, retrying: error=%s", error)
-                self._pending.clear()
+                self._pending.get(address, set()).clear()
                 self._changed.set()
 
     def _receive_connection_lost(self, address: Address) -> None:

@@ -521,6 +521,19 @@ async def test_a_silent_server_delays_the_subscriptions_to_no_other(
         await eventually(lambda: apart.reported.count("sg:{p1}:>b") == 2, "the other's channel, subscribed anew")
 
 
+@pytest.mark.parametrize("first", (True, False))
+async def test_a_server_that_answers_no_subscription_delays_those_of_no_other(redis_url: str, first: bool) -> None:
+    async with subscribed_apart(redis_url, 2 * PATIENCE_S) as apart:
+        silent, works = (apart.one, apart.other) if first else (apart.other, apart.one)
+        silent.pause()
+        silent.cut_all()
+        await eventually(lambda: len(silent.accepted_at) == 2, "an attempt to subscribe at the silent server")
+        works.cut_all()
+        name = "sg:{p1}:>b" if first else "sg:{p0}:>a"
+        await eventually(lambda: apart.reported.count(name) == 2, "the other's channel, subscribed anew", 2.0)
+        assert not apart.subscriber.healthy
+
+
 class PoolsApart(Split):
     """A topology of two servers: the second one has the list of pools alone."""
 
