@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.limits import FABRIC_AWAY_S_MAX, HEADS_MAX, ORPHAN_GRACE_S, WATCHDOG_S
 from stream_fabric.ports import Random
+from stream_fabric.process.slots import Slots
 from stream_fabric.recovery.lease_reaper import LOST
 from stream_fabric.stream.frames import ErrorInfo
 from stream_fabric.stream.ids import ReplicaId, StreamId
@@ -35,7 +36,7 @@ class Watchdog:
     def __init__(
         self,
         hub: Hub,
-        produces: Callable[[ReplicaId | None, StreamId], Awaitable[bool]],
+        produces: Callable[[ReplicaId | None, StreamId], Coroutine[Any, Any, bool]],
         random: Random,
         *,
         every_s: float = WATCHDOG_S,
@@ -50,7 +51,7 @@ class Watchdog:
         self._away_s = away_s
         self._away_since: dict[int, float] = {}
         """Partition → when a read of it first failed, on the loop's clock; reset by its next answer."""
-        self._lookups = asyncio.Semaphore(_LOOKUPS_MAX)
+        self._lookups = Slots(_LOOKUPS_MAX)
         self._checking: set[int | StreamId] = set()
         """Partitions and streams with a check that goes on."""
 
@@ -142,10 +143,9 @@ class Watchdog:
     async def _check_producer(self, local: LocalStream, head: Head) -> None:
         """End a live stream that neither a producer nor a queue has: its request or its producer was lost."""
         try:
-            async with self._lookups:
-                if await self._produces(head.replica, local.id):
-                    local.missing = None
-                    return
+            if await self._lookups.read(partial(self._produces, head.replica, local.id)):
+                local.missing = None
+                return
             if self._is_orphan(local):
                 await self._log.fence(local.id, head.replica, self._random.token_hex(4), ErrorInfo.of(LOST))
         except FabricError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from stream_fabric.errors import FabricError
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.ports import Pools
+from stream_fabric.process.slots import SLOT_S, Slots
 from stream_fabric.stream.ids import StreamId
-from stream_gw.routing.pool_reader import CONCURRENT_READS_MAX, SLOT_S
+from stream_gw.routing.pool_reader import CONCURRENT_READS_MAX
 
 
 async def is_held(
@@ -24,18 +26,7 @@ async def is_held(
         holder = await pools.holder(pool, stream)
         return holder == "queue" or any(info.replica == holder for info in replicas.get(pool, ()))
 
-    slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
-
-    async def limited(pool: str) -> bool:
-        async with slots:
-            asking = asyncio.create_task(has_stream(pool))
-            try:
-                await asyncio.wait({asking}, timeout=SLOT_S)
-            except asyncio.CancelledError:
-                asking.cancel()
-                raise
-        return await asking
-
+    slots = Slots(CONCURRENT_READS_MAX)
     asked: list[asyncio.Task[bool]] = []
     try:
         if home is not None:
@@ -43,7 +34,7 @@ async def is_held(
             done, _ = await asyncio.wait(asked, timeout=SLOT_S)  # one that is silent must not delay the others
             if any(task.exception() is None and task.result() for task in done):
                 return True
-        asked += [asyncio.create_task(limited(pool)) for pool in replicas if pool != home]
+        asked += [asyncio.create_task(slots.read(partial(has_stream, pool))) for pool in replicas if pool != home]
         return await _any_true(asked)
     finally:
         for task in asked:

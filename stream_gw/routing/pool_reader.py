@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.pool.lease_changes import BLOCK_CHANGES_MAX, BlockChange
 from stream_fabric.pool.records import ReplicaInfo
 from stream_fabric.ports import Pools
+from stream_fabric.process.slots import Slots
 from stream_fabric.stream.ids import ReplicaId
 from stream_gw.routing.pool_view import PoolView
 
@@ -20,8 +22,6 @@ _READ_ALL_S = 30.0
 WAIT_S = 1.0
 """Time that a refresh waits for a read; a silent shard of Redis must not delay what the others have to tell."""
 CONCURRENT_READS_MAX = 16
-SLOT_S = 0.1
-"""Time after which a read no longer counts as one of these: reads of a silent shard must not hold the others back."""
 _CHANGES_PER_TURN = 32
 """Changes of prefixes that are applied before other tasks of the loop get a turn."""
 
@@ -103,18 +103,16 @@ class PoolReads:
 
         A pool that cannot be read keeps its view: a shard of Redis that is away concerns its own pools alone.
         """
-        slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
+        slots = Slots(CONCURRENT_READS_MAX)
 
         async def read(reader: PoolReader) -> None:
-            async with slots:
-                reading = asyncio.create_task(self._read(reader))
-                self._running.add(reading)
-                reading.add_done_callback(self._running.discard)
-                await asyncio.wait({reading}, timeout=SLOT_S)
+            reading = asyncio.create_task(self._read(reader))
+            self._running.add(reading)
+            reading.add_done_callback(self._running.discard)
             await asyncio.shield(reading)
 
         answering_first = sorted(readers, key=lambda reader: reader.error is not None)
-        waits = {asyncio.create_task(read(reader)): reader for reader in answering_first}
+        waits = {asyncio.create_task(slots.read(partial(read, reader))): reader for reader in answering_first}
         if not waits:
             return
         try:

@@ -237,6 +237,37 @@ async def test_a_silent_shard_delays_the_checks_of_no_other() -> None:
             reader.close()
 
 
+class LiveLog(AwayLog):
+    """A log whose streams are live and make no progress."""
+
+    async def heads(self, partition: int, streams: Sequence[StreamId], gateway: GatewayId) -> list[Head | None]:
+        return [Head(Epoch(1, "aa"), 0, "live", -1, "", 0, True, None, 0) for _ in streams]
+
+
+@on_virtual_time
+async def test_lookups_at_a_silent_shard_delay_those_of_no_other() -> None:
+    found: list[float] = []
+
+    async def find(replica: ReplicaId | None, stream: StreamId) -> bool:
+        if stream.startswith("silent"):
+            await asyncio.sleep(5)
+            raise FabricUnavailable("Redis is away")
+        found.append(asyncio.get_running_loop().time())
+        return True
+
+    async with asyncio.TaskGroup() as tasks:
+        hub = Hub(GatewayId("g"), cast(StreamLog, LiveLog()), HostClock(), silent, tasks)
+        ids = [*(StreamId(f"silent{number}") for number in range(100)), StreamId("works")]
+        readers = [hub.expect(each, TenantId("acme"), Epoch(1, "aa")).attach(Reading()) for each in ids]
+        begun = asyncio.get_running_loop().time()
+        watchdog = tasks.create_task(Watchdog(hub, find, HostRandom()).run())
+        await asyncio.sleep(2 * WATCHDOG_S + 1)
+        assert found and found[0] - begun < 2 * WATCHDOG_S + 0.5
+        watchdog.cancel()
+        for reader in readers:
+            reader.close()
+
+
 class EmptyLog(AwayLog):
     """A log that has lost its streams. It takes 3.9 s to answer the first time."""
 
