@@ -30,6 +30,10 @@ T = TypeVar("T")
 
 SEEN_DEAD_S = 0.9
 """Seconds that a lease must be seen expired while Redis answers. After an outage of Redis the agents renew first."""
+_LOOKS_MIN = 10
+_LOOKS_S_MIN = 5 * LEASE_TTL_S
+"""Looks in a row that see a lease expired, and seconds that they take, after which its replica is dead although Redis
+is slow: a living replica renews its lease before one of them, whatever the time of an answer is."""
 _QUEUE = ReplicaId("(queue)")
 _NO_REPLICA = ReplicaId("")
 _AT_ONCE_MAX = 256
@@ -39,13 +43,25 @@ WAITED = DeadlineExceeded("no replica had room in time; retry later")
 LOST = ReplicaLost("the replica that produced this stream died; retry the request")
 
 
+class _Expired(NamedTuple):
+    """A replica that each of the last looks saw expired."""
+
+    since: float
+    """Time of the answer to the first of these looks, in seconds of this process's monotonic clock."""
+    looks: int
+    seen_s: float
+    """Seconds of that time for which Redis answered at once."""
+
+    def is_dead(self, now: float) -> bool:
+        return self.seen_s >= SEEN_DEAD_S or (self.looks >= _LOOKS_MIN and now - self.since >= _LOOKS_S_MIN)
+
+
 class _Look(NamedTuple):
     """A look at a pool's leases."""
 
     at: float = 0.0
     """Seconds of this process's monotonic clock."""
-    seen_s: Mapping[ReplicaId, float] = {}
-    """Seconds for which each replica has been seen expired."""
+    expired: Mapping[ReplicaId, _Expired] = {}
 
 
 class LeaseReaper:
@@ -110,18 +126,25 @@ class LeaseReaper:
         await asyncio.sleep(REAP_EVERY_S * self._random.uniform(0.7, 1.0))  # jitter spreads the reapers of a fleet
 
     async def _reap(self, pool: str) -> None:
-        """Recover the streams of replicas that were seen expired for ``SEEN_DEAD_S``."""
+        """Recover the streams of replicas that were seen expired for ``SEEN_DEAD_S``, or in many looks."""
         before = self._looks.pop(pool, _Look())  # what it saw does not count if the pool answers no more
         asked_at = self._clock.monotonic_us() / 1e6
-        expired = await self._pools.expired(pool)
+        names = await self._pools.expired(pool)
         now = self._clock.monotonic_us() / 1e6
         # A wait for the answer may be an outage that began just after the last look: it counts against the pause
         looked_s = min(asked_at - before.at, REAP_EVERY_S) - (now - asked_at)
-        seen_s = {name: max(before.seen_s[name] + looked_s, 0.0) if name in before.seen_s else 0.0 for name in expired}
-        late = [name for name, dead_s in seen_s.items() if dead_s >= SEEN_DEAD_S]
+        expired = {}
+        for name in names:
+            seen = before.expired.get(name)
+            expired[name] = (
+                _Expired(now, 1, 0.0)
+                if seen is None
+                else _Expired(seen.since, seen.looks + 1, max(seen.seen_s + looked_s, 0.0))
+            )
+        late = [name for name, seen in expired.items() if seen.is_dead(now)]
         dead = [replica for replica in late if await self._claim(pool, replica, LEASE_TTL_S)]
         await _gather(partial(self._recover, pool), dead)
-        self._looks[pool] = _Look(now, {name: dead_s for name, dead_s in seen_s.items() if name not in dead})
+        self._looks[pool] = _Look(now, {name: seen for name, seen in expired.items() if name not in dead})
 
     async def _recover(self, pool: str, replica: ReplicaId) -> None:
         """Move the streams of a dead replica, and retire it if all were moved; else a later look finds it again."""

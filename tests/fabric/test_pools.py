@@ -620,11 +620,11 @@ async def test_the_reaper_waits_for_a_replica_that_renews_after_an_outage(pool: 
     reaper = reaper_of(pool, streams.log)
     await reaper._reap(pool.name)
     look = reaper._looks[pool.name]
-    assert look.seen_s == {one: 0.0}
+    assert look.expired[one].seen_s == 0.0
     await pool.renew(one, stream)
-    reaper._looks[pool.name] = look._replace(seen_s={one: 10.0})
+    reaper._looks[pool.name] = look._replace(expired={one: look.expired[one]._replace(seen_s=10.0)})
     await reaper._reap(pool.name)
-    assert reaper._looks[pool.name].seen_s == {}
+    assert reaper._looks[pool.name].expired == {}
     assert await streams.status(stream) == "live"
 
 

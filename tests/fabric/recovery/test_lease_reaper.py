@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from random import Random
 from typing import Any, cast
 
 import pytest
 
-from stream_fabric.limits import REAP_EVERY_S
+from stream_fabric.limits import LEASE_RENEW_S, LEASE_TTL_S, REAP_EVERY_S
 from stream_fabric.ports import Pools, StreamLog
 from stream_fabric.process.host import HostClock, HostRandom
 from stream_fabric.recovery.lease_reaper import SEEN_DEAD_S, LeaseReaper
@@ -82,6 +83,21 @@ class Expired:
         return False
 
 
+class Renewed(Expired):
+    """The same, but the replica lives."""
+
+    seen_expired = False
+
+    async def expired(self, pool: str) -> list[ReplicaId]:
+        """Redis looks at the lease in the middle of the time that the answer takes."""
+        asked_s = self._clock.monotonic_us() / 1e6
+        await super().expired(pool)
+        if (asked_s + self.answer_s / 2) % (LEASE_RENEW_S + self.answer_s) < LEASE_TTL_S:
+            return []
+        self.seen_expired = True
+        return [ReplicaId("r")]
+
+
 class VirtualClock(HostClock):
     def __init__(self) -> None:
         self._now_us = 1_000_000
@@ -114,6 +130,35 @@ async def test_an_outage_of_redis_is_not_time_for_which_a_lease_was_seen_expired
         assert fabric.claims == 0
     await reaper._reap("pool")
     assert fabric.claims == 1
+
+
+@pytest.mark.parametrize("answer_s", (0.4, 0.5, 1.0, 2.0, 4.9))
+async def test_a_dead_replica_is_found_though_redis_is_slow(answer_s: float) -> None:
+    clock = VirtualClock()
+    fabric = Expired(clock)
+    reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), clock, HostRandom())
+    fabric.answer_s = answer_s
+    began = clock.monotonic_us()
+    while not fabric.claims:
+        await reaper._reap("pool")
+        clock.pass_s(0.43)
+        assert clock.monotonic_us() - began < 60e6
+    assert clock.monotonic_us() - began > 5 * LEASE_TTL_S * 1e6
+
+
+@pytest.mark.parametrize("answer_s", (0.4, 1.0, 2.5, 2.9, 3.5, 4.2, 4.9))
+async def test_a_living_replica_is_left_alone_though_redis_is_so_slow_that_its_lease_expires(answer_s: float) -> None:
+    """An agent renews its lease a second after the last renewal was answered: each takes ``answer_s``."""
+    clock = VirtualClock()
+    fabric = Renewed(clock)
+    reaper = LeaseReaper(cast(Pools, fabric), cast(StreamLog, fabric), clock, HostRandom())
+    fabric.answer_s = answer_s
+    random = Random(7)
+    for _ in range(2000):
+        await reaper._reap("pool")
+        clock.pass_s(REAP_EVERY_S * random.uniform(0.7, 1.0))
+    assert not fabric.claims
+    assert fabric.seen_expired == (LEASE_RENEW_S + answer_s > LEASE_TTL_S)
 
 
 class Silent:
