@@ -286,7 +286,9 @@ class StreamState:
         return CancelReply("accepted", Cursor(self.epoch.n, self.cancelled_at), status)
 
     def fence(self, replica: ReplicaId | None, nonce: str, error: ErrorInfo, epoch: Epoch | None = None) -> bool:
-        if self.status != "live" or (replica and self.replica and self.replica != replica):
+        if self.status != "live":
+            return self.epoch.nonce == nonce  # the same call, whose reply was lost
+        if replica and self.replica and self.replica != replica:
             return False
         if epoch is not None and self.epoch != epoch and self.epoch.n >= epoch.n:
             return False

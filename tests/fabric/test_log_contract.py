@@ -492,6 +492,22 @@ async def test_invariant_6_no_zombie_a_fence_ends_the_stream(fabric: Fabric) -> 
     assert (await fabric.log.cancel(stream, ACME)).result == "terminal"
 
 
+async def test_a_fence_whose_reply_was_lost_says_again_that_it_fenced(fabric: Fabric) -> None:
+    """The process that fences a stream writes its bill: without this none would."""
+    gateway = fabric.name("g")
+    ear = await fabric.listen(gateway)
+    stream, ended = await fabric.create(gateway), await fabric.create()
+    await fabric.append(batch(stream, 1, 3))
+    await fabric.append(ending(ended, 1))
+    assert await fabric.log.fence(stream, R1, "bb", LOST, EPOCH)
+    assert await fabric.log.fence(stream, R1, "bb", LOST, EPOCH)
+    assert not await fabric.log.fence(stream, R1, "cc", LOST, EPOCH)
+    assert not await fabric.log.fence(ended, R1, "bb", LOST, EPOCH)
+    page = await fabric.watch(stream)
+    assert (page.epoch, page.head, len(page.entries)) == (Epoch(2, "bb"), 4, 2)
+    await eventually(lambda: len(ear.parts()) == 2)
+
+
 async def test_a_fence_takes_streams_nobody_began_and_leaves_ended_ones(fabric: Fabric) -> None:
     unborn, ended, missing = await fabric.create(), await fabric.create(), fabric.stream()
     await fabric.append(ending(ended, 1))

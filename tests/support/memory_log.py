@@ -172,9 +172,11 @@ class MemoryStreamLog:
         state = self.streams.get(stream)
         if state is None:
             return False
-        old, last = str(state.epoch), state.last
+        old, last, was = str(state.epoch), state.last, state.status
         if not state.fence(replica, nonce, error, epoch):
             return False
+        if was != "live":
+            return True
         self._note_ended(stream, state)
         self._tell(stream, state, doorbell=UNIT.join((b"fence", stream.encode(), old.encode(), b"%d" % last)))
         return True

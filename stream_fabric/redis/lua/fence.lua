@@ -1,13 +1,16 @@
 -- End a stream whose producer is gone. The epoch rises, so the old producer can append nothing more.
+-- A call that is sent again, because its reply was lost, is told that it fenced.
 -- KEYS: meta, log. ARGV: id, replica it is lost with ('' any), nonce of the new epoch, error JSON, channel prefix,
 --   publish command, retention ms, epoch that no other may have followed ('' any).
 -- Returns {code, epoch, last}: 0 fenced, 1 not live, 2 has another producer, 3 none; and the stream's tenant and usage
---   if it was fenced and its tenant's account must settle it.
+--   if this call fenced it and its tenant's account must settle it.
 local m, l = KEYS[1], KEYS[2]
 local v = redis.call('HMGET', m, 'e', 's', 'st', 'w', 'r', 'us', 'b', 't', 'ac')
 if not v[1] then return {3, '', 0} end
 local last = tonumber(v[2])
-if v[3] ~= 'live' then return {1, v[1], last} end
+if v[3] ~= 'live' then
+  return {string.match(v[1], '[^.]*$') == ARGV[3] and 0 or 1, v[1], last}
+end
 if ARGV[2] ~= '' and v[5] ~= '' and v[5] ~= ARGV[2] then return {2, v[1], last} end
 if ARGV[8] ~= '' and v[1] ~= ARGV[8] and tonumber(epoch_number(v[1])) >= tonumber(epoch_number(ARGV[8])) then
   return {2, v[1], last}
