@@ -97,6 +97,13 @@ class Login:
             "?cert=<path>&key=<path>; if it speaks no TLS, the URL begins with redis, not rediss"
         )
 
+    def misread(self, server: str, error: hiredis.ProtocolError) -> ConnectionRefused:
+        """Make the error for a server that answers HELLO in another protocol; its text says what to correct."""
+        hint = "" if self.ssl else ", or begin it with rediss if the server speaks only TLS"
+        return ConnectionRefused(
+            f"{self.what} at {server} does not answer as Redis does: {error}; correct host and port in the URL{hint}"
+        )
+
 
 _DENIED = {"WRONGPASS", "NOAUTH", "NOPERM", "DENIED"}
 _ENDED = (ssl_module.SSLEOFError, ssl_module.SSLZeroReturnError, ssl_module.SSLSyscallError)
@@ -120,6 +127,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._heard_at = self.opened_at = self._loop.time()
         self._tick: asyncio.TimerHandle | None = None
+        self._misread: hiredis.ProtocolError | None = None
+        """The bytes that are no reply of Redis, after which the connection is aborted."""
         self.lost = False
 
     @classmethod
@@ -178,6 +187,8 @@ class Connection(asyncio.Protocol):
             cause = error.__cause__
             if isinstance(cause, ssl_module.SSLError) and not isinstance(cause, _ENDED):
                 raise login.distrusted(server, cause) from error
+            if isinstance(cause, hiredis.ProtocolError):
+                raise login.misread(server, cause) from error
             hint = "" if login.ssl else "; if it speaks only TLS, the URL begins with rediss"
             raise ConnectionLost(f"{login.what} at {server} did not answer HELLO: {error}{hint}") from error
         if database:
@@ -218,6 +229,14 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        try:
+            self._read_replies(data)
+        except hiredis.ProtocolError as error:  # no Redis, or TLS: asyncio would log a traceback at each attempt
+            self._misread = error
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _read_replies(self, data: bytes) -> None:
         reader = self._reader
         reader.feed(data)
         while True:
@@ -249,6 +268,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        exc = self._misread or exc
         if self._tick is not None:
             self._tick.cancel()
         waiting, self._waiting = self._waiting, deque()

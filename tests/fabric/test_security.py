@@ -38,6 +38,7 @@ from tests.gateway.processes import Process, run_cli
 from tests.support.redis import OPEN, RedisCluster, RedisServer, Secured, SentinelSetup
 from tests.support.tls import Authority, need_tls
 from tests.support.waiting import eventually
+from tests.support.web import served
 
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
@@ -268,6 +269,15 @@ async def test_a_server_without_hello_does_not_bring_the_password_into_an_error(
     """Redis repeats the arguments of a command that it does not know: before Redis 6 the password among them."""
     with RedisServer(OPEN, **{"rename-command HELLO": "NOHELLO"}) as old:
         assert "Redis 6 or later" in await told(f"redis://:hunter2@127.0.0.1:{old.port}/0")
+
+
+async def test_a_server_that_is_no_redis_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As with the port of a gateway in the URL. asyncio would log a traceback at each attempt."""
+    async with served([]) as url:
+        where = url.removeprefix("http://")
+        other = await told(f"redis://{where}/0")
+    assert f"{where} does not answer as Redis does" in other and "host and port" in other
+    assert not caplog.records
 
 
 async def test_a_wrong_database_is_told_at_once(redis_url: str) -> None:
