@@ -235,15 +235,34 @@ async def test_sentinels_lead_to_the_master(report: Report, sentinel: SentinelSe
 
 
 async def test_sentinels_that_know_no_such_master_are_missing(report: Report, sentinel: SentinelSetup) -> None:
-    await check_redis(report, sentinel.url.replace("mymaster", "another"))
+    assert not await check_redis(report, sentinel.url.replace("mymaster", "another"))
     (found,) = report.findings
-    assert found.status == "missing" and "another" in found.remedy
+    assert found.status == "missing" and "does not know the master 'another'" in found.remedy
+    assert " object at 0x" not in found.remedy
 
 
 async def test_each_primary_of_a_cluster_is_checked(report: Report, redis_cluster_url: str) -> None:
     await check_redis(report, redis_cluster_url)
     assert not report.failed, report.findings
     assert sum(finding.what.endswith("answers, cluster") for finding in report.findings) == 3
+
+
+async def test_a_server_that_is_no_cluster_and_a_login_that_a_cluster_refuses(report: Report) -> None:
+    with RedisServer(Secured(password="hunter2")) as server:
+        url = server.url.replace("redis://", "redis+cluster://")
+        assert not await check_redis(report, url)
+        assert not await check_redis(report, url.replace("hunter2", "hunter3"))
+    alone, login = report.findings
+    assert alone.status == "missing" and "cluster support disabled" in alone.remedy
+    assert login.what.startswith("a login to Redis") and "refuses the password" in login.remedy
+
+
+def test_a_wrong_redis_url_hides_no_other_finding() -> None:
+    done = run_cli("doctor", "--json", STREAM_GW_REDIS_URL="http://127.0.0.1:1", STREAM_GW_ENGINE="sim")
+    findings = {finding["what"]: finding["status"] for finding in json.loads(done.stdout)["findings"]}
+    assert findings["a usable Redis URL"] == "missing"
+    assert any(what.startswith("Chromium") for what in findings), "the last check was not reached"
+    assert done.returncode == 1 and not done.stderr
 
 
 async def test_a_redis_with_tls_and_a_password(report: Report, tmp_path: Path) -> None:

