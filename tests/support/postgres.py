@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.server import ServerProcess, find_binary, free_port, wait_for
+from tests.support.tls import Authority
 
 _NEVER_ROOT = "nobody"
 """User of the server when the tests run as root: PostgreSQL refuses root."""
@@ -25,9 +26,11 @@ def _binary(name: str) -> str:
 class PostgresServer(ServerProcess):
     """One server whose user ``test`` may do everything; its data outlives ``stop``."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority | None = None) -> None:
+        """``authority``: the server offers TLS, with a certificate of that authority for 127.0.0.1."""
         super().__init__("postgres")
         self.port = 0
+        self._authority = authority
 
     @property
     def url(self) -> str:
@@ -39,7 +42,13 @@ class PostgresServer(ServerProcess):
         if not data.exists():
             self._make(data)
         self.port = self.port or free_port()
-        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.folder, "fsync": "off"}
+        options: dict[str, str | Path] = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.folder,
+            "fsync": "off",
+        }
+        if self._authority is not None:
+            options |= {"ssl": "on", **self._certificate(self._authority)}
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         starts = self.log.count(_READY)
         self.launch([*self._user(), _binary("postgres"), "-D", data, "-p", str(self.port), *flags])
@@ -73,6 +82,16 @@ class PostgresServer(ServerProcess):
         command = [*self._user(), _binary("initdb"), "-D", data, *flags]
         made = subprocess.run(command, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
+
+    def _certificate(self, authority: Authority) -> dict[str, Path]:
+        """Copy the certificate to where the server's user may read it; PostgreSQL wants a key that nobody else may."""
+        files = {"ssl_cert_file": self.folder / "server.pem", "ssl_key_file": self.folder / "server.key"}
+        for source, to in zip((authority.server.cert, authority.server.key), files.values(), strict=True):
+            shutil.copy(source, to)
+            to.chmod(0o600)
+            if os.geteuid() == 0:
+                shutil.chown(to, _NEVER_ROOT)
+        return files
 
     def _user(self) -> list[str]:
         if os.geteuid() != 0:

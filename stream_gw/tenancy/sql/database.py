@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import aiosqlite
 import asyncpg
@@ -17,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from stream_fabric.system_errors import reason
 from stream_gw.tenancy.errors import DatabaseUnavailable, SchemaOutdated
 from stream_gw.tenancy.sql import schema
 
@@ -98,14 +100,14 @@ class Database:
         try:
             yield
         except _ERRORS as error:
-            cause = getattr(error, "orig", None) or error
-            told = (str(cause) or type(cause).__name__).splitlines()[0][:200]
+            told = reason(getattr(error, "orig", None) or error).splitlines()[0][:200]
             raise DatabaseUnavailable(f"database {self.shown} does not answer or refuses: {told}") from error
 
 
 def _server_engine(url: str) -> AsyncEngine:
     async def connect() -> asyncpg.Connection[Any]:
-        return await asyncpg.connect(url, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
+        dsn, context = _tls(url)
+        return await asyncpg.connect(dsn, ssl=context, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
 
     return create_async_engine(
         "postgresql+asyncpg://",
@@ -115,6 +117,29 @@ def _server_engine(url: str) -> AsyncEngine:
         pool_timeout=_CONNECT_S,
         pool_pre_ping=True,
     )
+
+
+def _tls(url: str) -> tuple[str, ssl.SSLContext | None]:
+    """Return the URL for asyncpg, with a context for ``sslrootcert=system``: asyncpg takes that for a file's name.
+
+    Raises OSError that names a certificate file of the URL which cannot be read.
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    system = query.get("sslrootcert") == "system"
+    for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        if name in query and not (system and name == "sslrootcert"):
+            try:
+                open(query[name], "rb").close()
+            except OSError as error:  # the driver's error does not say which file
+                raise OSError(f"{name} of its URL: {query[name]}: {reason(error)}") from error
+    if not system:
+        return url, None
+    context = ssl.create_default_context()  # as in libpq, the host's name is always verified then
+    if "sslcert" in query:
+        context.load_cert_chain(query["sslcert"], query.get("sslkey"), password=query.get("sslpassword", ""))
+    kept = {name: value for name, value in query.items() if not name.startswith("ssl")}
+    return urlunsplit(parts._replace(query=urlencode(kept))), context
 
 
 def _file_engine(path: str) -> AsyncEngine:
