@@ -261,6 +261,18 @@ def test_brokers_that_ask_for_it_get_the_clients_certificate() -> None:
             assert volumes[mounts[folder]]["secret"] == {"secretName": "kafka-client"}, name
 
 
+def test_every_pod_has_the_certificates_that_urls_of_stores_name() -> None:
+    """A URL in a Secret names files: the CA of Redis, of PostgreSQL, a client's certificate."""
+    for name, pod in ours("production"):
+        (container,) = pod["spec"]["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        secret = volumes[mounts["/etc/stream-gw/certificates"]]["secret"]
+        assert secret == {"secretName": "stream-gw-certificates"}, name
+    for name, pod in ours("trial"):
+        assert "certificates" not in {volume["name"] for volume in pod["spec"]["volumes"]}, name
+
+
 def test_gateways_are_told_which_models_take_images() -> None:
     pods = [pod for name, pod in ours("production") if component(pod) == "gateway"]
     assert [environment(pod)["STREAM_GW_IMAGE_MODELS"] for pod in pods] == ["qwen3-vl-8b"]

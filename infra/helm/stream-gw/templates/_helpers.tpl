@@ -134,7 +134,10 @@ capabilities: { drop: [ALL] }
 {{- end }}
 {{- end }}
 
-{{- define "sg.kafkaMounts" -}}
+{{- define "sg.certificateMounts" -}}
+{{- if .Values.certificates.secret }}
+- { name: certificates, mountPath: /etc/stream-gw/certificates, readOnly: true }
+{{- end }}
 {{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.caSecret.name }}
 - { name: kafka-ca, mountPath: /etc/stream-gw/kafka, readOnly: true }
 {{- end }}
@@ -143,7 +146,11 @@ capabilities: { drop: [ALL] }
 {{- end }}
 {{- end }}
 
-{{- define "sg.kafkaVolumes" -}}
+{{- define "sg.certificateVolumes" -}}
+{{- if .Values.certificates.secret }}
+- name: certificates
+  secret: { secretName: {{ .Values.certificates.secret | quote }} }
+{{- end }}
 {{- if and (eq .Values.events.by "kafka") .Values.kafka.tls .Values.kafka.caSecret.name }}
 - name: kafka-ca
   secret: { secretName: {{ .Values.kafka.caSecret.name }} }
@@ -159,7 +166,7 @@ capabilities: { drop: [ALL] }
 {{- if ne .Values.events.by "off" }}
 - { name: spool, mountPath: /var/spool/stream-gw }
 {{- end }}
-{{- include "sg.kafkaMounts" . }}
+{{- include "sg.certificateMounts" . }}
 {{- end }}
 
 {{- define "sg.emitVolumes" -}}
@@ -168,7 +175,7 @@ capabilities: { drop: [ALL] }
 - name: spool
   {{- toYaml (.Values.events.spool.volume | default (dict "emptyDir" dict)) | nindent 2 }}
 {{- end }}
-{{- include "sg.kafkaVolumes" . }}
+{{- include "sg.certificateVolumes" . }}
 {{- end }}
 
 {{/* Moderation, of gateways and agents. */}}
