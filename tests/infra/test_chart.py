@@ -261,6 +261,13 @@ def test_brokers_that_ask_for_it_get_the_clients_certificate() -> None:
             assert volumes[mounts[folder]]["secret"] == {"secretName": "kafka-client"}, name
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_pods_of_a_cluster_with_ipv6_alone_listen_where_probes_and_services_ask(case: str) -> None:
+    for name, pod in ours(case, "--set", "listen=::"):
+        hosts = {variable: value for variable, value in environment(pod).items() if variable.endswith("_HOST")}
+        assert hosts and set(hosts.values()) == {"::"}, (name, hosts)
+
+
 def test_every_pod_has_the_certificates_that_urls_of_stores_name() -> None:
     """A URL in a Secret names files: the CA of Redis, of PostgreSQL, a client's certificate."""
     for name, pod in ours("production"):
@@ -283,8 +290,8 @@ def test_gateways_are_told_the_origins_as_one_list() -> None:
     assert [environment(pod)["STREAM_GW_CORS_ORIGINS"] for pod in pods] == ["https://chat.example,https://ops.example"]
 
 
-def ours(case: str) -> list[tuple[str, Object]]:
-    return [(name, pod) for name, pod in workloads(objects(case)) if component(pod) in OURS]
+def ours(case: str, *args: str) -> list[tuple[str, Object]]:
+    return [(name, pod) for name, pod in workloads(objects(case, *args)) if component(pod) in OURS]
 
 
 @pytest.mark.parametrize("case", CASES)
