@@ -18,7 +18,7 @@ from telemetry.store.store import Rows
 
 ANSWER_BYTES_MAX = 64 << 20
 TIMEOUT_S = 60.0
-_ERRORS: Mapping[int, type[StreamGwError]] = {400: StoreRefused, 401: Unauthenticated, 403: Forbidden, 404: NotFound}
+_ERRORS: Mapping[int, type[StreamGwError]] = {400: StoreRefused, 403: Forbidden}
 
 
 class HttpAsk:
@@ -37,6 +37,8 @@ class HttpAsk:
 
     async def post(self, path: str, body: Mapping[str, Any], within_s: float = TIMEOUT_S) -> Any:
         """Post to the telemetry process and return its JSON. Raises the errors of ``Ask``."""
+        if not self._url.startswith(("http://", "https://")):
+            raise StoreUnavailable(f"{self._url!r} is no URL of stream-gw telemetry; write http://host:port")
         try:
             async with (
                 open_session(total_s=within_s, headers=self._headers) as session,
@@ -57,8 +59,23 @@ class HttpAsk:
             raise StoreUnavailable(f"{self._url} does not answer as stream-gw telemetry does: {error}") from error
         if status != 200:
             message = value.get("error", {}).get("message", "") if isinstance(value, dict) else ""
-            raise _ERRORS.get(status, StoreUnavailable)(message or f"{self._url} answered {status}")
+            raise self._error(status, message)
         return value
+
+    def _error(self, status: int, message: str) -> StreamGwError:
+        """Make the error of an answer. The server does not know how its caller is configured."""
+        match status:
+            case 401:
+                return Unauthenticated(
+                    f"stream-gw telemetry at {self._url} refuses the token; set STREAM_GW_TELEMETRY_TOKEN or "
+                    "--telemetry-token to the STREAM_GW_TELEMETRY_TOKEN of that process"
+                )
+            case 404:  # a gateway, or telemetry of another release
+                return NotFound(
+                    f"{self._url} answers 404: {message}; is it stream-gw telemetry of this release? "
+                    "--telemetry-url names another address"
+                )
+        return _ERRORS.get(status, StoreUnavailable)(message or f"{self._url} answered {status}")
 
 
 def _decode_rows(value: Any) -> Rows:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 
 from stream_fabric.errors import BadRequest, NotFound, Unauthenticated
 from stream_fabric.events import AttemptTrace, RequestTrace
@@ -23,6 +24,8 @@ from telemetry.ask.reconcile import PAGE, Report, reconcile
 from telemetry.ask.text import why_text
 from telemetry.ask.views import answer_path
 from telemetry.ask.why.explain import Answer, why
+from telemetry.store.errors import StoreUnavailable
+from tests.support.web import served
 from tests.telemetry.asked import TOKEN, Asked
 from tests.telemetry.fleet import DIED, SLOWED, START_US, Fleet, fleet
 
@@ -268,8 +271,20 @@ async def test_a_query_says_what_it_needs(ask: HttpAsk) -> None:
 async def test_the_door_wants_its_token(asked: Asked) -> None:
     stranger = HttpAsk(asked.url, "another")
     for asking in (stranger.query("recent", WINDOW), stranger.sql("SELECT 1", 1)):
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(Unauthenticated, match=f"{asked.url} refuses the token; set STREAM_GW_TELEMETRY_TOKEN or "):
             await asking
+
+
+async def test_a_url_that_leads_elsewhere_is_named() -> None:
+    async def no_such_path(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no such path '/query'"}}, status=404)
+
+    async with served([web.post("/query", no_such_path)]) as gateway:
+        with pytest.raises(NotFound, match=f"{gateway} answers 404: no such path '/query'; is it stream-gw telemetry"):
+            await HttpAsk(gateway, "token").query("recent", WINDOW)
+    for url in ("foo", "127.0.0.1:9464"):
+        with pytest.raises(StoreUnavailable, match=f"'{url}' is no URL of stream-gw telemetry; write http://"):
+            await HttpAsk(url, "token").query("recent", WINDOW)
 
 
 async def test_a_bearer_that_is_not_ascii_is_refused_with_401(asked: Asked) -> None:
