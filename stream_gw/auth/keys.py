@@ -28,7 +28,7 @@ from stream_fabric.stream.ids import TenantId, UserId
 from stream_gw.auth.peppered import SHA256_PREFIX, Peppers
 from stream_gw.auth.principal import ALL_SCOPES, KeyUse, Principal
 from stream_gw.auth.regions import allowed_regions
-from stream_gw.auth.users import UserStore
+from stream_gw.auth.users import USER_PREFIX, UserStore
 
 KEY_PREFIX = "sgw_"
 """Begins the keys of the database, whose digests are peppered."""
@@ -173,7 +173,8 @@ class KeyStore:
     def subjects(self, who: Principal, user: str | None, model: str) -> list[Subject]:
         """Return everything that a request counts against; empty: nothing.
 
-        With published keys, the key is always among them, so that its running streams are known when it is revoked.
+        With published keys, the key and the user are always among them. Their running streams are then known when the
+        key is revoked or the user is suspended.
         """
         plan = self.plan(who.tenant)
         found = [Subject("tenant", plan.tenant)]
@@ -184,7 +185,7 @@ class KeyStore:
         if user is not None:
             found.append(self.users.subject(who.tenant, user, plan.user))
         found.append(Subject(f"model:{model}", plan.model.get(model, plan.model.get("*", NO_LIMITS))))
-        return [each for each in found if each.limits.any or (self.published and each.name.startswith(_KEY))]
+        return [each for each in found if each.limits.any or (self.published and each.name.startswith(_REVOCABLE))]
 
     def prices(self, tenant: TenantId, model: str) -> Prices | None:
         """Return the prices of the model for the tenant; None: there are none."""
@@ -206,6 +207,7 @@ def dev_record(tenant: str, key: str) -> TenantRecord:
 
 
 _KEY = "key:"
+_REVOCABLE = (_KEY, USER_PREFIX)
 
 
 def key_subject(key: str) -> str:

@@ -31,4 +31,12 @@ class UserStore:
         """Return the user as a subject. ``limits``: those of the plan."""
         record = self._records.get((tenant, user))
         own = limits if record is None or record.limits is None else record.limits
-        return Subject(f"user:{hashlib.sha256(user.encode()).hexdigest()[:16]}", own)
+        return Subject(user_subject(user), own)
+
+
+USER_PREFIX = "user:"
+
+
+def user_subject(user: str) -> str:
+    """Return the name of the subject that a user's limits apply to."""
+    return USER_PREFIX + hashlib.sha256(user.encode()).hexdigest()[:16]

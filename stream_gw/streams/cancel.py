@@ -13,6 +13,7 @@ from stream_fabric.stream.ids import StreamId, TenantId, UserId, partition_of
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Principal, Revoked
 from stream_gw.auth.keys import key_subject
+from stream_gw.auth.users import user_subject
 from stream_gw.streams.follow import StreamReads, stream_id
 from stream_gw.streams.parts import GatewayParts
 
@@ -60,8 +61,8 @@ class StreamCommands:
     def end_revoked(self, revoked: Revoked) -> None:
         """Cancel the running streams of revoked keys or of a suspended user, in the background. Every gateway does it.
 
-        One suffices for the streams of the index, which forgets a user an hour after the last create. Older streams
-        with readers are known where they are read.
+        The tenant's account knows the streams. One that was admitted without its limits is in the index, or has
+        readers here.
         """
         read_here = self._hub.streams_of(revoked.tenant, revoked.user) if revoked.user is not None else []
         task = self._hub.spawn(self._cancel_revoked(revoked, read_here))
@@ -110,12 +111,14 @@ class StreamCommands:
 
     async def _revoked_streams(self, revoked: Revoked, read_here: list[StreamId]) -> list[StreamId]:
         """Return the running streams of the revoked keys or user. Raises FabricError."""
-        if revoked.user is not None:
-            listed = await self._index.live(revoked.tenant, UserId(revoked.user))
-            return list(dict.fromkeys([*listed, *read_here]))
         subjects = {key_subject(key) for key in revoked.keys}
+        found = read_here
+        if revoked.user is not None:
+            subjects.add(user_subject(revoked.user))
+            found = [*await self._index.live(revoked.tenant, UserId(revoked.user)), *read_here]
         held = await self._accounts.reserved(revoked.tenant)
-        return [stream for stream, names in held.items() if not subjects.isdisjoint(names)]
+        found = [*found, *(stream for stream, names in held.items() if not subjects.isdisjoint(names))]
+        return list(dict.fromkeys(found))
 
     async def _cancel_all(self, tenant: TenantId, streams: list[StreamId]) -> tuple[list[StreamId], FabricError | None]:
         """Cancel the streams. Returns those that were not cancelled, and why one of them was not.

@@ -243,8 +243,10 @@ async def test_a_suspended_user_ends_everything_within_two_seconds(fleet: Fleet)
         await socket.receive()
         for exchange in (first, second):
             await exchange.events(3)
-        # As after an hour without another stream of hers
-        await forget_in_index(fleet.env["STREAM_GW_REDIS_URL"], tenant, "ann", first.headers["x-stream-id"])
+        unread = await one.background(5000, user="ann")
+        # As after an hour without another stream of hers, or after many others
+        for stream in (first.headers["x-stream-id"], unread):
+            await forget_in_index(fleet.env["STREAM_GW_REDIS_URL"], tenant, "ann", stream)
         await asyncio.to_thread(fleet.run, "users", "add", "ann", "--tenant", tenant, "--suspended")
         for exchange in (first, second):
             last = whole_events(await exchange.rest(REVOKED_S + SLACK_S))[-1]
@@ -263,7 +265,7 @@ async def test_a_suspended_user_ends_everything_within_two_seconds(fleet: Fleet)
         assert (reply.status, reply.json["error"]["code"], reply.json["error"]["param"]) == (
             403, "user_suspended", "user"
         )  # fmt: skip
-        for stream in (first.headers["x-stream-id"], second.headers["x-stream-id"]):
+        for stream in (first.headers["x-stream-id"], second.headers["x-stream-id"], unread):
             await one.until_status(stream, "cancelled", 3.0)
         await kept.rest()
         assert kept.status == 200, "another user goes on"

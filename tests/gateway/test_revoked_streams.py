@@ -15,6 +15,7 @@ from stream_fabric.stream.ids import GatewayId, StreamId, TenantId, UserId, part
 from stream_fabric.stream.log import CancelReply
 from stream_gw.auth import Revoked
 from stream_gw.auth.keys import key_subject
+from stream_gw.auth.users import user_subject
 from stream_gw.delivery.hub import Hub
 from stream_gw.streams.cancel import StreamCommands
 from tests.gateway.in_process import silent
@@ -109,7 +110,7 @@ async def test_a_silent_shard_delays_the_cancels_of_no_other() -> None:
         commands.stop_retries()
 
 
-@pytest.mark.parametrize("revoked, part", ((OF_A_KEY, "accounts"), (OF_A_USER, "index")), ids=("key", "user"))
+@pytest.mark.parametrize("revoked, part", ((OF_A_KEY, "accounts"), (OF_A_USER, "index"), (OF_A_USER, "accounts")))
 @on_virtual_time
 async def test_a_list_of_streams_that_cannot_be_read_is_read_again(revoked: Revoked, part: str) -> None:
     fabric = Fabric()
@@ -120,6 +121,21 @@ async def test_a_list_of_streams_that_cannot_be_read_is_read_again(revoked: Revo
         assert not fabric.cancelled
         fabric.away.clear()
     assert fabric.cancelled == STREAMS
+
+
+@on_virtual_time
+async def test_streams_of_a_suspended_user_that_the_index_has_forgotten_are_cancelled_too() -> None:
+    """The index lists the newest of a user's streams; its running ones may be older."""
+
+    class Reserved(Fabric):
+        async def reserved(self, tenant: TenantId) -> dict[StreamId, list[str]]:
+            users = {StreamId("old"): "ann", STREAMS[0]: "ann", StreamId("other"): "bob"}
+            return {stream: [key_subject("abc"), user_subject(user)] for stream, user in users.items()}
+
+    fabric = Reserved()
+    async with asyncio.TaskGroup() as tasks:
+        commands_on(fabric, tasks).end_revoked(OF_A_USER)
+    assert fabric.cancelled == [*STREAMS, StreamId("old")]
 
 
 def test_streams_that_are_not_cancelled_within_minutes_are_counted_in_the_log(

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from stream_fabric.accounts.records import (
+    NO_LIMITS,
     KeyRecord,
     Limits,
     PlanRecord,
@@ -144,8 +145,9 @@ async def test_what_a_request_counts_against(gateway: Gateway) -> None:
     assert "ann" not in found[2].name, "names of users are no keys of Redis"
     assert [limits.streams for _, limits in gateway.keys.subjects(other, None, "else")] == [9, 4, 5]
     await gateway.publish(PlanRecord("pro"))
-    (only,) = gateway.keys.subjects(who, "ann", "m")
-    assert only.name == "key:abc", "the streams of a key are known when it is revoked"
+    assert gateway.keys.subjects(who, "ann", "m") == [("key:abc", NO_LIMITS), (found[2].name, NO_LIMITS)], (
+        "the streams of a key are known when it is revoked, those of a user when it is suspended"
+    )
 
 
 async def test_a_suspended_user_ends_and_no_other(gateway: Gateway) -> None:
@@ -178,7 +180,7 @@ async def test_limits_of_a_user_replace_those_of_the_plan(gateway: Gateway) -> N
     def streams(user: str) -> list[int | None]:
         return [limits.streams for name, limits in gateway.keys.subjects(who, user, "m") if name.startswith("user:")]
 
-    assert (streams("a:b"), streams("other"), streams("free")) == ([7], [1], [])
+    assert (streams("a:b"), streams("other"), streams("free")) == ([7], [1], [None])
 
 
 async def test_a_changed_key_changes_its_callers_and_its_tokens(gateway: Gateway) -> None:
