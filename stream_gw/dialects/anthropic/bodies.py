@@ -136,6 +136,8 @@ class MessagesBody(Common, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
     thinking: MessagesThinking | None = None
     output_config: MessagesOutputConfig | None = None
+    output_format: MessagesFormat | None = None
+    """The name that `output_config.format` had in the beta."""
     metadata: MessagesMetadata | None = None
     service_tier: Tier | Literal["standard_only"] | None = None  # type: ignore[assignment]
     """Tier in the queue, as in a chat; `standard_only` is `default`."""

@@ -18,8 +18,8 @@ from stream_gw.dialects.whole import count_request
 DIALECT = "anthropic.messages"
 _TOKENS_MAX = 1 << 31
 _TRANSLATED = (
-    "max_tokens", "messages", "metadata", "output_config", "service_tier", "stop_sequences", "system", "thinking",
-    "tool_choice", "tools",
+    "max_tokens", "messages", "metadata", "output_config", "output_format", "service_tier", "stop_sequences", "system",
+    "thinking", "tool_choice", "tools",
 )  # fmt: skip
 _IGNORED = (
     "betas", "billing_policy", "cache_control", "compaction", "context_management", "diagnostics",
@@ -118,8 +118,12 @@ def _add_reasoning(fields: dict[str, Raw], made: dict[str, Raw]) -> None:
         made.setdefault(
             "reasoning_effort", Raw(_encode("high" if config.effort in ("xhigh", "max") else config.effort))
         )
-    if config.format is not None:
-        schema = {"name": "output", "schema": config.format.schema, "strict": True}
+    older = field(fields, "output_format", _Format | None)
+    if older is not None and config.format is not None:
+        raise BadRequest("send output_config.format or output_format, not both", param="output_format")
+    form = config.format or older
+    if form is not None:
+        schema = {"name": "output", "schema": form.schema, "strict": True}
         made["response_format"] = Raw(_encode({"type": "json_schema", "json_schema": schema}))
     thinking = field(fields, "thinking", _Thinking | None)
     if thinking is not None:

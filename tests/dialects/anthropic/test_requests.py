@@ -88,6 +88,11 @@ def test_thinking_and_effort() -> None:
     schema = {"name": "output", "schema": {"type": "object"}, "strict": True}
     made = engine(output_config={"format": format_})["response_format"]
     assert made == {"type": "json_schema", "json_schema": schema}
+    beta = engine(output_format=format_)
+    assert beta["response_format"] == made, "as SDKs of 2025 send it"
+    assert "output_format" not in beta
+    with pytest.raises(BadRequest, match="not both"):
+        engine(output_config={"format": format_}, output_format=format_)
 
 
 def test_users_and_tiers() -> None:
