@@ -127,7 +127,10 @@ class ChatBody(_Generation, kw_only=True):
 
 
 class CompletionsBody(_Generation, kw_only=True):
-    """Body of `POST /v1/completions` in OpenAI's format. Other fields go to the engine unchanged."""
+    """Body of `POST /v1/completions` in OpenAI's format. Other fields go to the engine unchanged.
+
+    The engine gets `max_completion_tokens` as `max_tokens`, which it reads.
+    """
 
     prompt: _Prompt
     """A string, or a list of strings, of token ids, or of lists of token ids. Choice `i` of prompt `p` has the index

@@ -26,7 +26,6 @@ _THOUGHTS = ("think>", "THINK]")
 
 
 class _Body(msgspec.Struct):
-    max_tokens: int | None = None
     truncate_prompt_tokens: int | None = None
     """The engine cuts the prompt to this length."""
     chat_template: str | None = None
@@ -62,8 +61,6 @@ def check_context(request: CreateRequest, context: int) -> None:
         body = _body_decoder.decode(request.body)
     except msgspec.ValidationError:  # a field that the engine refuses
         return
-    if request.kind == "completions":
-        asked = body.max_tokens or 0
     limit = f"the maximum context length of model {request.model!r} is {context} tokens, and "
     if asked > context:
         raise ContextLengthExceeded(f"{limit}max_tokens is {asked}; set it to less", param="max_tokens")

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from stream_fabric.errors import BadRequest
 from stream_fabric.json_bounds import decode_text
+from stream_fabric.limits import PROMPT_CHOICES_MAX
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
@@ -79,3 +81,25 @@ def _call(call: Any) -> Any:
         return call
     called = {"name": function.get("name"), "arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": called}
+
+
+def check_prompts(prompt: str | list[Any], n: int) -> int:
+    """Return the number of prompts, each with ``n`` choices. Raises BadRequest."""
+    if isinstance(prompt, str):
+        return 1
+    kinds = {type(part) for part in prompt}
+    if len(kinds) != 1 or [] in prompt:
+        raise BadRequest(
+            "prompt must be a string, or a list of strings, of token ids or of lists of token ids; got "
+            + (f"a list of {', '.join(sorted(kind.__name__ for kind in kinds))}" if prompt else "an empty list"),
+            param="prompt",
+        )
+    if kinds == {int}:
+        return 1
+    if len(prompt) * n > PROMPT_CHOICES_MAX:
+        raise BadRequest(
+            f"prompt holds {len(prompt)} prompts with {n} choices each; the limit is {PROMPT_CHOICES_MAX} choices in "
+            "all, so send several requests",
+            param="prompt",
+        )
+    return len(prompt)

@@ -14,11 +14,10 @@ from stream_fabric.json_bounds import check_depth
 from stream_fabric.limits import (
     CHOICES_MAX,
     MESSAGES_MAX,
-    PROMPT_CHOICES_MAX,
     REPAIRS_MAX,
     USER_CHARS_MAX,
 )
-from stream_gw.dialects.prompt import chat_prompt
+from stream_gw.dialects.prompt import chat_prompt, check_prompts
 from stream_gw.dialects.sessions import cache_key_of, conversation_of
 
 Generated = Literal["chat", "completions"]
@@ -60,6 +59,7 @@ class CreateRequest(msgspec.Struct, frozen=True):
     session_id: str | None
     background: bool
     on_disconnect_s: float | UnsetType | None
+_TOKENS_MAX = 1 << 31
     """Seconds from the last reader's leaving to cancellation; None: never cancelled; UNSET: not in the request."""
     body: msgspec.Raw
     """Body for the engine: the client's, without the fields that only the gateway reads."""
@@ -135,7 +135,7 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
             raise BadRequest("messages must have at least one message", param="messages")
     else:
         _check_best_of(fields, n)
-        n *= _check_prompts(field(fields, "prompt", str | list[str | int | list[int]], required=True), n)
+        n *= check_prompts(field(fields, "prompt", str | list[str | int | list[int]], required=True), n)
     _check_sampling(fields)
     options = field(fields, "stream_options", _StreamOptions | None)
     return msgspec.structs.replace(
@@ -147,6 +147,8 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
         prompt=_prompt(fields, kind),
         repairs=read_repairs(fields, request, n),
     )
+    if kind == "completions":
+        _use_one_limit(fields)
 
 
 def read_repairs(fields: dict[str, msgspec.Raw], request: CreateRequest, n: int = 1) -> int:
@@ -254,26 +256,15 @@ def _check_message_count(fields: dict[str, msgspec.Raw]) -> None:
         raise BadRequest(f"messages holds {count} messages; the limit is {MESSAGES_MAX}", param="messages")
 
 
-def _check_prompts(prompt: str | list[Any], n: int) -> int:
-    """Return the number of prompts, each with ``n`` choices. Raises BadRequest."""
-    if isinstance(prompt, str):
-        return 1
-    kinds = {type(part) for part in prompt}
-    if len(kinds) != 1 or [] in prompt:
-        raise BadRequest(
-            "prompt must be a string, or a list of strings, of token ids or of lists of token ids; got "
-            + (f"a list of {', '.join(sorted(kind.__name__ for kind in kinds))}" if prompt else "an empty list"),
-            param="prompt",
-        )
-    if kinds == {int}:
-        return 1
-    if len(prompt) * n > PROMPT_CHOICES_MAX:
-        raise BadRequest(
-            f"prompt holds {len(prompt)} prompts with {n} choices each; the limit is {PROMPT_CHOICES_MAX} choices in "
-            "all, so send several requests",
-            param="prompt",
-        )
-    return len(prompt)
+def _use_one_limit(fields: dict[str, msgspec.Raw]) -> None:
+    """Write ``max_completion_tokens`` as ``max_tokens``, the only limit that engines read of a completion.
+
+    Raises BadRequest.
+    """
+    limit = bounded(fields, "max_completion_tokens", 1, _TOKENS_MAX)
+    fields.pop("max_completion_tokens", None)
+    if limit is not None:
+        fields["max_tokens"] = msgspec.Raw(b"%d" % limit)
 
 
 def _check_best_of(fields: dict[str, msgspec.Raw], n: int) -> None:
@@ -289,7 +280,7 @@ def _check_best_of(fields: dict[str, msgspec.Raw], n: int) -> None:
 
 def _check_sampling(fields: dict[str, msgspec.Raw]) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        bounded(fields, name, 1, 1 << 31)
+        bounded(fields, name, 1, _TOKENS_MAX)
     for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0),
                             ("frequency_penalty", -2.0, 2.0)):  # fmt: skip
         value = field(fields, name, float | None)

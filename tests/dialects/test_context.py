@@ -43,9 +43,13 @@ FITS = {
     "all output": said("Hi", max_tokens=CONTEXT),
     "prompt and output": said("a " * 90, max_tokens=90),
     "ids": request("completions", prompt=[7] * (CONTEXT - 1)),
-    "another dialect's limit": request("completions", prompt="Hi", max_completion_tokens=CONTEXT + 1),
 }
 EXCEEDS: dict[str, tuple[CreateRequest, str, str]] = {
+    "a chat's limit": (
+        request("completions", prompt="Hi", max_completion_tokens=101),
+        "max_tokens",
+        "max_tokens is 101;",
+    ),
     "words": (said(WORDS), "messages", "messages takes at least 100;"),
     "messages together": (said(*["a b c"] * 40), "messages", "at least 120;"),
     "parts": (said([{"type": "text", "text": WORDS}, IMAGE]), "messages", "at least 100;"),

@@ -94,7 +94,10 @@ def test_the_fields_that_placement_uses() -> None:
     assert (request.tier, request.deadline_s, request.max_tokens) == (2, 2.5, 7)
     assert request.prompt == (b'[{"type":"function"}]', b'{"role":"user","content":"hi"}')
     assert set(msgspec.json.decode(request.body)) == {"model", "messages", "max_tokens", "tools"}
-    assert completions("p", max_completion_tokens=9).max_tokens == 9
+    for limits in ({"max_completion_tokens": 9}, {"max_completion_tokens": 9.0, "max_tokens": 500}):
+        made = completions("p", **limits)
+        assert (made.max_tokens, msgspec.json.decode(made.body)) == (9, {"model": "m", "prompt": "p", "max_tokens": 9})
+    assert completions("p", max_completion_tokens=None, max_tokens=5).max_tokens == 5
     whole = completions("p", max_tokens=18.0, n=2.0)
     assert (whole.max_tokens, whole.n, type(whole.max_tokens)) == (18, 2, int), "as OpenAI and vLLM take it"
     assert whole.body == completions("p", max_tokens=18, n=2).body, "agents and engines read integers"
