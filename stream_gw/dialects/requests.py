@@ -31,14 +31,35 @@ TIERS = {"priority": 0, "interactive": 0, "auto": 1, "default": 1, "standard": 1
          "free": 3}  # fmt: skip
 """Index into ``placement.TIERS`` by OpenAI's and our own names."""
 DEADLINE_S_MAX = 24 * 3600.0
+_ENGINE_INTEGERS = (
+    "min_tokens", "seed", "top_k", "top_logprobs", "prompt_logprobs", "priority", "truncate_prompt_tokens",
+)  # fmt: skip
 _INTEGERS = {
-    "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_k", "top_logprobs", "dimensions",
-    "top_n", "max_tokens_per_query", "max_tokens_per_doc",
+    *_ENGINE_INTEGERS, "n", "best_of", "max_tokens", "max_completion_tokens", "dimensions", "top_n",
+    "max_tokens_per_query", "max_tokens_per_doc",
 }  # fmt: skip
+_ENGINE_TYPES: dict[str, Any] = {
+    **dict.fromkeys(_ENGINE_INTEGERS, int | None),
+    **dict.fromkeys(("min_p", "repetition_penalty", "length_penalty"), float | None),
+    **dict.fromkeys(
+        ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "echo",
+         "add_generation_prompt", "continue_final_message", "add_special_tokens", "parallel_tool_calls"),
+        bool | None,
+    ),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), list[int] | None),
+    "bad_words": list[str] | None,
+    "logprobs": bool | int | None,
+    **dict.fromkeys(("chat_template_kwargs", "response_format"), dict[str, msgspec.Raw] | None),
+    "tools": list[dict[str, msgspec.Raw]] | None,
+    "tool_choice": str | dict[str, msgspec.Raw] | None,
+    "reasoning_effort": str | None,
+}  # fmt: skip
+"""Types of fields that only the engine reads. A wrong one is told before the request waits for a replica."""
 _EXACT_MAX = 1 << 53
 """Integers that a JSON number with a fraction has exactly are below this."""
 STOPS_MAX = 16
 _FIELDS_MAX = 1000
+_TOKENS_MAX = 1 << 31
 _SCHEMAS = ("response_format", "structured_outputs", "guided_json")
 """Fields that ask for a reply of a form."""
 MODEL_CHARS_MAX = 256
@@ -59,7 +80,6 @@ class CreateRequest(msgspec.Struct, frozen=True):
     session_id: str | None
     background: bool
     on_disconnect_s: float | UnsetType | None
-_TOKENS_MAX = 1 << 31
     """Seconds from the last reader's leaving to cancellation; None: never cancelled; UNSET: not in the request."""
     body: msgspec.Raw
     """Body for the engine: the client's, without the fields that only the gateway reads."""
@@ -127,6 +147,8 @@ class _StreamOptions(msgspec.Struct):
 def parse_create(body: bytes, kind: Generated) -> CreateRequest:
     """Parse and check a create body. Raises BadRequest that names the field, its value and what is allowed."""
     fields = read_fields(body)
+    if kind == "completions":
+        _use_one_limit(fields)
     request = read_common(fields, kind)
     n = bounded(fields, "n", 1, CHOICES_MAX) or 1
     if kind == "chat":
@@ -147,8 +169,6 @@ def parse_create(body: bytes, kind: Generated) -> CreateRequest:
         prompt=_prompt(fields, kind),
         repairs=read_repairs(fields, request, n),
     )
-    if kind == "completions":
-        _use_one_limit(fields)
 
 
 def read_repairs(fields: dict[str, msgspec.Raw], request: CreateRequest, n: int = 1) -> int:
@@ -174,7 +194,8 @@ def _asks_for_json(raw: msgspec.Raw | None) -> bool:
 
 def read_common(fields: dict[str, msgspec.Raw], kind: Kind) -> CreateRequest:
     """Read the fields common to all kinds. Raises BadRequest."""
-    _write_integers(fields)
+    for name in fields.keys() & _ENGINE_TYPES.keys():
+        field(fields, name, _ENGINE_TYPES[name])
     model = field(fields, "model", str, required=True)
     if not 0 < len(model) <= MODEL_CHARS_MAX:
         raise BadRequest(f"model must have 1 to {MODEL_CHARS_MAX} characters", param="model")
@@ -239,6 +260,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         fields = {name.text: raw for name, raw in named.items()}
         _check_message_count(fields)  # before each message becomes an object
         msgspec.json.decode(body)  # Raw skips values without checking their strings and numbers
+        _write_integers(fields)
     except UnicodeDecodeError as error:
         raise BadRequest(f"the body must be UTF-8: {_shortened(str(error))}") from error
     except msgspec.MsgspecError as error:

@@ -159,6 +159,7 @@ def test_our_own_fields_are_read_and_removed() -> None:
         {"user": ""},
         {"store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False, "vendor": [[1, {"x": None}]]},
         {"seed": 2**63 - 1, "logit_bias": {"50256": -100}},
+        {"min_tokens": 5.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "stop_token_ids": [], "priority": None},
     ],
     ids=lambda more: str(more)[:50],
 )
@@ -228,6 +229,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"on_disconnect": "cancel_after=nan"}, "on_disconnect", "nan"),
     ({"on_disconnect": "cancel_after=1e9"}, "on_disconnect", "3600"),
     ({"on_disconnect": 5}, "on_disconnect", "5"),
+    ({"min_tokens": "5"}, "min_tokens", '"5"'),
+    ({"top_k": 1.5}, "top_k", "1.5"),
+    ({"seed": "x"}, "seed", "x"),
+    ({"top_logprobs": [2]}, "top_logprobs", "array"),
+    ({"logprobs": "yes"}, "logprobs", "yes"),
+    ({"priority": "high"}, "priority", "high"),
+    ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens", "true"),
+    ({"min_p": "0.1"}, "min_p", '"0.1"'),
+    ({"repetition_penalty": {}}, "repetition_penalty", "object"),
+    ({"ignore_eos": "yes"}, "ignore_eos", "yes"),
+    ({"skip_special_tokens": 1}, "skip_special_tokens", "1"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "5"),
+    ({"stop_token_ids": ["5"]}, "stop_token_ids", "str"),
+    ({"bad_words": [1]}, "bad_words", "int"),
+    ({"chat_template_kwargs": 7}, "chat_template_kwargs", "7"),
+    ({"response_format": "json"}, "response_format", "json"),
+    ({"tools": [5]}, "tools", "int"),
+    ({"tool_choice": 7}, "tool_choice", "7"),
+    ({"reasoning_effort": 7}, "reasoning_effort", "7"),
 ]
 
 
