@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from stream_fabric.accounts.stored import DueResponse, Queue
-from stream_fabric.errors import FabricError
+from stream_fabric.errors import BadRequest, FabricError
 from stream_fabric.limits import (
     RESPONSES_COUNTED_EVERY_S,
     RESPONSES_DUE_EVERY_S,
@@ -118,7 +118,7 @@ class ResponseUpkeep:
     async def _save(self, due: Sequence[DueResponse]) -> None:
         try:
             await self._records.save_all([(each.tenant, each.id) for each in due])
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, BadRequest) as error:
             for _ in due:
                 self._records.on_outcome("deferred")
             if not self._is_told:

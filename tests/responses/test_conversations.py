@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from stream_fabric.accounts.records import PlanRecord
-from stream_fabric.errors import Unsupported
+from stream_fabric.errors import BadRequest, Unsupported
 from stream_fabric.stream.ids import StreamId
 from stream_gw.responses import (
     ConversationLocked,
@@ -295,3 +296,21 @@ async def test_rows_of_a_deleted_tenant_are_swept(platform: Platform, gateway: G
     assert await gateway.rows.sweep() == 2
     assert await gateway.rows.find(ACME, response) is None and await gateway.rows.bytes(ACME) == 0
     assert await gateway.rows.find(GLOBEX, StreamId(other)) is not None
+
+
+async def test_a_text_that_the_database_cannot_store_is_the_callers_mistake(gateway: Gateway) -> None:
+    """PostgreSQL has no NUL in texts. The database answered, so the caller must not be told to come back."""
+    conversations = gateway.store.conversations
+    made = await conversations.create(ACME, {"a": "b\0", "c\0": "d"}, [user("Hi\0")])
+    assert (await conversations.read(ACME, made.id)).metadata == {"a": "b\0", "c\0": "d"}
+    assert texts(await gateway.store.history(ACME, None, made.id)) == ["Hi\0"]
+    asked: list[Callable[[], Awaitable[Any]]] = [
+        lambda: conversations.item(ACME, made.id, "msg_\0"),
+        lambda: conversations.delete_item(ACME, made.id, "msg_\0"),
+        lambda: conversations.items(ACME, made.id, after="msg_\0"),
+    ]
+    for call in asked:
+        with pytest.raises((BadRequest, ItemNotFound)):
+            await call()
+    with contextlib.suppress(BadRequest):
+        await conversations.create(ACME, {}, [], "ann\0")

@@ -18,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from stream_fabric.errors import BadRequest
 from stream_fabric.system_errors import reason
 from stream_gw.tenancy.errors import DatabaseUnavailable, SchemaOutdated
 from stream_gw.tenancy.sql import schema
@@ -27,6 +28,8 @@ _STATEMENT_S = 10.0
 _CONNECTIONS = 4
 _ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error, OSError, TimeoutError)
 """Errors of the drivers; the connection's own reach us as they are."""
+_NO_CHARACTER = "22021"
+"""SQLSTATE of PostgreSQL for a text with NUL."""
 
 
 class Schema(NamedTuple):
@@ -37,7 +40,10 @@ class Schema(NamedTuple):
 
 
 class Database:
-    """One database. Its methods raise DatabaseUnavailable when it cannot be reached or refuses."""
+    """One database. Its methods raise DatabaseUnavailable when it cannot be reached or refuses.
+
+    BadRequest: a text holds NUL, which PostgreSQL cannot store.
+    """
 
     def __init__(self, url: str) -> None:
         """``url``: ``postgresql://…`` with the parameters of libpq, or ``sqlite:///path``. Raises ValueError."""
@@ -100,7 +106,10 @@ class Database:
         try:
             yield
         except _ERRORS as error:
-            told = reason(getattr(error, "orig", None) or error).splitlines()[0][:200]
+            cause = getattr(error, "orig", None) or error
+            if getattr(cause, "sqlstate", None) == _NO_CHARACTER:
+                raise BadRequest("a text holds NUL, which the database cannot store; leave it out") from error
+            told = reason(cause).splitlines()[0][:200]
             raise DatabaseUnavailable(f"database {self.shown} does not answer or refuses: {told}") from error
 
 
