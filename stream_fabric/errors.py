@@ -60,7 +60,10 @@ from typing import ClassVar, Protocol
 
 
 class StreamGwError(Exception):
-    """Base of all errors. ``message`` says what happened, to what, and what to do; it is safe to show to a client."""
+    """Base of all errors. ``message`` says what happened, to what, and what to do; it is safe to show to a client.
+
+    ``detail``: the cause, which may name hosts. Logs and operators see it with ``str``; clients never do.
+    """
 
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
@@ -71,8 +74,10 @@ class StreamGwError(Exception):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the HTTP response."""
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: int | None = None, detail: object = None
+    ) -> None:
+        super().__init__(message if detail is None else f"{message}: {detail}")
         self.message = message
         self.param = param
         self.retry_after_s = 1 if retry_after_s is None and self.http_status in (429, 503) else retry_after_s

@@ -60,7 +60,7 @@ class Lifecycle:
             await self._engine.serving()
         except Exception as error:  # the engine is foreign code: whatever ends it, its streams are recovered
             log.exception("the engine failed")
-            self._status.fail(EngineLost(f"the engine failed: {error!r}"))
+            self._status.fail(EngineLost("the engine failed", detail=repr(error)))
 
     async def drain(self) -> None:
         """Leave the pool: running streams end within the grace period or go to other replicas."""

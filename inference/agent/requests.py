@@ -203,7 +203,7 @@ class Requests:
             self._engine.submit(request, sink)
         except Exception as error:  # the engine is foreign code: one request must not end the agent with all others
             log.exception("submit to the engine failed: stream=%s", request.stream)
-            stream.fail(EngineFailed(f"the engine failed on this request: {error!r}"))
+            stream.fail(EngineFailed("the engine failed on this request", detail=repr(error)))
 
     def _set_deadline_timer(self, stream: RunningStream) -> bool:
         """Set the timer of the request's deadline. False: the deadline has passed, and the stream has failed."""

@@ -287,7 +287,11 @@ class OpenAIEngine:
         except OSError as lost:
             if not isinstance(lost, AnswerBroken | TimeoutError):  # a new connection failed
                 self.server_load.refused = True  # else the pool gives the request back before the next reading
-            error = ErrorInfo.of(EngineLost(f"the model server failed: {str(lost) or 'timed out'}"))
+            told = str(lost) or "timed out"
+            if lost.errno is not None:  # the system's words, which may name the server's address
+                log.warning("no answer of the model server: stream=%s error=%s", request.stream, lost)
+                told = "the connection failed"
+            error = ErrorInfo.of(EngineLost(f"the model server failed: {told}"))
         if running.aborted:  # the task did not wait since
             return
         if error is None:

@@ -89,9 +89,9 @@ class RedisClient:
         try:
             await self.topology.refresh()
         except ConnectionRefused as error:
-            raise FabricUnavailable(str(error)) from error
+            raise FabricUnavailable("Redis refuses the login", detail=error) from error
         except (ConnectionLost, ReplyError) as error:
-            raise FabricUnavailable(f"cannot reach Redis: {error}") from error
+            raise FabricUnavailable("cannot reach Redis", detail=error) from error
         info = await self.execute(0, "COMMAND", "INFO", "SPUBLISH")
         sharded = bool(info and info[0])
         self.publish = "SPUBLISH" if sharded else "PUBLISH"
@@ -230,11 +230,11 @@ class RedisClient:
             again, redirected = redirected and redirect is not None, redirect is not None
             late = loop.time() + delay_s >= deadline and (redirect is None or again)
             if isinstance(cause, ConnectionRefused) and (late or not self._started):
-                raise FabricUnavailable(str(cause)) from cause
+                raise FabricUnavailable("Redis refuses the login", detail=cause) from cause
             if late:
                 if redirect is None and not self._closed:
                     self._begin_refresh()  # for the next command: a silent host has used up this one's time
-                raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
+                raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s", detail=cause) from cause
             if (redirect is None or again) and not self._closed:  # two nodes may redirect to each other for a while
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.2)
@@ -243,7 +243,7 @@ class RedisClient:
                     async with asyncio.timeout_at(deadline):
                         await self.refresh()
                 except TimeoutError:  # the query goes on for the next command
-                    raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s: {cause}") from cause
+                    raise FabricUnavailable(f"Redis did not answer in {limit_s:g} s", detail=cause) from cause
 
     async def close(self) -> None:
         self._closed = True
@@ -259,13 +259,13 @@ class RedisClient:
 def fabric_error(command: str, error: ReplyError | ConnectionLost, login: Login | None = None) -> FabricError:
     """Convert the failure of a command into the error that the adapter's callers get."""
     if isinstance(error, ConnectionLost):
-        return FabricUnavailable(f"Redis did not answer {command}: {error}")
+        return FabricUnavailable(f"Redis did not answer {command}", detail=error)
     if error.code == "OOM":
         return FabricFull(f"Redis is at its memory limit (OOM) and refused {command}; retry later, or raise maxmemory")
     text = login.quote(error) if login is not None else str(error)
     if error.code in _RETRY or error.code in ("MOVED", "ASK"):
-        return FabricUnavailable(f"Redis does not serve {command} now: {text}")
-    return FabricFault(f"Redis refused {command}: {text}")
+        return FabricUnavailable(f"Redis does not serve {command} now", detail=text)
+    return FabricFault(f"Redis refused {command}", detail=text)
 
 
 def retrieve_error(future: asyncio.Future[Any]) -> None:

@@ -53,7 +53,7 @@ class Single:
         return self._address
 
     def moved(self, slot: int, to: Address) -> None:
-        raise FabricUnavailable(f"Redis at {self._address} is a cluster node; use redis+cluster:// in its URL")
+        raise FabricUnavailable("Redis is a cluster node; use redis+cluster:// in its URL", detail=self._address)
 
     def doubt(self, node: Address) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from stream_gw.tenancy.sql.database import Database
 from stream_gw.tenancy.sql.responses import Link, NewRow, Responses, StoredResponse, count_bytes
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 _ALL = ""
 """Stands for the tenant of a transaction that is not one tenant's."""
 
@@ -35,6 +37,8 @@ class ResponseRows:
         self._running: set[asyncio.Task[Any]] = set()
         self._asking: Counter[str] = Counter()
         """Transactions that run, by tenant."""
+        self._is_told = False
+        """True if the log has the outage that lasts."""
 
     async def close(self) -> None:
         """Wait for statements that run: a driver's connection must not be dropped within one."""
@@ -172,11 +176,16 @@ class ResponseRows:
         try:
             return task.result()
         except DatabaseUnavailable as error:
-            raise ResponsesUnavailable(f"stored responses cannot be reached: {error.message}; retry") from error
+            if not self._is_told:
+                _log.warning("stored responses cannot be reached: error=%s", error)
+            self._is_told = True
+            raise ResponsesUnavailable("stored responses cannot be reached; retry", detail=error) from error
 
     async def _run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
         async with self._database.transaction() as connection:
-            return await work(connection)
+            made = await work(connection)
+        self._is_told = False
+        return made
 
     def _forget(self, tenant: str, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -201,11 +201,16 @@ async def test_no_loop_ends_while_redis_answers_with_errors(debuggable: RedisSer
     ],
 )
 def test_a_reply_has_its_error(reply: str, kind: type[FabricError]) -> None:
-    assert type(fabric_error("X", ReplyError(reply))) is kind
+    error = fabric_error("X", ReplyError(reply))
+    assert type(error) is kind
+    assert "127.0.0.1" not in error.message, "clients get no address"
+    assert kind is FabricFull or reply in str(error), "logs have the reply"
 
 
 def test_a_lost_connection_is_an_unreachable_fabric() -> None:
-    assert type(fabric_error("X", ConnectionLost("x"))) is FabricUnavailable
+    error = fabric_error("X", ConnectionLost("cannot connect to Redis at 10.0.0.7:6379: timed out"))
+    assert (type(error), error.message) == (FabricUnavailable, "Redis did not answer X")
+    assert "10.0.0.7:6379: timed out" in str(error)
 
 
 async def test_a_refused_command_is_a_fault_that_names_it(redis_url: str) -> None:

@@ -55,6 +55,7 @@ async def test_every_reader_hears_that_redis_stays_away() -> None:
         for told in (last.json["error"], error, answer.json["error"]):
             assert (told["code"], told["retriable"]) == ("fabric_unavailable", True)
             assert told["cursor"]
+            assert "127.0.0.1" not in told["message"], "no address of ours reaches a client"
         assert last.json["error"]["stream_id"] == sse.headers["x-stream-id"]
         assert answer.status == 503 and answer.json["error"]["stream_id"] == answer.headers["x-stream-id"]
         assert not last.id, "it is not the stream's own end"

@@ -139,7 +139,7 @@ async def test_without_sql_only_what_redis_has_is_served(setup: Setup, redis: Re
             ("POST", "/v1/conversations", {}),
         ):
             error = refusal(await gate.ask(method, path, body), 503, "responses_unavailable")
-            assert "stored responses cannot be reached" in error["message"] and error["retriable"]
+            assert error["message"] == "stored responses cannot be reached; retry" and error["retriable"]
         assert (await gate.ask("GET", "/readyz")).status == 200, "streams need no database"
 
 

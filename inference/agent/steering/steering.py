@@ -77,7 +77,7 @@ class Steering:
         except Exception as error:  # an input's content must not end the agent with all other streams
             log.exception("inputs of a stream failed: stream=%s", stream.name)
             self._keep_on(stream, stream.producer.told)
-            stream.fail(EngineFailed(f"the agent failed at an input of this stream: {error!r}"))
+            stream.fail(EngineFailed("the agent failed at an input of this stream", detail=repr(error)))
             stream.abort(self._engine)
         finally:
             self._reading.discard(stream.name)

@@ -89,7 +89,7 @@ class Takeover:
             self._handover.hand_over(stream, ReplicaLost(error.message))
         except Exception as error:  # a request's content must not end the agent with all other streams
             log.exception("takeover failed: stream=%s", stream.name)
-            failed = EngineFailed(f"this replica failed to continue the stream: {error!r}")
+            failed = EngineFailed("this replica failed to continue the stream", detail=repr(error))
             await self._handover.end_unstarted(stream, failed)
 
     def _continue(self, stream: RunningStream, earlier: Steered, inputs: Inputs) -> None:

@@ -585,6 +585,7 @@ async def test_a_server_that_is_gone_is_told_and_may_be_tried_again() -> None:
     await engine.close()
     assert sink.error is not None
     assert sink.error.retriable
+    assert sink.error.message == "the model server failed: the connection failed", "clients get no address"
     assert not ready, "before its load is read again: the pool would give the request back at once"
 
 
