@@ -14,7 +14,7 @@ from stream_fabric.stream.ids import TenantId, new_stream_id
 from stream_gw.responses.errors import ConversationLocked, ConversationNotFound, ItemNotFound
 from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import may_see, too_many_bytes
-from stream_gw.responses.packing import pack_items, unpack_items
+from stream_gw.responses.packing import Count, pack_items, uncounted, unpack_items
 from stream_gw.responses.records import Conversation, History, Item, ItemPage, Order, stored_items
 from stream_gw.responses.seal import is_window
 from stream_gw.tenancy.errors import NoDatabase
@@ -84,7 +84,9 @@ class Conversations:
 
     # --- items ---------------------------------------------------------------------------------------------
 
-    async def history(self, tenant: TenantId, conversation: str, user: str | None = None) -> History:
+    async def history(
+        self, tenant: TenantId, conversation: str, user: str | None = None, count: Count = uncounted
+    ) -> History:
         """Return the items, the oldest first: all of them, or those from the last window on, which stands for the rest.
 
         Raises ConversationLocked while a response runs, or HistoryTooLong.
@@ -96,10 +98,12 @@ class Conversations:
         row = await self._find(rows, tenant, conversation, user)
         if row.bytes > RESPONSE_HISTORY_BYTES_MAX:  # compressed, so the items have no fewer: they are not read
             raise too_many_bytes("conversation")
+        count(row.bytes)
         newest_first = [each.item for each in reversed(await rows.items(tenant, conversation))]
         items, size = await unpack_items(newest_first, RESPONSE_HISTORY_BYTES_MAX, is_window)
         if size > RESPONSE_HISTORY_BYTES_MAX:
             raise too_many_bytes("conversation")
+        count(size - row.bytes)  # in place of the packed ones
         return History(reversed(items), row.last_seq, size)
 
     async def last_seq(self, tenant: TenantId, conversation: str) -> int:

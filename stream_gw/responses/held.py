@@ -19,7 +19,7 @@ from stream_fabric.ports import Clock, StreamLog
 from stream_fabric.stream.cursor import BEGINNING, Cursor
 from stream_fabric.stream.ids import StreamId, TenantId, created_ms
 from stream_gw.responses.outputs import Collect
-from stream_gw.responses.packing import off_loop, pack, pack_items, unpack_record
+from stream_gw.responses.packing import Count, off_loop, pack, pack_items, uncounted, unpack_record
 from stream_gw.responses.records import ResponseRecord, stored_items
 
 if TYPE_CHECKING:
@@ -76,13 +76,15 @@ class HeldRecords:
         self._clock = clock
         self._collect = collect
 
-    async def find(self, tenant: TenantId, response: StreamId) -> ResponseRecord | Literal["deleted"] | None:
+    async def find(
+        self, tenant: TenantId, response: StreamId, count: Count = uncounted
+    ) -> ResponseRecord | Literal["deleted"] | None:
         """Read a response, and complete it if its stream has ended. Raises FabricError."""
         found = await self.held.find(tenant, response)
         if found is None or found == "deleted":
             return found
         try:
-            record = await unpack_record(found.request, found.response)
+            record = await unpack_record(found.request, found.response, count)
             if record.response is None:
                 return await self._find_ended(tenant, record)
         except (msgspec.MsgspecError, zlib.error, KeyError) as error:

@@ -10,7 +10,7 @@ from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_HISTORY_BYTES_MAX
 from stream_fabric.stream.ids import StreamId, TenantId, is_stream_id
 from stream_gw.responses.errors import HistoryTooLong, PreviousResponseNotFound, PreviousResponseRunning
 from stream_gw.responses.held import HeldRecords
-from stream_gw.responses.packing import unpack_record
+from stream_gw.responses.packing import Count, uncounted, unpack_record
 from stream_gw.responses.records import History, Item, ResponseRecord
 from stream_gw.responses.seal import is_window
 
@@ -21,15 +21,18 @@ _ROWS = 50
 """Responses that are read from the database at once."""
 
 
-async def chain_items(held: HeldRecords, tenant: TenantId, response: str, user: str | None) -> History:
+async def chain_items(
+    held: HeldRecords, tenant: TenantId, response: str, user: str | None, count: Count = uncounted
+) -> History:
     """Return the items of a response and of all that it builds on, the oldest first.
 
-    Raises PreviousResponseNotFound, PreviousResponseRunning, HistoryTooLong, ResponsesUnavailable or FabricError.
+    Raises PreviousResponseNotFound, PreviousResponseRunning, HistoryTooLong, ResponsesUnavailable, FabricError, and
+    what ``count`` raises.
     """
     chain = _Chain()
     before: str | None = response
     while before is not None:
-        record = await _held(held, tenant, before)
+        record = await _held(held, tenant, before, count)
         if record is not None:
             if not may_see(user, record.user):
                 raise PreviousResponseNotFound(before)
@@ -40,7 +43,7 @@ async def chain_items(held: HeldRecords, tenant: TenantId, response: str, user: 
             raise PreviousResponseNotFound(before)
         else:
             # One that is in the database can build on one that still waits for it, so the loop goes on
-            before = await _add_rows(chain, held.rows, tenant, before, user)
+            before = await _add_rows(chain, held.rows, tenant, before, user, count)
     return chain.items()
 
 
@@ -49,16 +52,18 @@ def may_see(user: str | None, owner: str | None) -> bool:
     return user is None or user == owner
 
 
-async def _held(held: HeldRecords, tenant: TenantId, response: str) -> ResponseRecord | None:
+async def _held(held: HeldRecords, tenant: TenantId, response: str, count: Count) -> ResponseRecord | None:
     if not is_stream_id(response):
         raise PreviousResponseNotFound(response)
-    record = await held.find(tenant, StreamId(response))
+    record = await held.find(tenant, StreamId(response), count)
     if record == "deleted":
         raise PreviousResponseNotFound(response)
     return record
 
 
-async def _add_rows(chain: _Chain, rows: ResponseRows, tenant: TenantId, response: str, user: str | None) -> str | None:
+async def _add_rows(
+    chain: _Chain, rows: ResponseRows, tenant: TenantId, response: str, user: str | None, count: Count
+) -> str | None:
     """Add what the database has of a chain; return the first response that it does not have."""
     links = await rows.chain(tenant, response)
     if not links:
@@ -76,7 +81,7 @@ async def _add_rows(chain: _Chain, rows: ResponseRows, tenant: TenantId, respons
             row = found.get(link.id)
             if row is None:  # deleted between the two reads
                 raise PreviousResponseNotFound(link.id)
-            if not chain.add(await unpack_record(row.request, row.response)):
+            if not chain.add(await unpack_record(row.request, row.response, count)):
                 return None
     return links[-1].previous
 

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from stream_gw.tenancy.sql.conversations import StoredItem
 
 _T = TypeVar("_T")
+Count = Callable[[int], None]
+"""Counts bytes of stored items that were read or are read next. Raises where they exceed a limit."""
 _LEVEL = 1
 _OFF_LOOP_BYTES: Final = 64 << 10
 _ITEM_BYTES: Final = 1024
 """An input item takes as long to be stored as so many bytes take to be encoded."""
+
+
+def uncounted(size: int) -> None:
+    """Count nothing."""
 
 
 async def pack(value: object) -> tuple[bytes, int]:
@@ -52,16 +58,19 @@ async def pack_items(items: Sequence[Item]) -> list[StoredItem]:
     return await asyncio.to_thread(packed)
 
 
-async def unpack_record(request: bytes, response: bytes) -> ResponseRecord:
+async def unpack_record(request: bytes, response: bytes, count: Count = uncounted) -> ResponseRecord:
     """Decode a record of its two packed parts; ``response`` empty: its stream runs."""
 
-    def decode() -> ResponseRecord:
-        record = msgspec.json.decode(zlib.decompress(request), type=ResponseRecord)
-        if not response:
-            return record
-        return msgspec.structs.replace(record, response=msgspec.json.decode(zlib.decompress(response)))
+    def decode() -> tuple[ResponseRecord, int]:
+        parts = [zlib.decompress(each) for each in (request, response) if each]
+        record = msgspec.json.decode(parts[0], type=ResponseRecord)
+        if response:
+            record = msgspec.structs.replace(record, response=msgspec.json.decode(parts[1]))
+        return record, sum(map(len, parts))
 
-    return await off_loop(_unpacked_bytes([request, response]), decode)
+    record, size = await off_loop(_unpacked_bytes([request, response]), decode)
+    count(size)
+    return record
 
 
 async def unpack_items(

@@ -11,6 +11,7 @@ from stream_fabric.errors import BadRequest
 from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_HISTORY_BYTES_MAX
 from stream_gw.responses.errors import ReferenceNotFound
 from stream_gw.responses.lineage import too_many_bytes
+from stream_gw.responses.packing import Count, uncounted
 from stream_gw.responses.records import Item, ResponseRecord
 
 Read = Callable[[str], Awaitable[ResponseRecord | None]]
@@ -24,10 +25,10 @@ def refers(item: Item) -> bool:
     return item.get("type") == "item_reference" or (len(item) == 1 and "id" in item)
 
 
-async def resolved(items: list[Item], history: list[Item], read: Read) -> list[Item]:
+async def resolved(items: list[Item], history: list[Item], read: Read, count: Count = uncounted) -> list[Item]:
     """Return items with each reference replaced by the item that it names. One that the history has is left out.
 
-    Raises ReferenceNotFound, HistoryTooLong, and what ``read`` raises.
+    Raises ReferenceNotFound, HistoryTooLong, and what ``read`` and ``count`` raise.
     """
     if not any(map(refers, items)):
         return items
@@ -49,7 +50,9 @@ async def resolved(items: list[Item], history: list[Item], read: Read) -> list[I
             if len(found) == RESPONSE_CHAIN_MAX:
                 raise too_many_bytes("input")
             found[response] = await _named(response, names, read)
-            kept += sum(map(_size, found[response].values()))
+            added = sum(map(_size, found[response].values()))
+            count(added)
+            kept += added
         if name not in found[response]:
             raise ReferenceNotFound(name)
         made.append(found[response][name])

@@ -23,7 +23,7 @@ from stream_gw.responses.errors import (
 )
 from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import chain_items, may_see
-from stream_gw.responses.packing import pack, pack_begun, unpack_record
+from stream_gw.responses.packing import Count, pack, pack_begun, uncounted, unpack_record
 from stream_gw.responses.records import History, Item, ItemPage, Order, ResponseRecord, page_of
 from stream_gw.responses.references import resolved
 from stream_gw.responses.seal import Seals, is_window
@@ -67,12 +67,18 @@ class ResponseStore:
         return store and self._plan(tenant).retention_s != 0
 
     async def history(
-        self, tenant: TenantId, previous_response_id: str | None, conversation: str | None, *, user: str | None = None
+        self,
+        tenant: TenantId,
+        previous_response_id: str | None,
+        conversation: str | None,
+        *,
+        user: str | None = None,
+        count: Count = uncounted,
     ) -> History:
         """Return the items that a new response builds on, the oldest first. Compactions are messages in there.
 
         Raises PreviousResponseNotFound, PreviousResponseRunning, ConversationNotFound, ConversationLocked,
-        HistoryTooLong, or BadRequest when both are given.
+        HistoryTooLong, what ``count`` raises, or BadRequest when both are given.
         """
         if previous_response_id is not None and conversation is not None:
             raise BadRequest(
@@ -81,9 +87,9 @@ class ResponseStore:
             )
         found = History()
         if previous_response_id is not None:
-            found = await chain_items(self._held, tenant, previous_response_id, user)
+            found = await chain_items(self._held, tenant, previous_response_id, user, count)
         elif conversation is not None:
-            found = await self.conversations.history(tenant, conversation, user)
+            found = await self.conversations.history(tenant, conversation, user, count)
         return History(self.expanded(tenant, found), found.last_seq, found.size)
 
     def expanded(self, tenant: TenantId, items: list[Item]) -> list[Item]:
@@ -101,10 +107,19 @@ class ResponseStore:
         return made
 
     async def resolved(
-        self, tenant: TenantId, items: list[Item], history: list[Item], *, user: str | None = None
+        self,
+        tenant: TenantId,
+        items: list[Item],
+        history: list[Item],
+        *,
+        user: str | None = None,
+        count: Count = uncounted,
     ) -> list[Item]:
-        """Return a request's items with the stored ones that it refers to. Raises ReferenceNotFound, HistoryTooLong."""
-        return await resolved(items, history, partial(self.read, tenant, user=user))
+        """Return a request's items with the stored ones that it refers to.
+
+        Raises ReferenceNotFound, HistoryTooLong, and what ``count`` raises.
+        """
+        return await resolved(items, history, partial(self.read, tenant, user=user), count)
 
     async def begun(self, tenant: TenantId, record: ResponseRecord, history: History | None = None) -> bool:
         """Store the request of a response, before its stream is created. Returns whether it is stored.
@@ -173,14 +188,16 @@ class ResponseStore:
 
     # --- responses that are there ----------------------------------------------------------------------------
 
-    async def read(self, tenant: TenantId, response: str, *, user: str | None = None) -> ResponseRecord | None:
+    async def read(
+        self, tenant: TenantId, response: str, *, user: str | None = None, count: Count = uncounted
+    ) -> ResponseRecord | None:
         """Return a stored response, with its whole response once the stream has ended."""
         if not is_stream_id(response):
             return None
-        record = await self._held.find(tenant, StreamId(response))
+        record = await self._held.find(tenant, StreamId(response), count)
         if record is None and self._held.rows is not None:
             row = await self._held.rows.find(tenant, response)
-            record = None if row is None else await unpack_record(row.request, row.response)
+            record = None if row is None else await unpack_record(row.request, row.response, count)
         if record is None or record == "deleted" or not may_see(user, record.user):
             return None
         return record

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from stream_fabric.errors import GatewayFull, TooMany
 from stream_fabric.limits import BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX
 from stream_fabric.stream.ids import TenantId
 
 
 class BodyBytes:
-    """Bytes of HTTP bodies that are not complete yet, and of WebSocket messages that wait or run: of all, and of each
-    tenant's."""
+    """Bytes of HTTP bodies that are not complete yet, of WebSocket messages that wait or run, and of stored items that
+    new responses build on: of all, and of each tenant's."""
 
     def __init__(self, bytes_max: int = BODIES_BYTES_MAX, tenant_bytes_max: int = TENANT_BODIES_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -32,6 +35,21 @@ class BodyBytes:
             )
         self.total += size
         self._by_tenant[tenant] = mine + size
+
+    @contextmanager
+    def adding(self, tenant: TenantId) -> Iterator[Callable[[int], None]]:
+        """Return a function that adds bytes; they are removed at the end."""
+        counted = 0
+
+        def add(size: int) -> None:
+            nonlocal counted
+            self.add(tenant, size)
+            counted += size
+
+        try:
+            yield add
+        finally:
+            self.remove(tenant, counted)
 
     def remove(self, tenant: TenantId, size: int) -> None:
         """Forget the bytes of a body that is complete or given up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,12 +26,12 @@ from stream_gw.streams.opened import meta_decoder
 class StoredRequest:
     """Stores the request of a new response; an ``OnNamed``."""
 
-    def __init__(self, store: ResponseStore, who: Principal, asked: Asked, history: History) -> None:
-        """``history``: what the response builds on."""
+    def __init__(self, store: ResponseStore, who: Principal, asked: Asked, last_seq: int | None) -> None:
+        """``last_seq``: place of the last item of the conversation that the response builds on, if it has one."""
         self._store = store
         self._who = who
         self._asked = asked
-        self._history = history
+        self._last_seq = last_seq
 
     async def named(self, facts: StreamFacts, user: str | None) -> None:
         asked = self._asked
@@ -47,7 +48,7 @@ class StoredRequest:
             store=asked.store,
             background=asked.background,
         )
-        await self._store.begun(self._who.tenant, record, self._history)
+        await self._store.begun(self._who.tenant, record, History((), self._last_seq))
 
     async def withdrawn(self, facts: StreamFacts) -> None:
         await self._store.withdrawn(self._who.tenant, facts.stream)
@@ -64,13 +65,17 @@ class Prepared(NamedTuple):
 
 
 async def with_history(
-    store: ResponseStore | None, who: Principal, asked: Asked, known: History | None = None
+    store: ResponseStore | None,
+    who: Principal,
+    asked: Asked,
+    count: Callable[[int], None],
+    known: History | None = None,
 ) -> Prepared:
     """Read what a new response builds on. ``known``: the items up to the end of the previous response, where the
-    caller has them.
+    caller has them. ``count``: counts the bytes that are read.
 
     Raises Forbidden for a caller that may not read what it builds on, PreviousResponseNotFound, NoStore, and what
-    ``ResponseStore.history`` and ``resolved`` raise.
+    ``ResponseStore.history`` and ``resolved`` raise, and what ``count`` does.
     """
     if store is None:
         if known is not None:
@@ -85,8 +90,10 @@ async def with_history(
     if is_stored or any(map(refers, asked.items)):
         who.require("read")  # the answer can repeat what is stored
     if is_stored:
-        history = await store.history(who.tenant, asked.previous_response_id, asked.conversation, user=who.user)
-    asked = _with_items(asked, await store.resolved(who.tenant, asked.items, history, user=who.user))
+        history = await store.history(
+            who.tenant, asked.previous_response_id, asked.conversation, user=who.user, count=count
+        )
+    asked = _with_items(asked, await store.resolved(who.tenant, asked.items, history, user=who.user, count=count))
     if any(map(is_window, asked.items)):
         history = History((), history.last_seq)
     return Prepared(history, asked, _with_items(asked, store.expanded(who.tenant, asked.items)))

@@ -136,16 +136,26 @@ class StreamRoutes:
         self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
     ) -> None:
         """Create the stream, and answer with all of it."""
+        await self.answer_whole(request, who, await self.open_whole(request, who, parsed, on_named))
+
+    async def open_whole(
+        self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None
+    ) -> OpenedStream | None:
+        """Create the stream of a request that ``answer_whole`` answers."""
         connection: EdgeHttp = request.scope["state"][CONNECTION]
         trace = request.trace(self._gateway.parts.tracer, "whole")
         # An unread large body pauses reading, and a client that leaves would go unnoticed
         connection.skip_body()
         key = request.header(b"idempotency-key")
         call = CreateCall(who, parsed, trace, key=key, retried=request.is_retry, on_named=on_named)
-        opened = await self._gateway.streams.create(call)
+        return await self._gateway.streams.create(call)
+
+    async def answer_whole(self, request: Request, who: Principal, opened: OpenedStream | None) -> None:
+        """Answer with all of a stream; None: it has ended without a frame."""
         if opened is None:
             await request.answer(204)
             return
+        connection: EdgeHttp = request.scope["state"][CONNECTION]
         outlet = WholeResponse(connection, opened.id, opened.facts)
         subscription = opened.subscribe(outlet)
         self._readers[subscription] = who
@@ -162,7 +172,7 @@ class StreamRoutes:
         elif error is not None and cursor is None:
             raise error
         elif error is not None:
-            self._answering.access.receive_refused(request.id, request.scope["path"], trace, error)
+            self._answering.access.receive_refused(request.id, request.scope["path"], request.traced, error)
             await request.refuse(error, stream=opened.id, cursor=cursor)
 
     async def deliver(

@@ -12,11 +12,12 @@ from stream_fabric.limits import BODY_BYTES_MAX, TENANT_BODIES_BYTES_MAX
 from stream_fabric.stream.ids import TenantId
 from stream_gw.streams.body_bytes import BodyBytes
 from tests.gateway.processes import Running
-from tests.gateway.wire import Gate, Reply, chat, refusal
+from tests.gateway.wire import MODEL, Gate, Reply, chat, refusal
 from tests.support.waiting import eventually
 
 MIB = 1 << 20
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 ACME, OTHER, THIRD = map(TenantId, ("acme", "other", "third"))
 
 
@@ -34,6 +35,34 @@ def test_bytes_are_bounded_by_tenant_and_in_all_and_come_back() -> None:
     for tenant, size in ((OTHER, 45), (THIRD, 55)):
         bodies.remove(tenant, size)
     assert bodies.total == 0 and bodies._by_tenant == {}, "nothing is kept of tenants that left"
+
+
+def test_bytes_that_a_request_adds_come_back_at_its_end() -> None:
+    bodies = BodyBytes(100, 60)
+    with pytest.raises(TooMany), bodies.adding(ACME) as add:
+        add(50)
+        assert bodies.total == 50
+        add(20)
+    assert bodies.total == 0 and bodies._by_tenant == {}
+
+
+@pytest.mark.platform
+async def test_small_requests_that_build_on_large_responses_take_bounded_memory(platform: Running) -> None:
+    """A request of 100 bytes may have a history of 8 MiB, so the history counts as its body does."""
+    with await asyncio.to_thread(platform.gateway) as process:
+        gate = Gate(process.facts["url"], process.pid, platform.key)
+        image = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * (7 * MIB)}
+        body = {"model": MODEL, "max_output_tokens": 1, "input": [{"role": "user", "content": [image]}]}
+        first = await gate.ask("POST", RESPONSES, body)
+        assert first.status == 200, first
+        asked = body | {"input": "Go on", "previous_response_id": first.json["id"]}
+        count = 4 * TENANT_BODIES_BYTES_MAX // (7 * MIB)
+        replies = await asyncio.gather(*(gate.ask("POST", RESPONSES, asked) for _ in range(count)))
+        refused = [reply for reply in replies if reply.status == 429]
+        assert refused and {reply.status for reply in replies} <= {200, 429, 503}
+        for reply in refused:
+            refusal(reply, 429, "too_many")
+        assert (await gate.ask("POST", RESPONSES, asked)).status == 200, "nothing counts for ever"
 
 
 @pytest.mark.platform

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stream_fabric.errors import BadRequest
+from stream_fabric.errors import BadRequest, TooMany
 from stream_fabric.stream.ids import StreamId
 from stream_gw.responses import HistoryTooLong, Item, PreviousResponseNotFound, PreviousResponseRunning
 from tests.responses.conftest import ACME, GLOBEX, Gateway, Platform
@@ -150,3 +150,23 @@ async def test_a_long_chain_takes_two_queries(gateway: Gateway) -> None:
     assert len(await gateway.store.history(ACME, chain[-1], None)) == 60
     assert len(asked) == 2
     await eventually(lambda: not gateway.rows._running)  # type: ignore[union-attr]
+
+
+async def test_what_a_response_builds_on_is_counted_while_it_is_read(gateway: Gateway) -> None:
+    """In Redis and in the database, in a chain and in a conversation. A limit ends the reading."""
+    first = await gateway.stored(text="x" * 5000)
+    second = await gateway.stored(text="y" * 5000, previous_response_id=first)
+    made = await gateway.store.conversations.create(ACME, {}, [{"role": "user", "content": "z" * 9000}])
+
+    def stop(size: int) -> None:
+        raise TooMany("no more")
+
+    for is_saved in (False, True):
+        if is_saved:
+            await save(gateway, [first, second])
+        for ids in ((second, None), (None, made.id)):
+            sizes: list[int] = []
+            history = await gateway.store.history(ACME, *ids, count=sizes.append)
+            assert history.size > 9000 and 9000 < sum(sizes) < 13_000
+            with pytest.raises(TooMany):
+                await gateway.store.history(ACME, *ids, count=stop)

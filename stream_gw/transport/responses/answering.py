@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -76,18 +77,8 @@ class TurnAnswers:
                 event = event._replace(asked=msgspec.structs.replace(event.asked, items=items))
             if event.generate and event.asked.conversation is None:
                 turn.settings = inherited(event.asked)
-            prepared, lineage = await self._history(who, event.asked)
-            asides = Asides(self._gateway, who, self._socket.name, turn.outlet_of)
-            request = await fitted(self._gateway, who, prepared, self._dialect, asides)
-            store, asked = self._gateway.parts.responses, prepared.asked
-            stored = None if store is None or not asked.store else StoredRequest(store, who, asked, prepared.history)
-            turn.trace = trace = ReaderTrace(self._gateway.parts.tracer, self._socket.name, "ws", event.traceparent)
-            # Readers leave with their socket, so its streams get the longer grace
-            call = CreateCall(who, request, trace, key=event.key, kept=True, dialect=self._dialect, on_named=stored)
-            if event.generate:
-                opened = await self._gateway.streams.create(call)
-            else:
-                await self._prepare(turn, call, event)
+            with self._gateway.bodies.adding(who.tenant) as count:
+                opened, lineage = await self._create(who, turn, event, count)
             self._steering.commit(turn.parent, turn.lane)
         finally:
             turn.message = b""
@@ -97,6 +88,23 @@ class TurnAnswers:
                 raise StreamLost("the stream of this idempotency_key has ended without an event; use a new key")
             await self._deliver(turn, opened)
         return lineage
+
+    async def _create(
+        self, who: Principal, turn: Turn, event: CreateEvent, count: Callable[[int], None]
+    ) -> tuple[OpenedStream | None, Recent | None]:
+        """Create the stream, or answer the request that generates nothing. Returns also what to remember."""
+        prepared, lineage = await self._history(who, event.asked, count)
+        asides = Asides(self._gateway, who, self._socket.name, turn.outlet_of)
+        request = await fitted(self._gateway, who, prepared, self._dialect, asides)
+        store, asked, last_seq = self._gateway.parts.responses, prepared.asked, prepared.history.last_seq
+        stored = None if store is None or not asked.store else StoredRequest(store, who, asked, last_seq)
+        turn.trace = trace = ReaderTrace(self._gateway.parts.tracer, self._socket.name, "ws", event.traceparent)
+        # Readers leave with their socket, so its streams get the longer grace
+        call = CreateCall(who, request, trace, key=event.key, kept=True, dialect=self._dialect, on_named=stored)
+        if event.generate:
+            return await self._gateway.streams.create(call), lineage
+        await self._prepare(turn, call, event)
+        return None, lineage
 
     async def _deliver(self, turn: Turn, opened: OpenedStream) -> None:
         """Deliver a stream to its turn. Raises StreamGwError."""
@@ -123,15 +131,19 @@ class TurnAnswers:
 
     # --- what the next response builds on --------------------------------------------------------------------
 
-    async def _history(self, who: Principal, asked: Asked) -> tuple[Prepared, Recent | None]:
+    async def _history(
+        self, who: Principal, asked: Asked, count: Callable[[int], None]
+    ) -> tuple[Prepared, Recent | None]:
         """Return the request with what it builds on, and what to remember.
 
         Raises StreamGwError.
         """
         store, parent = self._gateway.parts.responses, asked.previous_response_id
         recent = None if parent is None else await self._recent(parent)
+        if recent is not None:
+            count(recent.size)
         known = None if recent is None else History(await unpack_lists(recent.pieces), size=recent.size)
-        prepared = await with_history(store, who, asked, known)
+        prepared = await with_history(store, who, asked, count, known)
         is_stored = store is not None and store.stores(who.tenant, store=asked.store)
         if is_stored and recent is None:  # the store has the whole chain
             return prepared, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.types import Send
 
 from stream_fabric.errors import NotFound
@@ -14,7 +16,7 @@ from stream_gw.dialects.facts import StreamFacts
 from stream_gw.dialects.requests import CreateRequest
 from stream_gw.dialects.responses.bodies import ReadResponseQuery
 from stream_gw.dialects.responses.errors import is_open
-from stream_gw.dialects.responses.requests import OPEN, OPENAI, read_asked
+from stream_gw.dialects.responses.requests import OPEN, OPENAI, Asked, read_asked
 from stream_gw.dialects.responses.resource import settings_of
 from stream_gw.dialects.responses.whole import DIALECTS, encoder_after, encoder_of, frames_before, response_of
 from stream_gw.observe.metrics import Metrics
@@ -58,28 +60,42 @@ class ResponseRoutes:
         body = await request.body(who.tenant)
         dialect = _profile(request)
         asked = await off_loop(len(body), lambda: read_asked(body))
+        with self._gateway.bodies.adding(who.tenant) as count:
+            parsed, stored = await self._prepared(request, who, asked, dialect, count)
+            del asked
+            if parsed.stream:
+                return await self._streams.create_streamed(request, send, who, parsed, stored)
+            if parsed.background:
+                await self._create_background(request, who, parsed, stored)
+                return None
+            opened = await self._streams.open_whole(request, who, parsed, stored)
+            del parsed, stored
+        await self._streams.answer_whole(request, who, opened)
+        return None
+
+    async def _prepared(
+        self, request: Request, who: Principal, asked: Asked, dialect: str, count: Callable[[int], None]
+    ) -> tuple[CreateRequest, StoredRequest | None]:
+        """Return the request with what it builds on, and what stores it; None: it is not stored."""
         store = self._gateway.parts.responses
-        prepared = await with_history(store, who, asked)
+        prepared = await with_history(store, who, asked, count)
         asides = Asides(self._gateway, who, request.id, lambda opened: _outlet(request, opened))
         parsed = await fitted(self._gateway, who, prepared, dialect, asides)
-        history, asked = prepared.history, prepared.asked
-        stored = None if store is None or not asked.store else StoredRequest(store, who, asked, history)
-        if parsed.stream:
-            return await self._streams.create_streamed(request, send, who, parsed, stored)
-        if parsed.background:
-            await self._create_background(request, who, parsed, stored)
-        else:
-            await self._streams.create_whole(request, who, parsed, stored)
-        return None
+        if store is None or not asked.store:
+            return parsed, None
+        return parsed, StoredRequest(store, who, prepared.asked, prepared.history.last_seq)
 
     async def count(self, request: Request, send: Send) -> None:
         """Answer with the number of tokens that the prompt of a response would have."""
         who = self._streams.authenticate(request)
         body = await request.body(who.tenant)
         asked = await off_loop(len(body), lambda: read_asked(body))
-        prepared = await with_history(self._gateway.parts.responses, who, asked)
-        history, size = prepared.history, len(body) + prepared.history.size
-        await self._streams.create_whole(request, who, await off_loop(size, lambda: prepared.expanded.count(history)))
+        with self._gateway.bodies.adding(who.tenant) as count:
+            prepared = await with_history(self._gateway.parts.responses, who, asked, count)
+            history, size = prepared.history, len(body) + prepared.history.size
+            counting = await off_loop(size, lambda: prepared.expanded.count(history))
+            opened = await self._streams.open_whole(request, who, counting)
+        await self._streams.answer_whole(request, who, opened)
 
     async def _create_background(
         self, request: Request, who: Principal, parsed: CreateRequest, on_named: OnNamed | None = None

@@ -67,12 +67,13 @@ class StoredRoutes:
         asked = await off_loop(len(body), lambda: parse(body, CompactBody))
         if asked.previous_response_id is not None:
             who.require("read")  # the summary tells what is stored
-        history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user)
-        own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []
-        items = [*history, *store.expanded(who.tenant, stored_items(own, self._gateway.parts.random.token_hex(16)))]
-        if not items:
-            raise BadRequest("give input or previous_response_id: there is nothing to compact", param="input")
-        await self._answer_compaction(request, store, who, asked, items)
+        with self._gateway.bodies.adding(who.tenant) as count:  # as long as the items are here
+            history = await store.history(who.tenant, asked.previous_response_id, None, user=who.user, count=count)
+            own = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input or []
+            items = [*history, *store.expanded(who.tenant, stored_items(own, self._gateway.parts.random.token_hex(16)))]
+            if not items:
+                raise BadRequest("give input or previous_response_id: there is nothing to compact", param="input")
+            await self._answer_compaction(request, store, who, asked, items)
 
     async def _answer_compaction(
         self, request: Request, store: ResponseStore, who: Principal, asked: CompactBody, items: list[Item]
