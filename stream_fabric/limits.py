@@ -153,6 +153,7 @@ RESPONSES_SWEPT_MAX: Final = 500  # rows that one sweep deletes; more take furth
 RESPONSES_SWEEP_EVERY_S: Final = 60.0  # interval at which a gateway deletes rows that have expired
 RESPONSE_CHAIN_MAX: Final = 1000  # responses before a new one that it builds on; over: 400
 RESPONSE_HISTORY_BYTES_MAX: Final = BODY_BYTES_MAX  # of these together, or a conversation; over: 400, or a page ends
+REFERENCED_BYTES_MAX: Final = 2 * RESPONSE_BYTES_MAX  # responses in which one request's references are found; over: 400
 COMPACTION_KEPT_BYTES_MAX: Final = 1 << 20  # items that a compaction keeps as they are; over: nothing is compacted
 COMPACTION_TOKENS_MAX: Final = 4096  # output tokens of the summary of a compaction; the rest is cut
 CONVERSATION_ITEMS_ADDED_MAX: Final = 20  # items that one request adds to a conversation, as at OpenAI; over: 400

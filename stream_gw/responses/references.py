@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from stream_fabric.errors import BadRequest
-from stream_fabric.limits import RESPONSE_CHAIN_MAX, RESPONSE_HISTORY_BYTES_MAX
-from stream_gw.responses.errors import ReferenceNotFound
+from stream_fabric.limits import REFERENCED_BYTES_MAX, RESPONSE_CHAIN_MAX, RESPONSE_HISTORY_BYTES_MAX
+from stream_gw.responses.errors import HistoryTooLong, ReferenceNotFound
 from stream_gw.responses.lineage import too_many_bytes
 from stream_gw.responses.packing import Count, uncounted
 from stream_gw.responses.records import Item, ResponseRecord
@@ -23,6 +23,23 @@ _ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})")
 def refers(item: Item) -> bool:
     """Whether the item stands for another one. Clients may leave the type out."""
     return item.get("type") == "item_reference" or (len(item) == 1 and "id" in item)
+
+
+class ReferencedBytes:
+    """Bounds the bytes of all responses in which a request's references are looked up."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        """Count a response. Raises HistoryTooLong; the first one may have any size."""
+        if self._bytes and self._bytes + size > REFERENCED_BYTES_MAX:
+            raise HistoryTooLong(
+                f"the responses whose items the input refers to exceed {REFERENCED_BYTES_MAX} bytes; send the items "
+                "themselves",
+                param="input",
+            )
+        self._bytes += size
 
 
 async def resolved(items: list[Item], history: list[Item], read: Read, count: Count = uncounted) -> list[Item]:

@@ -25,7 +25,7 @@ from stream_gw.responses.held import HeldRecords
 from stream_gw.responses.lineage import chain_items, may_see
 from stream_gw.responses.packing import Count, pack, pack_begun, uncounted, unpack_record
 from stream_gw.responses.records import History, Item, ItemPage, Order, ResponseRecord, page_of
-from stream_gw.responses.references import resolved
+from stream_gw.responses.references import ReferencedBytes, resolved
 from stream_gw.responses.seal import Seals, is_window
 
 _DAY_S = 86_400
@@ -119,7 +119,7 @@ class ResponseStore:
 
         Raises ReferenceNotFound, HistoryTooLong, and what ``count`` raises.
         """
-        return await resolved(items, history, partial(self.read, tenant, user=user), count)
+        return await resolved(items, history, partial(self.read, tenant, user=user, count=ReferencedBytes().add), count)
 
     async def begun(self, tenant: TenantId, record: ResponseRecord, history: History | None = None) -> bool:
         """Store the request of a response, before its stream is created. Returns whether it is stored.

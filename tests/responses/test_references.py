@@ -116,3 +116,18 @@ async def test_ids_that_are_no_text(platform: Platform) -> None:
     history: list[Item] = [{"id": [], "role": "user", "content": "x"}]
     with pytest.raises(ReferenceNotFound):
         await resolved([reference(f"msg_{record.id[5:]}i0")], history, read)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_the_responses_of_all_references_are_bounded(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, *, is_saved: bool
+) -> None:
+    """A thousand small items may lie in a thousand responses of 64 MiB, each of which is read whole."""
+    monkeypatch.setattr("stream_gw.responses.references.REFERENCED_BYTES_MAX", 4000)
+    responses = [await gateway.stored(text="x" * size, answer="a") for size in (5000, 1000, 1000)]
+    await save(gateway, responses, leave=is_saved)
+    large, *small = map(answer_of, responses)
+    assert texts(await gateway.store.resolved(ACME, [large], [])) == ["a"], "one may have any size"
+    assert texts(await gateway.store.resolved(ACME, small, [])) == ["a", "a"]
+    with pytest.raises(HistoryTooLong, match="exceed 4000 bytes; send the items themselves"):
+        await gateway.store.resolved(ACME, [*small, large], [])
