@@ -37,7 +37,7 @@ class SseBody:
         self.stalled = False
         self._early: list[bytes] | None = []
         """Events that came before the headers were sent; None: the headers are out."""
-        self._write: Callable[[bytes], Any] = connection.transport.write
+        self._write: Callable[[bytes], Any] = response.chunk_writer()
         self._silent = False
         self._stall: StallTimer | None = None
         connection.listener = self

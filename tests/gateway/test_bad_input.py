@@ -592,6 +592,20 @@ async def test_http_1_0_gets_its_answer_and_a_close(gate: Gate) -> None:
         assert (await exchange.closed()).endswith(b"ok\n")
 
 
+async def test_http_1_0_gets_events_without_chunks(gate: Gate) -> None:
+    """A client of HTTP/1.0, such as ApacheBench, would take the chunks' sizes for text."""
+    request = gate.request("POST", CHAT, chat(20)).replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+    async with gate.connection() as exchange:
+        await exchange.send(request)
+        await exchange.head()
+        assert exchange.status == 200
+        assert exchange.headers["connection"] == "close"
+        assert "transfer-encoding" not in exchange.headers
+        told = await exchange.closed()
+    again = await gate.ask("GET", f"/v1/streams/{exchange.headers['x-stream-id']}")
+    assert told == again.body
+
+
 async def test_many_bad_requests_at_once_leave_nothing(gate: Gate, platform: Running) -> None:
     async def one_of_them(k: int) -> int:
         _, body, status, _ = BODIES[k % len(BODIES)]

@@ -22,7 +22,7 @@ from stream_fabric.limits import (
 )
 from stream_gw.dialects.anthropic import errors as anthropic_errors
 from stream_gw.dialects.errors import error_body
-from stream_gw.transport.connection.response import Flow, ResponseWriter
+from stream_gw.transport.connection.response import Flow, PlainWriter, ResponseWriter
 from stream_gw.transport.connection.turns import CONNECTION, RESPONSE, Connection
 from stream_gw.transport.connection.waiting import Event, Pipeline
 from stream_gw.transport.connection.websocket import EdgeWebSocket
@@ -114,7 +114,8 @@ class EdgeHttp(Connection, HttpToolsProtocol):
             super().on_headers_complete()
             if self.cycle is not before:  # its task has not run yet
                 self.cycle.message_event = Event()  # type: ignore[assignment]
-                self.scope["state"][RESPONSE] = self.cycle.transport = ResponseWriter(self)  # type: ignore[assignment]
+                writer = PlainWriter if self.scope["http_version"] == "1.0" else ResponseWriter
+                self.scope["state"][RESPONSE] = self.cycle.transport = writer(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._parsed = True

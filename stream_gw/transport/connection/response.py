@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -11,6 +12,9 @@ from stream_gw.transport.connection.waiting import Event
 
 if TYPE_CHECKING:
     from stream_gw.transport.connection.http import EdgeHttp
+
+_CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+"""End of the head that uvicorn writes for a body without a length."""
 
 
 class ResponseWriter:
@@ -27,6 +31,10 @@ class ResponseWriter:
     def join_head(self) -> None:
         """Keep the head, which is the next write, until the body's first bytes are there."""
         self._head = b""
+
+    def chunk_writer(self) -> Callable[[bytes], object]:
+        """Return the shortest way for chunks of a body whose head is out."""
+        return self.connection.transport.write
 
     def write(self, data: bytes) -> None:
         head = self._head
@@ -47,6 +55,44 @@ class ResponseWriter:
 
     def close(self) -> None:
         self.connection.transport.close()
+
+
+class PlainWriter(ResponseWriter):
+    """Writer of a response to HTTP/1.0, which has no chunks: joins their content. The connection's end ends the body.
+
+    uvicorn closes the connection after each such response.
+    """
+
+    __slots__ = ("_is_chunked",)
+
+    def __init__(self, connection: EdgeHttp) -> None:
+        super().__init__(connection)
+        self._is_chunked: bool | None = None
+        """Whether the body comes in chunks; None: the head is not written yet."""
+
+    def chunk_writer(self) -> Callable[[bytes], object]:
+        return self.write
+
+    def write(self, data: bytes) -> None:
+        if self._is_chunked:
+            data = _joined(data)
+        elif self._is_chunked is None and not data.startswith(b"HTTP/1.1 100 "):
+            head = data.removesuffix(_CHUNKED)
+            self._is_chunked = head != data
+            data = head + b"\r\n" if self._is_chunked else data
+        super().write(data)
+
+
+def _joined(chunks: bytes) -> bytes:
+    """Return the content of whole chunks."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(chunks):
+        begin = chunks.index(b"\r\n", at) + 2
+        size = int(chunks[at : begin - 2], 16)
+        parts.append(chunks[begin : begin + size])
+        at = begin + size + 2
+    return b"".join(parts)
 
 
 class Flow(FlowControl):
