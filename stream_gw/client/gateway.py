@@ -40,7 +40,7 @@ class StreamGateway:
 
     ``urls``: one or several addresses (http, https, ws or wss), tried in turn. ``token``: an API key or capability
     token. ``get_token``: awaited before each connection instead of ``token``; its argument is true when the gateway
-    refused the last token. The client retries after its OSError or retriable GatewayError.
+    refused the last token. The client calls it again after any error but a GatewayError that is not retriable.
     """
 
     def __init__(
@@ -244,13 +244,11 @@ class StreamGateway:
             self._url_index = (self._url_index + 1) % len(self._urls)
         try:
             if self._get_token is not None:
-                self._token = await self._get_token(self._policy.refresh)
+                self._token = await _ask_for_token(self._get_token, self._policy.refresh)
                 self._policy.refresh = False
             link = await Link.open(self, self._urls[self._url_index], self._token)
         except LinkOver as over:
             self._handle_close(over, lived_s=0.0)
-        except OSError as error:  # from get_token, like the next one
-            self._reconnect_later(ConnectionLost("token_unavailable", f"get_token failed: {error!r}", retriable=True))
         except GatewayError as error:
             if error.retriable:
                 self._reconnect_later(error)
@@ -317,7 +315,8 @@ class StreamGateway:
         if self.link is None:
             self._down_since = self._down_since or now
             if now - self._down_since > self._give_up_s:
-                self._fail(error)
+                is_given = error.code == "connection_lost"  # else it is from get_token
+                self._fail(error if is_given else ConnectionLost("connection_lost", error.message, retriable=True))
                 return
             self._set_state("reconnecting", error)
         self._delay_s = self._policy.next_delay_s()
@@ -335,6 +334,17 @@ class StreamGateway:
         if link is not None:
             link.retire()
         self._set_state("closed", error)
+
+
+async def _ask_for_token(get_token: GetToken, refresh: bool) -> str:
+    """Return the caller's token. Raises GatewayError, whatever ``get_token`` raises: httpx's errors are no OSError."""
+    try:
+        return await get_token(refresh)
+    except GatewayError:
+        raise
+    except Exception as error:
+        _log.warning("get_token failed, will be called again: error=%r", error)
+        raise ConnectionLost("token_unavailable", f"get_token failed: {error!r}", retriable=True) from error
 
 
 def socket_url(url: str) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway
@@ -432,6 +433,17 @@ async def test_it_gives_up(target: Target) -> None:
         assert caught.value.code == "connection_lost"
 
 
+@pytest.mark.parametrize("retriable", [True, False])
+async def test_it_gives_up_on_the_issuer_of_tokens(retriable: bool, target: Target) -> None:
+    async def get_token(refused: bool) -> str:
+        raise GatewayError("not_signed_in", "sign in", retriable=retriable)
+
+    async with StreamGateway(target.url, get_token=get_token, give_up_s=0.05) as gateway:
+        with pytest.raises(GatewayError, match="sign in") as caught:
+            await read(gateway.create(target.body()))
+        assert caught.value.code == ("connection_lost" if retriable else "not_signed_in")
+
+
 async def test_an_error_of_the_block_stays_itself(target: Target) -> None:
     with pytest.raises(KeyError):
         async with target.gateway():
@@ -488,7 +500,8 @@ async def test_a_cancel_that_waits_for_the_id_outlives_the_reading(fake: FakeGat
 
 
 async def test_a_token_that_cannot_be_had_now_is_asked_for_again(fake: FakeGateway, target: Target) -> None:
-    answers: list[str | Exception] = [ConnectionRefusedError("the issuer is down"), TimeoutError(), KEY]
+    busy = GatewayError("busy", "the issuer is busy", retriable=True)
+    answers = [ConnectionRefusedError("down"), TimeoutError(), httpx.ConnectError("no network"), KeyError(), busy, KEY]
 
     async def get_token(refused: bool) -> str:
         answer = answers.pop(0)
