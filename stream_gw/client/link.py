@@ -8,9 +8,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidProxy, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
+from stream_gw.client.errors import GatewayError
 from stream_gw.client.wire import (
     SUBPROTOCOL,
     Ack,
@@ -91,7 +92,9 @@ class Link:
 
     @classmethod
     async def open(cls, owner: LinkOwner, url: str, token: str | None) -> Link:
-        """Connect and wait for ``hi``. Raises LinkOver."""
+        """Connect and wait for ``hi``. Raises LinkOver, and GatewayError when no retry can help."""
+        if token and not (token.isascii() and token.isprintable()):  # else the error would repeat the token
+            raise LinkOver(4401, "the token has a character that no header carries")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -118,6 +121,8 @@ class Link:
             raise LinkOver(_close_code(error), _close_reason(error)) from error
         except (OSError, TimeoutError, InvalidHandshake, msgspec.DecodeError) as error:
             raise LinkOver(1006, str(error) or type(error).__name__) from error
+        except (InvalidURI, InvalidProxy, ImportError, ValueError) as error:  # redirect, proxy, name
+            raise GatewayError("address_refused", f"{url} cannot be used: {error}") from error
         return cls(owner, socket, message.ping_ms / 1000)
 
     async def run(self) -> None:

@@ -444,6 +444,34 @@ async def test_it_gives_up_on_the_issuer_of_tokens(retriable: bool, target: Targ
         assert caught.value.code == ("connection_lost" if retriable else "not_signed_in")
 
 
+async def test_an_address_that_no_retry_helps_is_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 301 Moved\r\nlocation: https://localhost/v1/stream\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def refused(url: str) -> str:
+        async with target.gateway(url) as gateway:
+            with pytest.raises(GatewayError) as caught:
+                await read(gateway.create(target.body()))
+        assert caught.value.code == "address_refused" and not caught.value.retriable
+        return str(caught.value)
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        assert "https://localhost" in await refused(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert "label" in await refused(f"http://{'a' * 64}.test")
+    monkeypatch.setenv("http_proxy", "gopher://127.0.0.1")
+    assert "gopher" in await refused("http://gateway.test")
+
+
+async def test_a_token_that_no_header_carries_is_not_told(fake: FakeGateway, target: Target) -> None:
+    async with StreamGateway(target.url, token=f"{KEY}\n") as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+    assert caught.value.code == "invalid_api_key" and KEY not in repr(caught.value)
+
+
 async def test_an_error_of_the_block_stays_itself(target: Target) -> None:
     with pytest.raises(KeyError):
         async with target.gateway():
