@@ -25,6 +25,7 @@ from stream_gw.client.wire import (
 )
 
 CONNECT_S: Final = 10.0  # until `hi` has arrived
+CONNECT_NO_TOKEN_S: Final = 20.0  # the same without a token: a gateway waits 10 s for one, and closes within 5 s more
 SILENCE_PINGS: Final = 2.5  # ping intervals without a message, after which the socket counts as dead
 OUTBOX_MAX: Final = 1024  # unwritten messages; over: the peer does not read, and the socket counts as dead
 MESSAGE_BYTES_MAX: Final = 32 << 20  # a snapshot of the longest stream as JSON
@@ -97,7 +98,7 @@ class Link:
             raise LinkOver(4401, "the token has a character that no header carries")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(CONNECT_S if token else CONNECT_NO_TOKEN_S):
                 socket = await connect(
                     url,
                     subprotocols=[Subprotocol(SUBPROTOCOL)],

@@ -221,6 +221,8 @@ class FakeGateway:
         self.minted = 0
         self.http_cancels = 0
         self.sockets: set[Socket] = set()
+        self.auth_s = 10.0
+        """Time for which a socket without a header waits for its token."""
         self.greeted = 0
         """Sockets that got ``hi``."""
         self.model = "sim-7b"
@@ -343,8 +345,9 @@ class FakeGateway:
         if not self._authorized(request):
             auth: dict[str, Any] = {}
             if "Authorization" not in request.headers:
-                first = await ws.receive()
-                auth = json.loads(first.data) if first.type is WSMsgType.TEXT else {}
+                with contextlib.suppress(TimeoutError):
+                    first = await ws.receive(self.auth_s)
+                    auth = json.loads(first.data) if first.type is WSMsgType.TEXT else {}
             if auth.get("token") not in self.tokens:
                 await ws.close(code=4401)
                 return ws

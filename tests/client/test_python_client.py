@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from stream_fabric.limits import WS_AUTH_S_MAX
 from stream_gw.client import Data, Gap, GatewayError, InputResult, Position, Reset, StreamBroken, StreamGateway
+from stream_gw.client import link as link_module
 from stream_gw.client.backoff import BACKOFF_S_MAX, ReconnectPolicy, backoff_s
 from stream_gw.client.gateway import socket_url
 from stream_gw.client.position import Filter, Verdict
@@ -470,6 +472,19 @@ async def test_a_token_that_no_header_carries_is_not_told(fake: FakeGateway, tar
         with pytest.raises(GatewayError) as caught:
             await read(gateway.create(target.body()))
     assert caught.value.code == "invalid_api_key" and KEY not in repr(caught.value)
+
+
+async def test_a_missing_token_is_told_however_late(
+    fake: FakeGateway, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway waits for an ``auth`` message as long as a client with a token waits for ``hi``."""
+    assert link_module.CONNECT_NO_TOKEN_S > WS_AUTH_S_MAX + 5  # as often gateways look
+    monkeypatch.setattr(link_module, "CONNECT_S", 0.1)
+    fake.auth_s = 0.3
+    async with StreamGateway(target.url) as gateway:
+        with pytest.raises(GatewayError) as caught:
+            await read(gateway.create(target.body()))
+    assert caught.value.code == "invalid_api_key"
 
 
 async def test_an_error_of_the_block_stays_itself(target: Target) -> None:

@@ -17,6 +17,7 @@ export const TIMES_MS = Object.freeze({
   backoffMin: 250,
   backoffMax: 8_000,
   connect: 10_000, // until `hi`
+  connectNoToken: 20_000, // the same without a token: a gateway waits 10 s for one, and closes within 5 s more
   ping: 15_000, // until `hi` tells better
   lag: 3_000, // a head above our cursor is believed to be on its way for so long
   steady: 5_000, // a socket that lived so long proves that counts of failures may start again

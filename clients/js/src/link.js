@@ -11,7 +11,7 @@ export class Link {
     this.readyAt = null;
     this.gatewayId = null;
     this.channels = new Map();
-    this.limitMs = TIMES_MS.connect;
+    this.limitMs = token ? TIMES_MS.connect : TIMES_MS.connectNoToken; // a page may have a cookie instead
     this.heardAt = Date.now();
     this.isOver = false;
     this.hintTimer = null;
