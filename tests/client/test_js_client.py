@@ -481,6 +481,37 @@ async def test_a_message_too_large_in_a_while_costs_no_other_stream(browser: Bro
     assert await run_on(browser, target, script) == WHOLE
 
 
+async def test_messages_that_close_every_socket_are_told(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [1008] * 3
+    script = """
+        const quick = new sg.StreamGateway({ ...options, random: () => 0.01 });
+        const error = await fails(read(quick.create(body())));
+        return [error.code, error.retriable, error.closeCode];
+    """
+    assert await run_on(browser, target, script) == ["refused", False, 1008]
+
+
+async def test_states_tell_why_the_client_reconnects(browser: Browser, fake: FakeGateway, target: Target) -> None:
+    fake.faults.close_new_with = [1011]
+    script = """
+        const told = [];
+        const onState = (state, { error }) => told.push([state, error?.code, error?.retriable]);
+        const tokens = [() => { throw new TypeError("no network"); }, () => target.key, () => target.key];
+        const getToken = async () => tokens.shift()();
+        const quick = new sg.StreamGateway({ url: options.url, random: () => 0.01, onState, getToken });
+        await read(quick.create(body()));
+        quick.close();
+        return told;
+    """
+    assert await run_on(browser, target, script) == [
+        ["connecting", None, None],
+        ["reconnecting", "token_unavailable", True],
+        ["reconnecting", "connection_lost", True],
+        ["connected", None, None],
+        ["closed", "client_closed", False],
+    ]
+
+
 async def test_forbidden_is_not_retried(browser: Browser, fake: FakeGateway, target: Target) -> None:
     fake.faults.close_new_with = [4403]
     script = "return (await fails(read(gateway.create(body())))).code;"

@@ -8,6 +8,10 @@ import { backoffMs, randomId } from "./random.js";
 import { Stream } from "./stream.js";
 import { BEGINNING, copied, httpUrl, socketUrl } from "./wire.js";
 
+/** What getToken throws may be anything, such as the TypeError of a fetch without a network. */
+const tokenError = (thrown) =>
+  new GatewayError("token_unavailable", `getToken failed: ${thrown?.message ?? thrown}`, { retriable: true });
+
 export class StreamGateway {
   constructor(options = {}) {
     const { url, urls, token, getToken, webSocket, fetch, onState, random, giveUpMs, lagMs } = options;
@@ -249,7 +253,7 @@ export class StreamGateway {
       if (opening !== this._opening || this._isClosed) return;
       this._next = null;
       if (error instanceof GatewayError && !error.retriable) this._fail(error);
-      else this._later(error);
+      else this._later(error instanceof GatewayError ? error : tokenError(error));
       return;
     }
     if (opening !== this._opening || this._isClosed) return;
@@ -305,7 +309,7 @@ export class StreamGateway {
       retriable: true,
       closeCode: code,
     });
-    const fatal = this._judge(link, code, error);
+    const fatal = this._judge(link, code);
     if (fatal) this._fail(fatal);
     else if (!this._next) this._later(error);
     else if (!this._link) {
@@ -315,7 +319,7 @@ export class StreamGateway {
   }
 
   /** Counts a close by its code. Returns an error when reconnecting cannot help. */
-  _judge(link, code, error) {
+  _judge(link, code) {
     const told = (name, message) => new GatewayError(name, message, { closeCode: code });
     if (code === 4403) return told("forbidden", "The gateway refuses this token.");
     if (code === 4401) {
@@ -326,7 +330,9 @@ export class StreamGateway {
       }
     } else if (code === 1008 || code === 1009) {
       this._policyCloses += 1;
-      if (this._policyCloses >= LIMITS.policyCloses) return error;
+      if (this._policyCloses >= LIMITS.policyCloses) {
+        return told("refused", `The gateway closed ${this._policyCloses} connections in a row over messages of ours (${code}).`);
+      }
       this._blame(link, told("refused", `The gateway closed the connection over a message of ours (${code}).`));
     } else {
       this._policyCloses = 0;
@@ -346,16 +352,15 @@ export class StreamGateway {
   _later(error) {
     if (!this._link) this._downSince ??= Date.now();
     if (!this._link && Date.now() - this._downSince > this._giveUpMs) {
-      // What getToken throws may be anything, such as the TypeError of a fetch without a network.
-      const given = error?.code === "connection_lost";
-      this._fail(given ? error : new GatewayError("connection_lost", `No connection: ${error?.message}`, { retriable: true }));
+      const given = error.code === "connection_lost"; // else it is from getToken
+      this._fail(given ? error : new GatewayError("connection_lost", `No connection: ${error.message}`, { retriable: true }));
       return;
     }
     const offline = globalThis.navigator?.onLine === false;
     // The event `online` ends the pause. Some machines report offline wrongly, so attempts go on at long intervals.
     const delayMs = offline ? TIMES_MS.backoffMax : backoffMs(this._attempt, this._random);
     this._attempt = Math.min(this._attempt + 1, 16);
-    if (!this._link) this._setState(offline ? "offline" : "reconnecting", { delayMs });
+    if (!this._link) this._setState(offline ? "offline" : "reconnecting", { delayMs, error });
     clearTimeout(this._timer);
     this._timer = setTimeout(() => {
       this._timer = null;

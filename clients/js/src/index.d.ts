@@ -144,6 +144,7 @@ export class Stream<Chunk = any> implements AsyncIterableIterator<Item<Chunk>> {
 }
 
 export interface StateDetail {
+  /** Why the client reconnects, or why it is closed. */
   error?: GatewayError;
   delayMs?: number;
 }
