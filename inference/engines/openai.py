@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from inference.engines.served_models import list_models
-from inference.engines.server_load import ServerLoad
+from inference.engines.server_load import SERVES_NONE, ServerLoad
 from inference.engines.sleep import ServerSleep, SleepPolicy
 from inference.engines.upstream.answer import Answer, AnswerBroken
 from inference.engines.upstream.answers import only_count, put_item, upstream_error
@@ -309,7 +309,7 @@ class OpenAIEngine:
         events = BodyReader(running, reader, EventParser(STREAM_BYTES_MAX))
         with contextlib.closing(await self._post(request, body)) as answer:
             running.answer = answer
-            if (refused := await _refusal(answer)) is not None:
+            if (refused := await self._refusal(answer)) is not None:
                 return refused
             if _content_type(answer) == "application/json":  # the server does not stream this request
                 whole = await answer.read_start(STREAM_BYTES_MAX + 1)
@@ -339,7 +339,7 @@ class OpenAIEngine:
         with contextlib.closing(answer):
             if request.kind == "tokenize" and answer.status in (404, 405):
                 return ErrorInfo.of(Unsupported("the model server cannot count tokens: it has no /tokenize")), None
-            if (refused := await _refusal(answer)) is not None:
+            if (refused := await self._refusal(answer)) is not None:
                 return refused, None
             body = await answer.read_start(STREAM_BYTES_MAX + 1)
         if len(body) > STREAM_BYTES_MAX:
@@ -353,6 +353,18 @@ class OpenAIEngine:
             headers["traceparent"] = request.traceparent
         way = self._steps if self._steps is not None and self._steps.connected else self._client
         return await way.post(path or _PATHS[request.kind], headers, body)
+
+    async def _refusal(self, answer: Answer) -> ErrorInfo | None:
+        """Return the error of an answer that refuses the request; None when the request is served."""
+        refused = await _refusal(answer)
+        if refused is not None and answer.status in SERVES_NONE:
+            assert self._session is not None
+            if not self.server_load.serves_none:
+                await self.server_load.poll(self._session)
+            if self.server_load.serves_none:  # no request's fault, and no full server's: as a refused connection
+                self.server_load.refused = True
+                return ErrorInfo.of(EngineLost(f"the model server is not ready: {refused.message}"))
+        return refused
 
 
 async def _refusal(answer: Answer) -> ErrorInfo | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 import aiohttp
 
@@ -14,6 +15,8 @@ from stream_fabric.process.http_client import read_start
 log = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 1.0
+SERVES_NONE: Final = (502, 503, 504)
+"""Statuses of a proxy without a server behind it. llama.cpp answers 503 to most paths while it loads its model."""
 _TIMEOUT_S = 5.0
 _HEADERS = {"accept": "text/plain; version=0.0.4"}
 
@@ -27,7 +30,11 @@ class ServerLoad:
         self.missing: list[str] = []
         """Metrics that the agent relies on and the server lacks."""
         self.refused = False
-        """True when the server takes no connection."""
+        """True when the server takes no connection, or takes requests and serves none."""
+        self.serves_none = False
+        """Whether a proxy before the server, or the server while it loads its model, answered for want of a server."""
+        self._has_served = False
+        """Whether the path of the metrics has told more than that: else it tells nothing about the server."""
         self.cache_clears = 0
         """Number of times the server's whole prefix cache was lost."""
         self._queries = RestartingCounter()
@@ -60,7 +67,9 @@ class ServerLoad:
         except (aiohttp.ClientError, TimeoutError) as error:
             log.debug("read of the model server's metrics failed: url=%s error=%s", self._url, error)
         else:
-            self.refused = False
+            self.serves_none = self._has_served and status in SERVES_NONE
+            self._has_served = self._has_served or status not in SERVES_NONE
+            self.refused = self.refused and self.serves_none
             if status == 200:
                 self._receive(text)
             elif self.metrics.shown:  # a proxy's error: counters of 0 would look like a restart

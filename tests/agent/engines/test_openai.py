@@ -854,6 +854,47 @@ async def test_load_says_when_the_server_takes_no_connection() -> None:
     await engine.close()
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_server_that_serves_nothing_is_not_ready(status: int) -> None:
+    """As llama.cpp while it loads its model, and as a proxy before a server that restarts."""
+    down = True
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status if down else 404)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text="Loading model") if down else await play(delta(finish="stop"))(request)
+
+    async with server({"/v1/chat/completions": answer}, {"/metrics": metrics}) as url:
+        down = False
+        engine = OpenAIEngine(url)
+        await engine.start()
+        down = True
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        assert sink.error == ErrorInfo.of(EngineLost("the model server is not ready: Loading model"))
+        assert not engine.load().ready
+        down = False
+        await eventually(lambda: engine.load().ready)
+        await engine.close()
+
+
+async def test_a_path_of_metrics_that_never_answers_says_nothing_of_the_server() -> None:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    async def full(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, text="full")
+
+    async with engine_on(full, gets={"/metrics": metrics}) as engine:
+        sink = Recorder()
+        engine.submit(chat(1), sink)
+        await sink.wait()
+        assert sink.error is not None and sink.error.http_status == 503 and sink.error.code == "engine_error"
+        assert engine.load().ready
+
+
 async def test_what_a_lost_server_was_asked_ends_at_once_and_the_rest_is_as_it_was() -> None:
     async with engine_on(play(delta(content="x"), delta(finish="stop"), DONE)) as engine:
         done, lost = Recorder(), Recorder()
